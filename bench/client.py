@@ -1,0 +1,165 @@
+"""CPU per request of `SGLangClient`, beside a bare aiohttp client and the published package, in one run.
+
+    python bench/client.py [--quick] [--no-published]
+
+Each client runs in a process of its own against one loopback server in another; rounds alternate between them, so
+that what else the machine does hits all alike, and the ratio is taken from each one's quietest rounds. The published
+package is installed from the package index into an environment of its own, in the cache.
+
+Prints a table, then one JSON line with `ours_over_bare` and `ours_over_published`: a map from shape to ratio at the
+concurrency where it is worst, and every single figure under `cells`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loopback import SHAPES, Shape
+
+HERE = Path(__file__).resolve().parent
+PUBLISHED = "strands-sglang==0.4.3"
+CONCURRENCY = (1, 64, 512)
+
+
+@dataclass
+class Cell:
+    """One shape at one concurrency: CPU seconds per request of each client, a figure a round."""
+
+    shape: Shape
+    concurrency: int
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+
+    def best(self, kind: str) -> float:
+        """Return the mean of the quieter half of the rounds."""
+        rounds = sorted(self.cpu[kind])
+        return statistics.fmean(rounds[: max(1, len(rounds) // 2)])
+
+    def ratio(self, over: str) -> float:
+        """Return our cost over another client's."""
+        return self.best("ours") / self.best(over)
+
+
+class Contender:
+    """A client process."""
+
+    def __init__(self, kind: str, python: str, ports: list[int]) -> None:
+        self.kind = kind
+        command = [python, str(HERE / "contender.py"), kind, json.dumps(ports)]
+        quiet = {**os.environ, "TRANSFORMERS_VERBOSITY": "error"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=quiet, cwd=HERE
+        )
+        self._read_until_ready()
+
+    def _read_until_ready(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.strip() == "ready":
+                return
+        raise SystemExit(f"the client process {self.kind} did not start (see above)")
+
+    def run(self, shape: int, concurrency: int, count: int) -> float:
+        """Return the CPU seconds of one request, over `count` of them."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        job = {"shape": shape, "concurrency": concurrency, "count": count}
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the client process {self.kind} died (see above)")
+        return float(json.loads(line)) / count
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=10)
+
+
+def published_python() -> str:
+    """Return the python of an environment with the published package, made on first use."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strands-sglang" / "bench"
+    folder = cache / PUBLISHED.replace("==", "-")
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        print(f"installing {PUBLISHED} into {folder} (once, about a minute)", flush=True)
+        venv.create(folder, with_pip=True, clear=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", PUBLISHED], check=True)
+        (folder / "complete").touch()
+    return str(python)
+
+
+def measure(contenders: list[Contender], *, rounds: int, scale: float) -> list[Cell]:
+    """Run every shape at every concurrency, the clients taking turns."""
+    cells = []
+    for index, shape in enumerate(SHAPES):
+        for concurrency in CONCURRENCY:
+            cell = Cell(shape, concurrency, {contender.kind: [] for contender in contenders})
+            # About the same work in each cell; never fewer requests than run at once.
+            count = max(concurrency, int(scale * 4_000_000 / (shape.prompt_tokens + 12 * shape.output_tokens + 3_000)))
+            for contender in contenders:
+                contender.run(index, concurrency, concurrency)  # open the connections, warm the caches
+            for number in range(rounds):
+                turn = number % len(contenders)
+                for contender in contenders[turn:] + contenders[:turn]:
+                    cell.cpu[contender.kind].append(contender.run(index, concurrency, count))
+            print(_row(cell), flush=True)
+            cells.append(cell)
+    return cells
+
+
+def _row(cell: Cell) -> str:
+    costs = "".join(f"{cell.best(kind) * 1e3:>11.3f}" for kind in cell.cpu)
+    ratios = "".join(f"{cell.ratio(kind):>11.2f}" for kind in cell.cpu if kind != "ours")
+    return f"{cell.shape.name:>10}{cell.concurrency:>6}{costs}{ratios}"
+
+
+def summary(cells: list[Cell], over: str) -> dict[str, float]:
+    """Return, for each shape, our cost over another client's at the concurrency where it is worst."""
+    names = {cell.shape.name for cell in cells}
+    return {name: round(max(c.ratio(over) for c in cells if c.shape.name == name), 3) for name in sorted(names)}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: a smoke test")
+    parser.add_argument("--no-published", action="store_true", help="leave the published package out")
+    options = parser.parse_args()
+    server = subprocess.Popen(
+        [sys.executable, str(HERE / "loopback.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None and server.stdin is not None
+    ports = json.loads(server.stdout.readline())
+    kinds = {"ours": sys.executable, "bare": sys.executable}
+    if not options.no_published:
+        kinds["published"] = published_python()
+    contenders = [Contender(kind, python, ports) for kind, python in kinds.items()]
+    print("CPU of the client process, milliseconds a request (lower is better)")
+    heads = "".join(f"{kind:>11}" for kind in kinds) + "".join(f"{'/' + kind:>11}" for kind in list(kinds)[1:])
+    print(f"{'in/out':>10}{'conc':>6}{heads}", flush=True)
+    try:
+        cells = measure(contenders, rounds=3 if options.quick else 10, scale=0.1 if options.quick else 1.0)
+    finally:
+        for contender in contenders:
+            contender.close()
+        server.stdin.close()
+        server.wait(timeout=10)
+    result: dict[str, object] = {f"ours_over_{kind}": summary(cells, kind) for kind in list(kinds)[1:]}
+    result["cells"] = [
+        {"shape": c.shape.name, "concurrency": c.concurrency, **{f"{k}_ms": round(c.best(k) * 1e3, 4) for k in c.cpu}}
+        for c in cells
+    ]
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

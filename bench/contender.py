@@ -1,0 +1,81 @@
+"""One client under measurement, in a process of its own: told what to run on stdin, answers CPU seconds on stdout.
+
+    python contender.py ours|bare|published PORTS
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from loopback import SHAPES
+
+SAMPLING = {"max_new_tokens": 1024, "temperature": 1.0}
+Generate = Callable[[list[int]], Awaitable[Any]]
+
+
+def bare(url: str, connections: int) -> Generate:
+    """Return the least a client can do: aiohttp and the same codec, nothing checked, nothing kept."""
+    import aiohttp
+    import orjson
+
+    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=connections))
+
+    async def generate(ids: list[int]) -> Any:
+        body = orjson.dumps({"input_ids": ids, "sampling_params": SAMPLING, "return_logprob": True})
+        headers = {"Content-Type": "application/json"}
+        async with session.post(url + "/generate", data=body, headers=headers) as response:
+            return orjson.loads(await response.read())
+
+    return generate
+
+
+def ours(url: str, connections: int) -> Generate:
+    """Return our client."""
+    from strands_sglang import SGLangClient
+
+    client = SGLangClient(url, max_connections=connections)
+    return lambda ids: client.generate(ids, SAMPLING)
+
+
+def published(url: str, connections: int) -> Generate:
+    """Return the client of the published package."""
+    from strands_sglang import SGLangClient
+
+    client: Any = SGLangClient(url, max_connections=connections)
+    return lambda ids: client.generate(ids, sampling_params=SAMPLING, return_logprob=True)
+
+
+async def _run(generate: Generate, ids: list[int], concurrency: int, count: int) -> float:
+    left = iter(range(count))
+
+    async def work() -> None:
+        for _ in left:
+            await generate(ids)
+
+    started = time.process_time()
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+    return time.process_time() - started
+
+
+async def _main(kind: str, ports: list[int]) -> None:
+    make = {"ours": ours, "bare": bare, "published": published}[kind]
+    clients = [make(f"http://127.0.0.1:{port}", 1024) for port in ports]
+    prompts = [shape.prompt() for shape in SHAPES]
+    loop = asyncio.get_running_loop()
+    print("ready", flush=True)
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        job = json.loads(line)
+        shape = job["shape"]
+        seconds = await _run(clients[shape], prompts[shape], job["concurrency"], job["count"])
+        print(json.dumps(seconds), flush=True)
+    os._exit(0)  # clients that do not close their connections would fill the screen with it
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(sys.argv[1], json.loads(sys.argv[2])))

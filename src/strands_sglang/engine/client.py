@@ -1,0 +1,209 @@
+"""`SGLangClient`: the token engine behind SGLang's native `/generate`.
+
+It owns retries, alone: what it raises is final, and none of it is an error that the agent loop tries again. A call
+ends in a whole `Generation` or in a typed error, within its deadline; a call that ends early ends on the engine too.
+
+Invariant: tokens the engine sampled for a call are returned once, counted as discarded, or never reached us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from yarl import URL
+
+from strands_sglang.engine.abort import Aborter
+from strands_sglang.engine.backoff import Backoff
+from strands_sglang.engine.call import Call
+from strands_sglang.engine.control import EngineControl
+from strands_sglang.engine.fleet import Fleet
+from strands_sglang.engine.generation import Generation
+from strands_sglang.engine.guard import CallGuard
+from strands_sglang.engine.pool import LoopPool, Pools
+from strands_sglang.engine.protocol import AbortPolicy, CancelSignal
+from strands_sglang.engine.request import GenerateRequest
+from strands_sglang.engine.retry import RetryPolicy
+from strands_sglang.engine.slime_args import settings_of
+from strands_sglang.engine.stream import GenerationChunk, StreamingCall
+from strands_sglang.engine.transport import attempt_timeout
+from strands_sglang.errors import ConfigurationError
+
+
+class SGLangClient:
+    """Talks to an SGLang server or router: token ids in, sampled ids and logprobs out.
+
+    One client serves any number of event loops and threads, before and after a fork, and can be pickled. It holds
+    no connection until it is used; connections close with the loop that uses them, or by `close()`.
+    """
+
+    def __init__(
+        self,
+        base_url: str = "http://localhost:30000",
+        *,
+        max_connections: int = 1000,
+        timeout: float | None = None,
+        max_retries: int = 60,
+        retry_delay: float = 1.0,
+        max_retry_delay: float = 30.0,
+        deadline: float | None = None,
+        connect_timeout: float = 10.0,
+        api_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Set up the client; nothing is sent yet.
+
+        Args:
+            base_url: Where the server or router is; a path in it is kept.
+            max_connections: Requests under way at once, per event loop; further calls wait for a free one.
+            timeout: Seconds one attempt may take, waiting for a free connection not counted; None: no limit.
+            max_retries: Failures in a row that are followed by another attempt.
+            retry_delay: Ceiling of the first wait before a retry, in seconds; it doubles with each failure.
+            max_retry_delay: Ceiling of every wait, in seconds.
+            deadline: Seconds a whole call may take, all waits and retries included; None: no limit.
+            connect_timeout: Seconds for making one connection.
+            api_key: Sent as a bearer token.
+            headers: Further headers for every request.
+
+        Raises:
+            ConfigurationError: A value cannot work.
+        """
+        self._settings = {key: value for key, value in locals().items() if key != "self"}
+        for name in ("max_connections", "connect_timeout", "timeout", "deadline"):
+            if (value := self._settings[name]) is not None and value <= 0:
+                raise ConfigurationError(f"{name} must be above 0, not {value}")
+        for name in ("max_retries", "retry_delay", "max_retry_delay"):
+            if (value := self._settings[name]) < 0:
+                raise ConfigurationError(f"{name} must be 0 or above, not {value}")
+        self._url = _checked_url(base_url)
+        self._generate_url = self._url / "generate"
+        self._limits = attempt_timeout(timeout, connect_timeout)
+        self._policy = RetryPolicy(max_retries, Backoff(retry_delay, max(retry_delay, max_retry_delay)))
+        self._deadline = deadline
+        self._headers = dict(headers or {})
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._fleet = Fleet(self._url)
+        self._pools = Pools(self._make_pool)
+
+    @classmethod
+    def from_slime_args(cls, args: Any, **settings: Any) -> SGLangClient:
+        """Make a client for the router and the concurrency that slime's parsed arguments name.
+
+        Args:
+            args: slime's `args`.
+            **settings: Anything `SGLangClient` takes; wins over what `args` implies.
+        """
+        return cls(**{**settings_of(args), **settings})
+
+    @property
+    def base_url(self) -> str:
+        """Where the server or router is, without a slash at the end."""
+        return str(self._url).rstrip("/")
+
+    @property
+    def control(self) -> EngineControl:
+        """Health, information, pausing and weight updates, on every worker."""
+        return EngineControl(self._url, self._fleet, self._pools)
+
+    async def generate(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        routing_key: str | None = None,
+        deadline: float | None = None,
+        cancel_signal: CancelSignal | None = None,
+        on_abort: AbortPolicy = AbortPolicy.CONTINUE,
+        routed_experts_start: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Generation:
+        """Sample a continuation of `input_ids`; `TokenEngine.generate` explains the arguments.
+
+        Raises:
+            RequestRejectedError: The engine refuses the request; `ContextOverflowError` if it is too long.
+            EngineUnavailableError: Every retry failed.
+            DeadlineExceededError: The deadline passed.
+            CallCancelledError: The cancel signal was set.
+            MalformedResponseError: The answer cannot be trusted.
+        """
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop) or await self._pools.open()
+        request = GenerateRequest(input_ids, sampling_params, routed_experts_start=routed_experts_start, extra=extra)
+        call = Call(pool, self._generate_url, request, routing_key, self._limits, self._policy, on_abort)
+        seconds = self._deadline if deadline is None else deadline
+        if seconds is None and cancel_signal is None:
+            return await call.run()
+        expires_at = None if seconds is None else loop.time() + seconds
+        with CallGuard(loop, pool.watch, expires_at, seconds, cancel_signal):
+            return await call.run()
+
+    async def stream(
+        self,
+        input_ids: Sequence[int],
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        routing_key: str | None = None,
+        deadline: float | None = None,
+        cancel_signal: CancelSignal | None = None,
+        on_abort: AbortPolicy = AbortPolicy.CONTINUE,
+        extra: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Sample a continuation and yield tokens as they come; the last chunk carries the whole `Generation`.
+
+        For serving: it costs more than `generate`, because the engine repeats the turn so far with every token.
+        Closing the generator early aborts the request. A stream that breaks goes on behind the tokens delivered.
+
+        Raises:
+            StreamInterruptedError: It broke, and going on would not be exact (see `AbortPolicy.CONTINUE`).
+            EngineError: As for `generate`.
+        """
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop) or await self._pools.open()
+        request = GenerateRequest(input_ids, sampling_params, stream=True, extra=extra)
+        call = StreamingCall(pool, self._generate_url, request, routing_key, self._limits, self._policy, on_abort)
+        seconds = self._deadline if deadline is None else deadline
+        expires_at = None if seconds is None else loop.time() + seconds
+        chunks = call.chunks(lambda: CallGuard(loop, pool.watch, expires_at, seconds, cancel_signal))
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await chunks.aclose()
+
+    async def close(self) -> None:
+        """Close the running loop's connections. The client can be used again afterwards."""
+        await self._pools.close()
+
+    async def __aenter__(self) -> SGLangClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self._settings)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(base_url={self.base_url!r})"
+
+    def _make_pool(self) -> LoopPool:
+        settings = self._settings
+        pool = LoopPool(self._headers, settings["max_connections"], settings["connect_timeout"])
+        Aborter(pool, self._fleet)
+        return pool
+
+
+def _rebuild(kind: type[SGLangClient], settings: dict[str, Any]) -> SGLangClient:
+    return kind(**settings)
+
+
+def _checked_url(base_url: str) -> URL:
+    try:
+        url = URL(base_url)
+    except ValueError as error:
+        raise ConfigurationError(f"base_url {base_url!r} is not a URL: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigurationError(f"base_url {base_url!r} must look like http://localhost:30000 (with http://)")
+    return url.with_query(None).with_fragment(None).with_path(url.path.rstrip("/") or "/")

@@ -1,0 +1,113 @@
+"""What one call to a token engine gives back: `Generation`, flat and complete.
+
+Invariant: `token_ids`, `logprobs` and the union of `versions` always have the same length, and position i in
+each of them is the i-th sampled token. A `Generation` that breaks this cannot be made.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from strands_sglang.engine.routed_experts import RoutedExperts
+from strands_sglang.errors import CountMismatchError
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+class FinishReason(str, Enum):
+    """Why the engine stopped sampling."""
+
+    STOP = "stop"
+    """A stop token or stop string was matched."""
+    LENGTH = "length"
+    """The budget, or the engine's context, was used up: the turn is cut."""
+    ABORT = "abort"
+    """The engine ended the request from outside (a weight update, an abort): the turn is partial."""
+    UNKNOWN = "unknown"
+    """A reason this version does not know; `finish_detail` holds its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """A run of sampled tokens that came from the same weights."""
+
+    version: str | None
+    """The engine's weight version; None when the engine does not report one."""
+    start: int
+    """First token of the span, counted from the first sampled token of the call."""
+    end: int
+    """One past the last token of the span."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecInfo:
+    """Counts of speculative decoding, summed over the call."""
+
+    accepted_tokens: int
+    """Draft tokens the target model accepted."""
+    drafted_tokens: int
+    """Draft tokens proposed."""
+    verify_count: int
+    """Forward passes of the target model that verified drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The tokens sampled by one call, with everything a trainer needs to know about them."""
+
+    token_ids: array[int]
+    """Sampled ids (32-bit), the stop token included when one was sampled."""
+    logprobs: array[float]
+    """Log-probability of each sampled token as the engine reports it; same length as `token_ids`."""
+    finish_reason: FinishReason
+    """Why sampling ended."""
+    finish_detail: int | str | list[int] | None = None
+    """The matched stop token(s) or string (STOP), the limit in tokens (LENGTH), the engine's words (ABORT)."""
+    versions: tuple[VersionSpan, ...] = ()
+    """Spans of weight versions, in order, without gaps, covering every sampled token; empty without tokens."""
+    prompt_tokens: int = 0
+    """Tokens of the prompt as it was sent; checked against the engine's count."""
+    cached_tokens: int | None = None
+    """Prompt tokens the engine served from its prefix cache; None when it does not say."""
+    rid: str = ""
+    """Request id of the last request of the call on the engine."""
+    requests: int = 1
+    """HTTP requests the call took: 1 plus retries plus continuations."""
+    continuations: int = 0
+    """Times the turn was interrupted by the engine and went on where it had stopped."""
+    discarded_tokens: int = 0
+    """Sampled tokens thrown away because the turn had to start over (see `AbortPolicy.CONTINUE`)."""
+    routed_experts: RoutedExperts | None = None
+    """Expert choices per token position, decoded on demand; None when not asked for."""
+    spec: SpecInfo | None = None
+    """Speculative decoding counts; None when the engine does not speculate."""
+    meta: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    """The rest of the engine's `meta_info`, as it came with the last request."""
+
+    def __post_init__(self) -> None:
+        count = len(self.token_ids)
+        if len(self.logprobs) != count:
+            raise CountMismatchError(f"{count} sampled tokens but {len(self.logprobs)} logprobs")
+        at = 0
+        for span in self.versions:
+            if span.start != at or span.end <= at:
+                raise CountMismatchError(f"version spans {self.versions} have a gap or overlap at token {at}")
+            at = span.end
+        if at != count:
+            raise CountMismatchError(f"version spans cover {at} of {count} sampled tokens")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def weight_version(self) -> str | None:
+        """Weight version of the last sampled token; None without tokens or when unknown."""
+        return self.versions[-1].version if self.versions else None
+
+    def versions_per_token(self) -> list[str | None]:
+        """Return the weight version of each sampled token."""
+        return [span.version for span in self.versions for _ in range(span.start, span.end)]

@@ -1,0 +1,77 @@
+"""The one owner of retries.
+
+Invariant: a call fails after `max_retries` failures in a row and no sooner; progress sets the count back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from yarl import URL
+
+from strands_sglang.engine.backoff import Backoff
+from strands_sglang.engine.faults import TransientFault
+from strands_sglang.errors import ConnectionLostError, EngineUnavailableError
+
+logger = logging.getLogger(__name__)
+
+# Thousands of calls fail together when a worker dies: each says so a few times, not sixty.
+_LOUD_FAILURES = frozenset({1, 5, 20, 60})
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often to try again, and how long to wait before."""
+
+    max_retries: int
+    """Failures in a row that are followed by another attempt."""
+    backoff: Backoff
+    """Waiting times."""
+
+
+class Retries:
+    """The failures of one call."""
+
+    __slots__ = ("_failures", "_in_flight_losses", "_policy", "_url")
+
+    def __init__(self, policy: RetryPolicy, url: URL) -> None:
+        self._policy = policy
+        self._url = url
+        self._failures = 0
+        self._in_flight_losses = 0
+
+    def progressed(self) -> None:
+        """The call got somewhere: failures are counted from zero again."""
+        self._failures = 0
+
+    async def after(self, fault: TransientFault) -> None:
+        """Wait until it is time for the next attempt.
+
+        Raises:
+            EngineUnavailableError: There is no next attempt.
+        """
+        self._failures += 1
+        self._in_flight_losses += fault.in_flight
+        if self._failures > self._policy.max_retries:
+            raise EngineUnavailableError(
+                self._last_words(fault), attempts=self._failures, status=getattr(fault.error, "status", None)
+            ) from fault.error
+        delay = self._policy.backoff.delay(self._failures, fault.retry_after)
+        level = logging.WARNING if self._failures in _LOUD_FAILURES else logging.DEBUG
+        logger.log(level, "failures=<%d>, delay=<%.2f>, fault=<%s> | trying again", self._failures, delay, fault)
+        await asyncio.sleep(delay)
+
+    def _last_words(self, fault: TransientFault) -> str:
+        times = "once" if self._failures == 1 else f"{self._failures} times in a row"
+        message = f"{self._url} failed {times}, last: {fault}"
+        if isinstance(fault.error, ConnectionLostError):
+            if not fault.in_flight:
+                return f"{message} | is the server running, and is base_url right? it should answer GET /health"
+            if self._in_flight_losses > 1:
+                message += (
+                    f" | the connection was lost {self._in_flight_losses} times while the engine worked on this very"
+                    " request: a prompt that crashes its worker looks like this (a token id outside the vocabulary?)"
+                )
+        return message

@@ -1,0 +1,82 @@
+"""One HTTP exchange: bytes out, bytes in, and every way it can fail told apart.
+
+Nothing here retries or understands tokens. What comes out is the whole body of a 200, a `TransientFault`, or the
+final error; what the HTTP library raises does not leave this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from strands_sglang.engine import faults
+from strands_sglang.engine.faults import TransientFault
+from strands_sglang.engine.pool import LoopPool
+from strands_sglang.errors import AttemptTimeoutError, ConnectionLostError, MalformedResponseError
+
+# Far above any answer with routed experts of a long context; below it a server gone mad cannot eat the machine.
+MAX_BODY_BYTES = 2**31
+
+JSON_HEADERS = {"Content-Type": "application/json"}
+
+
+def attempt_timeout(seconds: float | None, connect: float) -> aiohttp.ClientTimeout:
+    """Return the limits of one attempt. Connecting and answering are bounded, waiting for a slot is not in them."""
+    # No rounding up to whole seconds: a deadline is a deadline.
+    return aiohttp.ClientTimeout(total=seconds, sock_connect=connect, ceil_threshold=float("inf"))
+
+
+async def exchange(
+    pool: LoopPool,
+    method: str,
+    url: URL,
+    body: bytes | None,
+    headers: Mapping[str, str] | None = None,
+    timeout: aiohttp.ClientTimeout | None = None,
+) -> bytes:
+    """Send one request and return the whole body of its 200.
+
+    Raises:
+        TransientFault: It may work later.
+        RequestRejectedError: It will not work later either.
+    """
+    options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    try:
+        async with pool.session.request(method, url, data=body, headers=headers, **options) as response:
+            content = await read_whole(response)
+            if response.status == 200:
+                return content
+    except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
+        raise translate(error, url, timeout) from error
+    raise faults.from_status(response.status, content, str(url), response.headers)
+
+
+async def read_whole(response: aiohttp.ClientResponse) -> bytes:
+    """Read the body of a response, up to `MAX_BODY_BYTES`."""
+    length = response.content_length
+    if length is not None and length <= MAX_BODY_BYTES:
+        return await response.read()
+    parts = bytearray()
+    async for chunk in response.content.iter_any():
+        parts += chunk
+        if len(parts) > MAX_BODY_BYTES:
+            raise MalformedResponseError(f"{response.url} sent more than {MAX_BODY_BYTES} bytes")
+    return bytes(parts)
+
+
+def translate(error: Exception, url: URL, timeout: aiohttp.ClientTimeout | None) -> Exception:
+    """Turn what the HTTP library raised into a fault of ours."""
+    if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
+        return error
+    what = str(error) or type(error).__name__
+    # Before connecting the engine has seen nothing, so there is nothing to abort.
+    if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
+        return TransientFault(ConnectionLostError(f"could not connect to {url}: {what}"))
+    if isinstance(error, asyncio.TimeoutError):
+        seconds = None if timeout is None else timeout.total
+        return TransientFault(AttemptTimeoutError(f"{url} gave no whole answer within {seconds} s"), in_flight=True)
+    return TransientFault(ConnectionLostError(f"connection to {url} lost: {what}"), in_flight=True)

@@ -1,0 +1,109 @@
+"""Every error this package raises on purpose.
+
+    StrandsSGLangError
+    ├── ConfigurationError (ValueError)       what was passed in cannot work
+    └── EngineError                           the engine, or the way to it
+        ├── RequestRejectedError              the engine said no, and would say no again
+        │   └── ContextOverflowError          prompt, or prompt plus budget, longer than the engine's context
+        ├── EngineUnavailableError            still failing after every retry; __cause__ is the last fault
+        ├── DeadlineExceededError             the caller's deadline passed (also a TimeoutError)
+        ├── CallCancelledError                the caller's cancel signal was set
+        ├── MalformedResponseError            the engine answered, but not with what /generate promises
+        │   └── CountMismatchError            ids, logprobs, prompt or version spans do not add up
+        ├── ConnectionLostError               one attempt lost its connection (seen as a __cause__)
+        ├── AttemptTimeoutError               one attempt took longer than `timeout` (seen as a __cause__)
+        └── StreamInterruptedError            a stream broke where it could not be continued exactly
+
+Invariant: an error means that nothing of that call was used. Whatever was sampled in it is not handed out in
+part, with one exception that says so: tokens a stream had already delivered before `StreamInterruptedError`.
+
+Every error survives pickling, so it crosses process and Ray boundaries whole.
+"""
+
+from __future__ import annotations
+
+
+class StrandsSGLangError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigurationError(StrandsSGLangError, ValueError):
+    """What was passed in cannot work; the message says what would."""
+
+
+class EngineError(StrandsSGLangError):
+    """The engine, or the way to it, failed."""
+
+
+class RequestRejectedError(EngineError):
+    """The engine refused the request and would refuse it again, so it was not retried."""
+
+    def __init__(self, message: str, *, status: int | None = None, server_message: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status; None when the refusal came inside a stream without one."""
+        self.server_message = server_message
+        """The server's own words, unchanged."""
+
+
+class ContextOverflowError(RequestRejectedError):
+    """The prompt, or the prompt plus `max_new_tokens`, does not fit the engine's context."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        server_message: str = "",
+        requested_tokens: int | None = None,
+        limit_tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, status=status, server_message=server_message)
+        self.requested_tokens = requested_tokens
+        """Tokens asked for (prompt, or prompt plus budget); None when the server did not say."""
+        self.limit_tokens = limit_tokens
+        """The engine's limit in tokens; None when the server did not say."""
+
+
+class EngineUnavailableError(EngineError):
+    """Every attempt failed for a passing reason, until the retries were used up."""
+
+    def __init__(self, message: str, *, attempts: int = 0, status: int | None = None) -> None:
+        super().__init__(message)
+        self.attempts = attempts
+        """Requests sent for this call."""
+        self.status = status
+        """HTTP status of the last attempt; None when it had no answer."""
+
+
+class DeadlineExceededError(EngineError, TimeoutError):
+    """The deadline of the call passed; the request was aborted on the engine."""
+
+    def __init__(self, message: str, *, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+        """The deadline that passed, in seconds."""
+
+
+class CallCancelledError(EngineError):
+    """The caller's cancel signal was set; the request was aborted on the engine."""
+
+
+class MalformedResponseError(EngineError):
+    """The engine answered with something that `/generate` does not promise."""
+
+
+class CountMismatchError(MalformedResponseError):
+    """Counts that must agree do not: using any of these tokens would train on a lie."""
+
+
+class ConnectionLostError(EngineError):
+    """One attempt could not connect, or lost its connection before the answer was whole."""
+
+
+class AttemptTimeoutError(EngineError, TimeoutError):
+    """One attempt took longer than the client's `timeout`."""
+
+
+class StreamInterruptedError(EngineError):
+    """A stream broke after tokens were delivered, and continuing it would not be exact."""
