@@ -1,6 +1,6 @@
 """One client under measurement, in a process of its own: told what to run on stdin, answers CPU seconds on stdout.
 
-    python contender.py ours|bare|published PORTS
+python contender.py ours|bare|published PORTS
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariant: tokens the engine sampled for a call are returned once, counted as di
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from yarl import URL
@@ -22,7 +22,7 @@ from strands_sglang.engine.fleet import Fleet
 from strands_sglang.engine.generation import Generation
 from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.pool import LoopPool, Pools
-from strands_sglang.engine.protocol import AbortPolicy, CancelSignal
+from strands_sglang.engine.protocol import AbortPolicy, CancelSignal, TokenIds
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.retry import RetryPolicy
 from strands_sglang.engine.slime_args import settings_of
@@ -109,7 +109,7 @@ class SGLangClient:
 
     async def generate(
         self,
-        input_ids: Sequence[int],
+        input_ids: TokenIds,
         sampling_params: Mapping[str, Any] | None = None,
         *,
         routing_key: str | None = None,
@@ -141,7 +141,7 @@ class SGLangClient:
 
     async def stream(
         self,
-        input_ids: Sequence[int],
+        input_ids: TokenIds,
         sampling_params: Mapping[str, Any] | None = None,
         *,
         routing_key: str | None = None,

@@ -40,6 +40,7 @@ class Fleet:
 
     def __init__(self, base: URL) -> None:
         self._base = base
+        self._alone = (Worker(str(base).rstrip("/")),)
         self._known: tuple[Worker, ...] = ()
         self._known_at = float("-inf")
 
@@ -58,7 +59,7 @@ class Fleet:
             self._known_at = now
         except (TransientFault, EngineError, orjson.JSONDecodeError, KeyError, TypeError) as error:
             logger.warning("base_url=<%s>, error=<%s> | could not list the workers", self._base, error)
-        return self._known or (Worker(str(self._base)),)
+        return self._known or self._alone
 
     async def _ask(self, pool: LoopPool) -> tuple[Worker, ...]:
         try:
@@ -66,7 +67,7 @@ class Fleet:
         except RequestRejectedError as error:
             if error.status not in (404, 405):
                 raise
-            return (Worker(str(self._base)),)  # a server answers 404 here: it is its own fleet
+            return self._alone  # a server answers 404 here: it is its own fleet
         return tuple(Worker(_plain(entry["url"]), bool(entry.get("is_healthy", True))) for entry in answer["workers"])
 
 

@@ -9,9 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from strands_sglang.engine.generation import Generation
+
+TokenIds: TypeAlias = Union[Sequence[int], "npt.NDArray[np.integer[Any]]"]
+"""Token ids: a list, an `array`, a one-dimensional numpy array of integers."""
 
 
 class AbortPolicy(str, Enum):
@@ -43,7 +49,7 @@ class TokenEngine(Protocol):
 
     async def generate(
         self,
-        input_ids: Sequence[int],
+        input_ids: TokenIds,
         sampling_params: Mapping[str, Any] | None = None,
         *,
         routing_key: str | None = None,

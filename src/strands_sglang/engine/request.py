@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import orjson
 
+from strands_sglang.engine.protocol import TokenIds
 from strands_sglang.errors import ConfigurationError
 
 _OURS = frozenset({"rid", "input_ids", "text", "sampling_params", "stream", "return_logprob", "logprob_start_len"})
@@ -44,7 +45,7 @@ class GenerateRequest:
 
     def __init__(
         self,
-        input_ids: Sequence[int],
+        input_ids: TokenIds,
         sampling_params: Mapping[str, Any] | None = None,
         *,
         stream: bool = False,
@@ -128,7 +129,7 @@ class GenerateRequest:
             raise ConfigurationError(f"sampling_params or extra cannot be sent as JSON: {error}") from error
 
 
-def _encode_ids(ids: Sequence[int]) -> bytes:
+def _encode_ids(ids: TokenIds) -> bytes:
     """Encode ids as a JSON list, refusing what is not a list of whole numbers from 0 up.
 
     An id outside the vocabulary can take a whole engine down, and a retry would then take down the next one.

@@ -38,33 +38,31 @@ class Accumulator:
 
     def __init__(self) -> None:
         self._ids: list[Any] = []
-        self._flat: list[Any] = []
+        self._entries: list[Any] = []
 
     def take(self, arrived: list[bytes]) -> Any:
-        """Take the events that have arrived and return the newest whole answer.
+        """Take the events that have arrived and return the newest answer, with the whole output in it.
 
         Raises:
             orjson.JSONDecodeError: An event is not JSON.
         """
-        answer = response.loads(arrived[-1])
-        if not self._ids and not _is_increment(answer):
-            return answer  # each event holds all of the output: the newest is enough
-        for event in arrived[:-1]:
-            self._add(response.loads(event))
-        self._add(answer)
-        return answer
+        newest = response.loads(arrived[-1])
+        if _is_increment(newest):
+            for event in arrived[:-1]:
+                self._add(response.loads(event))
+        self._add(newest)  # an event that holds all of the output makes those before it needless
+        return newest
 
     def _add(self, answer: Any) -> None:
         if not isinstance(answer, dict) or not isinstance(meta := answer.get("meta_info"), dict):
             return
-        flat = meta.get("output_token_logprobs") or []
-        if flat and isinstance(flat[0], list):
-            flat = [value for entry in flat for value in (*entry, None)[:3]]
-        self._ids += answer.get("output_ids") or []
-        self._flat += flat
-        answer["output_ids"] = self._ids.copy()
-        meta["output_token_logprobs"] = self._flat.copy()
-        meta.pop("output_token_logprobs_length", None)
+        ids, entries = answer.get("output_ids"), meta.get("output_token_logprobs")
+        if not isinstance(ids, list) or not isinstance(entries, list):
+            return
+        if _is_increment(answer):
+            answer["output_ids"] = ids = self._ids + ids
+            meta["output_token_logprobs"] = entries = self._entries + entries
+        self._ids, self._entries = ids, entries
 
 
 def _is_increment(answer: Any) -> bool:

@@ -1,0 +1,402 @@
+"""`SGLangClient` against a scripted server: settings, retries, deadlines, continuations."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from scripted import Received, ScriptedServer, Wire, answer, encoded, scripted, serve_rest
+from strands_sglang import AbortPolicy, FinishReason, SGLangClient, TokenEngine, VersionSpan
+from strands_sglang.errors import (
+    AttemptTimeoutError,
+    CallCancelledError,
+    ConfigurationError,
+    ConnectionLostError,
+    ContextOverflowError,
+    DeadlineExceededError,
+    EngineUnavailableError,
+    MalformedResponseError,
+    RequestRejectedError,
+)
+
+QUICK: dict[str, Any] = {"retry_delay": 0.001, "max_retry_delay": 0.002}
+BUDGET = {"max_new_tokens": 10}
+
+
+def in_turn(*replies: Callable[[Wire], Any]) -> ScriptedServer:
+    """Return a server whose n-th `/generate` is answered by the n-th reply, the last one again and again."""
+    number = 0
+
+    async def handle(wire: Wire) -> None:
+        nonlocal number
+        if await serve_rest(wire):
+            return
+        reply = replies[min(number, len(replies) - 1)]
+        number += 1
+        await wire.read_body()
+        await reply(wire)
+
+    return ScriptedServer(handle)
+
+
+def status(code: int, words: str = "words", **headers: str) -> Callable[[Wire], Any]:
+    return lambda wire: wire.reply(orjson.dumps({"error": {"message": words}}), code, headers)
+
+
+def good(*args: Any, **meta: Any) -> Callable[[Wire], Any]:
+    return lambda wire: wire.reply(encoded(wire.received, *args, **meta))
+
+
+def aborted(ids: list[int], version: str = "v1") -> Callable[[Wire], Any]:
+    spans = [{"version": version, "start": 0, "end": len(ids)}]
+    return good(ids, finish_reason={"type": "abort", "message": "Aborted"}, weight_versions=spans)
+
+
+async def hang(wire: Wire) -> None:
+    await asyncio.sleep(60)
+
+
+class TestSettings:
+    def test_the_published_face(self) -> None:
+        client = SGLangClient(
+            base_url="http://localhost:30000", max_connections=1000, timeout=None, max_retries=60, retry_delay=1.0
+        )
+        assert client.base_url == "http://localhost:30000"
+        assert isinstance(client, TokenEngine)
+
+    @pytest.mark.parametrize("url", ["localhost:30000", "ftp://x", "", "http://", "/generate"])
+    def test_urls_that_cannot_work(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match="base_url"):
+            SGLangClient(url)
+
+    @pytest.mark.parametrize(
+        "setting",
+        [{"max_connections": 0}, {"timeout": 0}, {"deadline": -1}, {"max_retries": -1}, {"retry_delay": -1.0}],
+    )
+    def test_numbers_that_cannot_work(self, setting: dict[str, Any]) -> None:
+        with pytest.raises(ConfigurationError, match=next(iter(setting))):
+            SGLangClient("http://x", **setting)
+
+    async def test_headers_key_and_path(self) -> None:
+        with scripted(lambda request: encoded(request)) as server:
+            url = server.url + "/team/engine/"
+            async with SGLangClient(url, api_key="secret", headers={"X-Team": "a"}) as client:
+                await client.generate([1], BUDGET, routing_key="episode-1")
+            request = server.generates()[0]
+            assert request.path == "/team/engine/generate"
+            assert request.headers["authorization"] == "Bearer secret"
+            assert request.headers["x-team"] == "a"
+            assert request.headers["x-smg-routing-key"] == "episode-1"
+            assert "secret" not in repr(client)
+
+    async def test_a_routing_key_is_always_sent(self) -> None:
+        with scripted(lambda request: encoded(request)) as server:
+            async with SGLangClient(server.url) as client:
+                await asyncio.gather(*(client.generate([1], BUDGET) for _ in range(3)))
+            keys = {request.headers["x-smg-routing-key"] for request in server.generates()}
+            assert len(keys) == 3
+
+    async def test_a_pickled_client_works(self) -> None:
+        with scripted(lambda request: encoded(request)) as server:
+            client = pickle.loads(pickle.dumps(SGLangClient(server.url, api_key="k", timeout=5.0)))
+            assert len(await client.generate([1], BUDGET)) == 3
+            assert server.generates()[0].headers["authorization"] == "Bearer k"
+            await client.close()
+            assert len(await client.generate([1], BUDGET)) == 3  # and after close
+            await client.close()
+
+
+class TestRetries:
+    @pytest.mark.parametrize("code", [408, 409, 425, 429, 500, 502, 503, 504])
+    async def test_passing_statuses_are_tried_again(self, code: int) -> None:
+        with in_turn(status(code), status(code), good()) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                generation = await client.generate([1], BUDGET)
+            assert generation.requests == len(server.generates()) == 3
+
+    @pytest.mark.parametrize("code", [400, 401, 403, 404, 413, 422])
+    async def test_final_statuses_are_not(self, code: int) -> None:
+        with in_turn(status(code, "no such thing")) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                with pytest.raises(RequestRejectedError, match="no such thing"):
+                    await client.generate([1], BUDGET)
+            assert len(server.generates()) == 1
+
+    async def test_retries_end(self) -> None:
+        with in_turn(status(503, "overloaded")) as server:
+            async with SGLangClient(server.url, max_retries=4, **QUICK) as client:
+                with pytest.raises(EngineUnavailableError, match=r"5 times in a row.*overloaded") as caught:
+                    await client.generate([1], BUDGET)
+            assert len(server.generates()) == caught.value.attempts == 5
+            assert caught.value.status == 503
+
+    async def test_retry_after_is_heeded(self) -> None:
+        with in_turn(status(429, **{"Retry-After": "0.3"}), good()) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                started = time.monotonic()
+                await client.generate([1], BUDGET)
+                assert time.monotonic() - started >= 0.3
+
+    async def test_no_server(self) -> None:
+        async with SGLangClient("http://127.0.0.1:9", max_retries=2, **QUICK) as client:
+            with pytest.raises(EngineUnavailableError, match="is the server running") as caught:
+                await client.generate([1], BUDGET)
+        assert isinstance(caught.value.__cause__, ConnectionLostError)
+
+    async def test_a_prompt_that_kills_its_workers_is_named(self) -> None:
+        with in_turn(lambda wire: wire.reset()) as server:
+            async with SGLangClient(server.url, max_retries=2, **QUICK) as client:
+                with pytest.raises(EngineUnavailableError, match="crashes its worker"):
+                    await client.generate([1], BUDGET)
+
+    async def test_each_attempt_has_its_own_rid(self) -> None:
+        with in_turn(status(503), good()) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                await client.generate([1], BUDGET)
+            first, second = (request.json() for request in server.generates())
+            assert first.pop("rid") != second.pop("rid")
+            assert first == second
+
+    @pytest.mark.parametrize("body", [b"", b"<html>", b'{"text": "cut', b'{"text": "\xff"}', b"\x00" * 100])
+    async def test_bodies_that_are_not_json(self, body: bytes) -> None:
+        with in_turn(lambda wire: wire.reply(body)) as server:
+            async with SGLangClient(server.url, max_retries=1, **QUICK) as client:
+                with pytest.raises(EngineUnavailableError, match="not JSON") as caught:
+                    await client.generate([1], BUDGET)
+            assert isinstance(caught.value.__cause__, MalformedResponseError)
+            assert len(server.generates()) == 2
+
+    async def test_an_abort_that_is_a_server_fault_inside_a_200(self) -> None:
+        fault = {"type": "abort", "message": "out of memory", "status_code": 503}
+        refusal = {
+            "type": "abort",
+            "status_code": 400,
+            "message": "Request prompt exceeds the KV memory budget: input_len=9.",
+        }
+        with in_turn(good(finish_reason=fault), good()) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                assert (await client.generate([1], BUDGET)).requests == 2
+        with in_turn(good(finish_reason=refusal)) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                with pytest.raises(ContextOverflowError):
+                    await client.generate([1], BUDGET)
+
+
+class TestEndingEarly:
+    async def test_a_deadline_covers_everything(self) -> None:
+        waits: list[tuple[str, ScriptedServer, dict[str, Any]]] = [
+            ("engine", in_turn(hang), {}),
+            ("backoff", in_turn(status(503)), {"retry_delay": 50.0}),
+            ("retry-after", in_turn(status(503, **{"Retry-After": "50"})), {}),
+        ]
+        for name, server, settings in waits:
+            with server:
+                async with SGLangClient(server.url, **settings) as client:
+                    started = time.monotonic()
+                    with pytest.raises(DeadlineExceededError, match=r"0\.2 s") as caught:
+                        await client.generate([1], BUDGET, deadline=0.2)
+                    assert time.monotonic() - started < 0.6, name
+                    assert caught.value.seconds == 0.2
+
+    async def test_a_deadline_covers_waiting_for_a_slot(self) -> None:
+        with in_turn(hang) as server:
+            async with SGLangClient(server.url, max_connections=1) as client:
+                first = asyncio.create_task(client.generate([1], BUDGET))
+                await asyncio.sleep(0.05)
+                with pytest.raises(DeadlineExceededError):
+                    await client.generate([1], BUDGET, deadline=0.1)
+                assert len(server.generates()) == 1
+                first.cancel()
+
+    async def test_the_clients_deadline_and_the_calls(self) -> None:
+        with in_turn(hang) as server:
+            async with SGLangClient(server.url, deadline=0.1) as client:
+                with pytest.raises(DeadlineExceededError, match=r"0\.1 s"):
+                    await client.generate([1], BUDGET)
+                with pytest.raises(DeadlineExceededError, match=r"0\.05 s"):
+                    await client.generate([1], BUDGET, deadline=0.05)
+
+    async def test_a_timeout_is_per_attempt(self) -> None:
+        with in_turn(hang, good()) as server:
+            async with SGLangClient(server.url, timeout=0.2, **QUICK) as client:
+                assert (await client.generate([1], BUDGET)).requests == 2
+        with in_turn(hang) as server:
+            async with SGLangClient(server.url, timeout=0.05, max_retries=1, **QUICK) as client:
+                with pytest.raises(EngineUnavailableError, match=r"0\.05 s") as caught:
+                    await client.generate([1], BUDGET)
+        assert isinstance(caught.value.__cause__, AttemptTimeoutError)
+
+    async def test_a_cancel_signal_from_another_thread(self) -> None:
+        with in_turn(hang) as server:
+            async with SGLangClient(server.url) as client:
+                signal = threading.Event()
+                threading.Timer(0.1, signal.set).start()
+                started = time.monotonic()
+                with pytest.raises(CallCancelledError):
+                    await client.generate([1], BUDGET, cancel_signal=signal)
+                assert time.monotonic() - started < 0.5
+                rid = server.generates()[0].json()["rid"]
+                await until(lambda: "/abort_request" in server.paths())
+                assert server.received[-1].json() == {"rid": rid}
+
+    async def test_a_signal_set_before_sends_nothing(self) -> None:
+        with scripted(lambda request: encoded(request)) as server:
+            async with SGLangClient(server.url) as client:
+                signal = threading.Event()
+                signal.set()
+                with pytest.raises(CallCancelledError, match="before it was sent"):
+                    await client.generate([1], BUDGET, cancel_signal=signal)
+            assert not server.received
+
+    async def test_a_cancelled_task_stays_cancelled_and_aborts(self) -> None:
+        with in_turn(hang) as server:
+            async with SGLangClient(server.url) as client:
+                call = client.generate([1], BUDGET, deadline=30.0, cancel_signal=threading.Event())
+                task = asyncio.create_task(call)
+                await until(lambda: bool(server.generates()))
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await until(lambda: "/abort_request" in server.paths())
+
+    async def test_the_callers_own_timeout_wins_over_ours(self) -> None:
+        with in_turn(hang) as server:
+            async with SGLangClient(server.url) as client:
+                with pytest.raises(asyncio.TimeoutError) as caught:
+                    await asyncio.wait_for(client.generate([1], BUDGET, deadline=30.0), 0.1)
+                assert not isinstance(caught.value, DeadlineExceededError)
+                # and the task is as good as new
+                with pytest.raises(DeadlineExceededError):
+                    await client.generate([1], BUDGET, deadline=0.05)
+                await asyncio.sleep(0)
+
+    def test_aborts_are_sent_even_when_the_loop_ends_at_once(self) -> None:
+        with in_turn(hang) as server:
+            client = SGLangClient(server.url)
+
+            async def main() -> None:
+                await client.generate([1], BUDGET, deadline=0.1)
+
+            with pytest.raises(DeadlineExceededError):
+                asyncio.run(main())
+            assert "/abort_request" in server.paths()
+
+    async def test_a_lost_connection_is_aborted_too(self) -> None:
+        with in_turn(lambda wire: wire.reset(), good()) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                await client.generate([1], BUDGET)
+                first = server.generates()[0].json()["rid"]
+                await until(lambda: "/abort_request" in server.paths())
+                aborts = [r.json()["rid"] for r in server.received if r.path == "/abort_request"]
+                assert aborts == [first]
+
+
+class TestInterruptedTurns:
+    async def test_a_turn_goes_on_where_it_stopped(self) -> None:
+        with in_turn(aborted([1, 2, 3], "a"), aborted([], "b"), aborted([4], "b"), good([5, 6])) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                generation = await client.generate([9, 9], {"max_new_tokens": 10, "temperature": 1.0})
+        assert list(generation.token_ids) == [1, 2, 3, 4, 5, 6]
+        assert generation.finish_reason is FinishReason.STOP
+        assert generation.versions == (VersionSpan("a", 0, 3), VersionSpan("b", 3, 4), VersionSpan("v1", 4, 6))
+        assert (generation.requests, generation.continuations, generation.prompt_tokens) == (4, 2, 2)
+        sent = [request.json() for request in server.generates()]
+        assert [body["input_ids"] for body in sent] == [[9, 9], [9, 9, 1, 2, 3], [9, 9, 1, 2, 3], [9, 9, 1, 2, 3, 4]]
+        assert [body["sampling_params"]["max_new_tokens"] for body in sent] == [10, 7, 7, 6]
+
+    async def test_or_is_handed_back(self) -> None:
+        with in_turn(aborted([1, 2], "a")) as server:
+            async with SGLangClient(server.url) as client:
+                generation = await client.generate([9], BUDGET, on_abort=AbortPolicy.RETURN)
+        assert (generation.finish_reason, generation.finish_detail) == (FinishReason.ABORT, "Aborted")
+        assert list(generation.token_ids) == [1, 2]
+
+    @pytest.mark.parametrize(
+        "params", [{"max_new_tokens": 9, "json_schema": "{}"}, {"max_new_tokens": 9, "stop": "x"}, {}]
+    )
+    async def test_where_going_on_is_not_exact_it_starts_over(self, params: dict[str, Any]) -> None:
+        with in_turn(aborted([1, 2]), good([3, 4])) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                generation = await client.generate([9], params)
+        assert list(generation.token_ids) == [3, 4]
+        assert (generation.discarded_tokens, generation.continuations) == (2, 0)
+        assert [request.json()["input_ids"] for request in server.generates()] == [[9], [9]]
+
+    async def test_cut_exactly_at_the_budget(self) -> None:
+        with in_turn(aborted([1, 2])) as server:
+            async with SGLangClient(server.url) as client:
+                generation = await client.generate([9], {"max_new_tokens": 2})
+        assert generation.finish_reason is FinishReason.LENGTH
+        assert len(server.generates()) == 1
+
+    async def test_an_engine_that_only_aborts_is_failing(self) -> None:
+        with in_turn(aborted([])) as server:
+            async with SGLangClient(server.url, max_retries=3, **QUICK) as client:
+                with pytest.raises(EngineUnavailableError, match="aborted the request"):
+                    await client.generate([9], BUDGET)
+            assert len(server.generates()) == 4
+
+    async def test_progress_sets_failures_back_and_survives_a_lost_worker(self) -> None:
+        replies = [
+            status(503),
+            aborted([1]),
+            lambda wire: wire.reset(),
+            status(503),
+            aborted([2]),
+            status(503),
+            good([3]),
+        ]
+        with in_turn(*replies) as server:
+            async with SGLangClient(server.url, max_retries=2, **QUICK) as client:
+                generation = await client.generate([9], BUDGET)
+        assert list(generation.token_ids) == [1, 2, 3]
+
+
+async def test_bodies_without_a_length_and_in_pieces() -> None:
+    async def chunked(wire: Wire) -> None:
+        body = encoded(wire.received)
+        await wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for at in range(0, len(body), 100):
+            piece = body[at : at + 100]
+            await wire.send(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+        await wire.send(b"0\r\n\r\n")
+
+    with in_turn(chunked) as server:
+        async with SGLangClient(server.url) as client:
+            assert len(await client.generate([1], BUDGET)) == 3
+
+
+async def test_bodies_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_sglang.engine.transport.MAX_BODY_BYTES", 1000)
+    with in_turn(lambda wire: wire.reply(b" " * 5000)) as server:
+        async with SGLangClient(server.url, **QUICK) as client:
+            with pytest.raises(MalformedResponseError, match="more than 1000 bytes"):
+                await client.generate([1], BUDGET)
+
+
+async def test_waiting_for_a_slot_is_not_a_connect_timeout() -> None:
+    async def slow(request: Received) -> bytes:
+        await asyncio.sleep(0.15)
+        return orjson.dumps(answer(request))
+
+    with scripted(slow) as server:
+        async with SGLangClient(
+            server.url, max_connections=2, connect_timeout=0.1, timeout=1.0, max_retries=0
+        ) as client:
+            generations = await asyncio.gather(*(client.generate([1], BUDGET) for _ in range(12)))
+    assert len(generations) == len(server.generates()) == 12
+    assert server.connections <= 2
+
+
+async def until(condition: Callable[[], bool], seconds: float = 3.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        await asyncio.sleep(0.01)

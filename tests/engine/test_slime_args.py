@@ -1,0 +1,51 @@
+"""A client from slime's arguments, with engines of its own and without."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strands_sglang import SGLangClient
+from strands_sglang.engine.slime_args import settings_of
+from strands_sglang.errors import ConfigurationError
+
+
+def args(**fields: Any) -> SimpleNamespace:
+    base = {"sglang_router_ip": "10.0.0.1", "sglang_router_port": 3000, "sglang_server_concurrency": 512}
+    return SimpleNamespace(**{**base, **fields})
+
+
+def test_engines_of_slimes_own() -> None:
+    settings = settings_of(args(rollout_num_gpus=16, rollout_num_gpus_per_engine=2))
+    assert settings == {"base_url": "http://10.0.0.1:3000", "max_connections": 512 * 8}
+
+
+def test_a_count_of_engines_wins() -> None:
+    assert settings_of(args(rollout_num_engines=3, rollout_num_gpus=16))["max_connections"] == 512 * 3
+
+
+@pytest.mark.parametrize("gpus", [None, 0])
+def test_external_engines(gpus: int | None) -> None:
+    assert settings_of(args(rollout_num_gpus=gpus))["max_connections"] == 1000
+    told = args(rollout_num_gpus=gpus, rollout_external_engine_addrs=["a:1", "b:1"])
+    assert settings_of(told)["max_connections"] == 1024
+
+
+def test_more_gpus_per_engine_than_gpus() -> None:
+    assert settings_of(args(rollout_num_gpus=4, rollout_num_gpus_per_engine=8))["max_connections"] == 512
+
+
+def test_ipv6() -> None:
+    assert settings_of(args(sglang_router_ip="::1"))["base_url"] == "http://[::1]:3000"
+
+
+def test_a_router_that_is_not_there_yet() -> None:
+    with pytest.raises(ConfigurationError, match="after that"):
+        settings_of(args(sglang_router_ip=None))
+
+
+def test_the_public_face() -> None:
+    client = SGLangClient.from_slime_args(args(rollout_num_gpus=None), timeout=300.0)
+    assert client.base_url == "http://10.0.0.1:3000"

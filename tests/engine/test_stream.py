@@ -1,0 +1,208 @@
+"""Streaming: the same tokens, however the events arrive, break or end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scripted import ScriptedServer, Wire, answer, serve_rest
+from strands_sglang import AbortPolicy, FinishReason, Generation, SGLangClient, VersionSpan
+from strands_sglang.errors import (
+    ContextOverflowError,
+    DeadlineExceededError,
+    EngineUnavailableError,
+    StreamInterruptedError,
+)
+
+QUICK: dict[str, Any] = {"retry_delay": 0.001, "max_retry_delay": 0.002}
+BUDGET = {"max_new_tokens": 10}
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+def event(payload: Any) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+def events(
+    prompt: int, ids: list[int], finish: dict[str, Any] | None, *, incremental: bool = False, version: str = "v1"
+) -> list[bytes]:
+    """Return what the engine streams for `ids`, one token an event."""
+    made = []
+    for count in range(1, len(ids) + 1):
+        part = answer(prompt, ids[:count], drop=("weight_versions",), finish_reason=None, weight_version=version)
+        if count == len(ids) and finish is not None:
+            spans = [{"version": version, "start": 0, "end": count}]
+            part = answer(prompt, ids, finish_reason=finish, weight_versions=spans)
+        if incremental:
+            part["output_ids"] = part["output_ids"][-1:]
+            part["meta_info"]["output_token_logprobs"] = part["meta_info"]["output_token_logprobs"][-1:]
+        made.append(event(part))
+    if finish is not None:
+        if not ids:
+            made.append(event(answer(prompt, [], finish_reason=finish)))
+        made.append(b"data: [DONE]\n\n")
+    return made
+
+
+def streaming(*scripts: Callable[[Wire], Any]) -> ScriptedServer:
+    number = 0
+
+    async def handle(wire: Wire) -> None:
+        nonlocal number
+        if await serve_rest(wire):
+            return
+        await wire.read_body()
+        script = scripts[min(number, len(scripts) - 1)]
+        number += 1
+        await script(wire)
+        await wire.close()
+
+    return ScriptedServer(handle)
+
+
+def sends(pieces: Iterable[bytes]) -> Callable[[Wire], Any]:
+    async def script(wire: Wire) -> None:
+        await wire.send(HEAD)
+        for piece in pieces:
+            await wire.send(piece)
+
+    return script
+
+
+def cut(prompt: int, ids: list[int], version: str = "v1") -> Callable[[Wire], Any]:
+    return sends(events(prompt, ids, None, version=version))
+
+
+STOP = {"type": "stop", "matched": 3}
+
+
+async def collect(client: SGLangClient, prompt: list[int] | None = None, **kwargs: Any) -> tuple[list[int], Generation]:
+    ids: list[int] = []
+    last: Generation | None = None
+    params = kwargs.pop("params", BUDGET)
+    async for chunk in client.stream(prompt or [9], params, **kwargs):
+        assert last is None and len(chunk.token_ids) == len(chunk.logprobs)
+        ids += chunk.token_ids
+        last = chunk.generation
+    assert last is not None
+    return ids, last
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_events_cut_anywhere_give_the_same_tokens(data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, 9999), min_size=1, max_size=6))
+    wire = b"".join(events(1, ids, STOP, incremental=data.draw(st.booleans())))
+    places = sorted(data.draw(st.sets(st.integers(1, len(wire) - 1), max_size=8)))
+    pieces = [wire[a:b] for a, b in zip([0, *places], [*places, len(wire)], strict=True)]
+
+    async def main() -> tuple[list[int], Generation]:
+        async with SGLangClient(server.url) as client:
+            return await collect(client)
+
+    with streaming(sends(pieces)) as server:
+        streamed, generation = asyncio.run(main())
+    assert streamed == list(generation.token_ids) == ids
+    assert list(generation.logprobs) == [-0.5 * i for i in range(len(ids))]
+    assert generation.finish_reason is FinishReason.STOP
+
+
+async def test_a_stream_that_breaks_goes_on_behind_what_was_delivered() -> None:
+    scripts = (cut(1, [1, 2], "a"), cut(3, [3], "b"), sends(events(4, [4, 5], STOP, version="c")))
+    with streaming(*scripts) as server:
+        async with SGLangClient(server.url, **QUICK) as client:
+            streamed, generation = await collect(client)
+    assert streamed == list(generation.token_ids) == [1, 2, 3, 4, 5]
+    assert generation.versions == (VersionSpan("a", 0, 2), VersionSpan("b", 2, 3), VersionSpan("c", 3, 5))
+    assert [request.json()["input_ids"] for request in server.generates()] == [[9], [9, 1, 2], [9, 1, 2, 3]]
+
+
+async def test_a_stream_aborted_by_the_engine_goes_on() -> None:
+    abort = {"type": "abort", "message": "Aborted"}
+    with streaming(sends(events(1, [1, 2], abort)), sends(events(3, [3], STOP))) as server:
+        async with SGLangClient(server.url, **QUICK) as client:
+            streamed, generation = await collect(client)
+            assert streamed == list(generation.token_ids) == [1, 2, 3]
+    with streaming(sends(events(1, [1, 2], abort))) as server:
+        async with SGLangClient(server.url, **QUICK) as client:
+            streamed, generation = await collect(client, on_abort=AbortPolicy.RETURN)
+            assert streamed == [1, 2] and generation.finish_reason is FinishReason.ABORT
+
+
+async def test_where_going_on_is_not_exact_the_stream_says_so() -> None:
+    with streaming(cut(1, [1, 2])) as server:
+        async with SGLangClient(server.url, **QUICK) as client:
+            with pytest.raises(StreamInterruptedError, match="cannot go on exactly"):
+                await collect(client, params={"max_new_tokens": 9, "stop": ["x"]})
+
+
+async def test_a_stream_that_breaks_before_its_first_token_starts_again() -> None:
+    async def refuse(wire: Wire) -> None:
+        await wire.reply(b"busy", 503)
+
+    with streaming(refuse, sends([b"data: {"]), sends([]), sends(events(1, [1], STOP))) as server:
+        async with SGLangClient(server.url, **QUICK) as client:
+            streamed, generation = await collect(client, params={"max_new_tokens": 9, "stop": ["x"]})
+    assert streamed == [1] and generation.requests == 4
+
+
+async def test_errors_inside_a_stream() -> None:
+    words = "The input (9 tokens) is longer than the model's context length (8 tokens)."
+    error = {"error": {"message": words, "code": 400}}
+    with streaming(sends([event(error), b"data: [DONE]\n\n"])) as server:
+        async with SGLangClient(server.url, **QUICK) as client:
+            with pytest.raises(ContextOverflowError):
+                await collect(client)
+        assert len(server.generates()) == 1
+    fault = {"type": "abort", "message": "oom", "status_code": 503}
+    with streaming(sends([event(answer(1, [], finish_reason=fault))]), sends(events(1, [1], STOP))) as server:
+        async with SGLangClient(server.url, **QUICK) as client:
+            assert (await collect(client))[0] == [1]
+
+
+async def test_retries_end_in_a_stream_too() -> None:
+    with streaming(sends([])) as server:
+        async with SGLangClient(server.url, max_retries=2, **QUICK) as client:
+            with pytest.raises(EngineUnavailableError):
+                await collect(client)
+        assert len(server.generates()) == 3
+
+
+async def test_leaving_early_aborts() -> None:
+    async def endless(wire: Wire) -> None:
+        await wire.send(HEAD + events(1, [1], None)[0])
+        await asyncio.sleep(60)
+
+    with streaming(endless) as server:
+        async with SGLangClient(server.url) as client:
+            chunks = client.stream([9], BUDGET)
+            assert list((await chunks.__anext__()).token_ids) == [1]
+            await chunks.aclose()
+            for _ in range(200):
+                if "/abort_request" in server.paths():
+                    break
+                await asyncio.sleep(0.01)
+            assert "/abort_request" in server.paths()
+
+
+async def test_a_deadline_ends_our_waits_but_not_the_callers_code() -> None:
+    async def endless(wire: Wire) -> None:
+        await wire.send(HEAD + events(1, [1], None)[0])
+        await asyncio.sleep(60)
+
+    with streaming(endless) as server:
+        async with SGLangClient(server.url) as client:
+            chunks = client.stream([9], BUDGET, deadline=0.2)
+            await chunks.__anext__()
+            await asyncio.sleep(0.3)  # past the deadline, in code that is not ours
+            started = time.monotonic()
+            with pytest.raises(DeadlineExceededError):
+                await chunks.__anext__()
+            assert time.monotonic() - started < 0.2
