@@ -148,3 +148,10 @@ async def test_a_path_in_the_base_url_is_kept() -> None:
     with serving(routes) as server:
         async with SGLangClient(server.url + "/a/b") as client:
             assert await check(client)
+
+
+async def test_a_router_without_workers_yet() -> None:
+    with router() as front:
+        async with SGLangClient(front.url) as client:
+            assert await client.control.workers() == ()
+            assert await client.control.pause() == ()

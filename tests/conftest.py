@@ -1,0 +1,96 @@
+"""Engine fixtures: real servers, started once a run and only when a test asks for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab_servers import LabProcess, Routed, route, serve
+
+_logs: list[Path] = []
+_processes: list[LabProcess] = []
+
+
+@pytest.fixture(scope="session")
+def engine_logs() -> Path:
+    """Where servers log: `$STRANDS_SGLANG_TEST_LOGS`, else a temporary folder. Kept when a test failed."""
+    chosen = os.environ.get("STRANDS_SGLANG_TEST_LOGS")
+    folder = Path(chosen) if chosen else Path(tempfile.mkdtemp(prefix="strands-sglang-logs-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    _logs.append(folder)
+    return folder
+
+
+def _running(*processes: LabProcess) -> Iterator[None]:
+    _processes.extend(processes)
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.wait()
+        yield
+    finally:
+        for process in reversed(processes):
+            process.kill()
+
+
+@pytest.fixture(scope="session")
+def tool_policy(engine_logs: Path) -> Iterator[LabProcess]:
+    """A server with the tool policy: 0.65M parameters, really calls a calculator, about a thousand tokens a second."""
+    server = serve("tool-policy", engine_logs)
+    for _ in _running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def smollm2(engine_logs: Path) -> Iterator[LabProcess]:
+    """A server with SmolLM2-135M in fp32: real language, about ten tokens a second and sequence, 4 GB."""
+    server = serve("smollm2", engine_logs)
+    for _ in _running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3(engine_logs: Path) -> Iterator[LabProcess]:
+    """A server with a tiny random Qwen3 and Qwen's real vocabulary."""
+    server = serve("tiny-qwen3", engine_logs)
+    for _ in _running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_moe(engine_logs: Path) -> Iterator[LabProcess]:
+    """A server with a tiny mixture of experts (3 layers, 2 of 8 experts) that returns its routed experts."""
+    server = serve("tiny-moe", engine_logs)
+    for _ in _running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def routed(engine_logs: Path) -> Iterator[Routed]:
+    """Two tool-policy workers behind the real router."""
+    workers = (serve("tool-policy", engine_logs), serve("tool-policy", engine_logs))
+    for _ in _running(*workers):
+        router = route(list(workers), engine_logs)
+        for _ in _running(router):
+            yield Routed(router, workers)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Throw the logs of a good run away."""
+    if exitstatus == 0 and not os.environ.get("STRANDS_SGLANG_TEST_LOGS"):
+        for folder in _logs:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    """Show where the logs of a bad run are, and how they end."""
+    if exitstatus == 0 or not _processes:
+        return
+    terminalreporter.section("engine logs")
+    for process in _processes:
+        terminalreporter.line(f"{process.log}\n{process.tail(10)}\n")
