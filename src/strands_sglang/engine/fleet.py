@@ -41,7 +41,7 @@ class Fleet:
     def __init__(self, base: URL) -> None:
         self._base = base
         self._alone = (Worker(str(base).rstrip("/")),)
-        self._known: tuple[Worker, ...] = ()
+        self._known: tuple[Worker, ...] | None = None
         self._known_at = float("-inf")
 
     async def workers(self, pool: LoopPool, *, fresh: bool = True) -> tuple[Worker, ...]:
@@ -59,7 +59,7 @@ class Fleet:
             self._known_at = now
         except (TransientFault, EngineError, orjson.JSONDecodeError, KeyError, TypeError) as error:
             logger.warning("base_url=<%s>, error=<%s> | could not list the workers", self._base, error)
-        return self._known or self._alone
+        return self._alone if self._known is None else self._known
 
     async def _ask(self, pool: LoopPool) -> tuple[Worker, ...]:
         try:
