@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from lab_servers import LabProcess, Routed, route, serve
 
 _logs: list[Path] = []

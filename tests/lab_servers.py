@@ -1,4 +1,4 @@
-"""Real SGLang servers and routers for tests: started by lab/serve and lab/router, ended with everything they started."""
+"""Real SGLang servers and routers for tests, started by lab/serve and lab/router, ended with all they started."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LabProcess:
             return True
         # A router is healthy before it knows its workers.
         listed = json.load(urllib.request.urlopen(self.url + "/workers", timeout=10))["workers"]
-        return sum(worker["is_healthy"] for worker in listed) == self.workers
+        return [worker["is_healthy"] for worker in listed] == [True] * self.workers
 
     def kill(self) -> None:
         """End it and all it started with SIGKILL, as a lost machine would."""

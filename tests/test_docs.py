@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from lab_servers import LabProcess
 
 pytestmark = pytest.mark.engine

@@ -32,6 +32,7 @@ def leg(
         finish_detail=None,
         abort_status=None,
         spans=(VersionSpan(version, 0, len(ids)),) if ids else (),
+        spans_told=True,
         cached_tokens=3,
         routed_experts=experts,
         spec=spec,

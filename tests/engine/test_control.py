@@ -63,6 +63,12 @@ async def test_a_single_server_is_its_own_fleet() -> None:
             assert server.received[-1].json() == {"mode": "in_place"}
 
 
+async def test_the_ranks_of_one_server_are_told_once() -> None:
+    with worker() as one, router(one.url + "@0", one.url + "@1") as front:
+        async with SGLangClient(front.url) as client:
+            assert await client.control.workers() == (Worker(one.url),)
+
+
 @pytest.mark.parametrize("mode", list(PauseMode))
 async def test_a_weight_update_in_its_safe_order_on_every_worker(mode: PauseMode) -> None:
     with worker() as one, worker() as two, router(one.url, two.url + "@1") as front:

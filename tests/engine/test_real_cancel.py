@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 import pytest
-from lab_servers import LabProcess, Routed
 
+from lab_servers import LabProcess, Routed
 from strands_sglang import SGLangClient
 from strands_sglang.errors import CallCancelledError, DeadlineExceededError
 

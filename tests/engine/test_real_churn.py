@@ -11,9 +11,9 @@ import time
 from collections import Counter
 
 import pytest
+
 from lab_servers import LAB, Routed
 from rescoring import prefill_logprobs
-
 from strands_sglang import FinishReason, Generation, PauseMode, SGLangClient
 
 pytestmark = pytest.mark.engine

@@ -6,8 +6,8 @@ import asyncio
 
 import numpy as np
 import pytest
-from lab_servers import LabProcess
 
+from lab_servers import LabProcess
 from strands_sglang import PauseMode, SGLangClient
 from strands_sglang.errors import CountMismatchError
 

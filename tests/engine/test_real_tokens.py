@@ -8,9 +8,9 @@ from array import array
 from typing import Any
 
 import pytest
+
 from lab_servers import LabProcess
 from rescoring import prefill_logprobs
-
 from strands_sglang import FinishReason, Generation, SGLangClient
 from strands_sglang.errors import ContextOverflowError, RequestRejectedError
 
@@ -32,9 +32,7 @@ async def streamed(client: SGLangClient, prompt: list[int], params: dict[str, An
 
 
 @pytest.mark.parametrize(("model", "vocabulary"), [("tool_policy", 400), ("smollm2", 40_000)])
-async def test_streaming_and_not_and_a_second_look(
-    model: str, vocabulary: int, request: pytest.FixtureRequest
-) -> None:
+async def test_streaming_and_not_and_a_second_look(model: str, vocabulary: int, request: pytest.FixtureRequest) -> None:
     server: LabProcess = request.getfixturevalue(model)
     rng = random.Random(0)
     prompt = [rng.randrange(10, vocabulary) for _ in range(40)]

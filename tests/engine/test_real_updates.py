@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+
 from lab_servers import LAB, LabProcess, Routed, route
 from rescoring import prefill_logprobs
-
 from strands_sglang import AbortPolicy, FinishReason, PauseMode, SGLangClient
 
 pytestmark = pytest.mark.engine

@@ -30,6 +30,7 @@ def test_ids_arrive_as_given_whatever_holds_them(values: list[int]) -> None:
         array("i", values),
         array("q", values),
         np.array(values),
+        np.repeat(np.array(values), 2)[::2],
         iter_sequence(values),
     ):
         assert sent(GenerateRequest(form))["input_ids"] == values

@@ -136,6 +136,21 @@ async def test_a_stream_aborted_by_the_engine_goes_on() -> None:
             assert streamed == [1, 2] and generation.finish_reason is FinishReason.ABORT
 
 
+async def test_tokens_keep_the_version_they_came_with() -> None:
+    before = event(answer(1, [1], drop=("weight_versions",), finish_reason=None, weight_version="a"))
+    after = event(answer(1, [1, 2], drop=("weight_versions",), finish_reason=None, weight_version="b"))
+
+    async def script(wire: Wire) -> None:
+        await wire.send(HEAD + before)
+        await asyncio.sleep(0.05)  # so that the two are read one by one
+        await wire.send(after)
+
+    with streaming(script, sends(events(3, [3], STOP, version="b"))) as server:
+        async with SGLangClient(server.url, **QUICK) as client:
+            _, generation = await collect(client)
+    assert generation.versions == (VersionSpan("a", 0, 1), VersionSpan("b", 1, 3))
+
+
 async def test_where_going_on_is_not_exact_the_stream_says_so() -> None:
     with streaming(cut(1, [1, 2])) as server:
         async with SGLangClient(server.url, **QUICK) as client:

