@@ -2,9 +2,9 @@
 
     python bench/client.py [--quick] [--no-published]
 
-Each client runs in a process of its own against one loopback server in another; rounds alternate between them, so
-that what else the machine does hits all alike, and the ratio is taken from each one's quietest rounds. The published
-package is installed from the package index into an environment of its own, in the cache.
+Each client runs in a process of its own against one loopback server in another. They take turns in many short rounds;
+a ratio is taken within each round, where what else the machine does hits all alike, and the median over the rounds is
+shown. The published package is installed from the package index into an environment of its own, in the cache.
 
 Prints a table, then one JSON line with `ours_over_bare` and `ours_over_published`: a map from shape to ratio at the
 concurrency where it is worst, and every single figure under `cells`.
@@ -18,9 +18,12 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import venv
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from loopback import SHAPES, Shape
 
@@ -37,14 +40,13 @@ class Cell:
     concurrency: int
     cpu: dict[str, list[float]] = field(default_factory=dict)
 
-    def best(self, kind: str) -> float:
-        """Return the mean of the quieter half of the rounds."""
-        rounds = sorted(self.cpu[kind])
-        return statistics.fmean(rounds[: max(1, len(rounds) // 2)])
+    def typical(self, kind: str) -> float:
+        """Return the median over the rounds."""
+        return statistics.median(self.cpu[kind])
 
     def ratio(self, over: str) -> float:
-        """Return our cost over another client's."""
-        return self.best("ours") / self.best(over)
+        """Return our cost over another client's: the median of the rounds' ratios."""
+        return statistics.median(a / b for a, b in zip(self.cpu["ours"], self.cpu[over], strict=True))
 
 
 class Contender:
@@ -53,10 +55,12 @@ class Contender:
     def __init__(self, kind: str, python: str, ports: list[int]) -> None:
         self.kind = kind
         command = [python, str(HERE / "contender.py"), kind, json.dumps(ports)]
-        quiet = {**os.environ, "TRANSFORMERS_VERBOSITY": "error"}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=quiet, cwd=HERE
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
         )
+        # What a client logs is kept for when it dies, and its pipe must not fill up.
+        self._said: deque[str] = deque(maxlen=20)
+        threading.Thread(target=self._listen, daemon=True).start()
         self._read_until_ready()
 
     def _read_until_ready(self) -> None:
@@ -64,7 +68,15 @@ class Contender:
         for line in self._process.stdout:
             if line.strip() == "ready":
                 return
-        raise SystemExit(f"the client process {self.kind} did not start (see above)")
+        self._give_up("did not start")
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        self._said.extend(self._process.stderr)
+
+    def _give_up(self, what: str) -> NoReturn:
+        self._process.wait()
+        raise SystemExit(f"the client process {self.kind} {what}:\n{''.join(self._said)}")
 
     def run(self, shape: int, concurrency: int, count: int) -> float:
         """Return the CPU seconds of one request, over `count` of them."""
@@ -74,7 +86,7 @@ class Contender:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"the client process {self.kind} died (see above)")
+            self._give_up("died")
         return float(json.loads(line)) / count
 
     def close(self) -> None:
@@ -104,7 +116,7 @@ def measure(contenders: list[Contender], *, rounds: int, scale: float) -> list[C
         for concurrency in CONCURRENCY:
             cell = Cell(shape, concurrency, {contender.kind: [] for contender in contenders})
             # About the same work in each cell; never fewer requests than run at once.
-            count = max(concurrency, int(scale * 4_000_000 / (shape.prompt_tokens + 12 * shape.output_tokens + 3_000)))
+            count = max(concurrency, int(scale * 1_500_000 / (shape.prompt_tokens + 12 * shape.output_tokens + 3_000)))
             for contender in contenders:
                 contender.run(index, concurrency, concurrency)  # open the connections, warm the caches
             for number in range(rounds):
@@ -117,7 +129,7 @@ def measure(contenders: list[Contender], *, rounds: int, scale: float) -> list[C
 
 
 def _row(cell: Cell) -> str:
-    costs = "".join(f"{cell.best(kind) * 1e3:>11.3f}" for kind in cell.cpu)
+    costs = "".join(f"{cell.typical(kind) * 1e3:>11.3f}" for kind in cell.cpu)
     ratios = "".join(f"{cell.ratio(kind):>11.2f}" for kind in cell.cpu if kind != "ours")
     return f"{cell.shape.name:>10}{cell.concurrency:>6}{costs}{ratios}"
 
@@ -147,7 +159,7 @@ def main() -> None:
     heads = "".join(f"{kind:>11}" for kind in kinds) + "".join(f"{'/' + kind:>11}" for kind in list(kinds)[1:])
     print(f"{'in/out':>10}{'conc':>6}{heads}", flush=True)
     try:
-        cells = measure(contenders, rounds=3 if options.quick else 10, scale=0.1 if options.quick else 1.0)
+        cells = measure(contenders, rounds=3 if options.quick else 25, scale=0.2 if options.quick else 1.0)
     finally:
         for contender in contenders:
             contender.close()
@@ -155,7 +167,11 @@ def main() -> None:
         server.wait(timeout=10)
     result: dict[str, object] = {f"ours_over_{kind}": summary(cells, kind) for kind in list(kinds)[1:]}
     result["cells"] = [
-        {"shape": c.shape.name, "concurrency": c.concurrency, **{f"{k}_ms": round(c.best(k) * 1e3, 4) for k in c.cpu}}
+        {
+            "shape": c.shape.name,
+            "concurrency": c.concurrency,
+            **{f"{k}_ms": round(c.typical(k) * 1e3, 4) for k in c.cpu},
+        }
         for c in cells
     ]
     print(json.dumps(result))

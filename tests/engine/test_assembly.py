@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strands_sglang.engine.assembly import Assembly
-from strands_sglang.engine.generation import FinishReason, SpecInfo, VersionSpan
+from strands_sglang.engine.generation import FinishReason, Generation, SpecInfo, VersionSpan
 from strands_sglang.engine.request import GenerateRequest
-from strands_sglang.engine.response import Leg
+from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import CountMismatchError
 
 
@@ -22,21 +22,19 @@ def leg(
     ids: list[int],
     version: str = "v1",
     reason: FinishReason = FinishReason.ABORT,
-    experts: str | None = None,
+    experts: RoutedExperts | None = None,
     spec: SpecInfo | None = None,
-) -> Leg:
-    return Leg(
+    prompt: int = 1,
+) -> Generation:
+    """What one request sampled, as its answer is parsed."""
+    return Generation(
         token_ids=array("i", ids),
         logprobs=array("d", [-float(i) for i in ids]),
         finish_reason=reason,
-        finish_detail=None,
-        abort_status=None,
-        spans=(VersionSpan(version, 0, len(ids)),) if ids else (),
-        spans_told=True,
-        cached_tokens=3,
+        versions=(VersionSpan(version, 0, len(ids)),) if ids else (),
+        prompt_tokens=prompt,
         routed_experts=experts,
         spec=spec,
-        meta={},
     )
 
 
@@ -51,7 +49,7 @@ def test_every_token_once_with_its_version(
     assembly = Assembly(request)
     for ids, version in cut:
         assert assembly.interrupt(leg(ids, version)) is bool(ids)
-    generation = assembly.finish(leg(rest, last_version, FinishReason.STOP), "rid")
+    generation = assembly.finish(leg(rest, last_version, FinishReason.STOP))
     expected = [(i, v) for ids, v in [*cut, (rest, last_version)] for i in ids]
     assert list(generation.token_ids) == [i for i, _ in expected]
     assert list(generation.logprobs) == [-float(i) for i, _ in expected]
@@ -69,7 +67,7 @@ def test_what_cannot_be_continued_is_discarded_and_counted(cut: list[tuple[list[
     assembly = Assembly(request)
     for ids, version in cut:
         assert assembly.interrupt(leg(ids, version)) is False
-    generation = assembly.finish(leg([1, 2], "z", FinishReason.STOP), "rid")
+    generation = assembly.finish(leg([1, 2], "z", FinishReason.STOP))
     assert list(generation.token_ids) == [1, 2]
     assert generation.discarded_tokens == sum(len(ids) for ids, _ in cut)
     assert request.prompt_tokens == 1
@@ -77,36 +75,34 @@ def test_what_cannot_be_continued_is_discarded_and_counted(cut: list[tuple[list[
 
 def test_a_turn_cut_exactly_at_its_budget_ends_by_length() -> None:
     assembly = Assembly(GenerateRequest([7], {"max_new_tokens": 2}))
-    part = leg([1, 2])
-    assert assembly.interrupt(part) and assembly.spent
-    generation = assembly.finish_spent(part, "rid")
+    assert assembly.interrupt(leg([1, 2])) and assembly.spent
+    generation = assembly.finish_spent()
     assert (generation.finish_reason, list(generation.token_ids)) == (FinishReason.LENGTH, [1, 2])
 
 
 def test_routed_experts_join_where_they_meet() -> None:
-    def rows(first: int, last: int) -> str:
-        return base64.b64encode(np.array([[i, i] for i in range(first, last)], "<i4").tobytes()).decode()
+    def rows(first: int, last: int) -> RoutedExperts:
+        data = base64.b64encode(np.array([[i, i] for i in range(first, last)], "<i4").tobytes()).decode()
+        return RoutedExperts((data,), (last - first,), first)
 
     request = GenerateRequest([7, 8, 9], {"max_new_tokens": 9}, routed_experts_start=0)
     assembly = Assembly(request)
     assembly.interrupt(leg([1, 2], experts=rows(0, 4)))  # 3 + 2 - 1 rows
     assert request.experts_start == 4
-    generation = assembly.finish(leg([3, 4], reason=FinishReason.STOP, experts=rows(4, 6)), "rid")
+    generation = assembly.finish(leg([3, 4], reason=FinishReason.STOP, experts=rows(4, 6)))
     assert generation.routed_experts is not None
     assert generation.routed_experts.decode(1, 2)[:, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_routed_experts_of_the_wrong_size_are_refused() -> None:
-    request = GenerateRequest([7, 8, 9], {"max_new_tokens": 9}, routed_experts_start=0)
-    data = base64.b64encode(b"\0" * 4 * 7).decode()
-    generation = Assembly(request).finish(leg([1], reason=FinishReason.STOP, experts=data), "rid")
-    assert generation.routed_experts is not None
-    with pytest.raises(CountMismatchError):
-        generation.routed_experts.decode()
+def test_routed_experts_that_do_not_meet_are_refused() -> None:
+    assembly = Assembly(GenerateRequest([7], {"max_new_tokens": 9}, routed_experts_start=0))
+    assembly.interrupt(leg([1, 2], experts=RoutedExperts(("",), (2,), 0)))
+    with pytest.raises(CountMismatchError, match="go on at 5"):
+        assembly.finish(leg([3], reason=FinishReason.STOP, experts=RoutedExperts(("",), (2,), 5)))
 
 
 def test_spec_counts_are_summed() -> None:
     assembly = Assembly(GenerateRequest([7], {"max_new_tokens": 9}))
     assembly.interrupt(leg([1], spec=SpecInfo(1, 2, 3)))
-    generation = assembly.finish(leg([2], reason=FinishReason.STOP, spec=SpecInfo(10, 20, 30)), "rid")
+    generation = assembly.finish(leg([2], reason=FinishReason.STOP, spec=SpecInfo(10, 20, 30)))
     assert generation.spec == SpecInfo(11, 22, 33)

@@ -101,7 +101,7 @@ def test_extra_fields_go_along_but_cannot_replace_ours() -> None:
 
 def test_params_that_are_not_json_are_refused() -> None:
     with pytest.raises(ConfigurationError):
-        GenerateRequest([1], {"x": object()}).body(0)
+        GenerateRequest([1], {"x": object()})
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ def test_fast_and_plain_decoding_agree(
         for entry in body["meta_info"]["output_token_logprobs"]:
             entry[2] = extra
     wire = orjson.dumps(body, option=orjson.OPT_INDENT_2 if spaces else 0)
-    leg = response.parse(response.loads(wire), 5)
-    assert list(leg.token_ids) == [i for i, _ in pairs]
-    assert list(leg.logprobs) == [lp for _, lp in pairs]
-    assert leg.meta["extra"] == extra
+    turn = response.parse(response.loads(wire), 5)
+    assert list(turn.token_ids) == [i for i, _ in pairs]
+    assert list(turn.logprobs) == [lp for _, lp in pairs]
+    assert turn.meta["extra"] == extra
 
 
 def test_a_later_list_that_ends_alike_does_not_confuse() -> None:
@@ -43,8 +43,8 @@ def test_a_later_list_that_ends_alike_does_not_confuse() -> None:
 
 def test_logprobs_come_through_bit_by_bit() -> None:
     values = [-0.004433801863342524, -3.933898824470816e-6, -0.0, -1e-300, -123456.789]
-    leg = response.parse(response.loads(encoded(1, [1, 2, 3, 4, 5], values)), 1)
-    assert [v.hex() for v in leg.logprobs] == [v.hex() for v in values]
+    turn = response.parse(response.loads(encoded(1, [1, 2, 3, 4, 5], values)), 1)
+    assert [v.hex() for v in turn.logprobs] == [v.hex() for v in values]
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_logprobs_come_through_bit_by_bit() -> None:
     ],
 )
 def test_finish_reasons(finish: object, reason: FinishReason, detail: object) -> None:
-    leg = response.parse(answer(5, finish_reason=finish), 5)
-    assert (leg.finish_reason, leg.finish_detail) == (reason, detail)
+    turn = response.parse(answer(5, finish_reason=finish), 5)
+    assert (turn.finish_reason, turn.finish_detail) == (reason, detail)
 
 
 def test_what_is_harmless_may_be_missing() -> None:
@@ -69,23 +69,23 @@ def test_what_is_harmless_may_be_missing() -> None:
         drop=("cached_tokens", "weight_versions", "weight_version", "completion_tokens", "prompt_tokens", "id"),
     )
     del body["text"]
-    leg = response.parse(body, 5)
-    assert leg.cached_tokens is None
-    assert leg.spans == (VersionSpan(None, 0, 3),)
+    turn = response.parse(body, 5)
+    assert turn.cached_tokens is None
+    assert turn.versions == (VersionSpan(None, 0, 3),)
 
 
 def test_null_where_harmless() -> None:
     body = answer(5, cached_tokens=None, weight_version=None, weight_versions=None, completion_tokens=None)
     body["output_ids"] = None
-    leg = response.parse(body, 5)
-    assert list(leg.token_ids) == [11, 12, 13]
-    assert leg.spans == (VersionSpan(None, 0, 3),)
+    turn = response.parse(body, 5)
+    assert list(turn.token_ids) == [11, 12, 13]
+    assert turn.versions == (VersionSpan(None, 0, 3),)
 
 
 def test_spans_of_versions() -> None:
     spans = [{"version": "1", "start": 0, "end": 1}, {"version": 2, "start": 1, "end": 3}]
-    leg = response.parse(answer(5, weight_versions=spans), 5)
-    assert leg.spans == (VersionSpan("1", 0, 1), VersionSpan("2", 1, 3))
+    turn = response.parse(answer(5, weight_versions=spans), 5)
+    assert turn.versions == (VersionSpan("1", 0, 1), VersionSpan("2", 1, 3))
 
 
 @pytest.mark.parametrize(
@@ -132,19 +132,19 @@ def test_an_abort_before_the_first_token_has_no_logprobs() -> None:
     body = answer(5, [], finish_reason={"type": "abort", "message": "Abort in waiting queue"})
     for key in ("prompt_tokens", "output_token_logprobs", "cached_tokens"):
         del body["meta_info"][key]
-    leg = response.parse(body, 5)
-    assert (len(leg.token_ids), leg.finish_reason, leg.spans) == (0, FinishReason.ABORT, ())
+    turn = response.parse(body, 5)
+    assert (len(turn.token_ids), turn.finish_reason, turn.versions) == (0, FinishReason.ABORT, ())
 
 
 def test_no_list_of_lists_is_kept() -> None:
-    leg = response.parse(response.loads(encoded(5)), 5)
-    assert not any(isinstance(value, list) and value and isinstance(value[0], list) for value in leg.meta.values())
-    assert "output_token_logprobs" not in leg.meta
+    turn = response.parse(response.loads(encoded(5)), 5)
+    assert not any(isinstance(value, list) and value and isinstance(value[0], list) for value in turn.meta.values())
+    assert "output_token_logprobs" not in turn.meta
 
 
 def test_spec_info() -> None:
-    leg = response.parse(answer(5, spec_verify_ct=4, spec_accept_token_num=6, spec_draft_token_num=12), 5)
-    assert leg.spec is not None and (leg.spec.verify_count, leg.spec.accepted_tokens, leg.spec.drafted_tokens) == (
+    turn = response.parse(answer(5, spec_verify_ct=4, spec_accept_token_num=6, spec_draft_token_num=12), 5)
+    assert turn.spec is not None and (turn.spec.verify_count, turn.spec.accepted_tokens, turn.spec.drafted_tokens) == (
         4,
         6,
         12,

@@ -10,122 +10,84 @@ Invariant: every sampled token is kept exactly once, or counted as discarded.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
+from dataclasses import replace
 
 from strands_sglang.engine.generation import FinishReason, Generation, SpecInfo, VersionSpan
 from strands_sglang.engine.request import GenerateRequest
-from strands_sglang.engine.response import Leg
 from strands_sglang.engine.routed_experts import RoutedExperts
-from strands_sglang.errors import CountMismatchError
 
 
 class Assembly:
-    """The turn so far."""
+    """The parts of a turn so far."""
 
-    __slots__ = (
-        "_cached",
-        "_experts",
-        "_logprobs",
-        "_prompt_tokens",
-        "_request",
-        "_spans",
-        "_spec",
-        "_token_ids",
-        "continuations",
-        "discarded_tokens",
-        "requests",
-    )
+    __slots__ = ("_discarded", "_parts", "_request")
 
     def __init__(self, request: GenerateRequest) -> None:
         self._request = request
-        self._prompt_tokens = request.prompt_tokens
-        self._token_ids: array[int] | None = None
-        self._logprobs: array[float] | None = None
-        self._spans: tuple[VersionSpan, ...] = ()
-        self._experts: RoutedExperts | None = None
-        self._spec: SpecInfo | None = None
-        self._cached: int | None = None
-        self.requests = 0
-        """Requests sent so far; also the number of the next attempt."""
-        self.continuations = 0
-        """Times the turn went on behind tokens already sampled."""
-        self.discarded_tokens = 0
-        """Sampled tokens that were thrown away."""
+        self._parts: list[Generation] = []
+        self._discarded = 0
 
     def __len__(self) -> int:
-        return 0 if self._token_ids is None else len(self._token_ids)
+        return sum(len(part) for part in self._parts)
 
-    def interrupt(self, leg: Leg) -> bool:
+    def interrupt(self, part: Generation) -> bool:
         """Take the part of a turn that the engine cut, and prepare the request to go on behind it.
 
         Returns:
             Whether the part was kept. If not, the turn starts over.
         """
-        if not len(leg.token_ids):
+        if not len(part):
             return False
         if not self._request.continuable:
-            self.discarded_tokens += len(leg.token_ids)
+            self._discarded += len(part)
             return False
-        self.keep(leg)
+        self.keep(part)
         return True
 
-    def keep(self, leg: Leg) -> None:
-        """Keep the tokens of `leg` and let the request go on behind them."""
-        self._append(leg)
-        experts = self._experts
+    def keep(self, part: Generation) -> None:
+        """Keep the tokens of `part` and let the request go on behind them."""
+        self._parts.append(part)
+        experts = part.routed_experts
         start = self._request.experts_start if experts is None else experts.start + len(experts)
-        self._request.extend(leg.token_ids, start)
-        self.continuations += 1
+        self._request.extend(part.token_ids, start)
 
     @property
     def spent(self) -> bool:
         """Whether the budget was used up by what is kept."""
-        return bool(len(self)) and (self._request.budget or 0) <= 0
+        return bool(self._parts) and (self._request.budget or 0) <= 0
 
-    def finish(self, leg: Leg, rid: str) -> Generation:
-        """Join the last part and make the `Generation`."""
-        reason, detail = leg.finish_reason, leg.finish_detail
-        self._append(leg)
-        return self._make(reason or FinishReason.UNKNOWN, detail, leg, rid)
+    def finish(self, last: Generation) -> Generation:
+        """Return the turn that ends with the part `last`."""
+        if not self._parts:
+            return replace(last, discarded_tokens=self._discarded) if self._discarded else last
+        return self._join([*self._parts, last], last.finish_reason, last.finish_detail)
 
-    def finish_spent(self, leg: Leg, rid: str) -> Generation:
-        """Make the `Generation` of a turn that was interrupted exactly when its budget was used up."""
-        return self._make(FinishReason.LENGTH, len(self), leg, rid)
+    def finish_spent(self) -> Generation:
+        """Return the turn that was interrupted exactly when its budget was used up."""
+        return self._join(self._parts, FinishReason.LENGTH, len(self))
 
-    def _make(self, reason: FinishReason, detail: int | str | list[int] | None, leg: Leg, rid: str) -> Generation:
-        return Generation(
-            token_ids=array("i") if self._token_ids is None else self._token_ids,
-            logprobs=array("d") if self._logprobs is None else self._logprobs,
+    def _join(self, parts: list[Generation], reason: FinishReason, detail: int | str | list[int] | None) -> Generation:
+        token_ids, logprobs = array("i"), array("d")
+        versions: tuple[VersionSpan, ...] = ()
+        for part in parts:
+            token_ids += part.token_ids
+            logprobs += part.logprobs
+            versions = joined_spans(versions, part.versions)
+        return replace(
+            parts[-1],
+            token_ids=token_ids,
+            logprobs=logprobs,
             finish_reason=reason,
             finish_detail=detail,
-            versions=self._spans,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached,
-            rid=rid,
-            requests=self.requests,
-            continuations=self.continuations,
-            discarded_tokens=self.discarded_tokens,
-            routed_experts=self._experts,
-            spec=self._spec,
-            meta=leg.meta,
+            versions=versions,
+            prompt_tokens=parts[0].prompt_tokens,
+            cached_tokens=parts[0].cached_tokens,
+            continuations=len(self._parts) - (parts is self._parts),
+            discarded_tokens=self._discarded,
+            routed_experts=_joined_experts(part.routed_experts for part in parts),
+            spec=_summed(part.spec for part in parts),
         )
-
-    def _append(self, leg: Leg) -> None:
-        if self._token_ids is None or self._logprobs is None:
-            self._token_ids, self._logprobs = leg.token_ids, leg.logprobs
-            self._spans = leg.spans
-            self._cached, self._spec = leg.cached_tokens, leg.spec
-        else:
-            self._token_ids = self._token_ids + leg.token_ids
-            self._logprobs = self._logprobs + leg.logprobs
-            self._spans = joined_spans(self._spans, leg.spans)
-            self._spec = _sum(self._spec, leg.spec)
-        if leg.routed_experts is not None and self._request.experts_start is not None:
-            start = self._request.experts_start
-            rows = self._request.prompt_tokens + len(leg.token_ids) - 1 - start
-            if rows < 0:
-                raise CountMismatchError(f"routed experts asked from position {start}, behind the sequence's end")
-            part = RoutedExperts((leg.routed_experts,), (rows,), start)
-            self._experts = part if self._experts is None else self._experts.joined(part)
 
 
 def joined_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
@@ -133,8 +95,6 @@ def joined_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]
     base = first[-1].end if first else 0
     spans = list(first)
     for span in second:
-        if span.end == span.start:
-            continue
         if spans and spans[-1].version == span.version:
             spans[-1] = VersionSpan(span.version, spans[-1].start, base + span.end)
         else:
@@ -142,11 +102,20 @@ def joined_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]
     return tuple(spans)
 
 
-def _sum(first: SpecInfo | None, second: SpecInfo | None) -> SpecInfo | None:
-    if first is None or second is None:
-        return first or second
+def _joined_experts(parts: Iterable[RoutedExperts | None]) -> RoutedExperts | None:
+    joined: RoutedExperts | None = None
+    for part in parts:
+        if part is not None:
+            joined = part if joined is None else joined.joined(part)
+    return joined
+
+
+def _summed(parts: Iterable[SpecInfo | None]) -> SpecInfo | None:
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
     return SpecInfo(
-        accepted_tokens=first.accepted_tokens + second.accepted_tokens,
-        drafted_tokens=first.drafted_tokens + second.drafted_tokens,
-        verify_count=first.verify_count + second.verify_count,
+        accepted_tokens=sum(part.accepted_tokens for part in known),
+        drafted_tokens=sum(part.drafted_tokens for part in known),
+        verify_count=sum(part.verify_count for part in known),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import aiohttp
 import orjson
 from yarl import URL
 
@@ -20,7 +19,6 @@ from strands_sglang.engine.generation import FinishReason, Generation
 from strands_sglang.engine.pool import LoopPool
 from strands_sglang.engine.protocol import AbortPolicy
 from strands_sglang.engine.request import GenerateRequest
-from strands_sglang.engine.response import Leg
 from strands_sglang.engine.retry import Retries, RetryPolicy
 from strands_sglang.engine.transport import exchange
 from strands_sglang.errors import EngineUnavailableError, MalformedResponseError
@@ -36,12 +34,11 @@ class Call:
         url: Where `/generate` is.
         request: What to send.
         routing_key: Keeps an episode on one worker; None: the call's own id, so that the router spreads calls.
-        limits: Time limits of one attempt.
         policy: When to try again.
         on_abort: What to do when the engine cuts the turn.
     """
 
-    __slots__ = ("_assembly", "_headers", "_limits", "_on_abort", "_pool", "_request", "_retries", "_url")
+    __slots__ = ("_assembly", "_headers", "_on_abort", "_policy", "_pool", "_request", "_requests", "_retries", "_url")
 
     def __init__(
         self,
@@ -49,70 +46,92 @@ class Call:
         url: URL,
         request: GenerateRequest,
         routing_key: str | None,
-        limits: aiohttp.ClientTimeout,
         policy: RetryPolicy,
         on_abort: AbortPolicy,
     ) -> None:
         self._pool = pool
         self._url = url
         self._request = request
-        self._limits = limits
         self._on_abort = on_abort
         self._headers = {"Content-Type": "application/json", ROUTING_HEADER: routing_key or request.call_id}
-        self._assembly = Assembly(request)
-        self._retries = Retries(policy, url)
+        self._requests = 0
+        self._policy = policy
+        # Made when something goes wrong: nearly all calls are one good request.
+        self._assembly: Assembly | None = None
+        self._retries: Retries | None = None
+
+    @property
+    def assembly(self) -> Assembly:
+        """The parts of the turn so far."""
+        if self._assembly is None:
+            self._assembly = Assembly(self._request)
+        return self._assembly
+
+    @property
+    def retries(self) -> Retries:
+        """The failures so far."""
+        if self._retries is None:
+            self._retries = Retries(self._policy, self._url)
+        return self._retries
 
     async def run(self) -> Generation:
         """Return the whole turn."""
-        assembly = self._assembly
         while True:
-            rid, body = self._next_attempt()
             try:
-                leg = await self._attempt(rid, body)
+                part = await self._attempt()
             except TransientFault as fault:
-                await self._retries.after(fault)
+                await self.retries.after(fault)
                 continue
-            if leg.finish_reason is not FinishReason.ABORT or self._on_abort is AbortPolicy.RETURN:
-                return assembly.finish(leg, rid)
-            if not assembly.interrupt(leg):
-                await self._retries.after(no_progress(leg))
-            elif assembly.spent:
-                return assembly.finish_spent(leg, rid)
+            if part.finish_reason is not FinishReason.ABORT or self._on_abort is AbortPolicy.RETURN:
+                return part if self._assembly is None else self._assembly.finish(part)
+            if not self.assembly.interrupt(part):
+                await self.retries.after(no_progress(part))
+            elif self.assembly.spent:
+                return self.assembly.finish_spent()
             else:
-                self._retries.progressed()
+                self.retries.progressed()
 
-    def _next_attempt(self) -> tuple[str, bytes]:
-        number = self._assembly.requests
-        self._assembly.requests += 1
+    def _next(self) -> tuple[str, bytes]:
+        """Return the request id and the body of the next attempt."""
+        number = self._requests
+        self._requests += 1
         return self._request.rid(number), self._request.body(number)
 
-    async def _attempt(self, rid: str, body: bytes) -> Leg:
-        async with self._pool.slots:
-            try:
-                content = await exchange(self._pool, "POST", self._url, body, self._headers, self._limits)
-            except TransientFault as fault:
-                if fault.in_flight:
-                    self._pool.abort(rid)
-                raise
-            except asyncio.CancelledError:
-                self._pool.abort(rid)
-                raise
+    async def _attempt(self) -> Generation:
+        pool = self._pool
+        rid, body = self._next()
+        if not pool.slots.take():
+            await pool.slots.wait()
         try:
-            answer = response.loads(content)
+            content = await exchange(pool, "POST", self._url, body, self._headers)
+        except TransientFault as fault:
+            if fault.in_flight:
+                pool.abort(rid)
+            raise
+        except asyncio.CancelledError:
+            pool.abort(rid)
+            raise
+        finally:
+            pool.slots.release()
+        try:
+            return self._parsed(response.loads(content), rid)
         except orjson.JSONDecodeError as error:
             raise TransientFault(not_json(self._url, error)) from error
-        leg = checked(answer, self._request.prompt_tokens, self._url)
-        if leg.finish_reason is None:
-            raise MalformedResponseError("the answer has no finish_reason: it cannot be told whether the turn is whole")
-        return leg
 
-
-def checked(answer: Any, prompt_tokens: int, url: URL) -> Leg:
-    """Check an answer; an abort that is really a refusal or a server fault is raised as such."""
-    leg = response.parse(answer, prompt_tokens)
-    if leg.abort_status is not None:
-        raise faults.from_words(leg.abort_status, str(leg.finish_detail), str(url))
-    return leg
+    def _parsed(self, answer: Any, rid: str, *, partial: bool = False) -> Generation:
+        """Check an answer; an abort that is really a refusal or a server fault is raised as such."""
+        request = self._request
+        try:
+            return response.parse(
+                answer,
+                request.prompt_tokens,
+                rid=rid,
+                requests=self._requests,
+                experts_start=request.experts_start,
+                partial=partial,
+            )
+        except response.RefusedInside as refusal:
+            raise faults.from_words(refusal.status, refusal.words, str(self._url)) from None
 
 
 def not_json(url: URL, error: Exception) -> MalformedResponseError:
@@ -120,7 +139,7 @@ def not_json(url: URL, error: Exception) -> MalformedResponseError:
     return MalformedResponseError(f"{url} sent a body that is not JSON: {error}")
 
 
-def no_progress(leg: Leg | None) -> TransientFault:
+def no_progress(part: Generation | None) -> TransientFault:
     """Return the fault of an abort that left nothing to go on from: an engine that keeps doing this is failing."""
-    words = None if leg is None else leg.finish_detail
+    words = None if part is None else part.finish_detail
     return TransientFault(EngineUnavailableError(f"the engine aborted the request: {words}", attempts=1))

@@ -131,7 +131,7 @@ class SGLangClient:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
         request = GenerateRequest(input_ids, sampling_params, routed_experts_start=routed_experts_start, extra=extra)
-        call = Call(pool, self._generate_url, request, routing_key, self._limits, self._policy, on_abort)
+        call = Call(pool, self._generate_url, request, routing_key, self._policy, on_abort)
         seconds = self._deadline if deadline is None else deadline
         if seconds is None and cancel_signal is None:
             return await call.run()
@@ -162,7 +162,7 @@ class SGLangClient:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
         request = GenerateRequest(input_ids, sampling_params, stream=True, extra=extra)
-        call = StreamingCall(pool, self._generate_url, request, routing_key, self._limits, self._policy, on_abort)
+        call = StreamingCall(pool, self._generate_url, request, routing_key, self._policy, on_abort)
         seconds = self._deadline if deadline is None else deadline
         expires_at = None if seconds is None else loop.time() + seconds
         chunks = call.chunks(lambda: CallGuard(loop, pool.watch, expires_at, seconds, cancel_signal))
@@ -189,8 +189,7 @@ class SGLangClient:
         return f"{type(self).__name__}(base_url={self.base_url!r})"
 
     def _make_pool(self) -> LoopPool:
-        settings = self._settings
-        pool = LoopPool(self._headers, settings["max_connections"], settings["connect_timeout"])
+        pool = LoopPool(self._headers, self._settings["max_connections"], self._limits)
         Aborter(pool, self._fleet)
         return pool
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import CountMismatchError
@@ -31,8 +31,7 @@ class FinishReason(str, Enum):
     """A reason this version does not know; `finish_detail` holds its name."""
 
 
-@dataclass(frozen=True, slots=True)
-class VersionSpan:
+class VersionSpan(NamedTuple):
     """A run of sampled tokens that came from the same weights."""
 
     version: str | None

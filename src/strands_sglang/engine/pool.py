@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 
 from strands_sglang.engine.guard import CancelWatch
+from strands_sglang.engine.slots import Slots
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +31,19 @@ _READ_BUFFER_BYTES = 2**20
 class LoopPool:
     """The HTTP session of one event loop, its slots, and the work left behind by finished calls."""
 
-    def __init__(self, headers: Mapping[str, str], max_connections: int, connect_timeout: float) -> None:
+    def __init__(self, headers: Mapping[str, str], max_connections: int, limits: aiohttp.ClientTimeout) -> None:
         self.loop = asyncio.get_running_loop()
         """The loop this pool belongs to."""
         self.pid = os.getpid()
         """The process this pool belongs to."""
         # The connector's own limit is off: it would count waiting for a free slot as connecting.
-        self.slots = asyncio.Semaphore(max_connections)
+        self.slots = Slots(max_connections)
         """Free connections."""
         self.watch = CancelWatch(self.loop)
         """Looks at the cancel signals of this loop's calls."""
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
+            timeout=limits,
             headers=dict(headers),
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=_READ_BUFFER_BYTES,

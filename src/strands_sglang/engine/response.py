@@ -1,25 +1,25 @@
-"""From the bytes of a `/generate` answer to flat arrays.
+"""From the bytes of a `/generate` answer to a `Generation`.
 
 The engine sends `output_token_logprobs` as one small list per token. Decoding that as it stands makes thousands of
 tracked objects per turn and the garbage collector pays for each; so the inner brackets are taken out of the bytes
 first and one flat list is decoded. Where the bytes do not look as expected the plain way is taken: the shape of
 the answer decides only the speed, never the result.
 
-Invariant: a `Leg` has as many logprobs as ids, the ids beside the logprobs are the ids of the output, and the
-version spans cover them; anything else raises `CountMismatchError`.
+Invariant: the ids beside the logprobs are the ids of the output, and every count the engine tells is the count we
+see; anything else raises `CountMismatchError`.
 """
 
 from __future__ import annotations
 
-import struct
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from struct import error as StructError
+from struct import pack
 from typing import Any
 
 import orjson
 
-from strands_sglang.engine.generation import FinishReason, SpecInfo, VersionSpan
+from strands_sglang.engine.generation import FinishReason, Generation, SpecInfo, VersionSpan
+from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import CountMismatchError, MalformedResponseError
 
 _KEY = b'"output_token_logprobs":[['
@@ -38,34 +38,21 @@ _TAKEN = (
     "output_token_logprobs_length",
     "routed_experts",
 )
+# What the engine calls its reasons, and where it keeps their detail.
+_KINDS = {
+    "stop": (FinishReason.STOP, "matched"),
+    "length": (FinishReason.LENGTH, "length"),
+    "abort": (FinishReason.ABORT, "message"),
+}
 
 
-@dataclass(slots=True)
-class Leg:
-    """What one request sampled: a whole turn, or the part of it up to an interruption."""
+class RefusedInside(Exception):
+    """An answer whose `abort` is really a refusal or a server fault: it carries an HTTP status."""
 
-    token_ids: array[int]
-    """Sampled ids."""
-    logprobs: array[float]
-    """Logprob of each sampled id."""
-    finish_reason: FinishReason | None
-    """Why it ended; None only in the middle of a stream."""
-    finish_detail: int | str | list[int] | None
-    """As `Generation.finish_detail`."""
-    abort_status: int | None
-    """HTTP status inside an abort that is really a refusal or a server fault; else None."""
-    spans: tuple[VersionSpan, ...]
-    """Weight versions over `token_ids`, counted from the first of them."""
-    spans_told: bool
-    """Whether the engine told the spans; if not, they are one span of the version it named."""
-    cached_tokens: int | None
-    """Prompt tokens from the prefix cache; None when not told."""
-    routed_experts: str | None
-    """Base64 of int32 as it came; None when absent."""
-    spec: SpecInfo | None
-    """Speculative decoding counts; None when absent."""
-    meta: dict[str, Any]
-    """The rest of meta_info."""
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+        self.words = words
 
 
 def loads(body: bytes) -> Any:
@@ -87,72 +74,89 @@ def loads(body: bytes) -> Any:
     return orjson.loads(b"".join((body[:first], b"[", flat, b"]", body[last:])))
 
 
-def parse(answer: Any, sent_tokens: int) -> Leg:
+def parse(
+    answer: Any,
+    sent_tokens: int,
+    *,
+    rid: str = "",
+    requests: int = 1,
+    experts_start: int | None = None,
+    partial: bool = False,
+) -> Generation:
     """Check an answer and lay it flat.
 
     Args:
-        answer: What `loads` gave.
+        answer: What `loads` gave; taken apart in the process.
         sent_tokens: Length of the prompt that was sent; an engine that counted another number cut the prompt.
+        rid: Id of the request.
+        requests: Requests the call has taken so far.
+        experts_start: First position whose routed experts were asked for; None: none were.
+        partial: Whether this comes from the middle of a stream and need not be finished.
 
     Raises:
+        RefusedInside: It is a refusal or a server fault.
         MalformedResponseError: A part that is needed is missing or of the wrong type.
         CountMismatchError: Counts do not agree.
     """
     if not isinstance(answer, dict) or not isinstance(meta := answer.get("meta_info"), dict):
         raise MalformedResponseError(f"the answer has no meta_info: {_short(answer)}")
-    reason, detail, status = _finish(meta.get("finish_reason"))
-    if status is None:
-        ids, logprobs = _tokens(answer, meta)
-    else:
-        ids, logprobs = [], []
+    reason, detail = _finish(meta.get("finish_reason"), partial)
+    ids, logprobs = _tokens(answer, meta)
     count = len(ids)
-    if (told := meta.get("prompt_tokens")) is not None and told != sent_tokens:
+    told = meta.get("prompt_tokens")
+    if told != sent_tokens and told is not None:
         raise CountMismatchError(
             f"the engine counted {told} prompt tokens but {sent_tokens} were sent: it cut or changed the prompt "
             "(is it running with --allow-auto-truncate?)"
         )
     try:
-        token_ids = array("i", struct.pack(f"{count}i", *ids))
-        logprob_array = array("d", struct.pack(f"{count}d", *logprobs))
-    except struct.error as error:
+        token_ids = array("i", pack(f"{count}i", *ids))
+        logprob_array = array("d", pack(f"{count}d", *logprobs))
+    except StructError as error:
         raise MalformedResponseError(f"a sampled id or logprob is not a number: {error}") from error
-    leg = Leg(
-        token_ids=token_ids,
-        logprobs=logprob_array,
-        finish_reason=reason,
-        finish_detail=detail,
-        abort_status=status,
-        spans=_spans(meta, count),
-        spans_told=bool(meta.get("weight_versions")),
-        cached_tokens=_count(meta.get("cached_tokens")),
-        routed_experts=_text(meta.get("routed_experts")),
-        spec=_spec(meta),
-        meta=meta,
-    )
+    versions = _spans(meta, count)
+    cached = meta.get("cached_tokens")
+    spec = _spec(meta) if "spec_verify_ct" in meta else None
+    experts = None if experts_start is None else _experts(meta, sent_tokens + count - 1, experts_start)
     for key in _TAKEN:
         meta.pop(key, None)
-    return leg
+    return Generation(
+        token_ids,
+        logprob_array,
+        reason,
+        detail,
+        versions,
+        sent_tokens,
+        cached if isinstance(cached, int) else None,
+        rid,
+        requests,
+        0,
+        0,
+        experts,
+        spec,
+        meta,
+    )
 
 
-def _finish(raw: Any) -> tuple[FinishReason | None, int | str | list[int] | None, int | None]:
-    if raw is None:
-        return None, None, None
-    kind = raw.get("type") if isinstance(raw, dict) else raw
-    if kind == "stop":
-        return FinishReason.STOP, raw.get("matched") if isinstance(raw, dict) else None, None
-    if kind == "length":
-        return FinishReason.LENGTH, raw.get("length") if isinstance(raw, dict) else None, None
-    if kind == "abort":
-        if not isinstance(raw, dict):
-            return FinishReason.ABORT, None, None
-        return FinishReason.ABORT, _text(raw.get("message")), _count(raw.get("status_code"))
-    return FinishReason.UNKNOWN, str(kind), None
+def _finish(raw: Any, partial: bool) -> tuple[FinishReason, Any]:
+    told = raw if isinstance(raw, dict) else {"type": raw}
+    if (kind := told.get("type")) is None:
+        if not partial:
+            raise MalformedResponseError("the answer has no finish_reason: it cannot be told whether the turn is whole")
+        return FinishReason.UNKNOWN, None
+    kind = str(kind)
+    if kind == "abort" and isinstance(status := told.get("status_code"), int):
+        raise RefusedInside(status, str(told.get("message")))
+    if kind not in _KINDS:
+        return FinishReason.UNKNOWN, kind
+    reason, detail = _KINDS[kind]
+    return reason, told.get(detail)
 
 
-def _tokens(answer: dict[str, Any], meta: dict[str, Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _tokens(answer: dict[str, Any], meta: dict[str, Any]) -> tuple[list[Any], list[Any]]:
     entries = meta.get("output_token_logprobs")
     ids = answer.get("output_ids")
-    if entries is None or not isinstance(entries, list):
+    if not isinstance(entries, list):
         if ids == [] or (ids is None and meta.get("completion_tokens") == 0):
             return [], []  # ended before the first token: there is nothing to have a logprob
         raise CountMismatchError("the engine returned no logprobs for its output")
@@ -173,49 +177,50 @@ def _tokens(answer: dict[str, Any], meta: dict[str, Any]) -> tuple[Sequence[Any]
         at = next(i for i, (a, b) in enumerate(zip(ids, beside, strict=True)) if a != b)
         raise CountMismatchError(f"output id {ids[at]} at {at} has the logprob of id {beside[at]}")
     told = meta.get("completion_tokens")
-    if told is not None and told != len(ids):
+    if told != len(ids) and told is not None:
         raise CountMismatchError(f"the engine counted {told} completion tokens but returned {len(ids)}")
     return ids, logprobs
 
 
 def _spans(meta: dict[str, Any], count: int) -> tuple[VersionSpan, ...]:
+    """Return the spans as told; that they cover the tokens without gaps is for `Generation` to check."""
     if not count:
         return ()
     raw = meta.get("weight_versions")
     if not raw:
         return (VersionSpan(_text(meta.get("weight_version")), 0, count),)
-    spans = []
-    at = 0
     try:
-        for entry in raw:
-            start, end = entry["start"], entry["end"]
-            if start != at or end < start:
-                raise CountMismatchError(f"weight_versions {raw} have a gap or overlap at token {at}")
-            if end > start:
-                spans.append(VersionSpan(_text(entry["version"]), start, end))
-            at = end
+        return tuple(
+            [
+                VersionSpan(_text(entry["version"]), entry["start"], entry["end"])
+                for entry in raw
+                if entry["end"] > entry["start"]
+            ]
+        )
     except (TypeError, KeyError) as error:
         raise MalformedResponseError(f"weight_versions are not spans: {_short(raw)}") from error
-    if at != count:
-        raise CountMismatchError(f"weight_versions cover {at} of {count} sampled tokens")
-    return tuple(spans)
+
+
+def _experts(meta: dict[str, Any], fed_tokens: int, start: int) -> RoutedExperts | None:
+    data = meta.get("routed_experts")
+    if data is None:
+        return None
+    rows = fed_tokens - start
+    if not isinstance(data, str) or rows < 0:
+        raise MalformedResponseError(f"routed experts from position {start} of {fed_tokens}: {_short(data)}")
+    return RoutedExperts((data,), (rows,), start)
 
 
 def _spec(meta: dict[str, Any]) -> SpecInfo | None:
-    verify = _count(meta.get("spec_verify_ct"))
-    if not verify:
-        return None
-    accepted = _count(meta.get("spec_accept_token_num")) or 0
-    drafted = _count(meta.get("spec_draft_token_num")) or 0
-    return SpecInfo(accepted_tokens=accepted, drafted_tokens=drafted, verify_count=verify)
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    accepted, drafted, verified = (
+        value if isinstance(value := meta.get(key), int) else 0
+        for key in ("spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct")
+    )
+    return SpecInfo(accepted, drafted, verified) if verified else None
 
 
 def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+    return value if value is None or isinstance(value, str) else str(value)
 
 
 def _short(value: Any) -> str:

@@ -34,13 +34,12 @@ class RetryPolicy:
 class Retries:
     """The failures of one call."""
 
-    __slots__ = ("_failures", "_in_flight_losses", "_policy", "_url")
+    _failures = 0
+    _in_flight_losses = 0
 
     def __init__(self, policy: RetryPolicy, url: URL) -> None:
         self._policy = policy
         self._url = url
-        self._failures = 0
-        self._in_flight_losses = 0
 
     def progressed(self) -> None:
         """The call got somewhere: failures are counted from zero again."""

@@ -9,21 +9,21 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import aiohttp
 import orjson
 
 from strands_sglang.engine import faults
 from strands_sglang.engine.assembly import joined_spans
-from strands_sglang.engine.call import Call, checked, no_progress, not_json
+from strands_sglang.engine.call import Call, no_progress, not_json
 from strands_sglang.engine.faults import TransientFault
 from strands_sglang.engine.generation import FinishReason, Generation, VersionSpan
 from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.protocol import AbortPolicy
-from strands_sglang.engine.response import Leg
 from strands_sglang.engine.sse import Accumulator, payloads
-from strands_sglang.engine.transport import read_whole, translate
+from strands_sglang.engine.transport import translate
 from strands_sglang.errors import ConnectionLostError, StreamInterruptedError
 
 
@@ -50,70 +50,69 @@ class StreamingCall(Call):
         Args:
             guard: Makes the guard of one wait. The caller's code runs between our waits and is not ours to cancel.
         """
-        assembly = self._assembly
+        assembly = self.assembly
         while True:
-            rid, body = self._next_attempt()
-            legs = self._legs(rid, body, guard)
-            leg: Leg | None = None
+            snapshots = self._snapshots(guard)
+            part: Generation | None = None
+            finished = False
             seen = 0
             fault: TransientFault | None = None
             try:
-                async for newer in legs:
-                    leg = newer if leg is None else _with_earlier_versions(newer, leg)
-                    self._retries.progressed()
-                    if leg.finish_reason is None and len(leg.token_ids) > seen:
-                        yield GenerationChunk(leg.token_ids[seen:], leg.logprobs[seen:])
-                        seen = len(leg.token_ids)
+                async for part, finished in snapshots:
+                    self.retries.progressed()
+                    if not finished and len(part) > seen:
+                        yield GenerationChunk(part.token_ids[seen:], part.logprobs[seen:])
+                        seen = len(part)
             except TransientFault as error:
                 fault = error
             finally:
-                await legs.aclose()
-            if leg is not None and fault is None and self._whole(leg):
-                kept = len(assembly)
-                generation = assembly.finish(leg, rid)
-                yield GenerationChunk(
-                    generation.token_ids[kept + seen :], generation.logprobs[kept + seen :], generation
-                )
+                await snapshots.aclose()
+            if part is not None and finished and self._whole(part):
+                whole = assembly.finish(part)
+                yield GenerationChunk(part.token_ids[seen:], part.logprobs[seen:], whole)
                 return
-            if leg is None or not len(leg.token_ids):
+            if part is None or not len(part):
                 with guard():
-                    await self._retries.after(fault or no_progress(leg))
+                    await self.retries.after(fault or no_progress(part))
                 continue
-            if len(leg.token_ids) > seen:
-                yield GenerationChunk(leg.token_ids[seen:], leg.logprobs[seen:])
+            if len(part) > seen:
+                yield GenerationChunk(part.token_ids[seen:], part.logprobs[seen:])
             if not self._request.continuable:
                 raise StreamInterruptedError(
-                    f"the stream broke in mid-turn ({fault or leg.finish_detail}) and cannot go on exactly: its "
+                    f"the stream broke in mid-turn ({fault or part.finish_detail}) and cannot go on exactly: its "
                     "sampling parameters keep state in the request (stop strings, grammar, penalties) or leave "
                     "max_new_tokens open"
                 )
-            assembly.keep(leg)
+            assembly.keep(part)
             if assembly.spent:
-                yield GenerationChunk(array("i"), array("d"), assembly.finish_spent(leg, rid))
+                yield GenerationChunk(array("i"), array("d"), assembly.finish_spent())
                 return
             if fault is not None:
                 with guard():
-                    await self._retries.after(fault)
+                    await self.retries.after(fault)
 
-    def _whole(self, leg: Leg) -> bool:
-        return leg.finish_reason is not FinishReason.ABORT or self._on_abort is AbortPolicy.RETURN
+    def _whole(self, part: Generation) -> bool:
+        return part.finish_reason is not FinishReason.ABORT or self._on_abort is AbortPolicy.RETURN
 
-    async def _legs(self, rid: str, body: bytes, guard: Callable[[], CallGuard]) -> AsyncGenerator[Leg, None]:
-        """Yield the output so far of one attempt, the last with its finish reason."""
+    async def _snapshots(self, guard: Callable[[], CallGuard]) -> AsyncGenerator[tuple[Generation, bool], None]:
+        """Yield the output so far of one attempt, and whether it is finished; the last one is, or a fault is raised."""
         pool, url = self._pool, self._url
+        rid, body = self._next()
         ended = False
         response: aiohttp.ClientResponse | None = None
-        with guard():
-            await pool.slots.acquire()
+        if not pool.slots.take():
+            with guard():
+                await pool.slots.wait()
         try:
             with guard():
-                response = await pool.session.post(url, data=body, headers=self._headers, timeout=self._limits)
+                response = await pool.session.post(url, data=body, headers=self._headers)
                 if response.status != 200:
-                    content = await read_whole(response)
+                    content = await response.read()
                     ended = True
                     raise faults.from_status(response.status, content, str(url), response.headers)
             output = Accumulator()
             events = payloads(response.content).__aiter__()
+            versions: tuple[VersionSpan, ...] = ()
             while not ended:
                 with guard():
                     arrived = await _next(events)
@@ -123,13 +122,16 @@ class StreamingCall(Call):
                 if isinstance(answer, dict) and isinstance(error := answer.get("error"), dict):
                     ended = True
                     raise faults.from_words(int(error.get("code") or 500), str(error.get("message")), str(url))
-                leg = checked(answer, self._request.prompt_tokens, url)
-                ended = leg.finish_reason is not None
-                yield leg
+                told, ended = _told(answer, "weight_versions"), _told(answer, "finish_reason")
+                part = self._parsed(answer, rid, partial=True)
+                if not told:
+                    part = _with_earlier_versions(part, versions)
+                versions = part.versions
+                yield part, ended
         except orjson.JSONDecodeError as error:
             raise TransientFault(not_json(url, error), in_flight=True) from error
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            raise translate(error, url, self._limits) from error
+            raise translate(error, url, pool.session.timeout) from error
         finally:
             if response is not None:
                 response.close()
@@ -138,15 +140,23 @@ class StreamingCall(Call):
                 pool.abort(rid)
 
 
-def _with_earlier_versions(newer: Leg, older: Leg) -> Leg:
+def _told(answer: Any, key: str) -> bool:
+    try:
+        return bool(answer["meta_info"].get(key))
+    except (KeyError, TypeError, AttributeError):
+        return False  # the answer is malformed, which is for its parser to say
+
+
+def _with_earlier_versions(part: Generation, earlier: tuple[VersionSpan, ...]) -> Generation:
     """Keep the versions of tokens that came with earlier events.
 
     Until its last event the engine names only the version of the moment, which need not be that of older tokens.
     """
-    if not newer.spans_told and newer.spans and older.spans:
-        (span,) = newer.spans
-        newer.spans = joined_spans(older.spans, (VersionSpan(span.version, 0, span.end - len(older.token_ids)),))
-    return newer
+    if not earlier or part.versions[0].version == earlier[-1].version == earlier[0].version:
+        return part
+    (span,) = part.versions
+    newer = (VersionSpan(span.version, 0, span.end - earlier[-1].end),) if span.end > earlier[-1].end else ()
+    return replace(part, versions=joined_spans(earlier, newer))
 
 
 async def _next(events: AsyncIterator[list[bytes]]) -> list[bytes] | None:

@@ -7,6 +7,7 @@ final error; what the HTTP library raises does not leave this file.
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from strands_sglang.errors import AttemptTimeoutError, ConnectionLostError, Malf
 
 # Far above any answer with routed experts of a long context; below it a server gone mad cannot eat the machine.
 MAX_BODY_BYTES = 2**31
+
+_LARGE_BODY_BYTES = 2**20
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 
@@ -44,22 +47,24 @@ async def exchange(
         TransientFault: It may work later.
         RequestRejectedError: It will not work later either.
     """
+    data: bytes | io.BytesIO | None = body
+    if body is not None and len(body) > _LARGE_BODY_BYTES:
+        data = io.BytesIO(body)  # sent piece by piece, so that other calls get their turn in between
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     try:
-        async with pool.session.request(method, url, data=body, headers=headers, **options) as response:
-            content = await read_whole(response)
+        async with pool.session.request(method, url, data=data, headers=headers, **options) as response:
+            length = response.content_length
+            known = length is not None and length <= MAX_BODY_BYTES
+            content = await (response.read() if known else _read_bounded(response))
             if response.status == 200:
                 return content
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
-        raise translate(error, url, timeout) from error
+        raise translate(error, url, timeout or pool.session.timeout) from error
     raise faults.from_status(response.status, content, str(url), response.headers)
 
 
-async def read_whole(response: aiohttp.ClientResponse) -> bytes:
-    """Read the body of a response, up to `MAX_BODY_BYTES`."""
-    length = response.content_length
-    if length is not None and length <= MAX_BODY_BYTES:
-        return await response.read()
+async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
+    """Read a body that does not say its length, up to `MAX_BODY_BYTES`."""
     parts = bytearray()
     async for chunk in response.content.iter_any():
         parts += chunk
@@ -68,7 +73,7 @@ async def read_whole(response: aiohttp.ClientResponse) -> bytes:
     return bytes(parts)
 
 
-def translate(error: Exception, url: URL, timeout: aiohttp.ClientTimeout | None) -> Exception:
+def translate(error: Exception, url: URL, timeout: aiohttp.ClientTimeout) -> Exception:
     """Turn what the HTTP library raised into a fault of ours."""
     if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
         return error
@@ -77,6 +82,6 @@ def translate(error: Exception, url: URL, timeout: aiohttp.ClientTimeout | None)
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
         return TransientFault(ConnectionLostError(f"could not connect to {url}: {what}"))
     if isinstance(error, asyncio.TimeoutError):
-        seconds = None if timeout is None else timeout.total
-        return TransientFault(AttemptTimeoutError(f"{url} gave no whole answer within {seconds} s"), in_flight=True)
+        what = f"{url} gave no whole answer within {timeout.total} s"
+        return TransientFault(AttemptTimeoutError(what), in_flight=True)
     return TransientFault(ConnectionLostError(f"connection to {url} lost: {what}"), in_flight=True)
