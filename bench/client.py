@@ -2,12 +2,13 @@
 
     python bench/client.py [--quick] [--no-published]
 
-Each client runs in a process of its own against one loopback server in another. They take turns in many short rounds;
-a ratio is taken within each round, where what else the machine does hits all alike, and the median over the rounds is
-shown. The published package is installed from the package index into an environment of its own, in the cache.
+One loopback server runs in a process of its own, our client and the bare one in another, the published package in a
+third, with its own environment from the package index (in the cache). They take turns in many short rounds, the server
+kept on one CPU and the clients on another; a ratio is taken within each round, where what else the machine does hits
+all alike, and the median over the rounds is shown.
 
-Prints a table, then one JSON line with `ours_over_bare` and `ours_over_published`: a map from shape to ratio at the
-concurrency where it is worst, and every single figure under `cells`.
+Prints a table, then one JSON line with `ours_over_bare` and `ours_over_published`: a map from shape to ratio, over all
+rounds at every concurrency, and the figures of each row of the table under `cells`.
 """
 
 from __future__ import annotations
@@ -44,17 +45,21 @@ class Cell:
         """Return the median over the rounds."""
         return statistics.median(self.cpu[kind])
 
+    def ratios(self, over: str) -> list[float]:
+        """Return our cost over another client's, in each round."""
+        return [ours / other for ours, other in zip(self.cpu["ours"], self.cpu[over], strict=True)]
+
     def ratio(self, over: str) -> float:
-        """Return our cost over another client's: the median of the rounds' ratios."""
-        return statistics.median(a / b for a, b in zip(self.cpu["ours"], self.cpu[over], strict=True))
+        """Return our cost over another client's: the median of the rounds."""
+        return statistics.median(self.ratios(over))
 
 
-class Contender:
-    """A client process."""
+class Environment:
+    """A process with one environment's clients."""
 
-    def __init__(self, kind: str, python: str, ports: list[int]) -> None:
-        self.kind = kind
-        command = [python, str(HERE / "contender.py"), kind, json.dumps(ports)]
+    def __init__(self, kinds: list[str], python: str, ports: list[int]) -> None:
+        self.kinds = kinds
+        command = [python, str(HERE / "contender.py"), ",".join(kinds), json.dumps(ports), "1"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
         )
@@ -76,12 +81,12 @@ class Contender:
 
     def _give_up(self, what: str) -> NoReturn:
         self._process.wait()
-        raise SystemExit(f"the client process {self.kind} {what}:\n{''.join(self._said)}")
+        raise SystemExit(f"the process of {' and '.join(self.kinds)} {what}:\n{''.join(self._said)}")
 
-    def run(self, shape: int, concurrency: int, count: int) -> float:
-        """Return the CPU seconds of one request, over `count` of them."""
+    def run(self, kind: str, shape: int, concurrency: int, count: int) -> float:
+        """Return the CPU seconds of one request of a client, over `count` of them."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        job = {"shape": shape, "concurrency": concurrency, "count": count}
+        job = {"kind": kind, "shape": shape, "concurrency": concurrency, "count": count}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
@@ -109,20 +114,20 @@ def published_python() -> str:
     return str(python)
 
 
-def measure(contenders: list[Contender], *, rounds: int, scale: float) -> list[Cell]:
+def measure(environments: list[Environment], *, rounds: int, scale: float) -> list[Cell]:
     """Run every shape at every concurrency, the clients taking turns."""
+    clients = [(environment, kind) for environment in environments for kind in environment.kinds]
     cells = []
     for index, shape in enumerate(SHAPES):
         for concurrency in CONCURRENCY:
-            cell = Cell(shape, concurrency, {contender.kind: [] for contender in contenders})
+            cell = Cell(shape, concurrency, {kind: [] for _, kind in clients})
             # About the same work in each cell; never fewer requests than run at once.
-            count = max(concurrency, int(scale * 1_500_000 / (shape.prompt_tokens + 12 * shape.output_tokens + 3_000)))
-            for contender in contenders:
-                contender.run(index, concurrency, concurrency)  # open the connections, warm the caches
+            count = max(concurrency, int(scale * 1_000_000 / (shape.prompt_tokens + 12 * shape.output_tokens + 3_000)))
+            for environment, kind in clients:  # open the connections, warm the caches
+                environment.run(kind, index, concurrency, max(concurrency, count))
             for number in range(rounds):
-                turn = number % len(contenders)
-                for contender in contenders[turn:] + contenders[:turn]:
-                    cell.cpu[contender.kind].append(contender.run(index, concurrency, count))
+                for environment, kind in clients if number % 2 else clients[::-1]:
+                    cell.cpu[kind].append(environment.run(kind, index, concurrency, count))
             print(_row(cell), flush=True)
             cells.append(cell)
     return cells
@@ -135,9 +140,11 @@ def _row(cell: Cell) -> str:
 
 
 def summary(cells: list[Cell], over: str) -> dict[str, float]:
-    """Return, for each shape, our cost over another client's at the concurrency where it is worst."""
-    names = {cell.shape.name for cell in cells}
-    return {name: round(max(c.ratio(over) for c in cells if c.shape.name == name), 3) for name in sorted(names)}
+    """Return, for each shape, our cost over another client's: the median of all its rounds, at every concurrency."""
+    ratios: dict[str, list[float]] = {}
+    for cell in cells:
+        ratios.setdefault(cell.shape.name, []).extend(cell.ratios(over))
+    return {name: round(statistics.median(values), 3) for name, values in ratios.items()}
 
 
 def main() -> None:
@@ -151,21 +158,21 @@ def main() -> None:
     )
     assert server.stdout is not None and server.stdin is not None
     ports = json.loads(server.stdout.readline())
-    kinds = {"ours": sys.executable, "bare": sys.executable}
+    environments = [Environment(["ours", "bare"], sys.executable, ports)]
     if not options.no_published:
-        kinds["published"] = published_python()
-    contenders = [Contender(kind, python, ports) for kind, python in kinds.items()]
+        environments.append(Environment(["published"], published_python(), ports))
+    kinds = [kind for environment in environments for kind in environment.kinds]
     print("CPU of the client process, milliseconds a request (lower is better)")
-    heads = "".join(f"{kind:>11}" for kind in kinds) + "".join(f"{'/' + kind:>11}" for kind in list(kinds)[1:])
+    heads = "".join(f"{kind:>11}" for kind in kinds) + "".join(f"{'/' + kind:>11}" for kind in kinds[1:])
     print(f"{'in/out':>10}{'conc':>6}{heads}", flush=True)
     try:
-        cells = measure(contenders, rounds=3 if options.quick else 25, scale=0.2 if options.quick else 1.0)
+        cells = measure(environments, rounds=3 if options.quick else 20, scale=0.2 if options.quick else 1.0)
     finally:
-        for contender in contenders:
-            contender.close()
+        for environment in environments:
+            environment.close()
         server.stdin.close()
         server.wait(timeout=10)
-    result: dict[str, object] = {f"ours_over_{kind}": summary(cells, kind) for kind in list(kinds)[1:]}
+    result: dict[str, object] = {f"ours_over_{kind}": summary(cells, kind) for kind in kinds[1:]}
     result["cells"] = [
         {
             "shape": c.shape.name,

@@ -1,6 +1,7 @@
-"""One client under measurement, in a process of its own: told what to run on stdin, answers CPU seconds on stdout.
+"""Clients under measurement in one environment: told what to run on stdin, answers CPU seconds on stdout.
 
-python contender.py ours|bare|published PORTS
+python contender.py ours,bare PORTS CPU
+python contender.py published PORTS CPU
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from loopback import SHAPES
+from loopback import SHAPES, stay_on
 
 SAMPLING = {"max_new_tokens": 1024, "temperature": 1.0}
 Generate = Callable[[list[int]], Awaitable[Any]]
@@ -63,19 +64,22 @@ async def _run(generate: Generate, ids: list[int], concurrency: int, count: int)
     return time.process_time() - started
 
 
-async def _main(kind: str, ports: list[int]) -> None:
-    make = {"ours": ours, "bare": bare, "published": published}[kind]
-    clients = [make(f"http://127.0.0.1:{port}", 1024) for port in ports]
+MAKERS = {"ours": ours, "bare": bare, "published": published}
+
+
+async def _main(kinds: list[str], ports: list[int]) -> None:
+    clients = {kind: [MAKERS[kind](f"http://127.0.0.1:{port}", 1024) for port in ports] for kind in kinds}
     prompts = [shape.prompt() for shape in SHAPES]
     loop = asyncio.get_running_loop()
     print("ready", flush=True)
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         job = json.loads(line)
         shape = job["shape"]
-        seconds = await _run(clients[shape], prompts[shape], job["concurrency"], job["count"])
+        seconds = await _run(clients[job["kind"]][shape], prompts[shape], job["concurrency"], job["count"])
         print(json.dumps(seconds), flush=True)
     os._exit(0)  # clients that do not close their connections would fill the screen with it
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], json.loads(sys.argv[2])))
+    stay_on(int(sys.argv[3]))
+    asyncio.run(_main(sys.argv[1].split(","), json.loads(sys.argv[2])))

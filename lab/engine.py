@@ -194,4 +194,5 @@ def free_port(host: str = "127.0.0.1") -> int:
     """A port nobody listens on at the moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port

@@ -16,6 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAB = Path(__file__).resolve().parent.parent / "lab"
+sys.path.append(str(LAB / "tool_policy"))
+
+import task  # noqa: E402 - the lab is not a package; its task is a file of the standard library alone
+
+__all__ = ["LAB", "LabProcess", "Routed", "route", "serve", "task"]
+
 # A first start compiles the engine's own Python files, on a machine that may be busy with other tests.
 START_SECONDS = 420.0
 

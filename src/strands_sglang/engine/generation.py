@@ -54,9 +54,12 @@ class SpecInfo:
     """Forward passes of the target model that verified drafts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Generation:
-    """The tokens sampled by one call, with everything a trainer needs to know about them."""
+    """The tokens sampled by one call, with everything a trainer needs to know about them.
+
+    To be read, not changed. (Not frozen: that alone would cost more than all its checks, on every call.)
+    """
 
     token_ids: array[int]
     """Sampled ids (32-bit), the stop token included when one was sampled."""
@@ -92,10 +95,10 @@ class Generation:
         if len(self.logprobs) != count:
             raise CountMismatchError(f"{count} sampled tokens but {len(self.logprobs)} logprobs")
         at = 0
-        for span in self.versions:
-            if span.start != at or span.end <= at:
+        for _, start, end in self.versions:
+            if start != at or end <= at:
                 raise CountMismatchError(f"version spans {self.versions} have a gap or overlap at token {at}")
-            at = span.end
+            at = end
         if at != count:
             raise CountMismatchError(f"version spans cover {at} of {count} sampled tokens")
 

@@ -190,13 +190,9 @@ def _spans(meta: dict[str, Any], count: int) -> tuple[VersionSpan, ...]:
     if not raw:
         return (VersionSpan(_text(meta.get("weight_version")), 0, count),)
     try:
-        return tuple(
-            [
-                VersionSpan(_text(entry["version"]), entry["start"], entry["end"])
-                for entry in raw
-                if entry["end"] > entry["start"]
-            ]
-        )
+        spans = [VersionSpan(_text(entry["version"]), entry["start"], entry["end"]) for entry in raw]
+        # An update before the first token of a request leaves an empty span, which says nothing.
+        return tuple(spans) if len(spans) == 1 else tuple(span for span in spans if span.end > span.start)
     except (TypeError, KeyError) as error:
         raise MalformedResponseError(f"weight_versions are not spans: {_short(raw)}") from error
 
