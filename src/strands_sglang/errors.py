@@ -8,6 +8,7 @@
         ├── EngineUnavailableError            still failing after every retry; __cause__ is the last fault
         ├── DeadlineExceededError             the caller's deadline passed (also a TimeoutError)
         ├── CallCancelledError                the caller's cancel signal was set
+        ├── ClientClosedError                 the client was closed under a call
         ├── MalformedResponseError            the engine answered, but not with what /generate promises
         │   └── CountMismatchError            ids, logprobs, prompt or version spans do not add up
         ├── ConnectionLostError               one attempt lost its connection (seen as a __cause__)
@@ -17,7 +18,8 @@
 Invariant: an error means that nothing of that call was used. Whatever was sampled in it is not handed out in
 part, with one exception that says so: tokens a stream had already delivered before `StreamInterruptedError`.
 
-Every error survives pickling, so it crosses process and Ray boundaries whole.
+Every error survives pickling with its fields, so it crosses process and Ray boundaries (Python leaves `__cause__`
+behind; its words are in the message).
 """
 
 from __future__ import annotations
@@ -87,6 +89,10 @@ class DeadlineExceededError(EngineError, TimeoutError):
 
 class CallCancelledError(EngineError):
     """The caller's cancel signal was set; the request was aborted on the engine."""
+
+
+class ClientClosedError(EngineError):
+    """The client's connections were closed while the call was under way; the request was aborted on the engine."""
 
 
 class MalformedResponseError(EngineError):

@@ -17,6 +17,7 @@ from strands_sglang import AbortPolicy, FinishReason, SGLangClient, TokenEngine,
 from strands_sglang.errors import (
     AttemptTimeoutError,
     CallCancelledError,
+    ClientClosedError,
     ConfigurationError,
     ConnectionLostError,
     ContextOverflowError,
@@ -103,6 +104,17 @@ class TestSettings:
             keys = {request.headers["x-smg-routing-key"] for request in server.generates()}
             assert len(keys) == 3
 
+    @pytest.mark.parametrize("key", ["a\nb", "a\r\nX-Evil: 1", 5])
+    async def test_routing_keys_that_cannot_be_sent(self, key: Any) -> None:
+        async with SGLangClient("http://127.0.0.1:9") as client:
+            with pytest.raises(ConfigurationError, match="one line of text"):
+                await client.generate([1], BUDGET, routing_key=key)
+            with pytest.raises(ConfigurationError, match="one line of text"):
+                async for _ in client.stream([1], BUDGET, routing_key=key):
+                    pass
+        with pytest.raises(ConfigurationError, match="X-Team"):
+            SGLangClient("http://x", headers={"X-Team": key})
+
     async def test_a_pickled_client_works(self) -> None:
         with scripted(lambda request: encoded(request)) as server:
             client = pickle.loads(pickle.dumps(SGLangClient(server.url, api_key="k", timeout=5.0)))
@@ -120,6 +132,13 @@ class TestRetries:
             async with SGLangClient(server.url, **QUICK) as client:
                 generation = await client.generate([1], BUDGET)
             assert generation.requests == len(server.generates()) == 3
+
+    @pytest.mark.parametrize("code", [408, 502, 504])
+    async def test_what_a_proxy_gave_up_on_is_aborted(self, code: int) -> None:
+        with in_turn(status(code), good()) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                await client.generate([1], BUDGET)
+                await until(lambda: "/abort_request" in server.paths())
 
     @pytest.mark.parametrize("code", [400, 401, 403, 404, 413, 422])
     async def test_final_statuses_are_not(self, code: int) -> None:
@@ -298,6 +317,44 @@ class TestEndingEarly:
                 assert aborts == [first]
 
 
+class TestClosing:
+    async def test_calls_under_way_end_typed_and_are_aborted(self) -> None:
+        with in_turn(hang) as server:
+            client = SGLangClient(server.url)
+            calls = [asyncio.create_task(client.generate([1], BUDGET)) for _ in range(3)]
+            await until(lambda: len(server.generates()) == 3)
+            await client.close()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(result, ClientClosedError) for result in results), results
+            rids = {request.json()["rid"] for request in server.generates()}
+            assert {r.json()["rid"] for r in server.received if r.path == "/abort_request"} == rids
+
+    async def test_a_call_waiting_to_try_again(self) -> None:
+        with in_turn(status(503)) as server:
+            client = SGLangClient(server.url, retry_delay=0.2)
+            call = asyncio.create_task(client.generate([1], BUDGET))
+            await until(lambda: bool(server.generates()))
+            await client.close()
+            with pytest.raises(ClientClosedError):
+                await call
+
+    async def test_a_close_that_is_cancelled_closes(self) -> None:
+        async def slow_abort(wire: Wire) -> None:
+            await wire.read_body()
+            await asyncio.sleep(30)
+
+        with ScriptedServer(slow_abort) as server:
+            client = SGLangClient(server.url)
+            call = asyncio.create_task(client.generate([1], BUDGET))
+            await until(lambda: bool(server.generates()))
+            pool = await client._pools.open()
+            closing = asyncio.create_task(client.close())
+            await asyncio.sleep(0.1)
+            closing.cancel()
+            await asyncio.gather(closing, call, return_exceptions=True)
+            assert pool.session.closed
+
+
 class TestInterruptedTurns:
     async def test_a_turn_goes_on_where_it_stopped(self) -> None:
         with in_turn(aborted([1, 2, 3], "a"), aborted([], "b"), aborted([4], "b"), good([5, 6])) as server:
@@ -310,6 +367,12 @@ class TestInterruptedTurns:
         sent = [request.json() for request in server.generates()]
         assert [body["input_ids"] for body in sent] == [[9, 9], [9, 9, 1, 2, 3], [9, 9, 1, 2, 3], [9, 9, 1, 2, 3, 4]]
         assert [body["sampling_params"]["max_new_tokens"] for body in sent] == [10, 7, 7, 6]
+
+    async def test_a_length_is_that_of_the_whole_budget(self) -> None:
+        with in_turn(aborted([1, 2, 3]), good([4, 5], finish_reason={"type": "length", "length": 2})) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                generation = await client.generate([9], {"max_new_tokens": 5})
+        assert (generation.finish_reason, generation.finish_detail) == (FinishReason.LENGTH, 5)
 
     async def test_or_is_handed_back(self) -> None:
         with in_turn(aborted([1, 2], "a")) as server:

@@ -11,7 +11,7 @@ import pytest
 from scripted import ScriptedServer, Wire
 from strands_sglang import PauseMode, SGLangClient
 from strands_sglang.engine import Worker
-from strands_sglang.errors import EngineError
+from strands_sglang.errors import EngineError, EngineUnavailableError, MalformedResponseError
 
 
 def serving(routes: dict[str, Any]) -> ScriptedServer:
@@ -101,6 +101,44 @@ async def test_generation_goes_on_even_if_the_update_fails() -> None:
         assert server.paths()[-1] == "/continue_generation"
 
 
+async def test_a_worker_that_will_not_pause_is_left_as_it_is() -> None:
+    unwilling = worker(**{"/pause_generation": (500, {"error": "no"})})
+    with worker() as one, unwilling as two, router(one.url, two.url) as front:
+        async with SGLangClient(front.url) as client:
+            first, second = await client.control.swap_weights("/ckpt", version="7")
+            assert first.ok and not second.ok and "500" in second.message
+        assert "/update_weights_from_disk" in one.paths() and "/update_weights_from_disk" not in two.paths()
+
+
+async def test_workers_that_cannot_be_spoken_to_are_data() -> None:
+    with router("grpc://10.0.0.1:1") as front:
+        async with SGLangClient(front.url) as client:
+            (result,) = await client.control.pause()
+            assert not result.ok and "no address" in result.message
+            assert await client.control.running_requests() == {}
+
+
+async def test_a_fleet_that_makes_no_sense() -> None:
+    with serving({"/workers": {"workers": [{"url": None}]}}) as front:
+        async with SGLangClient(front.url) as client:
+            assert await client.control.workers() == (Worker(front.url),)
+    with serving({"/model_info": []}) as server:
+        async with SGLangClient(server.url) as client:
+            with pytest.raises(EngineError):
+                await client.control.model_info()
+
+
+async def test_information_that_is_not_json() -> None:
+    async def handle(wire: Wire) -> None:
+        await wire.read_body()
+        await wire.reply(b"<html>", 404 if wire.received.path == "/workers" else 200)
+
+    with ScriptedServer(handle) as server:
+        async with SGLangClient(server.url) as client:
+            with pytest.raises(MalformedResponseError):
+                await client.control.server_info()
+
+
 async def test_flushing_waits_until_the_engine_is_idle() -> None:
     number = 0
 
@@ -160,4 +198,5 @@ async def test_a_router_without_workers_yet() -> None:
     with router() as front:
         async with SGLangClient(front.url) as client:
             assert await client.control.workers() == ()
-            assert await client.control.pause() == ()
+            with pytest.raises(EngineUnavailableError, match="without workers"):
+                await client.control.swap_weights("/ckpt")

@@ -76,7 +76,8 @@ def test_rids_are_of_one_length_and_differ_by_attempt() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [[-1], [1, -5], [1.5], ["a"], [None], [[1, 2]], [1e300], np.array([[1]]), np.array([1.0])]
+    "bad",
+    [[-1], [1, -5], [1.5], ["a"], [None], [[1, 2]], [1e300], np.array([[1]]), np.array([1.0]), array("d", [1.0, 2.0])],
 )
 def test_ids_that_could_hurt_the_engine_are_refused(bad: Any) -> None:
     with pytest.raises(ConfigurationError):

@@ -114,6 +114,9 @@ def test_counts_that_do_not_add_up(wrong: dict[str, Any]) -> None:
         {"output_token_logprobs": [["x", 11, None], [-0.1, 12, None], [-0.1, 13, None]]},
         {"output_token_logprobs": [[-0.1], [-0.1], [-0.1]]},
         {"weight_versions": [1, 2]},
+        {"weight_versions": [{"version": "1", "start": 0, "end": "3"}]},
+        {"weight_versions": [{"version": "1", "start": 0, "end": None}]},
+        {"output_token_logprobs": [[-0.1, 11, None], 5, [-0.1, 13, None]]},
         {"weight_versions": [{"start": 0, "end": 3}]},
     ],
 )

@@ -16,8 +16,10 @@ from scripted import ScriptedServer, Wire, answer, serve_rest
 from strands_sglang import AbortPolicy, FinishReason, Generation, SGLangClient, VersionSpan
 from strands_sglang.errors import (
     ContextOverflowError,
+    CountMismatchError,
     DeadlineExceededError,
     EngineUnavailableError,
+    RequestRejectedError,
     StreamInterruptedError,
 )
 
@@ -180,6 +182,75 @@ async def test_errors_inside_a_stream() -> None:
     with streaming(sends([event(answer(1, [], finish_reason=fault))]), sends(events(1, [1], STOP))) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             assert (await collect(client))[0] == [1]
+
+
+@pytest.mark.parametrize("params", [BUDGET, {"max_new_tokens": 9, "stop": ["x"]}])
+async def test_a_deadline_in_mid_stream_is_a_deadline(params: dict[str, Any]) -> None:
+    async def endless(wire: Wire) -> None:
+        await wire.send(HEAD + events(1, [1], None)[0])
+        await asyncio.sleep(60)
+
+    with streaming(endless) as server:
+        async with SGLangClient(server.url, max_retries=0, retry_delay=0.0) as client:
+            with pytest.raises(DeadlineExceededError):
+                await collect(client, params=params, deadline=0.2)
+        assert len(server.generates()) == 1
+
+
+async def test_a_deadline_counts_even_when_nothing_needs_waiting_for() -> None:
+    with streaming(sends(events(1, list(range(40)), STOP))) as server:
+        async with SGLangClient(server.url) as client:
+            with pytest.raises(DeadlineExceededError):
+                async for _ in client.stream([9], BUDGET, deadline=0.1):
+                    time.sleep(0.15)  # a slow consumer, while all the events are already here
+                    break
+                async for _ in client.stream([9], BUDGET, deadline=0.1):
+                    time.sleep(0.15)
+
+
+async def test_an_engine_that_only_aborts_streams_is_failing() -> None:
+    abort = {"type": "abort", "message": "Aborted"}
+    with streaming(sends(events(1, [], abort))) as server:
+        async with SGLangClient(server.url, max_retries=2, **QUICK) as client:
+            with pytest.raises(EngineUnavailableError, match="aborted"):
+                await collect(client)
+        assert len(server.generates()) == 3
+
+
+async def test_a_stream_that_takes_tokens_back() -> None:
+    async def script(wire: Wire) -> None:
+        first, second, *_ = events(1, [1, 2, 3], None)
+        await wire.send(HEAD + second)
+        await asyncio.sleep(0.05)
+        await wire.send(first)
+
+    with streaming(script) as server:
+        async with SGLangClient(server.url, **QUICK) as client:
+            with pytest.raises(CountMismatchError, match="took back"):
+                await collect(client)
+
+
+@pytest.mark.parametrize("code", ["bad_request", None])
+async def test_an_error_in_a_stream_without_a_status(code: Any) -> None:
+    for words, kind in (
+        ("The input (9 tokens) is longer than the model's context length (8 tokens).", ContextOverflowError),
+        ("no", RequestRejectedError),
+    ):
+        with streaming(sends([event({"error": {"message": words, "code": code}})])) as server:
+            async with SGLangClient(server.url, **QUICK) as client:
+                with pytest.raises(kind) as caught:
+                    await collect(client)
+            assert caught.value.status is None and len(server.generates()) == 1
+
+
+async def test_an_abort_in_the_queue_of_an_incremental_stream() -> None:
+    cut_short = answer(1, [1, 2, 3], finish_reason={"type": "abort", "message": "Aborted"})
+    cut_short["output_ids"] = [3]  # as the engine sends it: the last id, and all logprobs
+    wire = [*events(1, [1, 2, 3], None, incremental=True), event(cut_short)]
+    with streaming(sends([b"".join(wire)]), sends(events(4, [4], STOP))) as server:
+        async with SGLangClient(server.url, **QUICK) as client:
+            streamed, generation = await collect(client)
+    assert streamed == list(generation.token_ids) == [1, 2, 3, 4]
 
 
 async def test_retries_end_in_a_stream_too() -> None:

@@ -4,7 +4,8 @@ A call that is cancelled, runs out of time or loses its connection may still be 
 room from others. Closing the connection is not enough: the engine looks for that only every few seconds, and a
 router in between may not pass it on. So the request is aborted by its id, at every worker that could have it.
 
-Aborts never delay the caller. Those still unsent when the loop shuts down are sent then.
+Aborts never delay the caller. Those still unsent when the pool closes, and those of calls still under way, are sent
+then, for as long as a second.
 """
 
 from __future__ import annotations
@@ -45,18 +46,19 @@ class Aborter:
         self._pool.spawn(self._send(rid))
 
     async def _send(self, rid: str) -> None:
-        async with self._room:
-            workers = await self._fleet.workers(self._pool, fresh=False)
-            await asyncio.gather(*(self._send_to(URL(worker.url), rid) for worker in workers))
+        workers = await self._fleet.workers(self._pool, fresh=False)
+        await asyncio.gather(*(self._send_to(URL(worker.url), rid) for worker in workers))
         self._unsent.discard(rid)
 
     async def _send_to(self, worker: URL, rid: str) -> None:
         body = orjson.dumps({"rid": rid})
         limits = attempt_timeout(_SECONDS, _SECONDS)
         try:
-            await exchange(self._pool, "POST", worker / "abort_request", body, JSON_HEADERS, limits)
+            # A place is held for one worker only, so that a worker that hangs does not hold up the others' aborts.
+            async with self._room:
+                await exchange(self._pool, "POST", worker / "abort_request", body, JSON_HEADERS, limits)
         except (TransientFault, EngineError) as error:
             logger.debug("rid=<%s>, worker=<%s>, error=<%s> | abort was not taken", rid, worker, error)
 
     async def _send_rest(self) -> None:
-        await asyncio.gather(*(self._send(rid) for rid in list(self._unsent)))
+        await asyncio.gather(*(self._send(rid) for rid in self._unsent | self._pool.live))

@@ -61,7 +61,10 @@ class Assembly:
         """Return the turn that ends with the part `last`."""
         if not self._parts:
             return replace(last, discarded_tokens=self._discarded) if self._discarded else last
-        return self._join([*self._parts, last], last.finish_reason, last.finish_detail)
+        detail = last.finish_detail
+        if last.finish_reason is FinishReason.LENGTH and isinstance(detail, int):
+            detail += len(self)  # the last request had only what was left of the budget
+        return self._join([*self._parts, last], last.finish_reason, detail)
 
     def finish_spent(self) -> Generation:
         """Return the turn that was interrupted exactly when its budget was used up."""

@@ -17,9 +17,9 @@ class Backoff:
     base: float
     """Ceiling of the first wait, in seconds."""
     cap: float
-    """Ceiling of every wait, in seconds."""
-    rng: random.Random = field(default_factory=random.Random, repr=False, compare=False)
-    """Source of jitter; not shared with the caller's own random numbers."""
+    """Ceiling of every wait that the server does not name, in seconds."""
+    rng: random.Random = field(default_factory=random.SystemRandom, repr=False, compare=False)
+    """Source of jitter: the system's, so that forked workers do not draw the same waits."""
 
     def delay(self, failures: int, retry_after: float | None = None) -> float:
         """Return the seconds to wait after `failures` (from 1) failures in a row.

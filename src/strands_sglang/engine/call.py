@@ -21,7 +21,7 @@ from strands_sglang.engine.protocol import AbortPolicy
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.retry import Retries, RetryPolicy
 from strands_sglang.engine.transport import exchange
-from strands_sglang.errors import EngineUnavailableError, MalformedResponseError
+from strands_sglang.errors import ConfigurationError, EngineUnavailableError, MalformedResponseError
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
 
@@ -53,6 +53,8 @@ class Call:
         self._url = url
         self._request = request
         self._on_abort = on_abort
+        if routing_key is not None:
+            check_header(ROUTING_HEADER, routing_key)
         self._headers = {"Content-Type": "application/json", ROUTING_HEADER: routing_key or request.call_id}
         self._requests = 0
         self._policy = policy
@@ -102,6 +104,7 @@ class Call:
         rid, body = self._next()
         if not pool.slots.take():
             await pool.slots.wait()
+        pool.live.add(rid)
         try:
             content = await exchange(pool, "POST", self._url, body, self._headers)
         except TransientFault as fault:
@@ -112,6 +115,7 @@ class Call:
             pool.abort(rid)
             raise
         finally:
+            pool.live.discard(rid)
             pool.slots.release()
         try:
             return self._parsed(response.loads(content), rid)
@@ -132,6 +136,12 @@ class Call:
             )
         except response.RefusedInside as refusal:
             raise faults.from_words(refusal.status, refusal.words, str(self._url)) from None
+
+
+def check_header(name: str, value: Any) -> None:
+    """Refuse what cannot be sent as a header."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise ConfigurationError(f"the header {name} must be one line of text, not {value!r}")
 
 
 def not_json(url: URL, error: Exception) -> MalformedResponseError:

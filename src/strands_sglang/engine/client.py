@@ -16,7 +16,7 @@ from yarl import URL
 
 from strands_sglang.engine.abort import Aborter
 from strands_sglang.engine.backoff import Backoff
-from strands_sglang.engine.call import Call
+from strands_sglang.engine.call import Call, check_header
 from strands_sglang.engine.control import EngineControl
 from strands_sglang.engine.fleet import Fleet
 from strands_sglang.engine.generation import Generation
@@ -60,7 +60,7 @@ class SGLangClient:
             timeout: Seconds one attempt may take, waiting for a free connection not counted; None: no limit.
             max_retries: Failures in a row that are followed by another attempt.
             retry_delay: Ceiling of the first wait before a retry, in seconds; it doubles with each failure.
-            max_retry_delay: Ceiling of every wait, in seconds.
+            max_retry_delay: Ceiling of every wait, in seconds; only a server's Retry-After may ask for more.
             deadline: Seconds a whole call may take, all waits and retries included; None: no limit.
             connect_timeout: Seconds for making one connection.
             api_key: Sent as a bearer token.
@@ -84,6 +84,8 @@ class SGLangClient:
         self._headers = dict(headers or {})
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
+        for name, text in self._headers.items():
+            check_header(name, text)
         self._fleet = Fleet(self._url)
         self._pools = Pools(self._make_pool)
 

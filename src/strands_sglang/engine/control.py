@@ -7,7 +7,7 @@ its words): a fleet that lost one worker must still be able to update the rest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -19,7 +19,7 @@ from strands_sglang.engine.faults import TransientFault
 from strands_sglang.engine.fleet import Fleet, Worker
 from strands_sglang.engine.pool import LoopPool, Pools
 from strands_sglang.engine.transport import JSON_HEADERS, attempt_timeout, exchange
-from strands_sglang.errors import EngineError, MalformedResponseError, RequestRejectedError
+from strands_sglang.errors import EngineError, EngineUnavailableError, MalformedResponseError, RequestRejectedError
 
 _ASK_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0
@@ -121,6 +121,9 @@ class EngineControl:
     async def flush_cache(self, timeout: float = 30.0) -> tuple[ControlResult, ...]:
         """Empty the prefix cache, trying again until each worker is idle enough or `timeout` seconds are over."""
         pool = await self._pools.open()
+        return await self._flush(pool, await self._workers(pool), timeout)
+
+    async def _flush(self, pool: LoopPool, workers: Iterable[Worker], timeout: float) -> tuple[ControlResult, ...]:
         until = pool.loop.time() + timeout
 
         async def flush(worker: Worker) -> ControlResult:
@@ -130,7 +133,7 @@ class EngineControl:
                     return result
                 await asyncio.sleep(_FLUSH_POLL_SECONDS)
 
-        return tuple(await asyncio.gather(*(flush(worker) for worker in await self._fleet.workers(pool))))
+        return tuple(await asyncio.gather(*(flush(worker) for worker in workers)))
 
     async def update_weights_from_disk(
         self, path: str, *, version: str | None = None, flush_cache: bool = True
@@ -142,29 +145,33 @@ class EngineControl:
             version: Name of the new weights; what `Generation.versions` will say.
             flush_cache: Empty the prefix cache, which the old weights computed.
         """
-        body: dict[str, Any] = {"model_path": path, "flush_cache": flush_cache}
-        if version is not None:
-            body["weight_version"] = version
-        return await self._tell("update_weights_from_disk", body, timeout=None)
+        return await self._tell("update_weights_from_disk", _update(path, version, flush_cache), timeout=None)
 
     async def swap_weights(
         self, path: str, *, version: str | None = None, mode: PauseMode = PauseMode.ABORT
     ) -> tuple[ControlResult, ...]:
         """Pause, load weights from disk, and go on: the whole update in its safe order.
 
-        Requests kept in place hold on to the cache, so with `PauseMode.IN_PLACE` it is not flushed.
+        All workers pause before any is updated, so that no turn goes on with older weights than it began with. Requests
+        kept in place hold on to the cache, so with `PauseMode.IN_PLACE` it is not flushed.
 
         Returns:
-            What each worker said to the update itself.
+            What each worker said to the update; of a worker that would not pause, what it said to that. It is then
+            left as it is.
         """
-        await self.pause(mode)
+        pool = await self._pools.open()
+        paused = await self.pause(mode)
         try:
+            willing = [Worker(result.worker) for result in paused if result.ok]
             flush = mode is not PauseMode.IN_PLACE
             if flush:
                 # A flush that comes right behind the last answer has been seen to crash a server: ask until it
                 # is idle, then update.
-                await self.flush_cache()
-            return await self.update_weights_from_disk(path, version=version, flush_cache=flush)
+                await self._flush(pool, willing, _ASK_SECONDS)
+            body = _update(path, version, flush)
+            told = [self._tell_one(pool, worker, "update_weights_from_disk", body, None) for worker in willing]
+            updated = {result.worker: result for result in await asyncio.gather(*told)}
+            return tuple(updated.get(result.worker, result) for result in paused)
         finally:
             await asyncio.shield(self.resume())
 
@@ -176,8 +183,14 @@ class EngineControl:
         self, path: str, body: Mapping[str, Any], timeout: float | None = _ASK_SECONDS
     ) -> tuple[ControlResult, ...]:
         pool = await self._pools.open()
-        workers = await self._fleet.workers(pool)
+        workers = await self._workers(pool)
         return tuple(await asyncio.gather(*(self._tell_one(pool, worker, path, body, timeout) for worker in workers)))
+
+    async def _workers(self, pool: LoopPool) -> tuple[Worker, ...]:
+        workers = await self._fleet.workers(pool)
+        if not workers:
+            raise EngineUnavailableError(f"{self._base} is a router without workers yet: there is nobody to tell")
+        return workers
 
     async def _tell_one(
         self, pool: LoopPool, worker: Worker, path: str, body: Mapping[str, Any], timeout: float | None = _ASK_SECONDS
@@ -196,12 +209,22 @@ class EngineControl:
             for path in paths:
                 try:
                     answer = orjson.loads(await self._get(pool, URL(worker.url) / path, _ASK_SECONDS))
-                except (TransientFault, RequestRejectedError, orjson.JSONDecodeError) as error:
-                    last = error.error if isinstance(error, TransientFault) else error
+                except TransientFault as fault:
+                    last = fault.error
+                    continue
+                except (RequestRejectedError, orjson.JSONDecodeError) as error:
+                    last = error
                     continue
                 if isinstance(answer, dict):
                     return answer
-        raise last or MalformedResponseError(f"no worker behind {self._base} told anything at /{paths[0]}")
+        if isinstance(last, EngineError):
+            raise last
+        raise MalformedResponseError(f"no worker behind {self._base} told anything at /{paths[0]}") from last
 
     async def _get(self, pool: LoopPool, url: URL, timeout: float) -> bytes:
         return await exchange(pool, "GET", url, None, timeout=attempt_timeout(timeout, _CONNECT_SECONDS))
+
+
+def _update(path: str, version: str | None, flush: bool) -> dict[str, Any]:
+    body: dict[str, Any] = {"model_path": path, "flush_cache": flush}
+    return body if version is None else {**body, "weight_version": version}

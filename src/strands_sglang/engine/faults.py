@@ -18,6 +18,8 @@ import orjson
 from strands_sglang.errors import ContextOverflowError, EngineError, EngineUnavailableError, RequestRejectedError
 
 _TRANSIENT = frozenset({408, 409, 425, 429})
+# Said by a router or proxy that gave up waiting: the engine behind it may still be at work.
+_FROM_BETWEEN = frozenset({408, 502, 504})
 _LONGEST_WORDS = 2000
 
 # Each sentence names the tokens asked for and the limit where the server says them.
@@ -54,14 +56,18 @@ def is_transient(status: int) -> bool:
 
 def from_status(status: int, body: bytes, url: str, headers: Mapping[str, str] | None = None) -> Exception:
     """Turn an HTTP error answer into what to raise: a `TransientFault`, or the final error."""
-    return from_words(status, server_words(body), url, _retry_after(headers))
+    error = from_words(status, server_words(body), url)
+    if isinstance(error, TransientFault):
+        error.retry_after = _retry_after(headers)
+        error.in_flight = status in _FROM_BETWEEN
+    return error
 
 
-def from_words(status: int, words: str, url: str, retry_after: float | None = None) -> Exception:
-    """Turn a status and the server's own words into what to raise."""
-    if is_transient(status):
+def from_words(status: int | None, words: str, url: str) -> Exception:
+    """Turn a status (None: not told) and the server's own words into what to raise."""
+    if status is not None and is_transient(status):
         message = f"{url} answered {status}: {words or '(no text)'}"
-        return TransientFault(EngineUnavailableError(message, attempts=1, status=status), retry_after=retry_after)
+        return TransientFault(EngineUnavailableError(message, attempts=1, status=status))
     for pattern in _OVERFLOW:
         if found := pattern.search(words):
             groups = found.groupdict()
@@ -73,12 +79,13 @@ def from_words(status: int, words: str, url: str, retry_after: float | None = No
                 limit_tokens=_number(groups.get("limit")),
             )
     hint = _HINTS.get(status, "")
+    told = "" if status is None else f" with {status}"
     return RequestRejectedError(
-        f"{url} refused the request with {status}: {words or '(no text)'}{hint}", status=status, server_message=words
+        f"{url} refused the request{told}: {words or '(no text)'}{hint}", status=status, server_message=words
     )
 
 
-_HINTS = {
+_HINTS: dict[int | None, str] = {
     401: " | pass api_key= to the client",
     403: " | pass api_key= to the client, or ask whether this key may do this",
     404: " | is base_url that of an SGLang server or router? it should answer GET /health",

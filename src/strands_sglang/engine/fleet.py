@@ -57,7 +57,7 @@ class Fleet:
         try:
             self._known = await self._ask(pool)
             self._known_at = now
-        except (TransientFault, EngineError, orjson.JSONDecodeError, KeyError, TypeError) as error:
+        except (TransientFault, EngineError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             logger.warning("base_url=<%s>, error=<%s> | could not list the workers", self._base, error)
         return self._alone if self._known is None else self._known
 

@@ -90,16 +90,31 @@ class CallGuard:
         self._end(CallCancelledError("the call was cancelled by its cancel signal"))
 
     def _expire(self) -> None:
-        self._end(DeadlineExceededError(f"no answer within the deadline of {self._seconds} s", seconds=self._seconds))
+        self._end(self._expired())
+
+    def _expired(self) -> DeadlineExceededError:
+        return DeadlineExceededError(f"no answer within the deadline of {self._seconds} s", seconds=self._seconds)
 
     def _end(self, reason: EngineError) -> None:
         if self._reason is None and self._task is not None:
             self._reason = reason
             self._task.cancel()
+            if not hasattr(self._task, "uncancel"):
+                self._timer = self._loop.call_later(_POLL_SECONDS, self._end_again)
+
+    def _end_again(self) -> None:
+        # Python 3.10 counts no cancellations: two at once are one, and whoever else asked for it (the HTTP library's
+        # own timeout) may have taken it for theirs. So ask until the call ends.
+        if self._task is not None:
+            self._task.cancel()
+            self._timer = self._loop.call_later(_POLL_SECONDS, self._end_again)
 
     def __enter__(self) -> CallGuard:
         if self.signalled:
             raise CallCancelledError("the call was cancelled by its cancel signal before it was sent")
+        # What is at hand comes without waiting, and a timer only fires in a wait: a passed deadline is looked for here.
+        if self._expires_at is not None and self._loop.time() >= self._expires_at:
+            raise self._expired()
         self._task = asyncio.current_task()
         if self._task is not None and hasattr(self._task, "cancelling"):
             self._cancelling = self._task.cancelling()

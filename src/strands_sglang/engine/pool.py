@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 # request into a connection that is just being closed.
 _KEEPALIVE_SECONDS = 4.0
 _READ_BUFFER_BYTES = 2**20
+_LAST_WORDS_SECONDS = 1.0
 
 
 class LoopPool:
@@ -50,6 +51,10 @@ class LoopPool:
             trust_env=False,
         )
         """The HTTP session."""
+        self.live: set[str] = set()
+        """Ids of the requests that are with the engine now."""
+        self.closing = False
+        """Whether the pool is closed or about to be: nothing more is sent through it."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.abort: Callable[[str], None] = lambda rid: None
         """Aborts a request by its id without waiting; set by the `Aborter`."""
@@ -71,6 +76,9 @@ class LoopPool:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside the calls; failures are its own business."""
+        if self.closing:
+            work.close()
+            return
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -80,16 +88,18 @@ class LoopPool:
         await self._keeper.aclose()
 
     async def _shutdown(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.last_words is not None:
-            try:
-                await asyncio.wait_for(self.last_words(), timeout=1.0)
-            except Exception as error:
-                logger.debug("error=<%s> | last words of a pool were not heard", error)
-        await self.session.close()
+        try:
+            for task in list(self._tasks):
+                task.cancel()
+            if self._tasks:
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self.last_words is not None:
+                await asyncio.wait_for(self.last_words(), timeout=_LAST_WORDS_SECONDS)
+        except Exception as error:
+            logger.debug("error=<%s> | last words of a pool were not heard", error)
+        finally:
+            self.closing = True
+            await self.session.close()
 
 
 class Pools:
@@ -107,7 +117,7 @@ class Pools:
     def get(self, loop: asyncio.AbstractEventLoop) -> LoopPool | None:
         """Return the pool of the running loop; None when it has none yet."""
         pool = self._pools.get(id(loop))
-        if pool is None or pool.loop is not loop or pool.pid != os.getpid() or pool.session.closed:
+        if pool is None or pool.loop is not loop or pool.pid != os.getpid() or pool.closing:
             return None
         return pool
 

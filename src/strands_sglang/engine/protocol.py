@@ -65,7 +65,7 @@ class TokenEngine(Protocol):
             input_ids: The whole prompt; sent exactly as given.
             sampling_params: SGLang sampling parameters; read, never changed.
             routing_key: Requests with the same key go to the same worker (an episode id, say).
-            deadline: Seconds this call may take in all, waiting and retries included; None: no limit.
+            deadline: Seconds this call may take in all, waiting and retries included; None: the engine's own.
             cancel_signal: Ends the call soon after it is set, on the engine too.
             on_abort: What to do when the engine ends the turn with `abort`.
             routed_experts_start: First token position whose routed experts are returned; None: none are.

@@ -20,7 +20,19 @@ import orjson
 from strands_sglang.engine.protocol import TokenIds
 from strands_sglang.errors import ConfigurationError
 
-_OURS = frozenset({"rid", "input_ids", "text", "sampling_params", "stream", "return_logprob", "logprob_start_len"})
+_OURS = frozenset(
+    {
+        "rid",
+        "input_ids",
+        "text",
+        "sampling_params",
+        "stream",
+        "return_logprob",
+        "logprob_start_len",
+        "return_routed_experts",
+        "routed_experts_start_len",
+    }
+)
 
 # Parameters whose effect depends on the tokens sampled before in the same request, and the values that switch
 # them off. A turn that uses one cannot be continued by another request: the state is gone with the first.
@@ -151,7 +163,9 @@ def _encodable(ids: TokenIds) -> Any:
     if isinstance(ids, (list, tuple)):
         return ids
     if isinstance(ids, array):
-        return np.frombuffer(ids, dtype=f"{'i' if ids.typecode in 'bhilq' else 'u'}{ids.itemsize}")
+        if ids.typecode not in "bBhHiIlLqQ":
+            raise ConfigurationError(f"input_ids must be integers, not array({ids.typecode!r})")
+        return np.frombuffer(ids, dtype=f"{'i' if ids.typecode.islower() else 'u'}{ids.itemsize}")
     if isinstance(ids, np.ndarray):
         return np.ascontiguousarray(ids)
     return list(ids)

@@ -12,6 +12,7 @@ see; anything else raises `CountMismatchError`.
 from __future__ import annotations
 
 from array import array
+from operator import index
 from struct import error as StructError
 from struct import pack
 from typing import Any
@@ -161,7 +162,7 @@ def _tokens(answer: dict[str, Any], meta: dict[str, Any]) -> tuple[list[Any], li
             return [], []  # ended before the first token: there is nothing to have a logprob
         raise CountMismatchError("the engine returned no logprobs for its output")
     if entries and isinstance(entries[0], list):
-        if any(len(entry) < 2 for entry in entries):
+        if any(not isinstance(entry, list) or len(entry) < 2 for entry in entries):
             raise MalformedResponseError("an entry of output_token_logprobs lacks its logprob or its id")
         logprobs, beside = [entry[0] for entry in entries], [entry[1] for entry in entries]
     else:
@@ -190,7 +191,7 @@ def _spans(meta: dict[str, Any], count: int) -> tuple[VersionSpan, ...]:
     if not raw:
         return (VersionSpan(_text(meta.get("weight_version")), 0, count),)
     try:
-        spans = [VersionSpan(_text(entry["version"]), entry["start"], entry["end"]) for entry in raw]
+        spans = [VersionSpan(_text(entry["version"]), index(entry["start"]), index(entry["end"])) for entry in raw]
         # An update before the first token of a request leaves an empty span, which says nothing.
         return tuple(spans) if len(spans) == 1 else tuple(span for span in spans if span.end > span.start)
     except (TypeError, KeyError) as error:

@@ -59,10 +59,19 @@ class Accumulator:
         ids, entries = answer.get("output_ids"), meta.get("output_token_logprobs")
         if not isinstance(ids, list) or not isinstance(entries, list):
             return
+        if _is_increment(answer) and len(entries) // _width(entries) == meta["completion_tokens"]:
+            # A request aborted while it waited comes with all its logprobs and only its last id.
+            answer["output_ids"] = None
+            return
         if _is_increment(answer):
             answer["output_ids"] = ids = self._ids + ids
             meta["output_token_logprobs"] = entries = self._entries + entries
         self._ids, self._entries = ids, entries
+
+
+def _width(entries: list[Any]) -> int:
+    """Return how many items stand for one token: 1 as the engine sends them, 3 laid flat."""
+    return 1 if entries and isinstance(entries[0], list) else 3
 
 
 def _is_increment(answer: Any) -> bool:

@@ -23,8 +23,8 @@ from strands_sglang.engine.generation import FinishReason, Generation, VersionSp
 from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.protocol import AbortPolicy
 from strands_sglang.engine.sse import Accumulator, payloads
-from strands_sglang.engine.transport import translate
-from strands_sglang.errors import ConnectionLostError, StreamInterruptedError
+from strands_sglang.engine.transport import closed, translate
+from strands_sglang.errors import ConnectionLostError, CountMismatchError, EngineError, StreamInterruptedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class StreamingCall(Call):
             fault: TransientFault | None = None
             try:
                 async for part, finished in snapshots:
-                    self.retries.progressed()
                     if not finished and len(part) > seen:
+                        self.retries.progressed()
                         yield GenerationChunk(part.token_ids[seen:], part.logprobs[seen:])
                         seen = len(part)
             except TransientFault as error:
@@ -103,15 +103,18 @@ class StreamingCall(Call):
         if not pool.slots.take():
             with guard():
                 await pool.slots.wait()
+        pool.live.add(rid)
         try:
             with guard():
+                if pool.closing:
+                    raise closed(url)
                 response = await pool.session.post(url, data=body, headers=self._headers)
                 if response.status != 200:
-                    content = await response.read()
-                    ended = True
-                    raise faults.from_status(response.status, content, str(url), response.headers)
+                    fault = faults.from_status(response.status, await response.read(), str(url), response.headers)
+                    ended = not (isinstance(fault, TransientFault) and fault.in_flight)
+                    raise fault
             output = Accumulator()
-            events = payloads(response.content).__aiter__()
+            events = payloads(response.content)
             versions: tuple[VersionSpan, ...] = ()
             while not ended:
                 with guard():
@@ -121,21 +124,27 @@ class StreamingCall(Call):
                 answer = output.take(arrived)
                 if isinstance(answer, dict) and isinstance(error := answer.get("error"), dict):
                     ended = True
-                    raise faults.from_words(int(error.get("code") or 500), str(error.get("message")), str(url))
+                    status = code if isinstance(code := error.get("code"), int) else None
+                    raise faults.from_words(status, str(error.get("message")), str(url))
                 told, ended = _told(answer, "weight_versions"), _told(answer, "finish_reason")
                 part = self._parsed(answer, rid, partial=True)
+                if len(part) < (versions[-1].end if versions else 0):
+                    raise CountMismatchError(f"the stream of {url} took back tokens it had sent")
                 if not told:
                     part = _with_earlier_versions(part, versions)
                 versions = part.versions
                 yield part, ended
+        except EngineError:
+            raise  # ours already; a passed deadline is an OSError too and must not be taken for a lost connection
         except orjson.JSONDecodeError as error:
             raise TransientFault(not_json(url, error), in_flight=True) from error
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            raise translate(error, url, pool.session.timeout) from error
+            raise translate(error, url, pool) from error
         finally:
             if response is not None:
                 response.close()
             pool.slots.release()
+            pool.live.discard(rid)
             if not ended:
                 pool.abort(rid)
 

@@ -17,7 +17,13 @@ from yarl import URL
 from strands_sglang.engine import faults
 from strands_sglang.engine.faults import TransientFault
 from strands_sglang.engine.pool import LoopPool
-from strands_sglang.errors import AttemptTimeoutError, ConnectionLostError, MalformedResponseError
+from strands_sglang.errors import (
+    AttemptTimeoutError,
+    ClientClosedError,
+    ConnectionLostError,
+    MalformedResponseError,
+    RequestRejectedError,
+)
 
 # Far above any answer with routed experts of a long context; below it a server gone mad cannot eat the machine.
 MAX_BODY_BYTES = 2**31
@@ -51,6 +57,8 @@ async def exchange(
     if body is not None and len(body) > _LARGE_BODY_BYTES:
         data = io.BytesIO(body)  # sent piece by piece, so that other calls get their turn in between
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+    if pool.closing:
+        raise closed(url)
     try:
         async with pool.session.request(method, url, data=data, headers=headers, **options) as response:
             length = response.content_length
@@ -59,7 +67,7 @@ async def exchange(
             if response.status == 200:
                 return content
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
-        raise translate(error, url, timeout or pool.session.timeout) from error
+        raise translate(error, url, pool, timeout) from error
     raise faults.from_status(response.status, content, str(url), response.headers)
 
 
@@ -73,15 +81,22 @@ async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
     return bytes(parts)
 
 
-def translate(error: Exception, url: URL, timeout: aiohttp.ClientTimeout) -> Exception:
+def closed(url: URL) -> ClientClosedError:
+    """Return the error of a call whose client was closed."""
+    return ClientClosedError(f"the client was closed while a request to {url} was under way")
+
+
+def translate(error: Exception, url: URL, pool: LoopPool, timeout: aiohttp.ClientTimeout | None = None) -> Exception:
     """Turn what the HTTP library raised into a fault of ours."""
+    if pool.closing:
+        return closed(url)
     if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
-        return error
+        return RequestRejectedError(f"{url} is no address to send a request to: {error!r}")
     what = str(error) or type(error).__name__
     # Before connecting the engine has seen nothing, so there is nothing to abort.
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
         return TransientFault(ConnectionLostError(f"could not connect to {url}: {what}"))
     if isinstance(error, asyncio.TimeoutError):
-        what = f"{url} gave no whole answer within {timeout.total} s"
+        what = f"{url} gave no whole answer within {(timeout or pool.session.timeout).total} s"
         return TransientFault(AttemptTimeoutError(what), in_flight=True)
     return TransientFault(ConnectionLostError(f"connection to {url} lost: {what}"), in_flight=True)
