@@ -252,6 +252,15 @@ class TestEndingEarly:
                     await client.generate([1], BUDGET)
         assert isinstance(caught.value.__cause__, AttemptTimeoutError)
 
+    @pytest.mark.parametrize("repeat", range(5))
+    async def test_timeout_and_deadline_at_the_same_moment(self, repeat: int) -> None:
+        with in_turn(hang) as server:
+            async with SGLangClient(server.url, timeout=0.1, **QUICK) as client:
+                started = time.monotonic()
+                with pytest.raises(DeadlineExceededError):
+                    await client.generate([1], BUDGET, deadline=0.1)
+                assert time.monotonic() - started < 1.0
+
     async def test_a_cancel_signal_from_another_thread(self) -> None:
         with in_turn(hang) as server:
             async with SGLangClient(server.url) as client:
