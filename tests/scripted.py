@@ -26,6 +26,7 @@ class Received:
     path: str
     headers: dict[str, str]
     body: bytes = b""
+    whole: bool = False
 
     def json(self) -> Any:
         return orjson.loads(self.body)
@@ -43,6 +44,7 @@ class Wire:
     async def read_body(self) -> Received:
         length = int(self.received.headers.get("content-length", "0"))
         self.received.body = await self._reader.readexactly(length)
+        self.received.whole = True
         return self.received
 
     async def send(self, data: bytes) -> None:
@@ -95,7 +97,8 @@ class ScriptedServer:
         return f"http://127.0.0.1:{self.port}"
 
     def paths(self) -> list[str]:
-        return [request.path for request in self.received]
+        """Return the paths of the requests that have arrived whole."""
+        return [request.path for request in self.received if request.whole]
 
     def generates(self) -> list[Received]:
         return [request for request in self.received if request.path.endswith("/generate")]

@@ -253,13 +253,16 @@ class TestEndingEarly:
         assert isinstance(caught.value.__cause__, AttemptTimeoutError)
 
     @pytest.mark.parametrize("repeat", range(5))
-    async def test_timeout_and_deadline_at_the_same_moment(self, repeat: int) -> None:
-        with in_turn(hang) as server:
+    def test_timeout_and_deadline_at_the_same_moment(self, repeat: int) -> None:
+        async def main() -> None:
             async with SGLangClient(server.url, timeout=0.1, **QUICK) as client:
-                started = time.monotonic()
                 with pytest.raises(DeadlineExceededError):
                     await client.generate([1], BUDGET, deadline=0.1)
-                assert time.monotonic() - started < 1.0
+
+        with in_turn(hang) as server:
+            started = time.monotonic()
+            asyncio.run(main())
+            assert time.monotonic() - started < 2.5  # closing waits up to a second for the aborts to be heard
 
     async def test_a_cancel_signal_from_another_thread(self) -> None:
         with in_turn(hang) as server:

@@ -60,7 +60,18 @@ class CallGuard:
         signal: The caller's cancel signal; None: none.
     """
 
-    __slots__ = ("_cancelling", "_expires_at", "_loop", "_reason", "_seconds", "_signal", "_task", "_timer", "_watch")
+    __slots__ = (
+        "_cancelling",
+        "_cancels",
+        "_expires_at",
+        "_loop",
+        "_reason",
+        "_seconds",
+        "_signal",
+        "_task",
+        "_timer",
+        "_watch",
+    )
 
     def __init__(
         self,
@@ -78,6 +89,7 @@ class CallGuard:
         self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._cancelling = 0
+        self._cancels = 0
         self._reason: EngineError | None = None
 
     @property
@@ -98,16 +110,15 @@ class CallGuard:
     def _end(self, reason: EngineError) -> None:
         if self._reason is None and self._task is not None:
             self._reason = reason
-            self._task.cancel()
-            if not hasattr(self._task, "uncancel"):
-                self._timer = self._loop.call_later(_POLL_SECONDS, self._end_again)
+            self._cancel()
 
-    def _end_again(self) -> None:
-        # Python 3.10 counts no cancellations: two at once are one, and whoever else asked for it (the HTTP library's
-        # own timeout) may have taken it for theirs. So ask until the call ends.
+    def _cancel(self) -> None:
+        # Asked for until the call ends: the HTTP library's own timeout, due at the same moment, takes a cancellation of
+        # ours for its own and swallows it.
         if self._task is not None:
             self._task.cancel()
-            self._timer = self._loop.call_later(_POLL_SECONDS, self._end_again)
+            self._cancels += 1
+            self._timer = self._loop.call_later(_POLL_SECONDS, self._cancel)
 
     def __enter__(self) -> CallGuard:
         if self.signalled:
@@ -134,8 +145,10 @@ class CallGuard:
             self._watch.remove(self)
         if self._reason is None or task is None:
             return False
-        # Python 3.10 cannot tell two cancellations apart; there, ours wins.
-        left = task.uncancel() if hasattr(task, "uncancel") else self._cancelling
+        left = self._cancelling  # Python 3.10 cannot tell two cancellations apart; there, ours wins
+        if hasattr(task, "uncancel"):
+            for _ in range(self._cancels):
+                left = task.uncancel()
         if left <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise self._reason from error
         return False
