@@ -42,7 +42,10 @@ class LabProcess:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> LabProcess:
-        """Start the process; `wait` tells when it is ready."""
+        """Start the process; `wait` tells when it is ready.
+
+        To be called from a thread that lives as long as the process should: it ends with that thread.
+        """
         command = [sys.executable, *self._arguments, "--port", str(self.port), "--die-with-parent"]
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)

@@ -60,7 +60,7 @@ async def by_signal(client: SGLangClient, count: int) -> float:
 
 
 async def by_deadline(client: SGLangClient, count: int) -> float:
-    tasks = [asyncio.create_task(client.generate(PROMPT, LONG, deadline=2.0)) for _ in range(count)]
+    tasks = [asyncio.create_task(client.generate(PROMPT, LONG, deadline=1.5)) for _ in range(count)]
     await seen_running(client, count)
     assert all(isinstance(r, DeadlineExceededError) for r in await asyncio.gather(*tasks, return_exceptions=True))
     return time.monotonic()

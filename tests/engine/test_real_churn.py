@@ -12,8 +12,8 @@ from collections import Counter
 
 import pytest
 
+from engine_probes import prefill_logprobs
 from lab_servers import LAB, Routed
-from rescoring import prefill_logprobs
 from strands_sglang import FinishReason, Generation, PauseMode, SGLangClient
 
 pytestmark = pytest.mark.engine
@@ -39,7 +39,8 @@ async def kill_and_restart(routed: Routed) -> float:
     worker = routed.workers[0]
     started = time.monotonic()
     worker.kill()
-    await asyncio.to_thread(lambda: worker.start().wait())
+    worker.start()
+    await asyncio.to_thread(worker.wait)
     return time.monotonic() - started
 
 

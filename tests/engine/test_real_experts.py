@@ -7,6 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from engine_probes import some_tokens_later
 from lab_servers import LabProcess
 from strands_sglang import PauseMode, SGLangClient
 from strands_sglang.errors import CountMismatchError
@@ -38,7 +39,7 @@ async def test_rows_of_an_interrupted_turn_join(tiny_moe: LabProcess) -> None:
     async with SGLangClient(tiny_moe.url, retry_delay=0.05) as client:
         params = {"max_new_tokens": 150, "temperature": 0, "ignore_eos": True}
         turn = asyncio.create_task(client.generate(PROMPT, params, routed_experts_start=0))
-        await asyncio.sleep(0.8)
+        await some_tokens_later(client, PROMPT)
         await client.control.pause(PauseMode.ABORT)
         await client.control.resume()
         joined = await turn

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from engine_probes import prefill_logprobs
 from lab_servers import LabProcess
-from rescoring import prefill_logprobs
 from strands_sglang import FinishReason, Generation, SGLangClient
 from strands_sglang.errors import ContextOverflowError, RequestRejectedError
 

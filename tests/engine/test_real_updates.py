@@ -8,21 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from engine_probes import prefill_logprobs, some_tokens_later
 from lab_servers import LAB, LabProcess, Routed, route
-from rescoring import prefill_logprobs
 from strands_sglang import AbortPolicy, FinishReason, PauseMode, SGLangClient
 
 pytestmark = pytest.mark.engine
 
 CHECKPOINT = str(LAB / "tool_policy" / "canonical")
 PROMPT = list(range(20, 60))
-LONG = {"max_new_tokens": 250, "temperature": 1.0, "ignore_eos": True}
-
-
-async def some_tokens_later(client: SGLangClient) -> None:
-    while not sum((await client.control.running_requests()).values()):
-        await asyncio.sleep(0.02)
-    await asyncio.sleep(0.6)
+TOKENS = 400
+LONG = {"max_new_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True}
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
@@ -30,12 +25,12 @@ async def test_a_turn_goes_on_over_an_update(tool_policy: LabProcess, mode: Paus
     async with SGLangClient(tool_policy.url, retry_delay=0.05) as client:
         before = (await client.control.model_info()).weight_version
         turns = [asyncio.create_task(client.generate(PROMPT, LONG)) for _ in range(4)]
-        await some_tokens_later(client)
+        await some_tokens_later(client, PROMPT)
         results = await client.control.swap_weights(CHECKPOINT, version=f"after-{mode.value}", mode=mode)
         assert all(result.ok for result in results), results
         generations = await asyncio.gather(*turns)
         for generation in generations:
-            assert len(generation) == 250 and generation.finish_reason is FinishReason.LENGTH
+            assert len(generation) == TOKENS and generation.finish_reason is FinishReason.LENGTH
             assert [span.version for span in generation.versions] == [before, f"after-{mode.value}"]
             assert generation.continuations == (1 if mode is PauseMode.ABORT else 0)
             assert generation.discarded_tokens == 0
@@ -49,17 +44,17 @@ async def test_a_turn_goes_on_over_an_update(tool_policy: LabProcess, mode: Paus
 async def test_or_is_handed_back_with_what_it_has(tool_policy: LabProcess) -> None:
     async with SGLangClient(tool_policy.url) as client:
         turn = asyncio.create_task(client.generate(PROMPT, LONG, on_abort=AbortPolicy.RETURN))
-        await some_tokens_later(client)
+        await some_tokens_later(client, PROMPT)
         await client.control.swap_weights(CHECKPOINT, version="handed-back", mode=PauseMode.ABORT)
         generation = await turn
     assert generation.finish_reason is FinishReason.ABORT
-    assert 0 < len(generation) < 250 and len(generation.versions) == 1
+    assert 0 < len(generation) < TOKENS and len(generation.versions) == 1
 
 
 async def test_abort_all_from_outside(tool_policy: LabProcess) -> None:
     async with SGLangClient(tool_policy.url) as client:
         turns = [asyncio.create_task(client.generate(PROMPT, LONG, on_abort=AbortPolicy.RETURN)) for _ in range(8)]
-        await some_tokens_later(client)
+        await some_tokens_later(client, PROMPT)
         assert all(result.ok for result in await client.control.abort_all())
         assert {turn.finish_reason for turn in await asyncio.gather(*turns)} == {FinishReason.ABORT}
 
@@ -76,7 +71,7 @@ async def test_a_stream_goes_on_over_an_update(tool_policy: LabProcess) -> None:
             last = chunk.generation
         assert update is not None
         await update
-    assert last is not None and list(last.token_ids) == ids and len(ids) == 250
+    assert last is not None and list(last.token_ids) == ids and len(ids) == TOKENS
     assert last.continuations == 1 and last.versions[-1].version == "streamed"
 
 
@@ -90,7 +85,7 @@ async def test_a_constrained_turn_starts_over_and_stays_valid(tool_policy: LabPr
     params = {"max_new_tokens": 900, "temperature": 1.0, "json_schema": json.dumps(schema)}
     async with SGLangClient(tool_policy.url, retry_delay=0.05) as client:
         turn = asyncio.create_task(client.generate(PROMPT, params, extra={"return_text_in_logprobs": True}))
-        await some_tokens_later(client)
+        await some_tokens_later(client, PROMPT)
         await client.control.swap_weights(CHECKPOINT, version="constrained", mode=PauseMode.ABORT)
         generation = await turn
     assert generation.discarded_tokens > 0 and generation.continuations == 0

@@ -1,8 +1,10 @@
-"""A second opinion on logprobs: the engine's own prefill of the same tokens, asked past our client."""
+"""Looking at a real engine from outside: a second opinion on logprobs, and whether tokens are flowing."""
 
 from __future__ import annotations
 
 import aiohttp
+
+from strands_sglang import SGLangClient
 
 
 async def prefill_logprobs(url: str, ids: list[int], start: int) -> list[float]:
@@ -18,3 +20,14 @@ async def prefill_logprobs(url: str, ids: list[int], start: int) -> list[float]:
     entries = meta["input_token_logprobs"][1:]
     assert [entry[1] for entry in entries] == ids[start:]
     return [entry[0] for entry in entries]
+
+
+async def some_tokens_later(client: SGLangClient, prompt: list[int]) -> None:
+    """Wait until requests sent before have some tokens: one sent behind them, and decoded with them, has."""
+    seen = 0
+    stream = client.stream(prompt, {"max_new_tokens": 200, "temperature": 1.0, "ignore_eos": True})
+    async for chunk in stream:
+        seen += len(chunk.token_ids)
+        if seen >= 5:
+            break
+    await stream.aclose()
