@@ -110,6 +110,11 @@ class ConnectionLostError(EngineError):
 class AttemptTimeoutError(EngineError, TimeoutError):
     """One attempt took longer than the client's `timeout`."""
 
+    def __init__(self, message: str, *, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+        """The timeout that passed, in seconds."""
+
 
 class StreamInterruptedError(EngineError):
     """A stream broke after tokens were delivered, and continuing it would not be exact."""

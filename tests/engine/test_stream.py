@@ -261,6 +261,20 @@ async def test_retries_end_in_a_stream_too() -> None:
         assert len(server.generates()) == 3
 
 
+async def test_a_timeout_bounds_each_attempt_of_a_stream() -> None:
+    async def silent(wire: Wire) -> None:
+        await asyncio.sleep(60)
+
+    async def stalls(wire: Wire) -> None:
+        await wire.send(HEAD + events(1, [1], None)[0])
+        await asyncio.sleep(60)
+
+    with streaming(silent, stalls, sends(events(2, [2], STOP))) as server:
+        async with SGLangClient(server.url, timeout=0.2, **QUICK) as client:
+            streamed, generation = await collect(client)
+    assert streamed == list(generation.token_ids) == [1, 2] and generation.requests == 3
+
+
 async def test_leaving_early_aborts() -> None:
     async def endless(wire: Wire) -> None:
         await wire.send(HEAD + events(1, [1], None)[0])

@@ -16,12 +16,18 @@ from strands_sglang.engine import faults, response
 from strands_sglang.engine.assembly import Assembly
 from strands_sglang.engine.faults import TransientFault
 from strands_sglang.engine.generation import FinishReason, Generation
+from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.pool import LoopPool
 from strands_sglang.engine.protocol import AbortPolicy
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.retry import Retries, RetryPolicy
 from strands_sglang.engine.transport import exchange
-from strands_sglang.errors import ConfigurationError, EngineUnavailableError, MalformedResponseError
+from strands_sglang.errors import (
+    AttemptTimeoutError,
+    ConfigurationError,
+    EngineUnavailableError,
+    MalformedResponseError,
+)
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
 
@@ -35,10 +41,22 @@ class Call:
         request: What to send.
         routing_key: Keeps an episode on one worker; None: the call's own id, so that the router spreads calls.
         policy: When to try again.
+        timeout: Seconds one attempt may take; None: no limit.
         on_abort: What to do when the engine cuts the turn.
     """
 
-    __slots__ = ("_assembly", "_headers", "_on_abort", "_policy", "_pool", "_request", "_requests", "_retries", "_url")
+    __slots__ = (
+        "_assembly",
+        "_headers",
+        "_on_abort",
+        "_policy",
+        "_pool",
+        "_request",
+        "_requests",
+        "_retries",
+        "_timeout",
+        "_url",
+    )
 
     def __init__(
         self,
@@ -47,6 +65,7 @@ class Call:
         request: GenerateRequest,
         routing_key: str | None,
         policy: RetryPolicy,
+        timeout: float | None,
         on_abort: AbortPolicy,
     ) -> None:
         self._pool = pool
@@ -58,6 +77,7 @@ class Call:
         self._headers = {"Content-Type": "application/json", ROUTING_HEADER: routing_key or request.call_id}
         self._requests = 0
         self._policy = policy
+        self._timeout = timeout
         # Made when something goes wrong: nearly all calls are one good request.
         self._assembly: Assembly | None = None
         self._retries: Retries | None = None
@@ -106,7 +126,14 @@ class Call:
             await pool.slots.wait()
         pool.live.add(rid)
         try:
-            content = await exchange(pool, "POST", self._url, body, self._headers)
+            if self._timeout is None:
+                content = await exchange(pool, "POST", self._url, body, self._headers)
+            else:
+                with self._within(pool.loop.time() + self._timeout):
+                    content = await exchange(pool, "POST", self._url, body, self._headers)
+        except AttemptTimeoutError as error:
+            pool.abort(rid)
+            raise TransientFault(error, in_flight=True) from error
         except TransientFault as fault:
             if fault.in_flight:
                 pool.abort(rid)
@@ -121,6 +148,15 @@ class Call:
             return self._parsed(response.loads(content), rid)
         except orjson.JSONDecodeError as error:
             raise TransientFault(not_json(self._url, error)) from error
+
+    def _within(self, expires_at: float) -> CallGuard:
+        """Return the guard of one attempt.
+
+        The HTTP library's own total timeout is not used: in some versions it leaves the task marked as cancelled when
+        the call's deadline passes at the same moment.
+        """
+        pool = self._pool
+        return CallGuard(pool.loop, pool.watch, expires_at, self._timeout, None, AttemptTimeoutError)
 
     def _parsed(self, answer: Any, rid: str, *, partial: bool = False) -> Generation:
         """Check an answer; an abort that is really a refusal or a server fault is raised as such."""

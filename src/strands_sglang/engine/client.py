@@ -78,7 +78,8 @@ class SGLangClient:
                 raise ConfigurationError(f"{name} must be 0 or above, not {value}")
         self._url = _checked_url(base_url)
         self._generate_url = self._url / "generate"
-        self._limits = attempt_timeout(timeout, connect_timeout)
+        self._timeout = timeout
+        self._limits = attempt_timeout(None, connect_timeout)
         self._policy = RetryPolicy(max_retries, Backoff(retry_delay, max(retry_delay, max_retry_delay)))
         self._deadline = deadline
         self._headers = dict(headers or {})
@@ -133,7 +134,7 @@ class SGLangClient:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
         request = GenerateRequest(input_ids, sampling_params, routed_experts_start=routed_experts_start, extra=extra)
-        call = Call(pool, self._generate_url, request, routing_key, self._policy, on_abort)
+        call = Call(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort)
         seconds = self._deadline if deadline is None else deadline
         if seconds is None and cancel_signal is None:
             return await call.run()
@@ -164,7 +165,7 @@ class SGLangClient:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
         request = GenerateRequest(input_ids, sampling_params, stream=True, extra=extra)
-        call = StreamingCall(pool, self._generate_url, request, routing_key, self._policy, on_abort)
+        call = StreamingCall(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort)
         seconds = self._deadline if deadline is None else deadline
         expires_at = None if seconds is None else loop.time() + seconds
         chunks = call.chunks(lambda: CallGuard(loop, pool.watch, expires_at, seconds, cancel_signal))

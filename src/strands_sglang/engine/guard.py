@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal
 
 from strands_sglang.engine.protocol import CancelSignal
-from strands_sglang.errors import CallCancelledError, DeadlineExceededError, EngineError
+from strands_sglang.errors import AttemptTimeoutError, CallCancelledError, DeadlineExceededError, EngineError
 
 _POLL_SECONDS = 0.02
 
@@ -58,11 +58,13 @@ class CallGuard:
         expires_at: Loop time of the deadline; None: none.
         seconds: The deadline as the caller gave it, for the message.
         signal: The caller's cancel signal; None: none.
+        expired: What to raise when the deadline passes.
     """
 
     __slots__ = (
         "_cancelling",
         "_cancels",
+        "_expired",
         "_expires_at",
         "_loop",
         "_reason",
@@ -80,12 +82,14 @@ class CallGuard:
         expires_at: float | None,
         seconds: float | None,
         signal: CancelSignal | None,
+        expired: type[DeadlineExceededError | AttemptTimeoutError] = DeadlineExceededError,
     ) -> None:
         self._loop = loop
         self._watch = watch
         self._expires_at = expires_at
         self._seconds = seconds
         self._signal = signal
+        self._expired = expired
         self._task: asyncio.Task[object] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._cancelling = 0
@@ -102,10 +106,10 @@ class CallGuard:
         self._end(CallCancelledError("the call was cancelled by its cancel signal"))
 
     def _expire(self) -> None:
-        self._end(self._expired())
+        self._end(self._too_late())
 
-    def _expired(self) -> DeadlineExceededError:
-        return DeadlineExceededError(f"no answer within the deadline of {self._seconds} s", seconds=self._seconds)
+    def _too_late(self) -> EngineError:
+        return self._expired(f"no whole answer within {self._seconds} s", seconds=self._seconds)
 
     def _end(self, reason: EngineError) -> None:
         if self._reason is None and self._task is not None:
@@ -113,8 +117,8 @@ class CallGuard:
             self._cancel()
 
     def _cancel(self) -> None:
-        # Asked for until the call ends: the HTTP library's own timeout, due at the same moment, takes a cancellation of
-        # ours for its own and swallows it.
+        # Asked for until the call ends: whoever else cancels at the same moment (the HTTP library's connect timeout; on
+        # Python 3.10 anybody) may take our cancellation for its own and swallow it.
         if self._task is not None:
             self._task.cancel()
             self._cancels += 1
@@ -125,7 +129,7 @@ class CallGuard:
             raise CallCancelledError("the call was cancelled by its cancel signal before it was sent")
         # What is at hand comes without waiting, and a timer only fires in a wait: a passed deadline is looked for here.
         if self._expires_at is not None and self._loop.time() >= self._expires_at:
-            raise self._expired()
+            raise self._too_late()
         self._task = asyncio.current_task()
         if self._task is not None and hasattr(self._task, "cancelling"):
             self._cancelling = self._task.cancelling()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,13 @@ from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.protocol import AbortPolicy
 from strands_sglang.engine.sse import Accumulator, payloads
 from strands_sglang.engine.transport import closed, translate
-from strands_sglang.errors import ConnectionLostError, CountMismatchError, EngineError, StreamInterruptedError
+from strands_sglang.errors import (
+    AttemptTimeoutError,
+    ConnectionLostError,
+    CountMismatchError,
+    EngineError,
+    StreamInterruptedError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +111,9 @@ class StreamingCall(Call):
             with guard():
                 await pool.slots.wait()
         pool.live.add(rid)
+        expires_at = None if self._timeout is None else pool.loop.time() + self._timeout
         try:
-            with guard():
+            with guard(), nullcontext() if expires_at is None else self._within(expires_at):
                 if pool.closing:
                     raise closed(url)
                 response = await pool.session.post(url, data=body, headers=self._headers)
@@ -117,7 +125,7 @@ class StreamingCall(Call):
             events = payloads(response.content)
             versions: tuple[VersionSpan, ...] = ()
             while not ended:
-                with guard():
+                with guard(), nullcontext() if expires_at is None else self._within(expires_at):
                     arrived = await _next(events)
                 if arrived is None:
                     raise TransientFault(ConnectionLostError(f"the stream of {url} ended early"), in_flight=True)
@@ -134,6 +142,8 @@ class StreamingCall(Call):
                     part = _with_earlier_versions(part, versions)
                 versions = part.versions
                 yield part, ended
+        except AttemptTimeoutError as error:
+            raise TransientFault(error, in_flight=True) from error
         except EngineError:
             raise  # ours already; a passed deadline is an OSError too and must not be taken for a lost connection
         except orjson.JSONDecodeError as error:

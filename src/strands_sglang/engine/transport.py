@@ -34,7 +34,7 @@ JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 def attempt_timeout(seconds: float | None, connect: float) -> aiohttp.ClientTimeout:
-    """Return the limits of one attempt. Connecting and answering are bounded, waiting for a slot is not in them."""
+    """Return the limits of one exchange. Connecting and answering are bounded, waiting for a slot is not in them."""
     # No rounding up to whole seconds: a deadline is a deadline.
     return aiohttp.ClientTimeout(total=seconds, sock_connect=connect, ceil_threshold=float("inf"))
 
