@@ -7,6 +7,7 @@ kept and gone on from, or discarded and counted.
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import orjson
@@ -30,6 +31,7 @@ from strands_sglang.errors import (
 )
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
+_UNBOUNDED = nullcontext()
 
 
 class Call:
@@ -104,7 +106,7 @@ class Call:
             except TransientFault as fault:
                 await self.retries.after(fault)
                 continue
-            if part.finish_reason is not FinishReason.ABORT or self._on_abort is AbortPolicy.RETURN:
+            if self._whole(part):
                 return part if self._assembly is None else self._assembly.finish(part)
             if not self.assembly.interrupt(part):
                 await self.retries.after(no_progress(part))
@@ -112,6 +114,10 @@ class Call:
                 return self.assembly.finish_spent()
             else:
                 self.retries.progressed()
+
+    def _whole(self, part: Generation) -> bool:
+        """Return whether the call ends with this part: the engine did not cut it, or the caller wants it as it is."""
+        return part.finish_reason is not FinishReason.ABORT or self._on_abort is AbortPolicy.RETURN
 
     def _next(self) -> tuple[str, bytes]:
         """Return the request id and the body of the next attempt."""
@@ -126,11 +132,8 @@ class Call:
             await pool.slots.wait()
         pool.live.add(rid)
         try:
-            if self._timeout is None:
+            with self._within(self._expiry()):
                 content = await exchange(pool, "POST", self._url, body, self._headers)
-            else:
-                with self._within(pool.loop.time() + self._timeout):
-                    content = await exchange(pool, "POST", self._url, body, self._headers)
         except AttemptTimeoutError as error:
             pool.abort(rid)
             raise TransientFault(error, in_flight=True) from error
@@ -149,12 +152,18 @@ class Call:
         except orjson.JSONDecodeError as error:
             raise TransientFault(not_json(self._url, error)) from error
 
-    def _within(self, expires_at: float) -> CallGuard:
+    def _expiry(self) -> float | None:
+        """Return the loop time at which an attempt that begins now runs out of time; None: never."""
+        return None if self._timeout is None else self._pool.loop.time() + self._timeout
+
+    def _within(self, expires_at: float | None) -> AbstractContextManager[object]:
         """Return the guard of one attempt.
 
         The HTTP library's own total timeout is not used: in some versions it leaves the task marked as cancelled when
         the call's deadline passes at the same moment.
         """
+        if expires_at is None:
+            return _UNBOUNDED
         pool = self._pool
         return CallGuard(pool.loop, pool.watch, expires_at, self._timeout, None, AttemptTimeoutError)
 
@@ -175,9 +184,11 @@ class Call:
 
 
 def check_header(name: str, value: Any) -> None:
-    """Refuse what cannot be sent as a header."""
+    """Refuse what cannot be sent as a header. Its value is not shown: it may be a key."""
     if not isinstance(value, str) or not value.isprintable():
-        raise ConfigurationError(f"the header {name} must be one line of text, not {value!r}")
+        raise ConfigurationError(
+            f"the header {name} must be one line of text: is there a line break in it, or is it not a str?"
+        )
 
 
 def not_json(url: URL, error: Exception) -> MalformedResponseError:

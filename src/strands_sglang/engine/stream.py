@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,9 +19,8 @@ from strands_sglang.engine import faults
 from strands_sglang.engine.assembly import joined_spans
 from strands_sglang.engine.call import Call, no_progress, not_json
 from strands_sglang.engine.faults import TransientFault
-from strands_sglang.engine.generation import FinishReason, Generation, VersionSpan
+from strands_sglang.engine.generation import Generation, VersionSpan
 from strands_sglang.engine.guard import CallGuard
-from strands_sglang.engine.protocol import AbortPolicy
 from strands_sglang.engine.sse import Accumulator, payloads
 from strands_sglang.engine.transport import closed, translate
 from strands_sglang.errors import (
@@ -98,9 +96,6 @@ class StreamingCall(Call):
                 with guard():
                     await self.retries.after(fault)
 
-    def _whole(self, part: Generation) -> bool:
-        return part.finish_reason is not FinishReason.ABORT or self._on_abort is AbortPolicy.RETURN
-
     async def _snapshots(self, guard: Callable[[], CallGuard]) -> AsyncGenerator[tuple[Generation, bool], None]:
         """Yield the output so far of one attempt, and whether it is finished; the last one is, or a fault is raised."""
         pool, url = self._pool, self._url
@@ -111,9 +106,9 @@ class StreamingCall(Call):
             with guard():
                 await pool.slots.wait()
         pool.live.add(rid)
-        expires_at = None if self._timeout is None else pool.loop.time() + self._timeout
+        expires_at = self._expiry()
         try:
-            with guard(), nullcontext() if expires_at is None else self._within(expires_at):
+            with guard(), self._within(expires_at):
                 if pool.closing:
                     raise closed(url)
                 response = await pool.session.post(url, data=body, headers=self._headers)
@@ -125,7 +120,7 @@ class StreamingCall(Call):
             events = payloads(response.content)
             versions: tuple[VersionSpan, ...] = ()
             while not ended:
-                with guard(), nullcontext() if expires_at is None else self._within(expires_at):
+                with guard(), self._within(expires_at):
                     arrived = await _next(events)
                 if arrived is None:
                     raise TransientFault(ConnectionLostError(f"the stream of {url} ended early"), in_flight=True)
