@@ -2,6 +2,13 @@
 
     StrandsSGLangError
     ├── ConfigurationError (ValueError)       what was passed in cannot work
+    ├── UnsupportedContentError (ValueError)  a message holds what cannot be put in front of the model
+    ├── TemplateRefusedError                  the chat template does not take this conversation
+    ├── BridgeRefusedError                    the conversation cannot go on by appending tokens, and may not fork
+    ├── TokenBudgetError                      the episode has no tokens left to sample
+    ├── TurnAbortedError                      the engine cut the turn, and the policy is not to go on with it
+    ├── TreeError                             a turn that cannot be part of this tree
+    │   └── RecordError                       a recorded tree or trajectory that cannot be read back
     └── EngineError                           the engine, or the way to it
         ├── RequestRejectedError              the engine said no, and would say no again
         │   └── ContextOverflowError          prompt, or prompt plus budget, longer than the engine's context
@@ -31,6 +38,64 @@ class StrandsSGLangError(Exception):
 
 class ConfigurationError(StrandsSGLangError, ValueError):
     """What was passed in cannot work; the message says what would."""
+
+
+class UnsupportedContentError(StrandsSGLangError, ValueError):
+    """A message, or the system prompt, holds what cannot be put in front of the model; nothing of it was dropped."""
+
+    def __init__(
+        self, message: str, *, message_index: int | None = None, block_index: int | None = None, kind: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.message_index = message_index
+        """Which message, counted from 0; None when it is the system prompt."""
+        self.block_index = block_index
+        """Which content block of it, counted from 0; None when it is the message as a whole."""
+        self.kind = kind
+        """What cannot be rendered: the block's own word ("image"), or "role", "content", "block"."""
+
+
+class TreeError(StrandsSGLangError):
+    """A turn that cannot be part of this tree; the tree is as it was."""
+
+
+class RecordError(TreeError):
+    """A recorded tree or trajectory of an unknown format, or one whose content does not fit together."""
+
+
+class TemplateRefusedError(StrandsSGLangError):
+    """The chat template does not take this conversation (roles that must alternate, a kind of message it lacks)."""
+
+    def __init__(self, message: str, *, template_message: str = "") -> None:
+        super().__init__(message)
+        self.template_message = template_message
+        """The template's own words."""
+
+
+class BridgeRefusedError(StrandsSGLangError):
+    """New messages cannot be appended exactly with this template, and the policy chosen is to refuse."""
+
+    def __init__(self, message: str, *, step: str = "", witness: str = "") -> None:
+        super().__init__(message)
+        self.step = step
+        """What was to be appended, as in the soundness report: "tool", "user", ..."""
+        self.witness = witness
+        """Where the template changes what it wrote before."""
+
+
+class TokenBudgetError(StrandsSGLangError):
+    """The episode has used up its budget of sampled tokens."""
+
+    def __init__(self, message: str, *, used: int = 0, budget: int = 0) -> None:
+        super().__init__(message)
+        self.used = used
+        """Tokens sampled in the episode."""
+        self.budget = budget
+        """Tokens it may sample."""
+
+
+class TurnAbortedError(StrandsSGLangError):
+    """The engine cut the turn from outside; its tokens are on record as a rejected turn and are not trained."""
 
 
 class EngineError(StrandsSGLangError):

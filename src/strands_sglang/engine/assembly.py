@@ -13,9 +13,10 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import replace
 
-from strands_sglang.engine.generation import FinishReason, Generation, SpecInfo, VersionSpan
+from strands_sglang.engine.generation import FinishReason, Generation, SpecInfo
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.routed_experts import RoutedExperts
+from strands_sglang.tokens.versions import VersionSpan, joined_spans
 
 
 class Assembly:
@@ -91,18 +92,6 @@ class Assembly:
             routed_experts=_joined_experts(part.routed_experts for part in parts),
             spec=_summed(part.spec for part in parts),
         )
-
-
-def joined_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
-    """Return the spans of two runs of tokens, the second behind the first; neighbours of one version become one."""
-    base = first[-1].end if first else 0
-    spans = list(first)
-    for span in second:
-        if spans and spans[-1].version == span.version:
-            spans[-1] = VersionSpan(span.version, spans[-1].start, base + span.end)
-        else:
-            spans.append(VersionSpan(span.version, base + span.start, base + span.end))
-    return tuple(spans)
 
 
 def _joined_experts(parts: Iterable[RoutedExperts | None]) -> RoutedExperts | None:

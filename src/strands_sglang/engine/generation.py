@@ -10,10 +10,13 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import CountMismatchError
+from strands_sglang.tokens.versions import VersionSpan, check_spans
+
+__all__ = ["FinishReason", "Generation", "SpecInfo", "VersionSpan"]
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -29,17 +32,6 @@ class FinishReason(str, Enum):
     """The engine ended the request from outside (a weight update, an abort): the turn is partial."""
     UNKNOWN = "unknown"
     """A reason this version does not know; `finish_detail` holds its name."""
-
-
-class VersionSpan(NamedTuple):
-    """A run of sampled tokens that came from the same weights."""
-
-    version: str | None
-    """The engine's weight version; None when the engine does not report one."""
-    start: int
-    """First token of the span, counted from the first sampled token of the call."""
-    end: int
-    """One past the last token of the span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +86,7 @@ class Generation:
         count = len(self.token_ids)
         if len(self.logprobs) != count:
             raise CountMismatchError(f"{count} sampled tokens but {len(self.logprobs)} logprobs")
-        at = 0
-        for _, start, end in self.versions:
-            if start != at or end <= at:
-                raise CountMismatchError(f"version spans {self.versions} have a gap or overlap at token {at}")
-            at = end
-        if at != count:
-            raise CountMismatchError(f"version spans cover {at} of {count} sampled tokens")
+        check_spans(self.versions, count)
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -19,9 +19,10 @@ from typing import Any
 
 import orjson
 
-from strands_sglang.engine.generation import FinishReason, Generation, SpecInfo, VersionSpan
+from strands_sglang.engine.generation import FinishReason, Generation, SpecInfo
 from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import CountMismatchError, MalformedResponseError
+from strands_sglang.tokens.versions import VersionSpan
 
 _KEY = b'"output_token_logprobs":[['
 _END = b"null]]"

@@ -16,10 +16,9 @@ import aiohttp
 import orjson
 
 from strands_sglang.engine import faults
-from strands_sglang.engine.assembly import joined_spans
 from strands_sglang.engine.call import Call, no_progress, not_json
 from strands_sglang.engine.faults import TransientFault
-from strands_sglang.engine.generation import Generation, VersionSpan
+from strands_sglang.engine.generation import Generation
 from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.sse import Accumulator, payloads
 from strands_sglang.engine.transport import closed, translate
@@ -30,6 +29,7 @@ from strands_sglang.errors import (
     EngineError,
     StreamInterruptedError,
 )
+from strands_sglang.tokens.versions import VersionSpan, joined_spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,99 @@
+"""One branch of a tree, as flat lists: `TokenManager`, the face most people see.
+
+Invariant: all flat lists have one entry per token of the branch shown, in the same order, at any time.
+"""
+
+from __future__ import annotations
+
+from strands_sglang.tokens.segment import Segment
+from strands_sglang.tokens.trajectory import Trajectory, laid_flat
+from strands_sglang.tokens.tree import TokenTree
+from strands_sglang.tokens.turn import Turn, TurnPurpose
+
+
+class TokenManager:
+    """What was sent and sampled in one branch: by default the one the episode went on last.
+
+    Each list is made when it is asked for, in time proportional to the branch: take it once, then index it.
+    """
+
+    def __init__(self, tree: TokenTree | None = None) -> None:
+        self._tree = TokenTree() if tree is None else tree
+        self._followed: Turn | None = None
+
+    @property
+    def tree(self) -> TokenTree:
+        """The tree whose branch is shown."""
+        return self._tree
+
+    @property
+    def leaf(self) -> Turn | None:
+        """Last turn of the branch shown: the one followed, else the last kept turn of the episode; None: no turn."""
+        if self._followed is not None:
+            return self._followed
+        kept = (
+            turn for turn in reversed(self._tree.turns) if turn.purpose is TurnPurpose.EPISODE and not turn.rejected
+        )
+        return next(kept, None)
+
+    def follow(self, turn: Turn | None) -> None:
+        """Show the branch that ends with `turn`, whatever is committed later; None: the episode's last again.
+
+        Raises:
+            TreeError: It is not a turn of this tree.
+        """
+        if turn is not None:
+            self._tree.path(turn)
+        self._followed = turn
+
+    def reset(self) -> None:
+        """Start a new, empty tree; the old one is left as it is to whoever holds it."""
+        self._tree = TokenTree()
+        self._followed = None
+
+    def __len__(self) -> int:
+        """Return the number of tokens of the branch."""
+        leaf = self.leaf
+        return 0 if leaf is None else leaf.end
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids of the branch."""
+        leaf = self.leaf
+        return [] if leaf is None else self._tree.ids(leaf).tolist()
+
+    @property
+    def loss_mask(self) -> list[int]:
+        """1 on sampled tokens, except those of turns that were rejected; else 0."""
+        mask: list[int] = self.trajectory().loss_mask.tolist()
+        return mask
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Log-probability of each sampled token, and 0.0 for every other.
+
+        0.0 and not None, so that slices go straight into trainers that refuse None: the loss mask, or
+        `segment_info`, says which are real.
+        """
+        logprobs: list[float] = self.trajectory().logprobs.tolist()
+        return logprobs
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The branch in runs of one origin; `segments[0]` is the first prompt: system, tools and user.
+
+        Closing and context tokens of one turn are two segments. Empty ones are left out.
+        """
+        leaf = self.leaf
+        path = [] if leaf is None else self._tree.path(leaf)
+        return [segment for turn in path for segment in turn.segments()]
+
+    @property
+    def segment_info(self) -> list[tuple[bool, int]]:
+        """For each segment, whether it was sampled and how many tokens it has."""
+        return [(segment.sampled, len(segment)) for segment in self.segments]
+
+    def trajectory(self) -> Trajectory:
+        """Return the branch laid flat for a trainer; without a turn it is empty, and its `branch` is -1."""
+        leaf = self.leaf
+        return laid_flat(self._tree.id, [], ()) if leaf is None else self._tree.trajectory(leaf)

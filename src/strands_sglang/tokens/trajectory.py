@@ -1,0 +1,174 @@
+"""One branch laid flat, as a trainer eats it: `Trajectory`.
+
+Invariant: all arrays have the same length and position i in each of them is the i-th token of the branch; the
+loss mask is 1 only where the origin is `SAMPLED`. `validate` checks it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from strands_sglang.errors import CountMismatchError, RecordError, TreeError
+from strands_sglang.tokens.arrays import logprob_array, token_array
+from strands_sglang.tokens.origin import Origin
+from strands_sglang.tokens.turn import Turn
+
+_FORMAT = 1
+
+
+@dataclass(slots=True, eq=False)
+class Trajectory:
+    """A branch as flat numpy arrays, one entry per token. Equal to another by value."""
+
+    token_ids: npt.NDArray[np.int32]
+    """The ids."""
+    loss_mask: npt.NDArray[np.int8]
+    """1 on the tokens to train, which are all sampled; else 0."""
+    logprobs: npt.NDArray[np.float64]
+    """Log-probability as the engine reported it, bit by bit; 0.0 where nothing was sampled."""
+    versions: npt.NDArray[np.int32]
+    """Index into `version_names` of the weights that sampled the token; -1 where nothing was sampled."""
+    turns: npt.NDArray[np.int32]
+    """Index into `turn_ids` of the turn the token belongs to."""
+    origins: npt.NDArray[np.int8]
+    """Where the token came from, as `Origin` numbers."""
+    version_names: tuple[str | None, ...]
+    """Weight versions of the branch, in order of first use; None is the version an engine did not tell."""
+    branch: int
+    """Id of the branch's last turn; -1: the tree has no turn yet."""
+    tree: str
+    """Id of the tree."""
+    turn_ids: tuple[int, ...]
+    """Id in the tree of each turn of the branch, first to last."""
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first sampled one; all of them when nothing was sampled."""
+        sampled = self.origins == Origin.SAMPLED
+        return int(sampled.argmax()) if sampled.any() else len(self)
+
+    @property
+    def response_length(self) -> int:
+        """Tokens from the first sampled one on, the context in between included."""
+        return len(self) - self.prompt_length
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of the branch."""
+        return len(self.turn_ids)
+
+    def validate(self) -> None:
+        """Raise CountMismatchError unless everything in it fits together."""
+        shapes = {name: getattr(self, name).shape for name in _ARRAYS}
+        if set(shapes.values()) != {(len(self),)}:
+            raise CountMismatchError(f"arrays of different shapes: {shapes}")
+        sampled = self.origins == Origin.SAMPLED
+        turns = self.turns.astype(np.int64)
+        _require(self.token_ids >= 0, "a token id below 0")
+        _require((self.origins >= min(Origin)) & (self.origins <= max(Origin)), "an unknown origin")
+        _require((self.loss_mask == 0) | (self.loss_mask == 1), "a loss mask that is neither 0 nor 1")
+        _require(sampled | (self.loss_mask == 0), "loss on a token that was not sampled")
+        _require(np.isfinite(self.logprobs), "a logprob that is not finite")
+        _require(sampled | (self.logprobs == 0.0), "a logprob on a token that was not sampled")
+        _require(self.versions < len(self.version_names), "a weight version without a name")
+        _require(np.where(sampled, self.versions >= 0, self.versions == -1), "a wrong weight version")
+        _require((turns >= 0) & (turns < len(self.turn_ids)), "a turn that is not in the branch")
+        _require(np.diff(turns, prepend=0) >= 0, "a turn before its parent")
+        if self.branch != (self.turn_ids[-1] if self.turn_ids else -1):
+            raise CountMismatchError(f"branch {self.branch} of turns {self.turn_ids}")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trajectory):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in _SCALARS) and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in _ARRAYS
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain lists, numbers and strings; floats come back bit for bit."""
+        arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
+        names, ids = list(self.version_names), list(self.turn_ids)
+        scalars = {"tree": self.tree, "branch": self.branch, "turn_ids": ids, "version_names": names}
+        return {"format": _FORMAT, **scalars, **arrays}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
+        """Return the trajectory that `to_dict` wrote.
+
+        Raises:
+            RecordError: An unknown format, or content that does not fit together.
+        """
+        if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
+            raise RecordError(f"a trajectory of format {_FORMAT} is expected")
+        try:
+            trajectory = cls(
+                token_ids=np.asarray(token_array(data["token_ids"], "recorded")),
+                loss_mask=np.asarray(array("b", data["loss_mask"])),
+                logprobs=np.asarray(logprob_array(data["logprobs"])),
+                versions=np.asarray(array("i", data["versions"])),
+                turns=np.asarray(array("i", data["turns"])),
+                origins=np.asarray(array("b", data["origins"])),
+                version_names=tuple(data["version_names"]),
+                branch=data["branch"],
+                tree=data["tree"],
+                turn_ids=tuple(data["turn_ids"]),
+            )
+            trajectory.validate()
+        except (KeyError, TypeError, ValueError, OverflowError, TreeError, CountMismatchError) as error:
+            raise RecordError(f"not a trajectory: {error!r}") from error
+        return trajectory
+
+
+_ARRAYS = ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins")
+_SCALARS = ("version_names", "branch", "tree", "turn_ids")
+
+
+def laid_flat(tree: str, path: Sequence[Turn], trained: Container[int]) -> Trajectory:
+    """Return a branch as a trajectory.
+
+    Args:
+        tree: Id of the tree.
+        path: The turns of the branch, first to last; may be empty.
+        trained: Ids of the turns whose sampled tokens get loss mask 1.
+    """
+    count = path[-1].end if path else 0
+    ids, logprobs = array("i"), np.zeros(count)
+    mask, origins = np.zeros(count, np.int8), np.full(count, Origin.CONTEXT, np.int8)
+    versions, turns = np.full(count, -1, np.int32), np.zeros(count, np.int32)
+    names: dict[str | None, int] = {}
+    for number, turn in enumerate(path):
+        start, first, end = turn.start, turn.sampled_start, turn.end
+        ids += turn.closing + turn.context + turn.sampled
+        turns[start:end] = number
+        origins[start : start + len(turn.closing)] = Origin.CLOSING
+        origins[first:end] = Origin.SAMPLED
+        logprobs[first:end] = turn.logprobs
+        mask[first:end] = turn.id in trained
+        for version, begins, ends in turn.versions:
+            versions[first + begins : first + ends] = names.setdefault(version, len(names))
+    return Trajectory(
+        token_ids=np.asarray(ids),
+        loss_mask=mask,
+        logprobs=logprobs,
+        versions=versions,
+        turns=turns,
+        origins=origins,
+        version_names=tuple(names),
+        branch=path[-1].id if path else -1,
+        tree=tree,
+        turn_ids=tuple(turn.id for turn in path),
+    )
+
+
+def _require(holds: npt.NDArray[np.bool_], otherwise: str) -> None:
+    if not holds.all():
+        raise CountMismatchError(f"{otherwise}, at token {int(holds.argmin())}")

@@ -1,0 +1,237 @@
+"""A turn is prepared, then committed whole, or not at all."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strands_sglang.engine import FinishReason
+from strands_sglang.errors import CountMismatchError, StrandsSGLangError, TreeError
+from strands_sglang.tokens import Join, PreparedTurn, TokenTree, TurnPurpose, TurnStatus, VersionSpan
+from tokens.growing import forked, grow
+
+
+def test_a_prompt_is_the_branch_so_far_plus_closing_plus_context() -> None:
+    tree, turns = forked()
+    before = tree.to_dict()
+    prepared = tree.prepare(turns["c"], context=[7, 8], closing=[99], join=Join.PROVED)
+    assert prepared.ids == tree.ids(turns["c"]) + array("i", [99, 7, 8]) and len(prepared) == len(prepared.ids)
+    assert tree.to_dict() == before
+    turn = tree.commit(prepared, [1], [-1.0], prompt_tokens=len(prepared.ids))
+    assert prepared.turn is turn and turn.sampled_start == len(prepared.ids)
+    assert (turn.id, turn.parent, turn.start) == (8, turns["c"].id, turns["c"].end)
+
+
+def test_what_was_told_is_kept() -> None:
+    tree, _ = forked()
+    detail = {"rid": "r", "nested": {"list": [1, None]}, "pair": (1, 2)}
+    prepared = tree.prepare(
+        None, context=[1], join=Join.FORKED, forked_from=1, caller=(2, None), purpose=TurnPurpose.SIDE
+    )
+    turn = tree.commit(prepared, [2], [-0.25], [VersionSpan("v", 0, 1)], finish=FinishReason.STOP, detail=detail)
+    detail["nested"]["list"].append(5)  # type: ignore[index]
+    assert turn.detail == {"rid": "r", "nested": {"list": [1, None]}, "pair": [1, 2]}
+    assert (turn.finish, type(turn.finish), turn.versions) == ("stop", str, (VersionSpan("v", 0, 1),))
+    assert (turn.join, turn.forked_from, turn.caller, turn.purpose) == (Join.FORKED, 1, (2, None), TurnPurpose.SIDE)
+    assert turn.status is TurnStatus.KEPT
+
+
+def test_without_spans_the_version_is_unknown() -> None:
+    tree = TokenTree()
+    assert grow(tree, None, [1], [2, 3]).versions == (VersionSpan(None, 0, 2),)
+
+
+def test_a_turn_without_a_sampled_token() -> None:
+    tree = TokenTree()
+    empty = grow(tree, None, [1], [], finish="abort")
+    assert empty.versions == () and tree.ids(grow(tree, empty, [2], [3])).tolist() == [1, 2, 3]
+
+
+def test_siblings_prepared_at_once_both_commit() -> None:
+    tree, turns = forked()
+    d = turns["d"]
+    branch = tree.ids(d).tolist()
+    one, two, three = (tree.prepare(d, context=[n], join=Join.PROVED) for n in (1, 2, 3))
+    third, first, second = tree.commit(three, [33], [-1.0]), tree.commit(one, [11], [-1.0]), tree.commit(two, [], [])
+    assert tree.children(d) == [third, first, second]
+    assert [tree.ids(turn).tolist()[len(branch) :] for turn in (first, second, third)] == [[1, 11], [2], [3, 33]]
+    assert all(tree.ids(turn).tolist()[: len(branch)] == branch for turn in (first, second, third))
+
+
+def test_the_prompt_stays_as_sent_and_the_callers_arrays_stay_theirs() -> None:
+    tree = TokenTree()
+    context, sampled, logprobs = array("i", [1, 2]), array("i", [3]), array("d", [-1.0])
+    prepared = tree.prepare(None, context=context)
+    view = np.asarray(prepared.ids)  # as an encoder may still hold it
+    turn = tree.commit(prepared, sampled, logprobs)
+    context[0] = sampled[0] = prepared.ids[0] = prepared.context[0] = 99
+    logprobs[0] = 0.0
+    assert (turn.context.tolist(), turn.sampled.tolist()) == ([1, 2], [3])
+    assert tree.ids(turn).tolist() == [1, 2, 3] and turn.logprobs.tolist() == [-1.0] and len(view) == 2
+    assert tree.ids(grow(tree, turn, [4], [5])).tolist() == [1, 2, 3, 4, 5]
+
+
+PLACES: list[dict[str, Any]] = [
+    {"parent": None, "closing": [9]},
+    {"parent": None, "join": Join.PROVED},
+    {"parent": None, "join": Join.KEPT},
+    {"parent": 0, "join": Join.ROOT},
+    {"parent": 0},
+    {"parent": None, "forked_from": 8},
+    {"parent": None, "forked_from": -1},
+    {"parent": None, "caller": (8, None)},
+    {"parent": None, "caller": (0,)},
+    {"parent": None, "caller": (0, 5)},
+    {"parent": None, "context": [-1]},
+    {"parent": 0, "closing": [2**31], "join": Join.PROVED},
+    {"parent": None, "join": "sideways"},
+    {"parent": None, "purpose": "none"},
+]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_turns_that_cannot_be_prepared(place: dict[str, Any]) -> None:
+    tree, _ = forked()
+    before = tree.to_dict()
+    parent = place["parent"]
+    with pytest.raises(TreeError):
+        tree.prepare(**{"context": [1], **place, "parent": None if parent is None else tree[parent]})
+    assert tree.to_dict() == before
+
+
+def tampered(change: Callable[[PreparedTurn], None]) -> Callable[[TokenTree, PreparedTurn], None]:
+    def commit(tree: TokenTree, prepared: PreparedTurn) -> None:
+        change(prepared)
+        tree.commit(prepared, [1], [-1.0])
+
+    return commit
+
+
+def replaced(name: str, value: Any) -> Callable[[TokenTree, PreparedTurn], None]:
+    return tampered(lambda prepared: setattr(prepared, name, value))
+
+
+FAILURES: dict[str, tuple[type[StrandsSGLangError], Callable[[TokenTree, PreparedTurn], object]]] = {
+    "fewer logprobs": (CountMismatchError, lambda t, p: t.commit(p, [1, 2], [-1.0])),
+    "more logprobs": (CountMismatchError, lambda t, p: t.commit(p, [], [-1.0])),
+    "spans too short": (CountMismatchError, lambda t, p: t.commit(p, [1, 2], [-1.0, -1.0], [VersionSpan("a", 0, 1)])),
+    "spans of nothing": (CountMismatchError, lambda t, p: t.commit(p, [], [], [VersionSpan("a", 0, 1)])),
+    "prompt count": (CountMismatchError, lambda t, p: t.commit(p, [1], [-1.0], prompt_tokens=len(p.ids) + 1)),
+    "prompt count 0": (CountMismatchError, lambda t, p: t.commit(p, [1], [-1.0], prompt_tokens=0)),
+    "negative id": (TreeError, lambda t, p: t.commit(p, [-1], [-1.0])),
+    "large id": (TreeError, lambda t, p: t.commit(p, [2**31], [-1.0])),
+    "no number": (TreeError, lambda t, p: t.commit(p, [1], [None])),  # type: ignore[list-item]
+    "nan": (TreeError, lambda t, p: t.commit(p, [1], [float("nan")])),
+    "detail": (TreeError, lambda t, p: t.commit(p, [1], [-1.0], detail={"client": object()})),
+    "detail keys": (TreeError, lambda t, p: t.commit(p, [1], [-1.0], detail={"a": {1: 2}})),
+    "another tree": (TreeError, lambda t, p: TokenTree(t.id).commit(p, [1], [-1.0])),
+    "prompt changed": (TreeError, tampered(lambda p: p.ids.__setitem__(0, 77))),
+    "prompt's end changed": (TreeError, tampered(lambda p: p.ids.__setitem__(-1, 77))),
+    "prompt longer": (TreeError, tampered(lambda p: p.ids.append(5))),
+    "prompt shorter": (TreeError, tampered(lambda p: p.ids.__delitem__(0))),
+    "context changed": (TreeError, tampered(lambda p: p.context.append(5))),
+    "closing changed": (TreeError, tampered(lambda p: p.closing.append(5))),
+    "prompt replaced": (TreeError, replaced("ids", np.arange(4))),
+    "parent replaced": (TreeError, replaced("parent", None)),
+    "join replaced": (TreeError, replaced("join", Join.ROOT)),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failing_commit_leaves_the_tree_as_it_was(failure: str) -> None:
+    error, commit = FAILURES[failure]
+    tree, turns = forked()
+    prepared = tree.prepare(turns["c"], context=[5, 6], closing=[99], join=Join.PROVED)
+    before, ids = tree.to_dict(), [tree.ids(turn) for turn in tree]
+    with pytest.raises(error):
+        commit(tree, prepared)
+    assert tree.to_dict() == before and [tree.ids(turn) for turn in tree] == ids
+    assert prepared.turn is None and tree.children(turns["c"]) == [turns["d"]]
+
+
+def test_a_failing_root_too() -> None:
+    tree = TokenTree()
+    prepared = tree.prepare(None, context=[1])
+    with pytest.raises(TreeError, match="another tree"):
+        TokenTree(tree.id).commit(prepared, [1], [-1.0])
+    with pytest.raises(CountMismatchError):
+        tree.commit(prepared, [1], [])
+    assert len(tree) == 0
+    assert tree.commit(prepared, [1], [-1.0]).id == 0  # nothing was used up by the failures
+
+
+def test_a_prepared_turn_commits_once() -> None:
+    tree, turns = forked()
+    prepared = tree.prepare(turns["d"], context=[1], join=Join.PROVED)
+    tree.commit(prepared, [1], [-1.0])
+    before = tree.to_dict()
+    with pytest.raises(TreeError, match="already committed, as turn 8"):
+        tree.commit(prepared, [1], [-1.0])
+    assert tree.to_dict() == before
+
+
+def test_rejecting_twice_is_rejecting_once() -> None:
+    tree, turns = forked()
+    tree.reject(turns["d"])
+    before = tree.to_dict()
+    tree.reject(turns["d"])
+    assert tree.to_dict() == before and turns["d"].rejected
+
+
+def test_threads_grow_one_tree() -> None:
+    tree = TokenTree()
+    root = grow(tree, None, [0], [0])
+    failures: list[BaseException] = []
+
+    def work(name: int) -> None:
+        try:
+            tip = root
+            for step in range(100):
+                tip = grow(tree, tip, [name], [step])
+            expected = [0, 0, *(token for step in range(100) for token in (name, step))]
+            assert tree.ids(tip).tolist() == expected
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(tree) == 801 and len(tree.leaves()) == 8 and [turn.id for turn in tree] == list(range(801))
+
+
+def test_a_step_on_a_long_branch_costs_little() -> None:
+    tree = TokenTree()
+    tip = grow(tree, None, range(128 * 1024), [1])
+    context, sampled, logprobs = array("i", range(50)), array("i", range(50)), array("d", [-1.0] * 50)
+    costs = []
+    for _ in range(40):
+        start = time.process_time()
+        prepared = tree.prepare(tip, context=context, join=Join.PROVED)
+        tip = tree.commit(prepared, sampled, logprobs, prompt_tokens=len(prepared.ids))
+        costs.append(time.process_time() - start)
+    assert min(costs) < 0.002
+
+
+def test_ten_thousand_turns() -> None:
+    tree = TokenTree()
+    tip = grow(tree, None, [1], [2])
+    for _ in range(9_999):
+        tip = grow(tree, tip, [1], [2])
+    fork = grow(tree, tree[5_000], [3], [4])
+    assert tree.ids(tip).tolist() == [1, 2] * 10_000
+    assert tree.ids(fork).tolist() == [1, 2] * 5_001 + [3, 4]
+    assert tree.branches() == [tip, fork]
+    long, short = tree.trajectories()
+    assert (int(long.loss_mask.sum()), int(short.loss_mask.sum())) == (10_000, 1)
+    twin = pickle.loads(pickle.dumps(tree))
+    assert twin.to_dict() == tree.to_dict() == TokenTree.from_dict(tree.to_dict()).to_dict()
