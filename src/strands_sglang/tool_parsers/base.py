@@ -1,0 +1,71 @@
+"""What every family's parser is: text in, `ParsedTurn` out.
+
+To add a family: one file, one subclass, its `parse`. `split_reasoning` cuts the reasoning off, `JsonReader` reads
+JSON where it stands, `CallFault` says what is wrong, `assemble` puts the turn together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ToolCall
+from strands_sglang.tool_parsers.reasoning import ReasoningSplit
+
+
+class ToolParser(ABC):
+    """Takes a sampled turn apart. Has no state: one object serves any number of turns and threads at once."""
+
+    name: ClassVar[str]
+    """The family, as users write it."""
+    reasoning_markers: ClassVar[tuple[str, str]] = ("<think>", "</think>")
+    """What opens and closes reasoning; a prompt that ends with the first has opened it."""
+    call_markers: ClassVar[tuple[str, ...]] = ()
+    """Texts that a call may begin with; a live stream holds its text back from there on."""
+
+    @abstractmethod
+    def parse(
+        self, text: str, *, reasoning_open: bool = False, schemas: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> ParsedTurn:
+        """Take one turn apart; raises on no text.
+
+        Args:
+            text: The sampled turn, decoded, without its end-of-turn token and with every other special token visible.
+            reasoning_open: The prompt had already opened the reasoning, so the turn begins inside it.
+            schemas: JSON schema of the parameters of each tool, by its name, for formats that write every value as
+                bare text (`123`: a number or a string?); None when not known.
+
+        Returns:
+            The reasoning, the text, the calls and the failed calls.
+        """
+
+
+def assemble(text: str, split: ReasoningSplit, found: Iterable[ToolCall | FailedCall]) -> ParsedTurn:
+    """Put a turn together from its parts.
+
+    Args:
+        text: The whole turn.
+        split: Its reasoning, cut off.
+        found: The calls and failed calls behind the reasoning, in the order of the text.
+
+    Returns:
+        The turn. Its text is what stands behind the reasoning; where calls were taken out of it, the newlines around
+        them go too, blank pieces are dropped and the others joined with a newline.
+    """
+    calls: list[ToolCall] = []
+    failures: list[FailedCall] = []
+    pieces: list[str] = []
+    at = split.rest_start
+    for item in found:
+        if isinstance(item, FailedCall):
+            failures.append(item)
+            continue
+        calls.append(item)
+        pieces.append(text[at : item.start])
+        at = item.start + len(item.raw)
+    remains = split.rest
+    if calls:
+        pieces.append(text[at:])
+        remains = "\n".join(piece.strip("\n") for piece in pieces if piece.strip())
+    return ParsedTurn(split.reasoning, remains, tuple(calls), tuple(failures), split.closed)
