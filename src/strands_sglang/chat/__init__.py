@@ -1,0 +1,1 @@
+"""Messages and tokens: Strands blocks, the chat template, the bridge, soundness."""

@@ -1,0 +1,164 @@
+"""The bridge: from new messages to the tokens that continue a branch.
+
+It is derived from the chat template at hand. New messages are rendered behind a stand-in conversation of the same
+shape; what the template writes behind the stand-in's last assistant turn is what continues the branch. The join with
+what was really sampled is made at the level of tokens (see `joint`). History is never rendered, so the cost of a turn
+is that of what is new.
+
+Invariant: the ids of a branch are only ever extended. Whether the extension is what one rendering of the whole
+conversation would give is `soundness`'s to prove; here it is refused only where it cannot be derived at all.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from strands_sglang.chat.content import TemplateMessage
+from strands_sglang.chat.control import Occurrence
+from strands_sglang.chat.encoder import Encoder
+from strands_sglang.chat.joint import Joint, find_joint
+from strands_sglang.chat.shape import ANCHOR, Shape
+from strands_sglang.chat.template import ChatTemplate, Rendered
+from strands_sglang.errors import TemplateRefusedError
+
+_REPLY = "xQzReplyqZx"
+Tools = Sequence[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text to be encoded: what continues a branch, or opens one."""
+
+    closing: str
+    """What closes the turn before; empty when it closed itself, or there is none."""
+    context: str
+    """New messages and the prompt for the next turn."""
+    rendered: Rendered
+    """Where both come from."""
+
+    @property
+    def length(self) -> int:
+        """Characters to encode."""
+        return len(self.closing) + len(self.context)
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """The tokens that continue a branch, or open one."""
+
+    closing: array[int]
+    """End-of-turn tokens that the sampled turn before lacked."""
+    context: array[int]
+    """New messages and the prompt for the next turn."""
+    tail: str
+    """The end of the rendered text, for whoever wants to know whether the prompt opened a reasoning block."""
+
+
+class Bridge:
+    """Renders and encodes for one template on one tokenizer."""
+
+    def __init__(self, template: ChatTemplate, encoder: Encoder) -> None:
+        self.template = template
+        """The chat template."""
+        self.encoder = encoder
+        """The tokenizer's encoder."""
+        self._joints: dict[tuple[Shape, str], Joint | None] = {}
+
+    def open(self, messages: Sequence[TemplateMessage], tools: Tools = None) -> Piece:
+        """Render a whole conversation, for a new branch.
+
+        Raises:
+            TemplateRefusedError: The template does not take it.
+        """
+        rendered = self.template.render(messages, tools=tools)
+        return Piece("", rendered.text, rendered)
+
+    def extend(
+        self, shape: Shape, ended_by: int | None, new: Sequence[TemplateMessage], tools: Tools = None
+    ) -> Piece | None:
+        """Render new messages behind a branch.
+
+        Args:
+            shape: The shape of the branch's conversation.
+            ended_by: Last sampled token, if it is a control token; None for a turn that was cut in its text.
+            new: The messages to append.
+            tools: The tools of the conversation.
+
+        Returns:
+            What continues the branch; None when it cannot be derived from this template.
+        """
+        joint = self.joint(shape, new[0]["role"])
+        if joint is None:
+            return None
+        try:
+            rendered = self.template.render([*shape.stand_in(), *new], tools=tools)
+        except TemplateRefusedError:
+            return None
+        at = _after_anchor(rendered.text, shape)
+        if at is None:
+            return None
+        behind = rendered.text[at:]
+        cut = joint.cut(_first(self.encoder, behind, len(joint.zone)), ended_by)
+        if cut is None:
+            return None
+        return Piece(behind[cut.closing_start : cut.closing_end], behind[cut.closing_end :], rendered)
+
+    def encode(self, piece: Piece) -> Extension:
+        """Encode a piece. May take long for long texts: call it in a thread then."""
+        escapes = piece.rendered.escapes
+        closing = self.encoder.encode(piece.closing, escapes) if piece.closing else array("i")
+        return Extension(closing, self.encoder.encode(piece.context, escapes), piece.context[-64:])
+
+    def joint(self, shape: Shape, role: str) -> Joint | None:
+        """Return what stands between a conversation of a shape and a message of a role; None: cannot be told."""
+        key = (shape.kind, role)
+        if key not in self._joints:
+            try:
+                self._joints[key] = self._find_joint(shape.kind, role)
+            except TemplateRefusedError:
+                self._joints[key] = None
+        return self._joints[key]
+
+    def _find_joint(self, shape: Shape, role: str) -> Joint | None:
+        text_joint = None
+        if shape.calls:
+            text_joint = self.joint(replace(shape, calls=()), "user")
+            if text_joint is None:
+                return None
+        new: list[TemplateMessage] = [{"role": role, "content": _REPLY}]
+        if role == "tool":
+            new = [{**new[0], "tool_call_id": call_id, "name": name} for name, call_id in shape.calls or (("x", "x"),)]
+        stand_in = shape.stand_in()
+        last = self.template.render(stand_in, generate=False).text
+        followed = self.template.render([*stand_in, *new]).text
+        at_last, at_followed = _after_anchor(last, shape), _after_anchor(followed, shape)
+        if at_last is None or at_followed is None:
+            return None
+        end = followed.find(_REPLY, at_followed)
+        if end < 0:
+            return None
+        return find_joint(self.encoder.control, last[at_last:], followed[at_followed:], end - at_followed, text_joint)
+
+
+def _after_anchor(text: str, shape: Shape) -> int | None:
+    """Return the offset behind the last word of the stand-in's last turn; None when the template dropped it."""
+    at = 0
+    # Data of new messages comes behind the stand-in: counting from the left, it cannot be taken for an anchor.
+    for _ in range(shape.anchors):
+        found = text.find(ANCHOR, at)
+        if found < 0:
+            return None
+        at = found + len(ANCHOR)
+    return at
+
+
+def _first(encoder: Encoder, text: str, count: int) -> list[Occurrence]:
+    found: list[Occurrence] = []
+    for token in encoder.control.find(text):
+        if len(found) == count:
+            break
+        found.append(token)
+    return found

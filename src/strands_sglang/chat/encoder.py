@@ -1,0 +1,138 @@
+"""From rendered text to token ids.
+
+Invariant: a control token comes out only where the template wrote one; text that data brought is encoded as the
+tokenizer would encode it if it knew no control tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import threading
+from array import array
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from strands_sglang.chat.control import ControlTokens, Escapes, is_blank
+from strands_sglang.errors import ConfigurationError
+
+
+class Encoder:
+    """Encodes rendered text with one tokenizer. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.control = ControlTokens(tokenizer)
+        """The tokenizer's control tokens."""
+        self._tokenizer = tokenizer
+        self._backend = _backend_of(tokenizer)
+        self._plain: Callable[[str], list[int]] | None = None
+        self._lock = threading.Lock()
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the tokenizer."""
+        known = (
+            self._backend.to_str() if self._backend is not None else repr(sorted(self._tokenizer.get_vocab().items()))
+        )
+        return hashlib.sha256(known.encode()).hexdigest()
+
+    def encode(self, text: str, escapes: Escapes | None = None) -> array[int]:
+        """Encode a rendered text.
+
+        Args:
+            text: What the template rendered, or a part of it that begins at a token's border.
+            escapes: What was taken out of its data; None when nothing was.
+
+        Returns:
+            Its token ids (32-bit).
+        """
+        if escapes is not None and escapes.present(text):
+            return self._encode_guarded(text, escapes)
+        ids = self._encode(text)
+        if self.control.normalized and self.control.count(ids) != sum(1 for _ in self.control.find(text)):
+            # Another spelling was normalised into a control token.
+            return self._encode_guarded(text, escapes or Escapes(self.control))
+        return array("i", ids)
+
+    def decode(self, ids: Any) -> str:
+        """Return the text of token ids, special tokens written out, nothing tidied up."""
+        if self._backend is not None:
+            return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _encode(self, text: str) -> list[int]:
+        if self._backend is not None:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            return ids
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _encode_guarded(self, text: str, escapes: Escapes) -> array[int]:
+        """Encode piece by piece between the control tokens that the template wrote."""
+        plain, ids, at = self._plain_encoder(), array("i"), 0
+        for token_id, start, end in self.control.find(text):
+            piece = text[at:start]
+            if token_id in self.control.lstrip:
+                piece = piece.rstrip()
+            if piece:
+                ids.extend(plain(escapes.restore(piece)))
+            ids.append(token_id)
+            at = end
+            if token_id in self.control.rstrip:
+                at = len(text) - len(text[end:].lstrip())
+        if at < len(text):
+            ids.extend(plain(escapes.restore(text[at:])))
+        return ids
+
+    def _plain_encoder(self) -> Callable[[str], list[int]]:
+        """Return an encoder that knows no control tokens. Made when first needed: it is a second tokenizer."""
+        with self._lock:
+            if self._plain is None:
+                self._plain = _without_control(self._backend) if self._backend is not None else self._split_encode
+            return self._plain
+
+    def _split_encode(self, text: str) -> list[int]:
+        """Encode with a tokenizer that cannot be copied: each literal is cut in two, which makes it plain text."""
+        ids: list[int] = []
+        at = 0
+        for _, start, _ in self.control.find(text):
+            ids += self._encode(text[at : start + 1])
+            at = start + 1
+        return ids + self._encode(text[at:])
+
+
+def _backend_of(tokenizer: Any) -> Any:
+    """Return the fast tokenizer inside, one that neither pads nor truncates; None when there is none."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        if not callable(getattr(tokenizer, "encode", None)):
+            raise ConfigurationError(
+                f"tokenizer must be a transformers tokenizer, not {type(tokenizer).__name__}: "
+                "AutoTokenizer.from_pretrained(...)"
+            )
+        return None
+    if backend.truncation is not None or backend.padding is not None:
+        backend = copy.deepcopy(backend)
+        backend.no_truncation()
+        backend.no_padding()
+    return backend
+
+
+def _without_control(backend: Any) -> Callable[[str], list[int]]:
+    from tokenizers import Tokenizer
+
+    data = json.loads(backend.to_str())
+    for token in data["added_tokens"]:
+        if not is_blank(token["content"]):
+            token["special"], token["normalized"] = True, False
+    plain = Tokenizer.from_str(json.dumps(data))
+    plain.no_truncation()
+    plain.no_padding()
+    plain.encode_special_tokens = True
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return encode

@@ -1,0 +1,49 @@
+"""Bridges that were tried out, kept for as long as their tokenizer lives.
+
+Invariant: a bridge is proved once for each tokenizer, template and template arguments, and found by all three.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from strands_sglang.chat.bridge import Bridge
+from strands_sglang.chat.encoder import Encoder
+from strands_sglang.chat.proof import prove
+from strands_sglang.chat.template import ChatTemplate
+from strands_sglang.chat.verdict import Soundness
+
+_CACHE: weakref.WeakKeyDictionary[Any, dict[str, tuple[Bridge, Soundness]]] = weakref.WeakKeyDictionary()
+
+
+def sound_bridge(
+    tokenizer: Any, *, chat_template: str | None = None, arguments: Mapping[str, Any] | None = None
+) -> tuple[Bridge, Soundness]:
+    """Return the bridge of a template and what is proved of it, worked out once for each tokenizer and template."""
+    known = _CACHE.setdefault(tokenizer, {})
+    key = f"{chat_template!r} {sorted((arguments or {}).items())!r}"
+    if key not in known:
+        encoder = Encoder(tokenizer)
+        bridge = Bridge(ChatTemplate(tokenizer, encoder.control, chat_template, arguments), encoder)
+        digest = hashlib.sha256(f"{bridge.template.source}\n{key}\n{encoder.digest}".encode()).hexdigest()[:16]
+        known[key] = (bridge, prove(bridge, digest))
+    return known[key]
+
+
+def soundness(
+    tokenizer: Any, *, chat_template: str | None = None, arguments: Mapping[str, Any] | None = None
+) -> Soundness:
+    """Say on which steps new messages can be appended exactly with this tokenizer's chat template.
+
+    Args:
+        tokenizer: A transformers tokenizer.
+        chat_template: Another template than the tokenizer's own.
+        arguments: Arguments of the template, such as `{"enable_thinking": False}`.
+
+    Returns:
+        The verdicts.
+    """
+    return sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)[1]

@@ -1,0 +1,129 @@
+"""The shape of a conversation: as much of it as a chat template may look at when it writes what comes next.
+
+The bridge renders new messages behind a stand-in conversation of the same shape instead of the real one, so its cost
+does not grow with history. Whether the shape says enough is not assumed: `soundness` proves it on each template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from strands_sglang.chat.content import TemplateMessage
+
+ANCHOR = "xQzAnchorqZx"
+"""Ends the stand-in's last assistant turn; what follows it in a rendered text is what the template puts behind."""
+THOUGHT = "xQzThoughtqZx"
+
+
+class Step(str, Enum):
+    """What is appended to a branch, and behind what."""
+
+    TOOL = "tool"
+    """Tool results behind the calls they answer."""
+    USER = "user"
+    """A user message behind an answer."""
+    USER_AFTER_TOOL = "user after tool"
+    """Tool results with a user message straight behind them."""
+    ANSWER = "answer after tool"
+    """An answer that ends a run of tool calls: some templates drop the reasoning of that run with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What stands before the place where new messages are appended."""
+
+    calls: tuple[tuple[str, str], ...] = ()
+    """Name and id of each call of the last assistant turn, in order."""
+    reasoning: bool = False
+    """Whether some assistant turn has reasoning."""
+    bare: bool = False
+    """Whether some assistant turn has none."""
+    tool_rounds: bool = False
+    """Whether calls were answered before it, since the last user message."""
+    exchanges: bool = False
+    """Whether an earlier user message had its answer before."""
+    earlier_rounds: bool = False
+    """Whether calls were answered in those earlier exchanges."""
+    system: str | None = None
+    """The system prompt; None when there is none."""
+
+    def behind(self, new: Iterable[Mapping[str, Any]]) -> Shape:
+        """Return the shape of the conversation once these messages stand behind it, but for its last turn."""
+        rounds, exchanges, earlier = self.tool_rounds, self.exchanges, self.earlier_rounds
+        for message in new:
+            if message["role"] == "tool":
+                rounds = True
+            elif message["role"] == "user":
+                rounds, exchanges, earlier = False, True, earlier or rounds
+        return replace(self, calls=(), tool_rounds=rounds, exchanges=exchanges, earlier_rounds=earlier)
+
+    def ending(self, calls: tuple[tuple[str, str], ...], reasoning: bool) -> Shape:
+        """Return the shape with a last turn that has these calls, and reasoning or not."""
+        return replace(self, calls=calls, reasoning=self.reasoning or reasoning, bare=self.bare or not reasoning)
+
+    @property
+    def kind(self) -> Shape:
+        """The shape without names: equal for conversations that end alike."""
+        calls = tuple((f"x{number}", f"xQzId{number:04d}") for number in range(len(self.calls)))
+        return replace(self, calls=calls, system=None)
+
+    def stand_in(self) -> list[TemplateMessage]:
+        """Return a short conversation of this shape whose last assistant turn ends with `ANCHOR`."""
+        messages: list[TemplateMessage] = []
+        if self.system is not None:
+            messages.append({"role": "system", "content": self.system})
+        if self.exchanges:
+            messages.append({"role": "user", "content": "x"})
+            messages += self._round("xQzId8000") if self.earlier_rounds else []
+            messages.append(self._assistant("x"))
+        messages.append({"role": "user", "content": "x"})
+        messages += self._round("xQzId9000") if self.tool_rounds else []
+        return [*messages, self._assistant("" if self.calls else ANCHOR, self.calls)]
+
+    @property
+    def anchors(self) -> int:
+        """How often `ANCHOR` is in the stand-in; the last one ends its last turn."""
+        return max(1, len(self.calls)) + self.tool_rounds + (self.exchanges and self.earlier_rounds)
+
+    def _round(self, call_id: str) -> list[TemplateMessage]:
+        result = {"role": "tool", "tool_call_id": call_id, "name": "x", "content": "x"}
+        return [self._assistant("", (("x", call_id),)), result]
+
+    def _assistant(self, text: str, calls: tuple[tuple[str, str], ...] = ()) -> TemplateMessage:
+        message: TemplateMessage = {"role": "assistant", "content": text}
+        if self.reasoning:
+            message["reasoning_content"] = THOUGHT
+        if calls:
+            message["tool_calls"] = [
+                {"type": "function", "id": call_id, "function": {"name": name, "arguments": {"x": ANCHOR}}}
+                for name, call_id in calls
+            ]
+        return message
+
+
+def step_of(new: Iterable[Mapping[str, Any]]) -> Step:
+    """Return which step appending these messages is."""
+    roles = [message["role"] for message in new]
+    if not roles or roles[0] != "tool":
+        return Step.USER
+    return Step.USER_AFTER_TOOL if "user" in roles else Step.TOOL
+
+
+def opening_shape(messages: Iterable[Mapping[str, Any]]) -> Shape:
+    """Return the shape of a conversation that was rendered whole, but for the turn that is to come."""
+    rounds = exchanges = earlier = answered = reasoning = bare = False
+    system: str | None = None
+    for message in messages:
+        if message["role"] == "system":
+            system = str(message["content"])
+        elif message["role"] == "tool":
+            rounds = True
+        elif message["role"] == "assistant":
+            answered, has = True, "reasoning_content" in message
+            reasoning, bare = reasoning or has, bare or not has
+        elif message["role"] == "user":
+            rounds, exchanges, earlier = False, answered, earlier or rounds
+    return Shape((), reasoning, bare, rounds, exchanges, earlier, system)

@@ -1,0 +1,178 @@
+"""The chat template: messages in, text out, exactly as the tokenizer's own `apply_chat_template` writes it.
+
+Templates differ in what they expect (arguments of calls as an object or as JSON text, the name of the reasoning key).
+That is found out by asking the template, once, never from the name of a model.
+
+Invariant: what is rendered is what the template wrote for these messages; data in it holds no control token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strands_sglang.chat.content import TemplateMessage
+from strands_sglang.chat.control import ControlTokens, Escapes
+from strands_sglang.errors import ConfigurationError, TemplateRefusedError
+
+_PROBE = "xQzProbeqZx"
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered text, and what was taken out of its data."""
+
+    text: str
+    """What the template wrote; control-token text of the data stands as private-use characters."""
+    escapes: Escapes
+    """Puts it back."""
+
+
+class ChatTemplate:
+    """One chat template with its arguments, on one tokenizer."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        control: ControlTokens,
+        source: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._control = control
+        self._source = source
+        self.arguments = dict(arguments or {})
+        """Further arguments of the template, such as `enable_thinking`."""
+        if source is None and not getattr(tokenizer, "chat_template", None):
+            raise ConfigurationError(
+                "the tokenizer has no chat template; give one with chat_template=, as text in Jinja's language"
+            )
+        self._arguments_as_text = False
+        self._no_text: str | None = ""
+        self._reasoning_key: str | None = None
+        self._reasoning_apart_from_text = False
+        self.calls = self._find_call_format()
+        """Whether the template writes tool calls; False: it refuses or drops them."""
+        self._reasoning_key, self._reasoning_apart_from_text = self._find_reasoning_key()
+
+    @property
+    def source(self) -> str:
+        """The template's own text (all of them, when the tokenizer has several)."""
+        if self._source is not None:
+            return self._source
+        source = self._tokenizer.chat_template
+        return source if isinstance(source, str) else json.dumps(source, sort_keys=True)
+
+    @property
+    def writes_reasoning(self) -> bool:
+        """Whether the template writes the reasoning of an assistant turn anywhere."""
+        return self._reasoning_key is not None
+
+    def render(
+        self,
+        messages: Sequence[TemplateMessage],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generate: bool = True,
+    ) -> Rendered:
+        """Render messages.
+
+        Args:
+            messages: The conversation.
+            tools: Tools in the OpenAI form; None when there are none.
+            generate: Whether the prompt for the next assistant turn is written behind it.
+
+        Returns:
+            The rendered text.
+
+        Raises:
+            TemplateRefusedError: The template does not take these messages; the message has its own words.
+        """
+        escapes = Escapes(self._control)
+        safe = [escapes.escape(self._fitted(message), trusted=message["role"] == "system") for message in messages]
+        return Rendered(self.official(safe, tools=escapes.escape(tools), generate=generate), escapes)
+
+    def official(self, messages: Sequence[TemplateMessage], *, tools: Any = None, generate: bool = True) -> str:
+        """Render messages that need no fitting and no guarding."""
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=tools,
+                chat_template=self._source,
+                add_generation_prompt=generate,
+                tokenize=False,
+                **self.arguments,
+            )
+        except Exception as error:  # a template may fail with anything its expressions can raise
+            raise TemplateRefusedError(
+                f"the chat template does not take this conversation ({_roles(messages)}): {error}",
+                template_message=str(error),
+            ) from error
+        return str(text)
+
+    def fitted(self, messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
+        """Return messages in the form this template reads."""
+        return [self._fitted(message) for message in messages]
+
+    def _fitted(self, message: TemplateMessage) -> TemplateMessage:
+        if message["role"] != "assistant":
+            return message
+        fitted = dict(message)
+        reasoning = fitted.pop("reasoning_content", None)
+        calls = fitted.get("tool_calls")
+        if calls and not fitted.get("content"):
+            fitted["content"] = self._no_text
+        if calls and self._arguments_as_text:
+            fitted["tool_calls"] = [_with_text_arguments(call) for call in calls]
+        if reasoning is not None and self._reasoning_key is not None:
+            if calls and self._reasoning_apart_from_text and fitted.get("content"):
+                reasoning, fitted["content"] = f"{reasoning}\n{fitted['content']}", self._no_text
+            fitted[self._reasoning_key] = reasoning
+        return fitted
+
+    def _writes(self, message: TemplateMessage) -> str | None:
+        """Return what the template writes for an assistant turn, None when it refuses or drops its probe text."""
+        try:
+            text = self.official([{"role": "user", "content": "x"}, self._fitted(message)], generate=False)
+        except TemplateRefusedError:
+            return None
+        return text if _PROBE in text else None
+
+    def _find_call_format(self) -> bool:
+        call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {"key": _PROBE}}}
+        for as_text, self._no_text in ((False, ""), (True, ""), (False, None), (True, None)):
+            self._arguments_as_text = as_text
+            text = self._writes({"role": "assistant", "content": "", "tool_calls": [call]})
+            # An object written without a JSON filter shows as Python writes it: not what any model was trained on.
+            if text is not None and "{'key'" not in text:
+                return True
+        self._arguments_as_text, self._no_text = False, ""
+        return False
+
+    def _find_reasoning_key(self) -> tuple[str | None, bool]:
+        call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {}}}
+        calls = [call] if self.calls else None
+        for key in _REASONING_KEYS:
+            self._reasoning_key = key
+            message: TemplateMessage = {"role": "assistant", "content": "", "reasoning_content": _PROBE}
+            if calls:
+                message["tool_calls"] = calls
+            if self._writes(message) is not None:
+                both = self._writes({**message, "content": "x"})
+                return key, both is None
+        return None, False
+
+
+def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    if not isinstance(function["arguments"], str):
+        function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": function}
+
+
+def _roles(messages: Sequence[TemplateMessage]) -> str:
+    roles = [str(message.get("role")) for message in messages]
+    return ", ".join(roles if len(roles) <= 8 else [*roles[:3], "...", *roles[-4:]])

@@ -1,0 +1,105 @@
+"""What is proved of a template, and what is not, in a form a person can read and a program can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from strands_sglang.chat.shape import Shape, Step
+
+
+class Trouble(str, Enum):
+    """Why a step is not proved."""
+
+    REWRITES = "rewrites"
+    """The template changes what it wrote before; appending is possible, and differs from a whole rendering."""
+    TOKENS = "tokens"
+    """The text is the same but its tokens are not: letters of both sides of the join make one token."""
+    REFUSES = "refuses"
+    """The template raises an error."""
+    LACKS = "lacks"
+    """The template does not write such messages at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the probes of one step said."""
+
+    trouble: Trouble | None = None
+    """None: proved."""
+    witness: str = ""
+    """Where it first went wrong: text before, then what stood there and what stands there now."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether every probe gave equal tokens."""
+        return self.trouble is None
+
+
+@dataclass(frozen=True, slots=True)
+class Soundness:
+    """The verdicts on one template and tokenizer."""
+
+    digest: str
+    """Hash of the template, its arguments and the tokenizer."""
+    verdicts: Mapping[tuple[Step, bool], Verdict]
+    """By step and whether assistant turns have reasoning."""
+    parallel: Verdict
+    """On several results of one turn."""
+    preamble_free: bool
+    """Whether what the bridge appends does not depend on system prompt and tools, so that they are left out."""
+    reasoning: bool
+    """Whether the template writes reasoning."""
+
+    def verdict(self, step: Step, shape: Shape) -> Verdict:
+        """Return what is known of a step behind a conversation of a shape; the first refusal counts."""
+        kinds = [kind for kind, present in ((True, shape.reasoning), (False, shape.bare)) if present] or [False]
+        steps = [step, Step.ANSWER] if step is Step.USER and shape.tool_rounds else [step]
+        found = [self.verdicts[name, kind and self.reasoning] for name in steps for kind in kinds]
+        if len(shape.calls) > 1:
+            found.append(self.parallel)
+        return next((verdict for verdict in found if not verdict.proved), found[0])
+
+    @property
+    def proved(self) -> list[str]:
+        """Names of the proved steps."""
+        return [name for name, verdict in self._named() if verdict.proved]
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Names of the others, with their witnesses."""
+        return {name: verdict.witness for name, verdict in self._named() if not verdict.proved}
+
+    def _named(self) -> list[tuple[str, Verdict]]:
+        named = []
+        for step in Step:
+            first = self.verdicts[step, self.reasoning]
+            named.append((step.value, first))
+            bare = self.verdicts[step, False]
+            if self.reasoning and bare.trouble != first.trouble:
+                named.append((f"{step.value} without reasoning", bare))
+        return [*named, ("parallel tools", self.parallel)]
+
+    @property
+    def advice(self) -> str:
+        """What to do, in words."""
+        return " ".join(_advice(dict(self._named())))
+
+
+def _advice(named: dict[str, Verdict]) -> list[str]:
+    lines = []
+    tool, user = named[Step.TOOL.value], named[Step.USER.value]
+    if tool.proved:
+        lines.append("Tool results are appended exactly.")
+    elif tool.trouble is Trouble.LACKS:
+        lines.append("The template knows no tools: give one that does (chat_template=).")
+    else:
+        lines.append("Tool results cannot be proved: choose fork, or a template that keeps its history.")
+    if user.trouble is Trouble.REWRITES:
+        lines.append("A user turn makes the template rewrite history: keep (append as it stands) or fork.")
+    elif not user.proved:
+        lines.append("A user turn cannot be appended: the conversation forks there.")
+    if named["parallel tools"].trouble is Trouble.REFUSES:
+        lines.append("One call a turn only.")
+    return lines
