@@ -1,0 +1,161 @@
+"""The settings of `SGLangModel`: what may be given, and what it means.
+
+Invariant: an unknown or impossible setting is an error that says what would work. None is dropped silently.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from typing import Any, TypedDict, get_type_hints
+
+from jinja2 import Environment, TemplateSyntaxError, meta
+from strands.models.model import BaseModelConfig
+
+from strands_sglang.engine import AbortPolicy
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.provider.policy import RewritePolicy
+
+logger = logging.getLogger(__name__)
+
+# What every template is given anyway; giving one as an option would be a mistake.
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token"}
+
+
+class SGLangConfig(BaseModelConfig, total=False):
+    """Settings that can be changed later with `update_config`."""
+
+    model_id: str
+    """A name for logs and traces; the engine serves one model and is not told."""
+    sampling_params: dict[str, Any]
+    """SGLang sampling parameters of every turn, such as `max_new_tokens`, `temperature`, `stop_token_ids`."""
+    params: dict[str, Any]
+    """Another name for `sampling_params`, as other Strands providers call it."""
+    max_episode_tokens: int | None
+    """Tokens that one episode may sample in all; None: no limit."""
+    on_template_rewrite: RewritePolicy | str
+    """What to do when the template would rewrite history, as many do with reasoning at a user turn."""
+    on_trim: RewritePolicy | str
+    """What to do when the oldest messages were dropped (a sliding window)."""
+    on_abort: AbortPolicy
+    """What to do with a turn the engine cut: go on with it, or end with `TurnAbortedError`."""
+    streaming: bool
+    """Whether text is handed on as it is sampled, for serving. The tokens recorded are the same."""
+    routed_experts: bool
+    """Whether the experts of every token are asked for and kept (mixture-of-experts models)."""
+    deadline: float | None
+    """Seconds one turn may take, waiting and retries included; None: the client's own."""
+    extra: dict[str, Any] | None
+    """Further fields of the engine's request, such as `lora_path`."""
+
+
+class TemplateOptions(TypedDict, total=False):
+    """Settings that are fixed when the model is made, because what is proved depends on them."""
+
+    enable_thinking: bool
+    """Passed to the template."""
+    chat_template_kwargs: dict[str, Any]
+    """Any further arguments of the template."""
+
+
+_KNOWN = set(get_type_hints(SGLangConfig))
+
+
+def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in one form.
+
+    Raises:
+        ConfigurationError: One is unknown or cannot work.
+    """
+    checked = dict(config)
+    for name in checked:
+        if name not in _KNOWN:
+            raise ConfigurationError(f"unknown option {name!r}{_did_you_mean(name, _KNOWN)}")
+    if "params" in checked:
+        if "sampling_params" in checked and checked["sampling_params"] != checked["params"]:
+            raise ConfigurationError("params and sampling_params are two names for one thing; give one of them")
+        checked["sampling_params"] = checked.pop("params")
+    if "sampling_params" in checked:
+        checked["sampling_params"] = _checked_sampling(checked["sampling_params"])
+    for name, kind in (
+        ("on_template_rewrite", RewritePolicy),
+        ("on_trim", RewritePolicy),
+        ("on_abort", AbortPolicy),
+    ):
+        if name in checked:
+            checked[name] = _chosen(name, checked[name], kind)
+    for name in ("max_episode_tokens", "context_window_limit", "deadline"):
+        value = checked.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
+            raise ConfigurationError(f"{name} must be a number above 0 or None, not {value!r}")
+    return checked
+
+
+def _checked_sampling(params: Any) -> dict[str, Any]:
+    if params is None:
+        return {}
+    if not isinstance(params, Mapping):
+        raise ConfigurationError(f"sampling_params must be a dict of SGLang's sampling parameters, not {params!r}")
+    checked = dict(params)
+    for other, ours in (("max_tokens", "max_new_tokens"), ("max_completion_tokens", "max_new_tokens")):
+        if other in checked:
+            raise ConfigurationError(f"SGLang calls {other!r} {ours!r}: sampling_params={{{ours!r}: ...}}")
+    budget = checked.get("max_new_tokens")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
+        raise ConfigurationError(f"max_new_tokens must be a whole number above 0, not {budget!r}")
+    if checked.get("n", 1) != 1:
+        raise ConfigurationError("sampling_params n must be 1: a turn of an agent is one sample; run more episodes")
+    return checked
+
+
+def _chosen(name: str, value: Any, kind: Any) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigurationError(
+            f"{name} must be one of {', '.join(repr(item.value) for item in kind)}, not {value!r}"
+        ) from None
+
+
+def template_arguments(source: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Take the arguments of the template out of the options.
+
+    Args:
+        source: The chat template.
+        options: What was given; arguments of the template are removed from it.
+
+    Returns:
+        The template's arguments: `chat_template_kwargs`, `enable_thinking`, and any option that the template reads.
+
+    Raises:
+        ConfigurationError: An argument is given twice.
+    """
+    arguments = dict(options.pop("chat_template_kwargs", None) or {})
+    read = _variables(source)
+    for name in [name for name in options if name == "enable_thinking" or (name in read and name not in _KNOWN)]:
+        if name in arguments and arguments[name] != options[name]:
+            raise ConfigurationError(f"{name} is given twice, also in chat_template_kwargs")
+        value = options.pop(name)
+        if value is not None:
+            arguments[name] = value
+    for name in arguments:
+        if name in _GIVEN:
+            raise ConfigurationError(f"the template's {name} is not an option: it is what the conversation says")
+        if read and name not in read:
+            logger.warning("argument=<%s> | the chat template does not read this argument", name)
+    return arguments
+
+
+def _variables(source: str) -> set[str]:
+    try:
+        return meta.find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(source))
+    except TemplateSyntaxError:
+        # Templates may use tags of transformers' own environment ({% generation %}): then nothing is said about them.
+        return set()
+
+
+def _did_you_mean(name: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"{hint} Known: {', '.join(sorted(known))}. Arguments of the chat template go in chat_template_kwargs."

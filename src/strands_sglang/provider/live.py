@@ -1,0 +1,191 @@
+"""Live text: what can be shown of a turn while it is being sampled.
+
+Invariant: what was shown is never taken back. Anything that may still turn out to be a marker, a call or half a
+character is held back until that is known; calls are never shown before the turn is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from typing import Any
+
+from strands_sglang.provider.blocks import Block, Event, block_events
+from strands_sglang.tool_parsers import ToolParser
+
+# Decoding begins this many tokens back, so that tokenizers that look at neighbours see some.
+_CONTEXT = 8
+
+
+class LiveText:
+    """Follows a turn as its tokens come."""
+
+    def __init__(
+        self, decode: Callable[[Any], str], parser: ToolParser, *, reasoning_open: bool, control: Container[int]
+    ) -> None:
+        """Follow a turn.
+
+        Args:
+            decode: From token ids to text.
+            parser: Knows the markers.
+            reasoning_open: Whether the prompt opened a reasoning block.
+            control: The control tokens. One that comes last may be the end of the turn, which is not shown.
+        """
+        self._decode = decode
+        self._opening, self._closing = parser.reasoning_markers
+        self._stops = parser.call_markers
+        self._control = control
+        self._ids: list[int] = []
+        self._waiting: list[int] = []
+        self._prefix = self._read = 0
+        self._text = ""
+        self._at = 0
+        self._in_reasoning: bool | None = True if reasoning_open else None
+        self._skip_newlines = False
+        self.reasoning = ""
+        """Reasoning shown so far."""
+        self.text = ""
+        """Text shown so far."""
+
+    def feed(self, ids: Iterable[int]) -> list[tuple[str, str]]:
+        """Take new tokens; return what can be shown now, as pairs of "reasoning" or "text" and the new piece."""
+        for token in ids:
+            self._ids += self._waiting
+            self._waiting = [token]
+        if self._waiting and self._waiting[0] not in self._control:
+            self._ids += self._waiting
+            self._waiting = []
+        before = self._decode(self._ids[self._prefix : self._read])
+        now = self._decode(self._ids[self._prefix :])
+        if len(now) > len(before) and not now.endswith("\ufffd"):
+            self._text += now[len(before) :]
+            self._read = len(self._ids)
+            self._prefix = max(0, self._read - _CONTEXT)
+        return self._shown()
+
+    def _shown(self) -> list[tuple[str, str]]:
+        shown = []
+        if self._in_reasoning is None and not self._decide():
+            return []
+        if self._in_reasoning:
+            end = self._text.find(self._closing, self._at)
+            piece = self._text[self._at : end] if end >= 0 else self._held(self._at, (self._closing,))
+            shown += self._grow("reasoning", piece, strip_end=True)
+            if end < 0:
+                return shown
+            self._at, self._in_reasoning = end + len(self._closing), False
+            self._skip_newlines = True
+        if self._skip_newlines:
+            rest = self._text[self._at :].lstrip("\n")
+            if not rest:
+                return shown
+            self._at, self._skip_newlines = len(self._text) - len(rest), False
+        return shown + self._grow("text", self._held(self._at, self._stops), strip_end=False)
+
+    def _decide(self) -> bool:
+        """Find out whether the turn begins with reasoning; False while it may yet."""
+        begun = self._text.lstrip()
+        if begun.startswith(self._opening):
+            self._at = self._text.index(self._opening) + len(self._opening)
+            self._in_reasoning = True
+        elif begun and not self._opening.startswith(begun):
+            self._in_reasoning = False
+        return self._in_reasoning is not None
+
+    def _held(self, start: int, markers: tuple[str, ...]) -> str:
+        """Return the text from `start` up to the first marker, or to what may be the beginning of one."""
+        text = self._text[start:]
+        ends = [at for at in (text.find(marker) for marker in markers) if at >= 0]
+        if ends:
+            return text[: min(ends)]
+        longest = max((_overlap(text, marker) for marker in markers), default=0)
+        return text[: len(text) - longest]
+
+    def _grow(self, kind: str, piece: str, *, strip_end: bool) -> list[tuple[str, str]]:
+        """Show what a piece has more than was shown; its blank end waits for what follows."""
+        known: str = getattr(self, kind)
+        whole = piece.lstrip("\n") if strip_end else piece
+        whole = whole.rstrip("\n") if strip_end else whole.rstrip()
+        if not whole.strip() or len(whole) <= len(known):
+            return []
+        setattr(self, kind, whole)
+        return [(kind, whole[len(known) :])]
+
+
+class LiveEvents:
+    """The events of a turn that is shown while it is sampled."""
+
+    def __init__(self, text: LiveText) -> None:
+        self._live = text
+        self._open: str | None = None
+
+    @property
+    def shown(self) -> bool:
+        """Whether anything was shown."""
+        return self._open is not None
+
+    def feed(self, ids: Iterable[int]) -> list[Event]:
+        """Take new tokens; return the events they allow."""
+        events: list[Event] = []
+        for kind, piece in self._live.feed(ids):
+            events += self._opened(kind)
+            events.append(_delta(kind, piece))
+        return events
+
+    def settled(self, blocks: list[Block]) -> list[Block]:
+        """Return a turn's blocks so that they go on from what was shown."""
+        found = {_kind(block): block for block in blocks if "toolUse" not in block}
+        settled: list[Block] = []
+        for kind, shown in (("reasoning", self._live.reasoning), ("text", self._live.text)):
+            text = _text(found[kind]) if kind in found else ""
+            if not text.startswith(shown) or (kind == "reasoning" and self._open == "text"):
+                text = shown
+            if text:
+                settled.append(_block(kind, text))
+        return settled + [block for block in blocks if "toolUse" in block]
+
+    def finish(self, blocks: list[Block]) -> list[Event]:
+        """Return the events of everything in the settled blocks that was not shown."""
+        events: list[Event] = []
+        for block in blocks:
+            if "toolUse" in block:
+                continue
+            kind = _kind(block)
+            rest = _text(block)[len(getattr(self._live, kind)) :]
+            if rest:
+                events += self._opened(kind)
+                events.append(_delta(kind, rest))
+        if self._open is not None:
+            events.append({"contentBlockStop": {}})
+        for block in blocks:
+            if "toolUse" in block:
+                events += block_events(block)
+        return events
+
+    def _opened(self, kind: str) -> list[Event]:
+        if self._open == kind:
+            return []
+        events: list[Event] = [{"contentBlockStop": {}}] if self._open is not None else []
+        self._open = kind
+        return [*events, {"contentBlockStart": {"start": {}}}]
+
+
+def _kind(block: Block) -> str:
+    return "text" if "text" in block else "reasoning"
+
+
+def _text(block: Block) -> str:
+    return str(block["text"] if "text" in block else block["reasoningContent"]["reasoningText"]["text"])
+
+
+def _block(kind: str, text: str) -> Block:
+    return {"text": text} if kind == "text" else {"reasoningContent": {"reasoningText": {"text": text}}}
+
+
+def _delta(kind: str, piece: str) -> Event:
+    delta = {"text": piece} if kind == "text" else {"reasoningContent": {"text": piece}}
+    return {"contentBlockDelta": {"delta": delta}}
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Return how much of a marker's beginning the text ends with."""
+    return next((size for size in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:size])), 0)

@@ -1,0 +1,191 @@
+"""The plan of a turn: which branch it extends, with what text, and why so.
+
+Invariant: planning changes nothing. Everything that will be recorded of a turn besides what is sampled is decided
+here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from strands_sglang.chat.bridge import Bridge, Piece
+from strands_sglang.chat.content import TemplateMessage, template_messages, template_tools
+from strands_sglang.chat.lineage import Entry, Lineage, Preamble
+from strands_sglang.chat.shape import Shape, opening_shape, step_of
+from strands_sglang.chat.verdict import Soundness
+from strands_sglang.errors import BridgeRefusedError
+from strands_sglang.provider.policy import RewritePolicy
+from strands_sglang.tokens import Join
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a turn will be made."""
+
+    parent: Entry | None
+    """The turn it goes on from; None: it begins a branch."""
+    piece: Piece
+    """What is appended, as text."""
+    join: Join
+    """How it is appended."""
+    shape: Shape
+    """The shape of the conversation before the turn."""
+    aligned: bool
+    """Whether the messages begin with the parent's."""
+    rewritten: Entry | None
+    """The turn whose conversation was rewritten into this one; None when nothing was."""
+    discarded: Entry | None
+    """A turn of the same agent whose reply is gone from the conversation: it was thrown away."""
+
+
+class Planner:
+    """Plans turns with one bridge and what is proved of it."""
+
+    def __init__(self, bridge: Bridge, soundness: Soundness) -> None:
+        self.bridge = bridge
+        """Renders what is new."""
+        self.soundness = soundness
+        """Where that is exact."""
+        self._warned: set[str] = set()
+        self._tools: tuple[Any, Any] = (None, None)
+
+    def preamble(self, system: str | None, tool_specs: Sequence[Mapping[str, Any]] | None) -> Preamble:
+        """Return what stands in front of a conversation."""
+        tools = tuple(tool_specs or ())
+        key = orjson.dumps([system, tools], default=repr, option=orjson.OPT_SORT_KEYS).decode()
+        return Preamble(system, tools, key)
+
+    def plan(
+        self,
+        lineage: Lineage,
+        preamble: Preamble,
+        messages: Sequence[Mapping[str, Any]],
+        hint: Entry | None,
+        *,
+        on_rewrite: RewritePolicy,
+        on_trim: RewritePolicy,
+    ) -> Plan:
+        """Plan a turn.
+
+        Args:
+            lineage: The turns known.
+            preamble: What stands in front of the conversation.
+            messages: The conversation.
+            hint: The agent's last turn, by its own memory; None when it has none.
+            on_rewrite: What to do where the template would rewrite history.
+            on_trim: What to do where the oldest messages were dropped.
+
+        Raises:
+            BridgeRefusedError: The policy is to refuse.
+            TemplateRefusedError: The template does not take the conversation.
+            UnsupportedContentError: A message has a kind of content that cannot be rendered.
+        """
+        parent, known, aligned = lineage.find(preamble, messages, hint), 0, True
+        if parent is not None:
+            known = parent.count
+        trimmed = lineage.trimmed(preamble, messages) if on_trim is not RewritePolicy.FORK else None
+        if trimmed is not None and trimmed[0] is not parent:
+            if on_trim is RewritePolicy.REFUSE:
+                raise BridgeRefusedError(
+                    "the oldest messages of the conversation were dropped, and on_trim is 'refuse': use a "
+                    "NullConversationManager, or choose on_trim='fork' or 'keep'",
+                    step="trim",
+                )
+            parent, known, aligned = *trimmed, False
+        called = lineage.called(messages)
+        origin = hint or (called[0] if called is not None else None)
+        discarded = None
+        if hint is not None and hint is not parent and _thrown_away(hint, preamble, messages):
+            discarded = hint
+        rewritten = origin if origin is not None and origin is not parent and origin is not discarded else None
+        if rewritten is not None and parent is not None and _descends(parent, rewritten):
+            rewritten = None
+        tools = self._template_tools(preamble.tools)
+        if parent is not None:
+            new = template_messages(messages[known - 1 :], call_ids=lineage.call_ids)[1:]
+            extended = self._extend(parent, new, preamble, tools, on_rewrite) if new else None
+            if extended is not None:
+                piece, join = extended
+                return Plan(parent, piece, join, parent.shape.behind(new), aligned, rewritten, discarded)
+            rewritten = rewritten or parent
+        whole = template_messages(messages, call_ids=lineage.call_ids)
+        if preamble.system is not None:
+            whole.insert(0, {"role": "system", "content": preamble.system})
+        join = Join.ROOT if rewritten is None else Join.FORKED
+        return Plan(None, self.bridge.open(whole, tools), join, opening_shape(whole), True, rewritten, discarded)
+
+    def _extend(
+        self,
+        parent: Entry,
+        new: list[TemplateMessage],
+        preamble: Preamble,
+        tools: Any,
+        policy: RewritePolicy,
+    ) -> tuple[Piece, Join] | None:
+        """Render new messages behind a turn; None when a new branch is to be made."""
+        step, shape = step_of(new), parent.shape
+        verdict = self.soundness.verdict(step, shape)
+        if not verdict.proved:
+            self._say(step.value, verdict.witness, policy)
+            if policy is RewritePolicy.REFUSE:
+                raise BridgeRefusedError(
+                    f"a {step.value} step cannot be appended exactly with this chat template: {verdict.witness}. "
+                    "on_template_rewrite is 'refuse'; 'keep' appends as it stands, 'fork' renders a new branch",
+                    step=step.value,
+                    witness=verdict.witness,
+                )
+            if policy is RewritePolicy.FORK:
+                return None
+        if self.soundness.preamble_free:
+            piece = self.bridge.extend(_without_system(shape), parent.ended_by, new)
+        else:
+            piece = self.bridge.extend(shape, parent.ended_by, new, tools)
+        if piece is None:
+            return None
+        return piece, Join.PROVED if verdict.proved else Join.KEPT
+
+    def _say(self, step: str, witness: str, policy: RewritePolicy) -> None:
+        if step not in self._warned:
+            self._warned.add(step)
+            logger.warning(
+                "step=<%s>, policy=<%s>, witness=<%s> | not proved with this chat template; said once",
+                step,
+                policy.value,
+                witness,
+            )
+
+    def _template_tools(self, tools: tuple[Any, ...]) -> Any:
+        """Return tools in the template's form; agents hand over the same ones turn after turn."""
+        known, made = self._tools
+        if known != tools:
+            made = template_tools(tools)
+            self._tools = (tools, made)
+        return made
+
+
+def _without_system(shape: Shape) -> Shape:
+    return replace(shape, system=None) if shape.system is not None else shape
+
+
+def _thrown_away(turn: Entry, preamble: Preamble, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a conversation asks again what a turn was asked, without even an edited reply of it."""
+    if turn.children or not turn.asked(preamble, messages):
+        return False
+    at = turn.prompt_count
+    return len(messages) == at or messages[at]["role"] != "assistant"
+
+
+def _descends(entry: Entry, ancestor: Entry) -> bool:
+    node: Entry | None = entry
+    while node is not None:
+        if node is ancestor:
+            return True
+        node = node.parent
+    return False

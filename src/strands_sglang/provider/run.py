@@ -1,0 +1,176 @@
+"""Running a turn: prepare, sample, record, tell the framework.
+
+Invariant: the framework hears of a turn only when it is recorded. (Live text is shown before; if such a turn fails,
+the framework gets the error, and nothing is recorded.)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from strands.types.exceptions import ContextWindowOverflowException
+
+from strands_sglang.engine import AbortPolicy, FinishReason, Generation, TokenEngine
+from strands_sglang.errors import ContextOverflowError, TurnAbortedError
+from strands_sglang.provider.blocks import Event, block_events, closing_events
+from strands_sglang.provider.budget import turn_budget
+from strands_sglang.provider.episode import Episode, last_turn
+from strands_sglang.provider.live import LiveEvents, LiveText
+from strands_sglang.provider.plan import Planner
+from strands_sglang.provider.policy import RewritePolicy
+from strands_sglang.provider.turn import Ready, Recorded, Request, prepare, record
+from strands_sglang.tool_parsers import ToolParser
+
+logger = logging.getLogger(__name__)
+
+_MANY_TURNS = 20_000
+
+
+class TurnRunner:
+    """Runs the turns of one model, any number at once."""
+
+    def __init__(self, engine: TokenEngine, planner: Planner, parser: ToolParser) -> None:
+        self.engine = engine
+        """Where tokens come from."""
+        self.planner = planner
+        """Finds branches and makes prompts."""
+        self.parser = parser
+        """Takes sampled turns apart."""
+        self._context_limit: int | None = None
+
+    async def run(
+        self, episode: Episode, request: Request, config: Mapping[str, Any], cancel_signal: Any
+    ) -> AsyncGenerator[Event, None]:
+        """Run one turn and yield its events."""
+        began = time.monotonic()
+        ready = await prepare(
+            self.planner,
+            episode,
+            request,
+            self.parser,
+            on_rewrite=config.get("on_template_rewrite", RewritePolicy.KEEP),
+            on_trim=config.get("on_trim", RewritePolicy.FORK),
+        )
+        live = self._live(ready, config)
+        if live is not None:
+            yield {"messageStart": {"role": "assistant"}}
+        generation: Generation | None = None
+        async for item in self._sample(episode, ready, config, cancel_signal, live):
+            if isinstance(item, Generation):
+                generation = item
+            else:
+                yield item
+        if generation is None:
+            raise TurnAbortedError("the engine's stream ended without a whole turn")
+        latency = int(1000 * (time.monotonic() - began))
+        recorded = record(self.planner, episode, ready, generation, self.parser, latency_ms=latency, live=live)
+        if generation.finish_reason is FinishReason.ABORT:
+            episode.tree.reject(recorded.turn)
+            raise TurnAbortedError(
+                f"the engine cut turn {recorded.turn.id} after {len(generation)} tokens ({generation.finish_detail}); "
+                "they are recorded as a rejected turn. on_abort='continue' goes on with such turns"
+            )
+        if len(episode.tree) == _MANY_TURNS:
+            logger.warning(
+                "turns=<%d> | one episode grows without end: reset() or model.episode() begin new ones", _MANY_TURNS
+            )
+        last_turn.set((episode.id, recorded.turn.id))
+        if live is not None:
+            for event in live.finish(recorded.blocks):
+                yield event
+        else:
+            yield {"messageStart": {"role": "assistant"}}
+            for block in recorded.blocks:
+                for event in block_events(block):
+                    yield event
+        for event in closing_events(
+            _stop_reason(recorded, generation), _usage(generation), _metrics(episode, recorded)
+        ):
+            yield event
+
+    async def _sample(
+        self, episode: Episode, ready: Ready, config: Mapping[str, Any], cancel_signal: Any, live: LiveEvents | None
+    ) -> AsyncGenerator[Event | Generation, None]:
+        """Yield what can be shown while the turn is sampled, and at last the whole of it."""
+        limit = config.get("context_window_limit") or self._context_limit
+        while True:
+            try:
+                sampling, asked = self._asked(episode, ready, config, limit)
+                if live is None:
+                    yield await self.engine.generate(ready.prepared.ids, sampling, cancel_signal=cancel_signal, **asked)
+                    return
+                stream = self.engine.stream  # type: ignore[attr-defined]
+                asked.pop("routed_experts_start", None)
+                async for chunk in stream(ready.prepared.ids, sampling, cancel_signal=cancel_signal, **asked):
+                    for event in live.feed(chunk.token_ids):
+                        yield event
+                    if chunk.generation is not None:
+                        yield chunk.generation
+                return
+            except ContextOverflowError as error:
+                known, prompt = error.limit_tokens, len(ready.prepared.ids)
+                if known is None or limit == known or prompt >= known or (live is not None and live.shown):
+                    raise ContextWindowOverflowException(str(error)) from error
+                # The engine knows its context best: keep to it from now on, and ask again for less.
+                logger.info("context=<%d> | learned the engine's context length", known)
+                self._context_limit = limit = known
+
+    def _asked(
+        self, episode: Episode, ready: Ready, config: Mapping[str, Any], limit: int | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the sampling parameters of a turn, and the other arguments of the engine."""
+        sampling = dict(config.get("sampling_params") or {})
+        sampling["max_new_tokens"] = turn_budget(
+            sampling,
+            prompt_tokens=len(ready.prepared.ids),
+            context_limit=limit,
+            used=episode.sampled_tokens,
+            episode_limit=config.get("max_episode_tokens"),
+        )
+        if ready.request.schema is not None:
+            sampling["json_schema"] = ready.request.schema
+        asked: dict[str, Any] = {"routing_key": episode.id, "on_abort": config.get("on_abort", AbortPolicy.CONTINUE)}
+        for name in ("deadline", "extra"):
+            if config.get(name) is not None:
+                asked[name] = config[name]
+        if config.get("routed_experts"):
+            parent = ready.prepared.parent
+            asked["routed_experts_start"] = max(0, parent.end - 1) if parent is not None else 0
+        return sampling, asked
+
+    def _live(self, ready: Ready, config: Mapping[str, Any]) -> LiveEvents | None:
+        if not config.get("streaming") or not hasattr(self.engine, "stream"):
+            return None
+        encoder = self.planner.bridge.encoder
+        return LiveEvents(
+            LiveText(encoder.decode, self.parser, reasoning_open=ready.reasoning_open, control=encoder.control)
+        )
+
+
+def _stop_reason(recorded: Recorded, generation: Generation) -> str:
+    if generation.finish_reason is FinishReason.LENGTH:
+        return "max_tokens"
+    if any("toolUse" in block for block in recorded.blocks):
+        return "tool_use"
+    return "stop_sequence" if isinstance(generation.finish_detail, str) else "end_turn"
+
+
+def _usage(generation: Generation) -> dict[str, int]:
+    sampled = len(generation)
+    usage = {
+        "inputTokens": generation.prompt_tokens,
+        "outputTokens": sampled,
+        "totalTokens": generation.prompt_tokens + sampled,
+    }
+    if generation.cached_tokens is not None:
+        usage["cacheReadInputTokens"] = generation.cached_tokens
+    return usage
+
+
+def _metrics(episode: Episode, recorded: Recorded) -> dict[str, Any]:
+    turn = recorded.turn
+    place = {"tree": episode.id, "branch": recorded.branch, "turn": turn.id, "parent": turn.parent}
+    return {"latencyMs": turn.detail["latency_ms"], "sglang": place}
