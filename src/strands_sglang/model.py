@@ -13,7 +13,7 @@ import json
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -73,6 +73,15 @@ class SGLangModel(Model):
         """
         if (client is None) == (base_url is None):
             raise ConfigurationError("give either client=SGLangClient(...) or base_url='http://...', and not both")
+        if client is not None and not isinstance(client, TokenEngine):
+            raise ConfigurationError(
+                f"client must be an SGLangClient or another TokenEngine, not {client!r}; base_url= takes an address"
+            )
+        if not hasattr(tokenizer, "added_tokens_decoder"):
+            raise ConfigurationError(
+                f"tokenizer must be a transformers tokenizer such as AutoTokenizer.from_pretrained(...), "
+                f"not {tokenizer!r:.100}"
+            )
         if tool_parser is not None and not isinstance(tool_parser, ToolParser):
             raise ConfigurationError(
                 f"tool_parser must be a ToolParser such as HermesToolParser(), not {tool_parser!r}"
@@ -82,8 +91,10 @@ class SGLangModel(Model):
         self.config: dict[str, Any] = checked_config(config)
         self._engine: TokenEngine = client if client is not None else SGLangClient(cast(str, base_url))
         self._parser = tool_parser or HermesToolParser()
+        self._tokenizer = tokenizer
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
-        self._runner = TurnRunner(self._engine, Planner(bridge, sound), self._parser)
+        ends = frozenset(id for id, token in tokenizer.added_tokens_decoder.items() if token.special)
+        self._runner = TurnRunner(self._engine, Planner(bridge, sound), self._parser, ends)
         self._key = uuid.uuid4().hex
         self._own = Episode()
 
@@ -125,6 +136,13 @@ class SGLangModel(Model):
         finally:
             scopes.reset(token)
 
+    @property
+    @override
+    def context_window_limit(self) -> int | None:
+        """Tokens of prompt and turn together: what was set, else what the engine told; None when neither."""
+        limit: int | None = self.config.get("context_window_limit")
+        return limit or self._runner.context_limit
+
     @override
     def update_config(self, **model_config: Any) -> None:
         """Change settings; see `SGLangConfig`. What concerns the chat template is fixed when the model is made."""
@@ -146,6 +164,7 @@ class SGLangModel(Model):
         system_prompt_content: list[SystemContentBlock] | None = None,
         cancel_signal: Any = None,
         structured_output_model: type[BaseModel] | None = None,
+        invocation_state: dict[str, Any] | None = None,
         model_state: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> AsyncGenerator[StreamEvent, None]:
@@ -159,16 +178,20 @@ class SGLangModel(Model):
         """
         if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
             logger.warning("tool_choice=<%s> | a chat template cannot force a tool call; ignored", tool_choice)
+        cycle = (invocation_state or {}).get("event_loop_cycle_id")
         request = Request(
             messages,
             template_system(system_prompt, system_prompt_content),
             tool_specs,
             model_state,
-            _schema_of(structured_output_model),
+            cycle=None if cycle is None else str(cycle),
+            schema=_schema_of(structured_output_model),
         )
+        events = self._runner.run(self.current_episode, request, self.config, cancel_signal)
         try:
-            async for event in self._runner.run(self.current_episode, request, self.config, cancel_signal):
-                yield cast(StreamEvent, event)
+            async with aclosing(events):
+                async for event in events:
+                    yield cast(StreamEvent, event)
         except CallCancelledError:
             # The loop sees that the stream ended without a message and reports that the agent was cancelled.
             logger.debug("episode=<%s> | turn cancelled", self.current_episode.id)
@@ -184,12 +207,12 @@ class SGLangModel(Model):
         Raises:
             StructuredOutputException: The reply was cut before it was whole.
         """
-        request = Request(prompt, system_prompt, None, None, _schema_of(output_model), side=True)
+        request = Request(prompt, system_prompt, None, None, schema=_schema_of(output_model), side=True)
         text = ""
-        async for event in self._runner.run(self.current_episode, request, self.config, None):
-            delta = event.get("contentBlockDelta", {}).get("delta", {})
-            text += delta.get("text", "")
-            yield event
+        async with aclosing(self._runner.run(self.current_episode, request, self.config, None)) as events:
+            async for event in events:
+                text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+                yield event
         try:
             yield {"output": output_model.model_validate_json(text)}
         except ValidationError as error:

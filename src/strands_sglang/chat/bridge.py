@@ -19,7 +19,7 @@ from typing import Any
 from strands_sglang.chat.content import TemplateMessage
 from strands_sglang.chat.control import Occurrence
 from strands_sglang.chat.encoder import Encoder
-from strands_sglang.chat.joint import Joint, find_joint
+from strands_sglang.chat.joint import Joint, find_joint, tokens_within
 from strands_sglang.chat.shape import ANCHOR, Shape
 from strands_sglang.chat.template import ChatTemplate, Rendered
 from strands_sglang.errors import TemplateRefusedError
@@ -101,10 +101,14 @@ class Bridge:
         if at is None:
             return None
         behind = rendered.text[at:]
-        cut = joint.cut(_first(self.encoder, behind, len(joint.zone)), ended_by)
+        found = _first(self.encoder, behind, len(joint.zone))
+        cut = joint.cut(found, ended_by)
         if cut is None:
             return None
-        return Piece(behind[cut.closing_start : cut.closing_end], behind[cut.closing_end :], rendered)
+        # Some end-of-turn tokens swallow the white space behind them, here as in one text.
+        border = next((token.id for token in found if token.end == cut.closing_end), None)
+        context = self.encoder.control.stripped(behind[cut.closing_end :], border)
+        return Piece(behind[cut.closing_start : cut.closing_end], context, rendered)
 
     def encode(self, piece: Piece) -> Extension:
         """Encode a piece. May take long for long texts: call it in a thread then."""
@@ -140,7 +144,9 @@ class Bridge:
         end = followed.find(_REPLY, at_followed)
         if end < 0:
             return None
-        return find_joint(self.encoder.control, last[at_last:], followed[at_followed:], end - at_followed, text_joint)
+        control = self.encoder.control
+        within = tokens_within(control, self.template.render(stand_in[:-1], generate=False).text, last[:at_last])
+        return find_joint(control, last[at_last:], followed[at_followed:], end - at_followed, text_joint, within)
 
 
 def _after_anchor(text: str, shape: Shape) -> int | None:

@@ -7,6 +7,7 @@ SDK itself makes the same before a model can see it (blank assistant text, names
 
 from __future__ import annotations
 
+import marshal
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
@@ -37,6 +38,26 @@ def canonical(message: Mapping[str, Any]) -> Canonical:
     if role == "assistant":
         blocks = _as_the_sdk_hands_it_over(blocks)
     return (_value(role), *blocks)
+
+
+def holds_numbers(value: Any) -> bool:
+    """Return whether a value holds numbers at any depth (or anything that is neither text, list nor object)."""
+    if isinstance(value, Mapping):
+        return any(holds_numbers(item) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(holds_numbers(item) for item in value)
+    return not (value is None or isinstance(value, (str, bytes)))
+
+
+def same_numbers(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two messages that are equal to Python say the same: to it, `1`, `1.0` and `True` are equal."""
+    try:
+        # Version 2 writes types, values and the order of keys, and neither references nor interned strings.
+        if marshal.dumps(one["content"], 2) == marshal.dumps(other["content"], 2):
+            return True
+    except ValueError:
+        pass  # it holds what cannot be written that way
+    return canonical(one) == canonical(other)
 
 
 def _as_the_sdk_hands_it_over(blocks: list[Canonical]) -> list[Canonical]:

@@ -17,10 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from strands_sglang.errors import UnsupportedContentError
+
 # Private use plane 15: no text has a meaning there, so one of its characters can stand for an occurrence.
 _FIRST, _LAST = 0xF0000, 0xFFFFD
 _STAND_INS = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
 _SURROGATES = "[\ud800-\udfff]"
+# What tokenizers take for white space; Python would take U+001C to U+001F, too.
+_SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 
 
 class Occurrence(NamedTuple):
@@ -64,6 +68,17 @@ class ControlTokens:
             for match in self._any.finditer(text, start):
                 yield Occurrence(self.ids[match[0]], match.start(), match.end())
 
+    def stripped(self, text: str, before: int | None = None, behind: int | None = None) -> str:
+        """Return a text without the white space that the control tokens next to it swallow.
+
+        Args:
+            text: What stands between two control tokens.
+            before: The control token before it; None when there is none.
+            behind: The control token behind it; None when there is none.
+        """
+        text = text.lstrip(_SPACES) if before in self.rstrip else text
+        return text.rstrip(_SPACES) if behind in self.lstrip else text
+
     def count(self, ids: Any) -> int:
         """Return how many of the ids are control tokens."""
         known = np.asarray(ids, dtype=np.int64)
@@ -77,11 +92,12 @@ class ControlTokens:
 class Escapes:
     """What was taken out of the data of one rendering, and comes back as plain text."""
 
-    __slots__ = ("_control", "_texts")
+    __slots__ = ("_control", "_stand_ins", "_texts")
 
     def __init__(self, control: ControlTokens) -> None:
         self._control = control
         self._texts: dict[str, str] = {}
+        self._stand_ins: dict[str, str] = {}
 
     def __bool__(self) -> bool:
         return bool(self._texts)
@@ -109,12 +125,16 @@ class Escapes:
     def _stand_in(self, match: re.Match[str]) -> str:
         # Half a surrogate pair (an undecodable file name, say) has no encoding at all.
         text = "\ufffd" if "\ud800" <= match[0] <= "\udfff" else match[0]
-        for stand_in, known in self._texts.items():
-            if known == text:
-                return stand_in
-        stand_in = chr(_FIRST + len(self._texts))
-        self._texts[stand_in] = text
-        return stand_in
+        if text not in self._stand_ins:
+            if len(self._texts) > _LAST - _FIRST:
+                raise UnsupportedContentError(
+                    "the conversation holds more kinds of private-use characters (plane 15) and control-token text "
+                    "than can be kept apart from what the chat template writes; take the private-use characters out",
+                    kind="text",
+                )
+            stand_in = chr(_FIRST + len(self._texts))
+            self._texts[stand_in], self._stand_ins[text] = text, stand_in
+        return self._stand_ins[text]
 
     def restore(self, text: str) -> str:
         """Return a text with everything put back."""

@@ -23,6 +23,11 @@ class Encoder:
     """Encodes rendered text with one tokenizer. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
+        if not hasattr(tokenizer, "added_tokens_decoder"):
+            raise ConfigurationError(
+                f"tokenizer must be a transformers tokenizer, not {type(tokenizer).__name__}: "
+                "AutoTokenizer.from_pretrained(...)"
+            )
         self.control = ControlTokens(tokenizer)
         """The tokenizer's control tokens."""
         self._tokenizer = tokenizer
@@ -71,18 +76,14 @@ class Encoder:
     def _encode_guarded(self, text: str, escapes: Escapes) -> array[int]:
         """Encode piece by piece between the control tokens that the template wrote."""
         plain, ids, at = self._plain_encoder(), array("i"), 0
+        before: int | None = None
         for token_id, start, end in self.control.find(text):
-            piece = text[at:start]
-            if token_id in self.control.lstrip:
-                piece = piece.rstrip()
-            if piece:
+            if piece := self.control.stripped(text[at:start], before, token_id):
                 ids.extend(plain(escapes.restore(piece)))
             ids.append(token_id)
-            at = end
-            if token_id in self.control.rstrip:
-                at = len(text) - len(text[end:].lstrip())
-        if at < len(text):
-            ids.extend(plain(escapes.restore(text[at:])))
+            before, at = token_id, end
+        if piece := self.control.stripped(text[at:], before):
+            ids.extend(plain(escapes.restore(piece)))
         return ids
 
     def _plain_encoder(self) -> Callable[[str], list[int]]:
@@ -96,9 +97,10 @@ class Encoder:
         """Encode with a tokenizer that cannot be copied: each literal is cut in two, which makes it plain text."""
         ids: list[int] = []
         at = 0
-        for _, start, _ in self.control.find(text):
-            ids += self._encode(text[at : start + 1])
-            at = start + 1
+        # Searched anew behind each cut: the rest of a literal may begin another one.
+        while (found := next(self.control.find(text, at), None)) is not None:
+            ids += self._encode(text[at : found.start + 1])
+            at = found.start + 1
         return ids + self._encode(text[at:])
 
 
@@ -106,11 +108,6 @@ def _backend_of(tokenizer: Any) -> Any:
     """Return the fast tokenizer inside, one that neither pads nor truncates; None when there is none."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        if not callable(getattr(tokenizer, "encode", None)):
-            raise ConfigurationError(
-                f"tokenizer must be a transformers tokenizer, not {type(tokenizer).__name__}: "
-                "AutoTokenizer.from_pretrained(...)"
-            )
         return None
     if backend.truncation is not None or backend.padding is not None:
         backend = copy.deepcopy(backend)

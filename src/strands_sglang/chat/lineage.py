@@ -11,11 +11,11 @@ Invariant: a turn is found only if every message up to and including its reply s
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from strands_sglang.chat.canonical import canonical
+from strands_sglang.chat.canonical import canonical, holds_numbers, same_numbers
 from strands_sglang.chat.shape import Shape
 
 Message = Mapping[str, Any]
@@ -47,6 +47,8 @@ class Entry:
     """What stood in front of its messages."""
     history: list[Any]
     """Its conversation, shared with its branch: the first `count - 1` messages, copies of our own."""
+    numeric: list[int]
+    """Which of those messages hold numbers, shared likewise: `1`, `1.0` and `True` are equal and say three things."""
     count: int
     """Messages up to and including its reply."""
     reply: Any
@@ -78,7 +80,24 @@ class Entry:
     def asked(self, preamble: Preamble, messages: Sequence[Message]) -> bool:
         """Return whether the conversation begins with what this turn was asked."""
         at = self.prompt_count
-        return preamble == self.preamble and len(messages) >= at and list(messages[:at]) == self.history[:at]
+        return preamble == self.preamble and len(messages) >= at and self._says(messages[:at], 0)
+
+    def left_behind(self, preamble: Preamble, messages: Sequence[Message], reply_at: int) -> bool:
+        """Return whether the conversation is this turn's, but for its oldest messages, with its reply at `reply_at`."""
+        dropped = self.prompt_count - reply_at
+        return (
+            dropped > 0
+            and preamble == self.preamble
+            and canonical(messages[reply_at]) == self.reply
+            and self._says(messages[:reply_at], dropped)
+        )
+
+    def _says(self, messages: Sequence[Message], start: int) -> bool:
+        """Return whether messages say what this turn's conversation says from `start` on."""
+        end = start + len(messages)
+        return list(messages) == self.history[start:end] and all(
+            same_numbers(messages[at - start], self.history[at]) for at in self.numeric if start <= at < end
+        )
 
 
 class Lineage:
@@ -127,31 +146,32 @@ class Lineage:
     def _walk(self, preamble: Preamble, messages: Sequence[Message], hint: Entry | None) -> Entry | None:
         """Go down from the beginning, message by message."""
         node, deepest = self._nodes.get((-1, preamble.key)), None
+        own = set(_ancestors(hint))
         for message in messages:
             if node is None:
                 break
             node = self._nodes.get((node, canonical(message)))
             if node is not None and node in self._ending_at:
                 ending = self._ending_at[node]
-                # The same words from the same question: a turn nobody went on from is likelier than one in use.
+                # The same words from the same question: the agent's own turn, else one that nobody went on from.
+                mine = [entry for entry in ending if entry in own]
                 free = [entry for entry in ending if not entry.children]
-                deepest = hint if hint in ending else (free or ending)[-1]
+                deepest = (mine or free or ending)[-1]
         return deepest
 
-    def trimmed(self, preamble: Preamble, messages: Sequence[Message]) -> tuple[Entry, int] | None:
-        """Return the turn a conversation goes on from once its oldest messages are dropped, and where.
+    def trimmed(
+        self, preamble: Preamble, messages: Sequence[Message], hint: Entry | None = None
+    ) -> tuple[Entry, int] | None:
+        """Return the turn a conversation goes on from once its oldest messages are dropped, and the place behind it.
 
         None unless everything that is left says what the turn's conversation said.
         """
-        found = self.called(messages)
-        if found is None:
-            return None
-        entry, behind = found
-        kept = behind - 1
-        dropped = entry.prompt_count - kept
-        if dropped <= 0 or preamble != entry.preamble or canonical(messages[kept]) != entry.reply:
-            return None
-        return found if list(messages[:kept]) == entry.history[dropped : entry.prompt_count] else None
+        called = self.called(messages)
+        likely = [called] if called is not None else []
+        if hint is not None:
+            replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+            likely += [(hint, at + 1) for at in reversed(replies)]
+        return next((found for found in likely if found[0].left_behind(preamble, messages, found[1] - 1)), None)
 
     def file(
         self,
@@ -185,14 +205,17 @@ class Lineage:
         before = parent if aligned else None
         known = before.prompt_count if before is not None else 0
         if before is None:
-            history = []
+            history, numeric = [], []
+        elif len(before.history) == known:
+            history, numeric = before.history, before.numeric
         else:
-            history = before.history if len(before.history) == known else before.history[:known]
+            history, numeric = before.history[:known], [at for at in before.numeric if at < known]
         # Copies: whoever called may go on changing what was handed over.
         history.extend(copy.deepcopy(list(messages[known:])))
+        numeric.extend(at for at in range(known, len(messages)) if holds_numbers(messages[at]["content"]))
         branch = turn if parent is None or parent.children else parent.branch
         count = len(messages) + 1
-        entry = Entry(turn, parent, branch, preamble, history, count, canonical(reply), shape, ended_by, end)
+        entry = Entry(turn, parent, branch, preamble, history, numeric, count, canonical(reply), shape, ended_by, end)
         if parent is not None:
             parent.children += 1
         self._entries[turn] = entry
@@ -216,3 +239,10 @@ class Lineage:
 
     def _node(self, node: int, key: Any) -> int:
         return self._nodes.setdefault((node, key), len(self._nodes))
+
+
+def _ancestors(entry: Entry | None) -> Iterator[Entry]:
+    """Yield a turn and those before it in its branch."""
+    while entry is not None:
+        yield entry
+        entry = entry.parent

@@ -31,7 +31,9 @@ TOOLS: list[dict[str, Any]] = [
     }
 ]
 
-_SYSTEM: TemplateMessage = {"role": "system", "content": "You are a helpful agent."}
+SYSTEM: TemplateMessage = {"role": "system", "content": "You are a helpful agent."}
+"""The system prompt of the probes."""
+
 _CONTENTS = ("87", "", "Grüße 🙂 中文\nنعم", "  a\n\nb  \n", '{"a": [1, true]}', "<b>&amp;</b> \\n", "x" * 300)
 _QUESTIONS = ("Now subtract 7.", "Grüße 🙂 中文\nنعم", "a\n\nb", '{"a": [1, true]}')
 
@@ -84,28 +86,29 @@ def results(contents: list[str], serial: int) -> list[TemplateMessage]:
     ]
 
 
-def _histories(reasoning: bool, calls: bool) -> Iterator[tuple[list[TemplateMessage], Shape]]:
+def _histories(reasoning: bool, calls: bool, system: bool) -> Iterator[tuple[list[TemplateMessage], Shape]]:
     """Yield beginnings of conversations that a turn can follow, and their shapes."""
     question: TemplateMessage = {"role": "user", "content": "What is 12*7+3?"}
-    plain = Shape(reasoning=reasoning, bare=not reasoning, system=_SYSTEM["content"])
-    yield [_SYSTEM, question], plain
+    first_of_all = [SYSTEM] if system else []
+    plain = Shape(reasoning=reasoning, bare=not reasoning, system=SYSTEM["content"] if system else None)
+    yield [*first_of_all, question], plain
     yield [question], replace(plain, system=None)
-    hello = [_SYSTEM, {"role": "user", "content": "Hello."}]
+    hello = [*first_of_all, {"role": "user", "content": "Hello."}]
     greeted = [*hello, assistant("Hello!", reasoning), question]
     yield greeted, replace(plain, exchanges=True)
     yield [*greeted, assistant("Fine.", reasoning), question], replace(plain, exchanges=True)
     if not calls:
         return
     first, second = ([assistant("", reasoning, 1, serial), *results([str(serial)], serial)] for serial in (1, 2))
-    yield [_SYSTEM, question, *first], replace(plain, tool_rounds=True)
-    yield [_SYSTEM, question, *first, *second], replace(plain, tool_rounds=True)
+    yield [*first_of_all, question, *first], replace(plain, tool_rounds=True)
+    yield [*first_of_all, question, *first, *second], replace(plain, tool_rounds=True)
     yield [*greeted, *first], replace(plain, exchanges=True, tool_rounds=True)
     used = [*hello, *first, assistant("Hello!", reasoning), question]
     yield used, replace(plain, exchanges=True, earlier_rounds=True)
     yield [*used, *second], replace(plain, exchanges=True, earlier_rounds=True, tool_rounds=True)
 
 
-def probes(step: Step, reasoning: bool, calls: int = 1, *, tools: bool = True) -> Iterator[Probe]:
+def probes(step: Step, reasoning: bool, calls: int = 1, *, tools: bool = True, system: bool = True) -> Iterator[Probe]:
     """Yield the probes of a step.
 
     Args:
@@ -113,8 +116,9 @@ def probes(step: Step, reasoning: bool, calls: int = 1, *, tools: bool = True) -
         reasoning: Whether assistant turns have reasoning.
         calls: Calls of the last turn, for steps behind calls.
         tools: Whether the template writes calls at all.
+        system: Whether it takes a system prompt.
     """
-    for number, (history, shape) in enumerate(_histories(reasoning, tools)):
+    for number, (history, shape) in enumerate(_histories(reasoning, tools, system)):
         # Odd contents are tried behind the first beginning, odd beginnings with two contents: a template that looks
         # at both at once has not been seen, and the product of all would take many seconds.
         if step is Step.USER:

@@ -8,11 +8,12 @@ Invariant: `proved` means that every probe gave equal tokens; there is no other 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.content import TemplateMessage
-from strands_sglang.chat.probes import TOOLS, WORD, Probe, probes
+from strands_sglang.chat.probes import SYSTEM, TOOLS, WORD, Probe, probes
 from strands_sglang.chat.shape import Step
 from strands_sglang.chat.verdict import Soundness, Trouble, Verdict
 from strands_sglang.chat.witness import witness
@@ -35,7 +36,7 @@ def _verdict(bridge: Bridge, step: Step, reasoning: bool, calls: int = 1) -> Ver
     if step is not Step.USER and not bridge.template.calls:
         return Verdict(Trouble.LACKS, "the template refuses tool calls or writes nothing for them")
     verdict = Verdict(Trouble.LACKS, "the template writes nothing of such turns")
-    for probe in probes(step, reasoning, calls, tools=bridge.template.calls):
+    for probe in _probes(bridge, step, reasoning, calls):
         tried = _try(bridge, probe)
         if tried is None:
             continue
@@ -45,13 +46,27 @@ def _verdict(bridge: Bridge, step: Step, reasoning: bool, calls: int = 1) -> Ver
     return verdict
 
 
+def _probes(bridge: Bridge, step: Step, reasoning: bool, calls: int = 1) -> Iterator[Probe]:
+    """Yield the probes of a step that can come up with the template at all."""
+    system = _takes(bridge, [SYSTEM, {"role": "user", "content": "x"}])
+    return probes(step, reasoning, calls, tools=bridge.template.calls, system=system)
+
+
+def _takes(bridge: Bridge, messages: list[TemplateMessage]) -> bool:
+    try:
+        bridge.template.render(messages, tools=TOOLS)
+    except TemplateRefusedError:
+        return False
+    return True
+
+
 def _try(bridge: Bridge, probe: Probe) -> Verdict | None:
-    """Try one probe; None when the template drops its last turn, so that there is nothing to join to."""
+    """Try one probe; None when the template does not take its beginning, or drops its last turn."""
     try:
         before = bridge.template.render(probe.before, tools=TOOLS, generate=False).text
         whole = bridge.template.render([*probe.before, *probe.new], tools=TOOLS).text
     except TemplateRefusedError as error:
-        return Verdict(Trouble.REFUSES, error.template_message)
+        return Verdict(Trouble.REFUSES, error.template_message) if _takes(bridge, probe.before[:-1]) else None
     text = _ended(bridge, probe, before)
     if text is None:
         return None
@@ -92,7 +107,7 @@ def _answer_verdict(bridge: Bridge, reasoning: bool) -> Verdict:
     """Say whether a run of calls stays as it was once its answer stands behind it."""
     if not bridge.template.calls:
         return Verdict(Trouble.LACKS, "the template refuses tool calls or writes nothing for them")
-    for probe in probes(Step.TOOL, reasoning):
+    for probe in _probes(bridge, Step.TOOL, reasoning):
         answer: TemplateMessage = {"role": "assistant", "content": "The answer is 87."}
         if reasoning:
             answer["reasoning_content"] = "The tool returned 87."
@@ -108,7 +123,7 @@ def _answer_verdict(bridge: Bridge, reasoning: bool) -> Verdict:
 
 def _preamble_free(bridge: Bridge) -> bool:
     for step in (Step.TOOL, Step.USER, Step.USER_AFTER_TOOL):
-        for probe in probes(step, bridge.template.writes_reasoning, tools=bridge.template.calls):
+        for probe in _probes(bridge, step, bridge.template.writes_reasoning):
             with_preamble = bridge.extend(probe.shape, None, probe.new, TOOLS)
             without = bridge.extend(replace(probe.shape, system=None), None, probe.new, None)
             if with_preamble is None and without is None:

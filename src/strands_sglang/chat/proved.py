@@ -1,6 +1,6 @@
 """Bridges that were tried out, kept for as long as their tokenizer lives.
 
-Invariant: a bridge is proved once for each tokenizer, template and template arguments, and found by all three.
+Invariant: a template is tried out once for each tokenizer and template arguments, told apart by the hash of all three.
 """
 
 from __future__ import annotations
@@ -16,20 +16,26 @@ from strands_sglang.chat.proof import prove
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.chat.verdict import Soundness
 
-_CACHE: weakref.WeakKeyDictionary[Any, dict[str, tuple[Bridge, Soundness]]] = weakref.WeakKeyDictionary()
+_BRIDGES: weakref.WeakKeyDictionary[Any, dict[str, tuple[Bridge, Soundness]]] = weakref.WeakKeyDictionary()
+_PROVED: dict[str, Soundness] = {}
+"""By digest: another copy of the same tokenizer is not tried out again."""
 
 
 def sound_bridge(
     tokenizer: Any, *, chat_template: str | None = None, arguments: Mapping[str, Any] | None = None
 ) -> tuple[Bridge, Soundness]:
-    """Return the bridge of a template and what is proved of it, worked out once for each tokenizer and template."""
-    known = _CACHE.setdefault(tokenizer, {})
+    """Return the bridge of a template and what is proved of it. Whoever keeps the bridge keeps the tokenizer too."""
+    known = _BRIDGES.setdefault(tokenizer, {})
     key = f"{chat_template!r} {sorted((arguments or {}).items())!r}"
     if key not in known:
-        encoder = Encoder(tokenizer)
-        bridge = Bridge(ChatTemplate(tokenizer, encoder.control, chat_template, arguments), encoder)
+        # A proxy: a bridge that held its tokenizer would keep it in this table for ever.
+        held = weakref.proxy(tokenizer)
+        encoder = Encoder(held)
+        bridge = Bridge(ChatTemplate(held, encoder.control, chat_template, arguments), encoder)
         digest = hashlib.sha256(f"{bridge.template.source}\n{key}\n{encoder.digest}".encode()).hexdigest()[:16]
-        known[key] = (bridge, prove(bridge, digest))
+        if digest not in _PROVED:
+            _PROVED[digest] = prove(bridge, digest)
+        known[key] = (bridge, _PROVED[digest])
     return known[key]
 
 

@@ -58,7 +58,8 @@ def _is_tokenizer(folder: Path) -> bool:
 def _look(source: str, template: str | None) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
-    bridge, sound = sound_bridge(AutoTokenizer.from_pretrained(source), chat_template=template)
+    tokenizer = AutoTokenizer.from_pretrained(source)  # kept by name: the bridge does not keep it
+    bridge, sound = sound_bridge(tokenizer, chat_template=template)
     advice = sound.advice
     if not guarded(bridge):
         advice += " Control-token text in data cannot be kept apart on this tokenizer."

@@ -29,12 +29,13 @@ def blocks_of(parsed: ParsedTurn, call_ids: Sequence[str], *, cut: bool, raw: st
         raw: The turn's text behind its reasoning, calls included.
 
     Returns:
-        Reasoning, text and calls, in this order; none of them blank.
+        Reasoning, text and calls, in this order; none of them blank. Newlines in front of the text are left out, as
+        they are around calls, so that what a live stream shows does not depend on what is yet to come.
     """
     blocks: list[Block] = []
     if parsed.reasoning and parsed.reasoning.strip():
         blocks.append({"reasoningContent": {"reasoningText": {"text": parsed.reasoning}}})
-    text = raw if cut and parsed.calls else parsed.text
+    text = (raw if cut and parsed.calls else parsed.text).lstrip("\n")
     if text.strip():
         blocks.append({"text": text})
     if not cut:

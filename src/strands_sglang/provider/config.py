@@ -60,6 +60,7 @@ class TemplateOptions(TypedDict, total=False):
 
 
 _KNOWN = set(get_type_hints(SGLangConfig))
+_FIXED = set(get_type_hints(TemplateOptions))
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,6 +71,8 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     checked = dict(config)
     for name in checked:
+        if name in _FIXED:
+            raise ConfigurationError(f"{name} is fixed when the model is made: make another SGLangModel with it")
         if name not in _KNOWN:
             raise ConfigurationError(f"unknown option {name!r}{_did_you_mean(name, _KNOWN)}")
     if "params" in checked:
@@ -85,10 +88,14 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     ):
         if name in checked:
             checked[name] = _chosen(name, checked[name], kind)
-    for name in ("max_episode_tokens", "context_window_limit", "deadline"):
+    for name, number, kinds in (
+        ("max_episode_tokens", "whole number", (int,)),
+        ("context_window_limit", "whole number", (int,)),
+        ("deadline", "number", (int, float)),
+    ):
         value = checked.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
-            raise ConfigurationError(f"{name} must be a number above 0 or None, not {value!r}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or value <= 0):
+            raise ConfigurationError(f"{name} must be a {number} above 0 or None, not {value!r}")
     return checked
 
 
@@ -131,7 +138,10 @@ def template_arguments(source: str, options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigurationError: An argument is given twice.
     """
-    arguments = dict(options.pop("chat_template_kwargs", None) or {})
+    given = options.pop("chat_template_kwargs", None) or {}
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"chat_template_kwargs must be a dict of the template's arguments, not {given!r}")
+    arguments = dict(given)
     read = _variables(source)
     for name in [name for name in options if name == "enable_thinking" or (name in read and name not in _KNOWN)]:
         if name in arguments and arguments[name] != options[name]:
@@ -157,5 +167,8 @@ def _variables(source: str) -> set[str]:
 
 def _did_you_mean(name: str, known: set[str]) -> str:
     close = difflib.get_close_matches(name, sorted(known), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    return f"{hint} Known: {', '.join(sorted(known))}. Arguments of the chat template go in chat_template_kwargs."
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return (
+        f"{hint} Known: {', '.join(sorted(known))}. Sampling parameters such as temperature go in sampling_params, "
+        "arguments of the chat template in chat_template_kwargs."
+    )

@@ -8,11 +8,15 @@ Invariant: turns of different episodes never share a tree.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from typing import Any, NamedTuple
 
-from strands_sglang.chat.lineage import Lineage
+from strands_sglang.chat.lineage import Entry, Lineage
 from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import CountMismatchError
 from strands_sglang.tokens import TokenManager, TokenTree, Trajectory, Turn
@@ -22,8 +26,20 @@ _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 scopes: ContextVar[tuple[tuple[str, Episode], ...]] = ContextVar("strands_sglang_episodes", default=())
 """Episodes that are open in this context, innermost last, each with the key of its model."""
 
-last_turn: ContextVar[tuple[str, int] | None] = ContextVar("strands_sglang_last_turn", default=None)
-"""Tree and turn of the last call made in this context: whoever starts an agent from within a tool inherits it."""
+
+class LastTurn(NamedTuple):
+    """The last turn of a context, and the task that made it."""
+
+    tree: str
+    """Id of its tree."""
+    turn: int
+    """Its id."""
+    task: weakref.ref[asyncio.Task[Any]] | None
+    """The task it was made in."""
+
+
+last_turn: ContextVar[LastTurn | None] = ContextVar("strands_sglang_last_turn", default=None)
+"""The last turn made in this context: whoever starts an agent from within a tool inherits it."""
 
 
 class Episode:
@@ -40,6 +56,7 @@ class Episode:
         self._begun = self.token_manager.tree
         self._lineage = Lineage()
         self._routed_experts: dict[int, RoutedExperts] = {}
+        self._called_from: dict[int, LastTurn] = {}
         self._serial = 0
         self.has_agent = False
         """Whether an agent has called: calls without an agent's state are side calls from then on."""
@@ -73,12 +90,22 @@ class Episode:
         """Return every branch an agent took, laid flat; each sampled token is trained in one of them only."""
         return self.tree.trajectories()
 
-    def mint(self, count: int) -> list[str]:
+    def mint(self, count: int, messages: Sequence[Mapping[str, Any]] = ()) -> list[str]:
         """Return ids for the calls of one turn: the same in a repeated run of an episode with the same name.
 
         Nine letters and digits, which every chat template takes.
+
+        Args:
+            count: How many.
+            messages: The conversation, which may have been restored from an episode of the same name; none of its ids
+                is given out again.
         """
         ids: list[str] = []
+        if not count:
+            return ids
+        taken = {
+            block["toolUse"]["toolUseId"] for message in messages for block in message["content"] if "toolUse" in block
+        }
         with self.lock:
             while len(ids) < count:
                 self._serial += 1
@@ -87,7 +114,7 @@ class Episode:
                 for _ in range(9):
                     number, rest = divmod(number, len(_LETTERS))
                     letters += _LETTERS[rest]
-                if not self.lineage.knows_call(letters):
+                if letters not in taken and not self.lineage.knows_call(letters):
                     ids.append(letters)
         return ids
 
@@ -115,21 +142,63 @@ class Episode:
             raise CountMismatchError(f"{len(joined)} rows of routed experts for a branch of {leaf.end} tokens")
         return joined
 
-    def caller(self, question: str) -> tuple[int, str | None] | None:
+    def made(self, turn: Turn) -> None:
+        """Note that a turn was made in this context."""
+        if turn.caller is not None:
+            for last, _ in self._inherited():
+                if last.turn == turn.caller[0]:
+                    self._called_from[turn.id] = last
+        task = _current_task()
+        last_turn.set(LastTurn(self.id, turn.id, None if task is None else weakref.ref(task)))
+
+    def caller(self, question: str, own: Entry | None = None, *, side: bool = False) -> tuple[int, str | None] | None:
         """Return the turn, and its call, from within which a new conversation was started; None when from none.
 
         Args:
             question: What the new conversation begins with; of several calls, it tells which.
+            own: The last turn of the agent that starts it, which calls nobody; None when it has none.
+            side: Whether it is no agent that starts it. The framework's own calls come between turns, not from within.
         """
-        last = last_turn.get()
-        if last is None or last[0] != self.id:
-            return None
-        entry = self.lineage.entry(last[1])
-        if entry is None or not entry.shape.calls or entry.children:
+        last, entry = next(((last, entry) for last, entry in self._inherited() if _awaits(entry)), (None, None))
+        if last is None or entry is None or entry is own:
             return None
         calls = [block for block in entry.reply[1:] if block[0] == "toolUse"]
-        asked = calls if len(calls) == 1 else [call for call in calls if _mentions(call[3], question)]
+        asked = [call for call in calls if _mentions(call[3], question)]
+        # Tools usually run in tasks and threads of their own. In the task of the turn itself, a conversation may as
+        # well begin after the agent has stopped: then only its words can say that a call asked for it.
+        within = not side and (last.task is None or last.task() is not _current_task())
+        if within and len(calls) == 1:
+            asked = calls
+        if not within and not asked:
+            return None
         return entry.turn, str(asked[0][1]) if len(asked) == 1 else None
+
+    def _inherited(self) -> Iterator[tuple[LastTurn, Entry]]:
+        """Yield the last turn of this context, then the one from within which its conversation was started, and so on.
+
+        Agents that run one after the other inside a tool leave their turns to each other.
+        """
+        last = last_turn.get()
+        while last is not None and last.tree == self.id:
+            entry = self.lineage.entry(last.turn)
+            if entry is None:
+                return
+            yield last, entry
+            while entry.parent is not None:
+                entry = entry.parent
+            last = self._called_from.get(entry.turn)
+
+
+def _awaits(entry: Entry) -> bool:
+    """Return whether a turn has calls and nothing goes on from it yet."""
+    return bool(entry.shape.calls) and not entry.children
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 def _mentions(value: object, text: str) -> bool:

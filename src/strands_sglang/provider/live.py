@@ -20,7 +20,7 @@ class LiveText:
     """Follows a turn as its tokens come."""
 
     def __init__(
-        self, decode: Callable[[Any], str], parser: ToolParser, *, reasoning_open: bool, control: Container[int]
+        self, decode: Callable[[Any], str], parser: ToolParser, *, reasoning_open: bool, ends: Container[int]
     ) -> None:
         """Follow a turn.
 
@@ -28,18 +28,19 @@ class LiveText:
             decode: From token ids to text.
             parser: Knows the markers.
             reasoning_open: Whether the prompt opened a reasoning block.
-            control: The control tokens. One that comes last may be the end of the turn, which is not shown.
+            ends: Tokens that end a turn when they come last; then they are not shown.
         """
         self._decode = decode
         self._opening, self._closing = parser.reasoning_markers
         self._stops = parser.call_markers
-        self._control = control
+        self._ends = ends
         self._ids: list[int] = []
         self._waiting: list[int] = []
         self._prefix = self._read = 0
         self._text = ""
         self._at = 0
-        self._in_reasoning: bool | None = True if reasoning_open else None
+        self._reasoning_open = reasoning_open
+        self._in_reasoning: bool | None = None
         self._skip_newlines = False
         self.reasoning = ""
         """Reasoning shown so far."""
@@ -51,7 +52,7 @@ class LiveText:
         for token in ids:
             self._ids += self._waiting
             self._waiting = [token]
-        if self._waiting and self._waiting[0] not in self._control:
+        if self._waiting and self._waiting[0] not in self._ends:
             self._ids += self._waiting
             self._waiting = []
         before = self._decode(self._ids[self._prefix : self._read])
@@ -82,13 +83,14 @@ class LiveText:
         return shown + self._grow("text", self._held(self._at, self._stops), strip_end=False)
 
     def _decide(self) -> bool:
-        """Find out whether the turn begins with reasoning; False while it may yet."""
+        """Find out whether the turn begins with reasoning, and where; False while that is open."""
         begun = self._text.lstrip()
         if begun.startswith(self._opening):
+            # Also where the prompt has opened it: some models open it once more.
             self._at = self._text.index(self._opening) + len(self._opening)
             self._in_reasoning = True
         elif begun and not self._opening.startswith(begun):
-            self._in_reasoning = False
+            self._in_reasoning, self._skip_newlines = self._reasoning_open, not self._reasoning_open
         return self._in_reasoning is not None
 
     def _held(self, start: int, markers: tuple[str, ...]) -> str:

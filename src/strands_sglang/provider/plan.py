@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from strands_sglang.chat.bridge import Bridge, Piece
+from strands_sglang.chat.canonical import canonical
 from strands_sglang.chat.content import TemplateMessage, template_messages, template_tools
 from strands_sglang.chat.lineage import Entry, Lineage, Preamble
 from strands_sglang.chat.shape import Shape, opening_shape, step_of
@@ -59,7 +60,10 @@ class Planner:
     def preamble(self, system: str | None, tool_specs: Sequence[Mapping[str, Any]] | None) -> Preamble:
         """Return what stands in front of a conversation."""
         tools = tuple(tool_specs or ())
-        key = orjson.dumps([system, tools], default=repr, option=orjson.OPT_SORT_KEYS).decode()
+        try:
+            key = orjson.dumps([system, tools], default=repr, option=orjson.OPT_SORT_KEYS).decode()
+        except TypeError:  # what JSON cannot hold as it stands: half a surrogate pair, a number of more than 64 bits
+            key = repr(canonical({"role": system, "content": tools}))
         return Preamble(system, tools, key)
 
     def plan(
@@ -69,6 +73,7 @@ class Planner:
         messages: Sequence[Mapping[str, Any]],
         hint: Entry | None,
         *,
+        again: bool = False,
         on_rewrite: RewritePolicy,
         on_trim: RewritePolicy,
     ) -> Plan:
@@ -79,6 +84,7 @@ class Planner:
             preamble: What stands in front of the conversation.
             messages: The conversation.
             hint: The agent's last turn, by its own memory; None when it has none.
+            again: Whether the agent asks a second time for what that turn was to be.
             on_rewrite: What to do where the template would rewrite history.
             on_trim: What to do where the oldest messages were dropped.
 
@@ -90,7 +96,7 @@ class Planner:
         parent, known, aligned = lineage.find(preamble, messages, hint), 0, True
         if parent is not None:
             known = parent.count
-        trimmed = lineage.trimmed(preamble, messages) if on_trim is not RewritePolicy.FORK else None
+        trimmed = lineage.trimmed(preamble, messages, hint) if on_trim is not RewritePolicy.FORK else None
         if trimmed is not None and trimmed[0] is not parent:
             if on_trim is RewritePolicy.REFUSE:
                 raise BridgeRefusedError(
@@ -102,7 +108,7 @@ class Planner:
         called = lineage.called(messages)
         origin = hint or (called[0] if called is not None else None)
         discarded = None
-        if hint is not None and hint is not parent and _thrown_away(hint, preamble, messages):
+        if again and hint is not None and hint is not parent and _thrown_away(hint, preamble, messages):
             discarded = hint
         rewritten = origin if origin is not None and origin is not parent and origin is not discarded else None
         if rewritten is not None and parent is not None and _descends(parent, rewritten):
@@ -113,6 +119,7 @@ class Planner:
             extended = self._extend(parent, new, preamble, tools, on_rewrite) if new else None
             if extended is not None:
                 piece, join = extended
+                join = join if aligned else Join.KEPT
                 return Plan(parent, piece, join, parent.shape.behind(new), aligned, rewritten, discarded)
             rewritten = rewritten or parent
         whole = template_messages(messages, call_ids=lineage.call_ids)
@@ -143,13 +150,19 @@ class Planner:
                 )
             if policy is RewritePolicy.FORK:
                 return None
-        if self.soundness.preamble_free:
-            piece = self.bridge.extend(_without_system(shape), parent.ended_by, new)
-        else:
-            piece = self.bridge.extend(shape, parent.ended_by, new, tools)
+        piece = self._piece(shape, parent.ended_by, new, tools)
+        if piece is None and shape.calls and not verdict.proved:
+            # A template without calls may still take results: behind a turn that is text to it.
+            piece = self._piece(replace(shape, calls=()), parent.ended_by, new, tools)
         if piece is None:
             return None
         return piece, Join.PROVED if verdict.proved else Join.KEPT
+
+    def _piece(self, shape: Shape, ended_by: int | None, new: list[TemplateMessage], tools: Any) -> Piece | None:
+        """Render new messages behind a shape, with no more in front of them than the template looks at."""
+        if self.soundness.preamble_free:
+            return self.bridge.extend(replace(shape, system=None), ended_by, new)
+        return self.bridge.extend(shape, ended_by, new, tools)
 
     def _say(self, step: str, witness: str, policy: RewritePolicy) -> None:
         if step not in self._warned:
@@ -170,16 +183,11 @@ class Planner:
         return made
 
 
-def _without_system(shape: Shape) -> Shape:
-    return replace(shape, system=None) if shape.system is not None else shape
-
-
 def _thrown_away(turn: Entry, preamble: Preamble, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a conversation asks again what a turn was asked, without even an edited reply of it."""
-    if turn.children or not turn.asked(preamble, messages):
-        return False
+    """Return whether a conversation that asks again has nothing of a turn, not even an edited reply."""
     at = turn.prompt_count
-    return len(messages) == at or messages[at]["role"] != "assistant"
+    kept = turn.asked(preamble, messages) and len(messages) > at and messages[at]["role"] == "assistant"
+    return not kept
 
 
 def _descends(entry: Entry, ancestor: Entry) -> bool:

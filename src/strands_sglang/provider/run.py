@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Container, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_sglang.engine import AbortPolicy, FinishReason, Generation, TokenEngine
-from strands_sglang.errors import ContextOverflowError, TurnAbortedError
+from strands_sglang.errors import CallCancelledError, ContextOverflowError, TurnAbortedError
 from strands_sglang.provider.blocks import Event, block_events, closing_events
 from strands_sglang.provider.budget import turn_budget
-from strands_sglang.provider.episode import Episode, last_turn
+from strands_sglang.provider.episode import Episode
 from strands_sglang.provider.live import LiveEvents, LiveText
 from strands_sglang.provider.plan import Planner
 from strands_sglang.provider.policy import RewritePolicy
@@ -32,14 +33,17 @@ _MANY_TURNS = 20_000
 class TurnRunner:
     """Runs the turns of one model, any number at once."""
 
-    def __init__(self, engine: TokenEngine, planner: Planner, parser: ToolParser) -> None:
+    def __init__(self, engine: TokenEngine, planner: Planner, parser: ToolParser, ends: Container[int]) -> None:
         self.engine = engine
         """Where tokens come from."""
         self.planner = planner
         """Finds branches and makes prompts."""
         self.parser = parser
         """Takes sampled turns apart."""
-        self._context_limit: int | None = None
+        self.ends = ends
+        """Tokens that end a turn when they come last, and are none of its words."""
+        self.context_limit: int | None = None
+        """The engine's context length in tokens, once it has told; None before."""
 
     async def run(
         self, episode: Episode, request: Request, config: Mapping[str, Any], cancel_signal: Any
@@ -58,15 +62,18 @@ class TurnRunner:
         if live is not None:
             yield {"messageStart": {"role": "assistant"}}
         generation: Generation | None = None
-        async for item in self._sample(episode, ready, config, cancel_signal, live):
-            if isinstance(item, Generation):
-                generation = item
-            else:
-                yield item
+        async with aclosing(self._sample(episode, ready, config, cancel_signal, live)) as sampling:
+            async for item in sampling:
+                if isinstance(item, Generation):
+                    generation = item
+                else:
+                    yield item
         if generation is None:
             raise TurnAbortedError("the engine's stream ended without a whole turn")
         latency = int(1000 * (time.monotonic() - began))
-        recorded = record(self.planner, episode, ready, generation, self.parser, latency_ms=latency, live=live)
+        recorded = record(
+            self.planner, episode, ready, generation, self.parser, self.ends, latency_ms=latency, live=live
+        )
         if generation.finish_reason is FinishReason.ABORT:
             episode.tree.reject(recorded.turn)
             raise TurnAbortedError(
@@ -77,25 +84,22 @@ class TurnRunner:
             logger.warning(
                 "turns=<%d> | one episode grows without end: reset() or model.episode() begin new ones", _MANY_TURNS
             )
-        last_turn.set((episode.id, recorded.turn.id))
-        if live is not None:
-            for event in live.finish(recorded.blocks):
+        episode.made(recorded.turn)
+        try:
+            for event in _told(episode, recorded, generation, live):
+                if cancel_signal is not None and cancel_signal.is_set():
+                    raise CallCancelledError("cancelled while the framework was told of the turn")
                 yield event
-        else:
-            yield {"messageStart": {"role": "assistant"}}
-            for block in recorded.blocks:
-                for event in block_events(block):
-                    yield event
-        for event in closing_events(
-            _stop_reason(recorded, generation), _usage(generation), _metrics(episode, recorded)
-        ):
-            yield event
+        except (GeneratorExit, CallCancelledError):
+            # The framework takes a message whole or not at all: this reply is part of no conversation.
+            episode.tree.reject(recorded.turn)
+            raise
 
     async def _sample(
         self, episode: Episode, ready: Ready, config: Mapping[str, Any], cancel_signal: Any, live: LiveEvents | None
     ) -> AsyncGenerator[Event | Generation, None]:
         """Yield what can be shown while the turn is sampled, and at last the whole of it."""
-        limit = config.get("context_window_limit") or self._context_limit
+        limit = config.get("context_window_limit") or self.context_limit
         while True:
             try:
                 sampling, asked = self._asked(episode, ready, config, limit)
@@ -104,11 +108,13 @@ class TurnRunner:
                     return
                 stream = self.engine.stream  # type: ignore[attr-defined]
                 asked.pop("routed_experts_start", None)
-                async for chunk in stream(ready.prepared.ids, sampling, cancel_signal=cancel_signal, **asked):
-                    for event in live.feed(chunk.token_ids):
-                        yield event
-                    if chunk.generation is not None:
-                        yield chunk.generation
+                chunks = stream(ready.prepared.ids, sampling, cancel_signal=cancel_signal, **asked)
+                async with aclosing(chunks):
+                    async for chunk in chunks:
+                        for event in live.feed(chunk.token_ids):
+                            yield event
+                        if chunk.generation is not None:
+                            yield chunk.generation
                 return
             except ContextOverflowError as error:
                 known, prompt = error.limit_tokens, len(ready.prepared.ids)
@@ -116,7 +122,7 @@ class TurnRunner:
                     raise ContextWindowOverflowException(str(error)) from error
                 # The engine knows its context best: keep to it from now on, and ask again for less.
                 logger.info("context=<%d> | learned the engine's context length", known)
-                self._context_limit = limit = known
+                self.context_limit = limit = known
 
     def _asked(
         self, episode: Episode, ready: Ready, config: Mapping[str, Any], limit: int | None
@@ -145,9 +151,18 @@ class TurnRunner:
         if not config.get("streaming") or not hasattr(self.engine, "stream"):
             return None
         encoder = self.planner.bridge.encoder
-        return LiveEvents(
-            LiveText(encoder.decode, self.parser, reasoning_open=ready.reasoning_open, control=encoder.control)
-        )
+        return LiveEvents(LiveText(encoder.decode, self.parser, reasoning_open=ready.reasoning_open, ends=self.ends))
+
+
+def _told(episode: Episode, recorded: Recorded, generation: Generation, live: LiveEvents | None) -> Iterator[Event]:
+    """Yield the events of a recorded turn, but for those that were shown while it was sampled."""
+    if live is not None:
+        yield from live.finish(recorded.blocks)
+    else:
+        yield {"messageStart": {"role": "assistant"}}
+        for block in recorded.blocks:
+            yield from block_events(block)
+    yield from closing_events(_stop_reason(recorded, generation), _usage(generation), _metrics(episode, recorded))
 
 
 def _stop_reason(recorded: Recorded, generation: Generation) -> str:

@@ -7,7 +7,7 @@ and files it. Nothing changes before `record`, and `record` changes nothing befo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,9 @@ class Request:
     """The tools on offer, as the framework describes them."""
     state: dict[str, Any] | None
     """The agent's own memory of this model; None for calls that no agent's loop made."""
+    cycle: str | None = None
+    """Id of the step of the agent's loop that this call is made for; None when it is not known. A second call for the
+    same step means that the reply to the first was thrown away."""
     schema: str | None = None
     """JSON schema the reply must follow; None: free text."""
     side: bool = False
@@ -79,14 +82,17 @@ async def prepare(planner: Planner, episode: Episode, request: Request, parser: 
     preamble = planner.preamble(request.system, request.tool_specs)
     with episode.lock:
         lineage = episode.lineage
-        hint = lineage.entry(_turn_of(episode, request.state))
-        plan = planner.plan(lineage, preamble, request.messages, hint, **policy)
-        caller = episode.caller(_question(request.messages)) if plan.parent is None and hint is None else None
+        turn, cycle = _remembered(episode, request.state)
+        hint = lineage.entry(turn)
+        again = cycle is not None and cycle == request.cycle
+        plan = planner.plan(lineage, preamble, request.messages, hint, again=again, **policy)
+        side = request.side or (request.state is None and episode.has_agent)
+        episode.has_agent = episode.has_agent or request.state is not None
+        caller = episode.caller(_question(request.messages), hint, side=side) if plan.parent is None else None
     if plan.piece.length > _LONG_TEXT:
         extension = await asyncio.to_thread(planner.bridge.encode, plan.piece)
     else:
         extension = planner.bridge.encode(plan.piece)
-    side = request.side or (request.state is None and episode.has_agent)
     prepared = episode.tree.prepare(
         episode.tree[plan.parent.turn] if plan.parent is not None else None,
         context=extension.context,
@@ -106,6 +112,7 @@ def record(
     ready: Ready,
     generation: Generation,
     parser: ToolParser,
+    ends: Container[int],
     *,
     latency_ms: int,
     live: LiveEvents | None = None,
@@ -118,6 +125,8 @@ def record(
         ready: What was asked.
         generation: What was sampled.
         parser: Takes it apart.
+        ends: Tokens that end a turn when they come last, and are none of its words. A turn may end with a control
+            token that is one of its words: cut, or stopped, right behind the closing marker of a call.
         latency_ms: Milliseconds from the question to the whole turn.
         live: What was shown of it already; None when nothing is shown before the turn is whole.
 
@@ -127,13 +136,13 @@ def record(
     encoder, request = planner.bridge.encoder, ready.request
     ids = generation.token_ids
     ended_by = ids[-1] if len(ids) and ids[-1] in encoder.control else None
-    text = encoder.decode(ids[:-1] if ended_by is not None else ids)
+    text = encoder.decode(ids[:-1] if ended_by is not None and ended_by in ends else ids)
     if request.schema is not None:
         parsed = ParsedTurn(None, text, (), (), True)
     else:
         parsed = parser.parse(text, reasoning_open=ready.reasoning_open, schemas=_schemas(request.tool_specs))
     cut = generation.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT)
-    call_ids = episode.mint(len(parsed.calls))
+    call_ids = episode.mint(len(parsed.calls), request.messages)
     blocks = blocks_of(parsed, call_ids, cut=cut, raw=text if parsed.reasoning is None else _behind(text, parser))
     if live is not None:
         blocks = live.settled(blocks)
@@ -169,22 +178,21 @@ def record(
             aligned=ready.plan.aligned,
         )
         episode.sampled_tokens += len(ids)
-        episode.has_agent = episode.has_agent or request.state is not None
     if ready.plan.discarded is not None:
         episode.tree.reject(episode.tree[ready.plan.discarded.turn])
     episode.keep_experts(turn, generation.routed_experts)
     if request.state is not None:
-        request.state[_STATE_KEY] = {"tree": episode.id, "turn": turn.id}
+        request.state[_STATE_KEY] = {"tree": episode.id, "turn": turn.id, "cycle": request.cycle}
     return Recorded(turn, entry.branch, blocks, parsed)
 
 
-def _turn_of(episode: Episode, state: Mapping[str, Any] | None) -> int | None:
-    """Return the turn an agent remembers, if it is one of this episode."""
+def _remembered(episode: Episode, state: Mapping[str, Any] | None) -> tuple[int | None, str | None]:
+    """Return the turn an agent remembers, if it is one of this episode, and the step of its loop it was for."""
     known = (state or {}).get(_STATE_KEY)
     if not isinstance(known, Mapping) or known.get("tree") != episode.id:
-        return None
-    turn = known.get("turn")
-    return turn if isinstance(turn, int) else None
+        return None, None
+    turn, cycle = known.get("turn"), known.get("cycle")
+    return turn if isinstance(turn, int) else None, cycle if isinstance(cycle, str) else None
 
 
 def _question(messages: Sequence[Mapping[str, Any]]) -> str:

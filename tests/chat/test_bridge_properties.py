@@ -1,0 +1,325 @@
+"""The bridge on made-up conversations: tokens equal to one rendering of the whole, data never control, ends exact.
+
+`STRANDS_SGLANG_EXAMPLES=N` tries N times as many conversations.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, event, given, settings
+from hypothesis import strategies as st
+
+from chat.talks import (
+    TOOLS,
+    Branch,
+    Family,
+    Messages,
+    Talk,
+    Turn,
+    assistant,
+    call_id,
+    calls_of,
+    ended,
+    family,
+    harmless,
+    talks,
+    tool_name,
+)
+from strands_sglang.chat.content import TemplateMessage
+from strands_sglang.chat.witness import witness
+
+_TIMES = int(os.environ.get("STRANDS_SGLANG_EXAMPLES", "1"))
+
+# The token that ends a turn, as read in each template; None: the next role's header does.
+END_OF_TURN: dict[str, str | None] = {
+    "deepseek-v3": "<｜end▁of▁sentence｜>",
+    "deepseek-v3.1": "<｜end▁of▁sentence｜>",
+    "deepseek-v4": "<｜end▁of▁sentence｜>",
+    "devstral-2507": "</s>",
+    "gemma-3": "<end_of_turn>",
+    "glm-4.5": None,
+    "glm-4.7-flash": None,
+    "gpt-oss": "<|end|>",
+    "kimi-k2": "<|im_end|>",
+    "kimi-k2-thinking": "<|im_end|>",
+    "llama-3.1": "<|eot_id|>",
+    "minimax-m2": "[e~[",
+    "mistral-nemo": "</s>",
+    "nemotron-3-nano": "<|im_end|>",
+    "phi-4-mini": "<|end|>",
+    "qwen2.5": "<|im_end|>",
+    "qwen3": "<|im_end|>",
+    "qwen3-coder": "<|im_end|>",
+    "qwen3.5": "<|im_end|>",
+    "smollm2": "<|im_end|>",
+}
+
+# Templates that write a turn otherwise than they prompted for it, whatever is appended later: then what was sampled
+# is not how a whole rendering has it, and only the appended part can be compared.
+PROMPTS_OTHERWISE = {
+    "deepseek-v3": "a second run of calls is written without the marker that its prompt ended with",
+    "glm-4.7-flash": "prompts with <think>, writes a turn without reasoning with </think> alone",
+    "gpt-oss": "an answer drops the reasoning of the calls before it (answer after tool: refused)",
+    "kimi-k2-thinking": "an answer drops the reasoning of the calls before it (answer after tool: refused)",
+    "minimax-m2": "prompts with <think>, writes a turn without reasoning without it",
+    "mistral-nemo": "the system prompt stands in the last user message, while nothing follows it",
+    "nemotron-3-nano": "prompts with <think> and a newline, writes a turn without reasoning without the newline",
+    "qwen3.5": "prompts with <think> and a newline, which makes one token with the newline of an empty thought",
+}
+
+_each = pytest.mark.parametrize("name", sorted(END_OF_TURN))
+
+
+def _tried(examples: int) -> Callable[[Any], Any]:
+    # No shrinking: a conversation that fails is reported with the place where it differs, which says more.
+    return settings(
+        max_examples=examples * _TIMES,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def _differ(of: Family, ours: array[int], official: array[int]) -> str:
+    decode = of.bridge.encoder.decode
+    return witness(decode(official), decode(ours), tokens=True)
+
+
+# --- equal to one rendering of the whole ----------------------------------------------------------------------------
+
+
+def _walk(of: Family, talk: Talk) -> None:
+    tools = TOOLS if talk.tools else None
+    talked, branch = talk.opening(), Branch(of, tools)
+    branch.open(talked)
+    assert branch.ids == of.official_ids(talked, tools)
+    exact = True
+    for number, turn in enumerate(talk.turns):
+        said, new = talk.said(number), talk.answered(number)
+        talked.append(said)
+        prompt, shape = branch.ids, branch.shape.ending(calls_of(said), "reasoning_content" in said)
+        text = ended(of, shape, new[0]["role"], of.official(talked, tools, generate=False), turn)
+        branch.ids = of.bridge.encoder.encode(text)
+        branch.end(said)
+        if branch.ids[: len(prompt)] != prompt:
+            # What we prompted with is no part of the whole any more.
+            assert not exact or of.name in PROMPTS_OTHERWISE, _differ(of, prompt, branch.ids)
+            event("written otherwise than prompted")
+        verdict, extension = branch.extend(new)
+        talked += new
+        exact = verdict.proved
+        event(f"{'proved' if exact else 'not proved'}")
+        if extension is None:
+            assert not verdict.proved
+            branch.open(talked)
+            exact = True
+        elif verdict.proved:
+            official = of.official_ids(talked, tools)
+            assert branch.ids == official, f"turn {number}: {_differ(of, branch.ids, official)}"
+
+
+@_each
+def test_where_proved_the_tokens_are_those_of_one_rendering(name: str) -> None:
+    of = family(name)
+
+    @_tried(12)
+    @given(talks(of, harmless(of)))
+    def walk(talk: Talk) -> None:
+        _walk(of, talk)
+
+    @_tried(2)
+    @given(talks(of, harmless(of), count=30))
+    def walk_far(talk: Talk) -> None:
+        _walk(of, talk)
+
+    walk()
+    walk_far()
+
+
+# --- data stays data ------------------------------------------------------------------------------------------------
+
+_WORDS = tuple(f"Wqz{number}Zq" for number in range(6))
+
+
+def _replaced(text: str, by: tuple[str, ...]) -> str:
+    for word, literal in zip(_WORDS, by, strict=True):
+        text = text.replace(word, literal)
+    return text
+
+
+def _hostile(talk: Talk, by: tuple[str, ...]) -> Talk:
+    """Return the conversation with its plain words replaced by control-token text, wherever data stands."""
+
+    def turned(turn: Turn) -> Turn:
+        question = None if turn.question is None else _replaced(turn.question, by)
+        return replace(turn, answers=tuple(_replaced(answer, by) for answer in turn.answers), question=question)
+
+    return replace(talk, question=_replaced(talk.question, by), turns=tuple(turned(turn) for turn in talk.turns))
+
+
+def _sampled(of: Family, turn: Turn, said: TemplateMessage) -> array[int]:
+    """Return tokens a model may have sampled for a turn, ended as the family ends one."""
+    calls = [call["function"]["arguments"]["expression"] for call in said.get("tool_calls", ())]
+    ids = of.bridge.encoder.encode("".join((turn.reasoning or "", turn.text, *calls)))
+    return ids + array("i", _end(of))
+
+
+def _end(of: Family) -> list[int]:
+    literal = END_OF_TURN[of.name]
+    return [] if literal is None else [of.bridge.encoder.control.ids[literal]]
+
+
+@_each
+def test_text_of_control_tokens_in_data_comes_back_as_text(name: str) -> None:
+    """Twins: one conversation with control-token text in its data, one with plain words in the same places."""
+    of = family(name)
+    encoder = of.bridge.encoder
+    nfc = "NFC" in repr(of.tokenizer.backend_tokenizer.normalizer)
+    words = st.lists(st.one_of(st.sampled_from(_WORDS), harmless(of)), max_size=5).map("".join)
+    literals = st.tuples(*[st.sampled_from(list(encoder.control.ids))] * len(_WORDS))
+
+    @_tried(8)
+    @given(talks(of, words), literals)
+    def walk(talk: Talk, by: tuple[str, ...]) -> None:
+        hostile, tools = _hostile(talk, by), TOOLS if talk.tools else None
+        ours, twin = Branch(of, tools), Branch(of, tools)
+        ours.open(hostile.opening())
+        twin.open(talk.opening())
+        for number, turn in enumerate(talk.turns):
+            assert of.controls(ours.ids) == of.controls(twin.ids)
+            expected, found = _replaced(encoder.decode(twin.ids), by), encoder.decode(ours.ids)
+            if nfc:
+                expected, found = (unicodedata.normalize("NFC", text) for text in (expected, found))
+            assert found == expected, witness(expected, found)
+            said = talk.said(number)
+            for branch, new in ((ours, hostile.answered(number)), (twin, talk.answered(number))):
+                branch.sample(_sampled(of, turn, said), said)
+                before = branch.ids
+                _, extension = branch.extend(new)
+                assert extension is None or branch.ids[: len(before)] == before
+                if extension is None:
+                    return
+
+    walk()
+
+
+# --- how turns end ---------------------------------------------------------------------------------------------------
+
+_QUESTION: TemplateMessage = {"role": "user", "content": "And then?"}
+
+
+def _canonical(branch: Branch, talked: Messages, turn: Turn, said: TemplateMessage, role: str) -> array[int]:
+    """Return what the template writes for a turn behind a branch's prompt, up to what ends it."""
+    of = branch.of
+    text = of.official([*talked, said], branch.tools, generate=False)
+    shape = branch.shape.ending(calls_of(said), "reasoning_content" in said)
+    ids = of.bridge.encoder.encode(ended(of, shape, role, text, turn))
+    shared = next((at for at, (a, b) in enumerate(zip(branch.ids, ids, strict=False)) if a != b), len(branch.ids))
+    return ids[shared:]
+
+
+def _turns(of: Family) -> list[Turn]:
+    """Return turns with all that the family's template writes: an answer and, where it takes them, calls."""
+    thought = "Let me think, hm." if of.sound.reasoning else None
+    turns = [Turn("The answer is Fin0.", thought, (), ("",), None, "Fin0", ".")]
+    if of.most_calls:
+        text = "Let me see." if of.text_with_calls else ""
+        calls = tuple(f"{number} + 1 Fin0" for number in range(of.most_calls))
+        turns.append(Turn(text, thought, calls, ("",) * len(calls), None, "Fin0", ""))
+    return turns
+
+
+@_each
+def test_a_turn_that_was_cut_is_closed_as_the_template_closes_one(name: str) -> None:
+    """Cut behind each of its tokens, whatever that token is."""
+    of, end = family(name), _end(family(name))
+    encoder, talked = of.bridge.encoder, [{"role": "user", "content": "What is 1 + 1?"}]
+    tools = TOOLS if of.most_calls else None
+    whole = Branch(of, tools)
+    whole.open(talked)
+    closed = Branch(of, tools)
+    closed.open(talked)
+    closed.sample([*encoder.encode("It is 2."), *end], assistant("It is 2.", None, (), 0))
+    _, usual = closed.extend([_QUESTION])
+    assert not closed.closing
+    for turn in _turns(of):
+        said = assistant(turn.text, turn.reasoning, turn.expressions, 0)
+        sampled = _canonical(whole, talked, turn, said, "tool" if turn.expressions else "user")
+        assert len(sampled) > 5
+        for at in range(1, len(sampled)):
+            branch = Branch(of, tools)
+            branch.open(talked)
+            branch.sample(sampled[:at], said, cut=True)
+            before = branch.ids
+            _, extension = branch.extend([_QUESTION])
+            assert usual is not None and extension is not None
+            assert branch.ids[: len(before)] == before
+            assert list(extension.closing) == (end if [sampled[at - 1]] != end else [])
+            assert extension.context == usual.context
+
+
+@_each
+def test_a_turn_is_kept_as_it_was_sampled(name: str) -> None:
+    """Letters sampled one by one are another split of the same text; what comes behind does not depend on it."""
+    of = family(name)
+    encoder = of.bridge.encoder
+
+    @_tried(6)
+    @given(talks(of, harmless(of), count=3))
+    def walk(talk: Talk) -> None:
+        tools = TOOLS if talk.tools else None
+        branch, twin = Branch(of, tools), Branch(of, tools)
+        branch.open(talk.opening())
+        twin.open(talk.opening())
+        for number, turn in enumerate(talk.turns):
+            said, new = talk.said(number), talk.answered(number)
+            whole = _sampled(of, turn, said)
+            text = encoder.decode(whole[: len(whole) - len(_end(of))])
+            letters = [token for letter in text for token in encoder.encode(letter)] + _end(of)
+            assert encoder.decode(letters) == encoder.decode(whole)
+            at = len(branch.ids)
+            branch.sample(letters, said)
+            twin.sample(whole, said)
+            _, extension = branch.extend(new)
+            _, other = twin.extend(new)
+            assert list(branch.ids[at : at + len(letters)]) == letters
+            assert (extension is None) == (other is None)
+            if extension is None or other is None:
+                return
+            assert (extension.closing, extension.context) == (other.closing, other.context)
+
+    walk()
+
+
+@pytest.mark.parametrize("name", ["glm-4.5", "glm-4.7-flash"])
+def test_a_turn_that_ended_with_the_next_header_does_not_get_it_twice(name: str) -> None:
+    of = family(name)
+    encoder = of.bridge.encoder
+    talked: Messages = [{"role": "user", "content": "What is 1 + 1?"}]
+    answer, call = _turns(of)
+    results: Messages = [
+        {"role": "tool", "tool_call_id": call_id(0, at), "name": tool_name(at), "content": str(at)}
+        for at in range(len(call.expressions))
+    ]
+    for turn, new, header in ((answer, [_QUESTION], "<|user|>"), (call, results, "<|observation|>")):
+        said = assistant(turn.text, turn.reasoning, turn.expressions, 0)
+        for ending in ([], [encoder.control.ids[header]]):
+            branch = Branch(of, TOOLS)
+            branch.open(talked)
+            prompt = len(branch.ids)
+            sampled = _canonical(branch, talked, turn, said, new[0]["role"])
+            branch.sample([*sampled, *ending], said)
+            _, extension = branch.extend(new)
+            assert extension is not None and not extension.closing
+            assert encoder.decode(branch.ids[prompt:]).count(header) == 1
+            if turn is call:
+                assert branch.ids == of.official_ids([*talked, said, *new], TOOLS)

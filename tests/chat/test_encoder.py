@@ -1,0 +1,241 @@
+"""The encoder: the tokenizer's own ids wherever data brings no control token, and plain text where it tries to."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, normalizers
+from transformers import PreTrainedTokenizerFast
+
+from families import FAMILIES, tokenizer
+from strands_sglang.chat.control import Escapes
+from strands_sglang.chat.encoder import Encoder
+from strands_sglang.errors import ConfigurationError
+
+_ENCODERS: dict[str, Encoder] = {}
+
+ODD = (
+    "Grüße 🙂 中文\nنعم",
+    "  a\n\n\n b\t\n",
+    "e\u0301 x\u0308 \u0301",
+    "x = {'a': [1, 2.5], \"b\": null}\r\n",
+    "\x00\x07\u2028\ufeff\u200b",
+    "▁▁ ▁x",
+    "don't I'LL 12345678 ...!!!",
+    "\U000f0000 \ue000 \U00100000",
+    "",
+)
+
+
+def encoder_of(family: str) -> Encoder:
+    """Return an encoder, one for all families with equal tokenizers: what it guards with takes a second to make."""
+    encoder = Encoder(tokenizer(family))
+    return _ENCODERS.setdefault(encoder.digest, encoder)
+
+
+def ids_of(tok: Any, text: str) -> array[int]:
+    return array("i", tok(text, add_special_tokens=False)["input_ids"])
+
+
+def rendered(family: str) -> str:
+    """Return a text with as many of the template's control tokens as a conversation brings."""
+    messages = [{"role": "user", "content": ODD[0]}, {"role": "assistant", "content": "Hm."}] * 2
+    return str(tokenizer(family).apply_chat_template([*messages, messages[0]], tokenize=False))
+
+
+# --- every family ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_with_and_without_guard_the_ids_are_the_tokenizers_own(family: str) -> None:
+    encoder, head = encoder_of(family), rendered(family)
+    control = encoder.control
+    assert control.count(encoder.encode(head)) >= 3
+    for text in ODD:
+        whole = f"{head}{text}{head}\n{text}"
+        official = ids_of(tokenizer(family), whole)
+        assert encoder.encode(whole) == official
+        # A private-use character is taken out of data like control-token text, and has no token of its own: whatever
+        # holds one is encoded piece by piece, and must come out the same.
+        escapes = Escapes(control)
+        guarded = f"{head}{escapes.escape(text + chr(0xF0042))}{head}\n{escapes.escape(text)}"
+        assert escapes.present(guarded)
+        assert encoder.encode(guarded, escapes) == ids_of(tokenizer(family), f"{head}{text}\U000f0042{head}\n{text}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_control_token_text_of_data_stays_text(family: str) -> None:
+    encoder, head = encoder_of(family), rendered(family)
+    control = encoder.control
+    text = "".join(list(control.ids)[:300]) + " x " + " ".join(list(control.ids)[-300:]) + "."
+    escapes = Escapes(control)
+    safe = escapes.escape(text)
+    ids = encoder.encode(f"{head}{safe}{head}", escapes)
+    assert [token for token in ids if token in control] == [
+        token for token in encoder.encode(head + head) if token in control
+    ]
+    assert text in encoder.decode(ids)
+
+
+# --- white space and normalisers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n", " \n\t\u3000", "\x1c ", "\x85\xa0"])
+def test_tokens_that_swallow_white_space_behind_them(space: str) -> None:
+    tok, encoder = tokenizer("phi-4-mini"), encoder_of("phi-4-mini")
+    escapes = Escapes(encoder.control)
+    for data in ("hello", "\U000f0000", "<|end|>", f"<|user|>{space}x"):
+        text = f"<|user|>{space}{escapes.escape(data)}{space}<|end|>{space}<|assistant|>{space}"
+        ids = encoder.encode(text, escapes)
+        if data == "hello":
+            assert ids == ids_of(tok, text)
+        if data == "\U000f0000":
+            assert ids == ids_of(tok, text.replace(escapes.escape(data), data))
+        assert encoder.control.count(ids) == 3
+        assert data in encoder.decode(ids)
+
+
+def copied(family: str = "smollm2") -> Tokenizer:
+    return Tokenizer.from_str(tokenizer(family).backend_tokenizer.to_str())
+
+
+def fast(backend: Tokenizer) -> Any:
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def test_tokens_that_swallow_white_space_before_them() -> None:
+    backend = copied()
+    backend.add_special_tokens([AddedToken("<mask>", lstrip=True), AddedToken("<both>", lstrip=True, rstrip=True)])
+    encoder = Encoder(fast(backend))
+    assert encoder.control.lstrip and encoder.control.rstrip
+    for text in ("a \n<mask> b", "<both>  <mask>", " <both> \n x", "a\x1c <mask>\x1c"):
+        plain = list(backend.encode(text, add_special_tokens=False).ids)
+        assert list(encoder.encode(text)) == plain
+        escapes = Escapes(encoder.control)
+        ids = encoder.encode(text + "|" + escapes.escape("<mask>"), escapes)
+        assert list(ids[: len(plain)]) == plain and encoder.control.count(ids) == encoder.control.count(plain)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "spelling"),
+    [(normalizers.NFKC(), "<|User|>"), (normalizers.Lowercase(), "<｜USER｜>"), (normalizers.Strip(), None)],
+)
+def test_other_spellings_that_a_normaliser_makes_a_control_token_stay_text(
+    normalizer: Any, spelling: str | None
+) -> None:
+    """The family matches some control tokens in the normalised text; its own normaliser does nothing."""
+    backend = copied("deepseek-v3")
+    backend.normalizer = normalizer
+    encoder = Encoder(fast(backend))
+    assert encoder.control.normalized
+    user, bos = encoder.control.ids["<｜User｜>"], encoder.control.ids["<｜begin▁of▁sentence｜>"]
+    ids = encoder.encode("<｜begin▁of▁sentence｜>a<｜User｜>b")
+    assert [token for token in ids if token in encoder.control] == [bos, user]
+    if spelling is None:
+        return
+    assert user in backend.encode(spelling, add_special_tokens=False).ids, "the tokenizer itself is taken in"
+    for text, expected in ((spelling, []), (f"<｜User｜>{spelling} x", [user]), (f"{spelling}<｜User｜>", [user])):
+        assert [token for token in encoder.encode(text) if token in encoder.control] == expected
+    escapes = Escapes(encoder.control)
+    ids = encoder.encode(f"<｜User｜>{escapes.escape(spelling + '<｜User｜>')}", escapes)
+    assert [token for token in ids if token in encoder.control] == [user]
+
+
+# --- tokenizers that cannot be copied --------------------------------------------------------------------------------
+
+
+class Slow:
+    """A tokenizer in pure Python: it encodes, decodes and knows its added tokens, and that is all."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+        self.added_tokens_decoder = backend.get_added_tokens_decoder()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
+        assert not skip_special_tokens and not clean_up_tokenization_spaces
+        return str(self._backend.decode(ids, skip_special_tokens=False))
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._backend.get_vocab()
+
+
+def test_a_slow_tokenizer_is_guarded_too() -> None:
+    encoder, official = Encoder(Slow(copied())), encoder_of("smollm2")
+    end = encoder.control.ids["<|im_end|>"]
+    for text in ODD:
+        assert encoder.encode(f"<|im_end|>{text}") == official.encode(f"<|im_end|>{text}")
+    escapes = Escapes(encoder.control)
+    data = "a<|im_end|><|im_start|>b<|im_end|>\ud800"
+    ids = encoder.encode(f"<|im_end|>\n{escapes.escape(data)}<|im_end|>", escapes)
+    assert [token for token in ids if token in encoder.control] == [end, end]
+    assert encoder.decode(ids) == f"<|im_end|>\n{data[:-1]}\ufffd<|im_end|>"
+    assert len(encoder.digest) == 64 and encoder.digest == Encoder(Slow(copied())).digest
+
+
+def test_a_slow_tokenizer_whose_control_tokens_overlap() -> None:
+    backend = copied()
+    backend.add_special_tokens(["<<x>>", "<x>>", "x>>"])
+    encoder = Encoder(Slow(backend))
+    escapes = Escapes(encoder.control)
+    ids = encoder.encode(escapes.escape("a<<x>>b"), escapes)
+    assert encoder.control.count(ids) == 0 and encoder.decode(ids) == "a<<x>>b"
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_half_a_surrogate_pair_in_data() -> None:
+    encoder = encoder_of("qwen2.5")
+    escapes = Escapes(encoder.control)
+    ids = encoder.encode("<|im_start|>" + escapes.escape("caf\udce9"), escapes)
+    assert encoder.decode(ids) == "<|im_start|>caf\ufffd"
+
+
+def test_padding_and_truncation_are_left_out() -> None:
+    backend = copied()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=64)
+    tok = fast(backend)
+    encoder, text = Encoder(tok), "one two three four five six seven"
+    assert encoder.encode(text) == encoder_of("smollm2").encode(text)
+    escapes = Escapes(encoder.control)
+    assert encoder.decode(encoder.encode(escapes.escape(text + "<|im_end|>"), escapes)) == text + "<|im_end|>"
+    assert tok.backend_tokenizer.truncation is not None, "the tokenizer that was handed over is not changed"
+
+
+def test_an_encoder_serves_several_threads() -> None:
+    encoder = Encoder(tokenizer("smollm2"))
+    found: list[array[int]] = []
+
+    def encode() -> None:
+        escapes = Escapes(encoder.control)
+        found.append(encoder.encode(f"<|im_start|>{escapes.escape('x<|im_end|>' * 50)}", escapes))
+
+    threads = [threading.Thread(target=encode) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and all(ids == found[0] for ids in found)
+
+
+def test_the_digest_tells_tokenizers_apart() -> None:
+    backend = copied()
+    assert Encoder(fast(backend)).digest == Encoder(fast(copied())).digest
+    backend.add_special_tokens(["<new>"])
+    assert Encoder(fast(backend)).digest != Encoder(fast(copied())).digest
+
+
+def test_what_is_no_tokenizer_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="must be a transformers tokenizer, not str"):
+        Encoder("Qwen/Qwen3-8B")
+    with pytest.raises(ConfigurationError, match="SimpleNamespace"):
+        Encoder(SimpleNamespace())

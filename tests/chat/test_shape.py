@@ -1,0 +1,120 @@
+"""The shape of a conversation, tracked turn by turn and read off the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from families import tokenizer
+from strands_sglang.chat.content import TemplateMessage
+from strands_sglang.chat.encoder import Encoder
+from strands_sglang.chat.shape import ANCHOR, THOUGHT, Shape, Step, opening_shape, step_of
+from strands_sglang.chat.template import ChatTemplate
+
+Messages = list[TemplateMessage]
+
+
+def user(text: str = "x") -> TemplateMessage:
+    return {"role": "user", "content": text}
+
+
+def said(calls: int = 0, reasoning: bool = False) -> TemplateMessage:
+    message: TemplateMessage = {"role": "assistant", "content": "" if calls else "y"}
+    if reasoning:
+        message["reasoning_content"] = "z"
+    if calls:
+        function = {"name": "f", "arguments": {"a": 1}}
+        message["tool_calls"] = [
+            {"type": "function", "id": f"call0000{at}", "function": function} for at in range(calls)
+        ]
+    return message
+
+
+def result(at: int = 0) -> TemplateMessage:
+    return {"role": "tool", "tool_call_id": f"call0000{at}", "name": "f", "content": "1"}
+
+
+def names(message: TemplateMessage) -> tuple[tuple[str, str], ...]:
+    return tuple((call["function"]["name"], call["id"]) for call in message.get("tool_calls", ()))
+
+
+def every_shape() -> list[Shape]:
+    """Return every shape that can come up, with none to three calls."""
+    found = []
+    for calls, reasoning, rounds, exchanges, earlier, system in product(range(4), *[(False, True)] * 5):
+        if earlier and not exchanges:
+            continue
+        shape = Shape(names(said(calls)), reasoning, not reasoning, rounds, exchanges, earlier)
+        found.append(replace(shape, system="Be brief." if system else None))
+    return found
+
+
+def test_steps() -> None:
+    assert step_of([user()]) is Step.USER
+    assert step_of([result(), result(1)]) is Step.TOOL
+    assert step_of([result(), user()]) is Step.USER_AFTER_TOOL
+    assert step_of([user(), result()]) is Step.USER
+    assert step_of([]) is Step.USER
+
+
+def test_an_opening() -> None:
+    assert opening_shape([user()]) == Shape()
+    assert opening_shape([{"role": "system", "content": "s"}, user()]) == Shape(system="s")
+    assert opening_shape([user(), said(), user()]) == Shape(bare=True, exchanges=True)
+    assert opening_shape([user(), said(1, True), result()]) == Shape(reasoning=True, tool_rounds=True)
+    used = [user(), said(1, True), result(), said(), user()]
+    assert opening_shape(used) == Shape((), True, True, False, True, True)
+    assert opening_shape([*used, said(1), result()]).tool_rounds
+
+
+_TURNS = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=8)
+
+
+@given(_TURNS, st.booleans())
+def test_tracking_and_reading_off_agree(turns: list[tuple[int, bool, bool]], system: bool) -> None:
+    """A branch that grew and one that was rendered whole are continued alike."""
+    talked: Messages = [{"role": "system", "content": "s"}, user()] if system else [user()]
+    shape = opening_shape(talked)
+    for calls, reasoning, asks in turns:
+        turn = said(calls, reasoning)
+        new = [result(at) for at in range(calls)] + ([user()] if asks or not calls else [])
+        assert shape.ending(names(turn), reasoning).calls == names(turn)
+        shape = shape.ending(names(turn), reasoning).behind(new)
+        talked += [turn, *new]
+        assert shape == opening_shape(talked)
+
+
+@pytest.mark.parametrize("shape", every_shape())
+def test_a_stand_in_has_the_shape_it_stands_in_for(shape: Shape) -> None:
+    *before, last = shape.stand_in()
+    found = opening_shape(before).ending(names(last), "reasoning_content" in last)
+    if shape.calls:
+        assert [call["function"]["arguments"] for call in last["tool_calls"]] == [{"x": ANCHOR}] * len(shape.calls)
+    else:
+        assert last["content"] == ANCHOR
+    assert replace(found, calls=()) == replace(shape, calls=())
+    assert found.calls == tuple(("f", call_id) for _, call_id in shape.calls)
+    assert str(shape.stand_in()).count(ANCHOR) == shape.anchors
+
+
+@pytest.mark.parametrize("family", ["qwen3", "deepseek-v3", "glm-4.5", "gpt-oss", "llama-3.1", "mistral-nemo"])
+def test_anchors_are_counted_as_the_template_writes_them(family: str) -> None:
+    control = Encoder(tokenizer(family)).control
+    template = ChatTemplate(tokenizer(family), control)
+    most = {"llama-3.1": 1, "gpt-oss": 1}.get(family, 3)
+    for shape in every_shape():
+        if len(shape.calls) <= most:
+            text = template.render(shape.stand_in()).text
+            assert text.count(ANCHOR) == shape.anchors
+            assert THOUGHT in text or not shape.reasoning or not template.writes_reasoning or family == "gpt-oss"
+
+
+def test_the_kind_of_a_shape_knows_no_names() -> None:
+    one, other = Shape(calls=(("f", "a"), ("g", "b")), system="s"), Shape(calls=(("h", "c"), ("i", "d")))
+    assert one.kind == other.kind and one.kind.kind == one.kind
+    assert one.kind != replace(one, calls=one.calls[:1]).kind and one.kind != replace(one, tool_rounds=True).kind
+    assert all(len(call_id) == 9 and call_id.isalnum() for _, call_id in one.kind.calls), "some templates insist"

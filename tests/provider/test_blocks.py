@@ -1,0 +1,116 @@
+"""Blocks: the message the framework builds from our events is the one we filed, block for block."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strands.event_loop.streaming import process_stream
+
+from strands_sglang.chat.canonical import canonical
+from strands_sglang.provider.blocks import Block, Event, block_events, blocks_of, closing_events
+from strands_sglang.tool_parsers import HermesToolParser, ParsedTurn
+
+CALL = '<tool_call>\n{"name": "t", "arguments": {"x": 1}}\n</tool_call>'
+
+
+def parsed(text: str) -> ParsedTurn:
+    return HermesToolParser().parse(text)
+
+
+def blocks(text: str, *, cut: bool = False, raw: str = "") -> list[Block]:
+    turn = parsed(text)
+    return blocks_of(turn, [f"id{number}" for number in range(len(turn.calls))], cut=cut, raw=raw or text)
+
+
+def use(number: int) -> Block:
+    return {"toolUse": {"toolUseId": f"id{number}", "name": "t", "input": {"x": 1}}}
+
+
+def reasoning(text: str) -> Block:
+    return {"reasoningContent": {"reasoningText": {"text": text}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("", []),
+        (" \n ", []),
+        ("words ", [{"text": "words "}]),
+        ("\n\nwords", [{"text": "words"}]),
+        ("<think>\nhm\n</think>\n\nwords", [reasoning("hm"), {"text": "words"}]),
+        ("<think>\n\n</think>\n\nwords", [{"text": "words"}]),
+        ("<think>\nhm", [reasoning("hm")]),
+        (CALL, [use(0)]),
+        (f"See:\n{CALL}\n{CALL}", [{"text": "See:"}, use(0), use(1)]),
+        (f"{CALL} and more", [{"text": " and more"}, use(0)]),
+        ("<tool_call>broken", [{"text": "<tool_call>broken"}]),
+    ],
+)
+def test_reasoning_text_and_calls_in_this_order(text: str, made: list[Block]) -> None:
+    assert blocks(text) == made
+
+
+def test_a_cut_turn_keeps_its_calls_as_text() -> None:
+    assert blocks(f"See:\n{CALL}", cut=True) == [{"text": f"See:\n{CALL}"}]
+    assert blocks(f"<think>\nhm\n</think>\n\n{CALL}", cut=True, raw=CALL) == [reasoning("hm"), {"text": CALL}]
+    assert blocks("no calls", cut=True, raw="never used") == [{"text": "no calls"}]
+
+
+def test_an_id_for_every_call() -> None:
+    with pytest.raises(ValueError):
+        blocks_of(parsed(CALL), [], cut=False, raw="")
+
+
+async def built(events: Iterable[Event]) -> tuple[str, Any, Any, Any]:
+    """Return what the framework makes of events."""
+
+    async def chunks() -> AsyncIterator[Any]:
+        for event in events:
+            yield event
+
+    stop: Any = None
+    async for event in process_stream(chunks()):
+        if "stop" in event:
+            stop = event["stop"]
+    return stop  # type: ignore[no-any-return]
+
+
+def events_of(made: list[Block]) -> Iterable[Event]:
+    yield {"messageStart": {"role": "assistant"}}
+    for block in made:
+        yield from block_events(block)
+    yield from closing_events("end_turn", {"inputTokens": 1, "outputTokens": 2, "totalTokens": 3}, {"latencyMs": 4})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+WORDS = st.text(min_size=1).filter(str.strip)
+BLOCKS = st.lists(
+    WORDS.map(lambda text: {"text": text})
+    | WORDS.map(reasoning)
+    | st.dictionaries(st.text(), JSON, max_size=3).map(
+        lambda arguments: {"toolUse": {"toolUseId": "a", "name": "t", "input": arguments}}
+    ),
+    max_size=4,
+)
+
+
+@given(BLOCKS)
+async def test_the_framework_builds_the_same_message(made: list[Block]) -> None:
+    _, message, _, _ = await built(events_of(made))
+    assert canonical(message) == canonical({"role": "assistant", "content": made})
+
+
+async def test_usage_and_metrics_reach_the_framework() -> None:
+    metrics = {"latencyMs": 5, "sglang": {"turn": 3}}
+    usage = {"inputTokens": 7, "outputTokens": 2, "totalTokens": 9, "cacheReadInputTokens": 4}
+    reason, _, told, kept = await built(closing_events("tool_use", usage, metrics))
+    assert (reason, told) == ("tool_use", usage)
+    assert kept["sglang"] == {"turn": 3} and kept["latencyMs"] == 5

@@ -1,0 +1,172 @@
+"""Settings: what is good is taken in one form, and what cannot work is an error that says what would."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from families import tokenizer
+from provider.agents import scripted_model
+from scripted_engine import ScriptedEngine
+from strands_sglang import AbortPolicy, RewritePolicy, SGLangClient, SGLangModel
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.provider.config import checked_config, template_arguments
+from strands_sglang.tool_parsers import HermesToolParser
+
+READS = "{{ messages }}{{ tools }}{% if enable_thinking %}x{% endif %}{{ reasoning_effort }}"
+
+
+def test_params_is_another_name_for_sampling_params() -> None:
+    assert checked_config({"params": {"temperature": 0.5}}) == {"sampling_params": {"temperature": 0.5}}
+    same = {"top_p": 0.9}
+    assert checked_config({"params": same, "sampling_params": same}) == {"sampling_params": same}
+
+
+def test_names_become_policies() -> None:
+    made = checked_config({"on_trim": "keep", "on_template_rewrite": "refuse", "on_abort": "return"})
+    assert made["on_trim"] is RewritePolicy.KEEP
+    assert made["on_template_rewrite"] is RewritePolicy.REFUSE
+    assert made["on_abort"] is AbortPolicy.RETURN
+
+
+def test_what_was_given_is_copied() -> None:
+    given = {"temperature": 1.0}
+    made = checked_config({"sampling_params": given})
+    given["temperature"] = 0.0
+    assert made["sampling_params"] == {"temperature": 1.0}
+    assert checked_config({"sampling_params": None}) == {"sampling_params": {}}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"sampling_parms": {}}, "did you mean 'sampling_params'"),
+        ({"temperature": 0.5}, "go in sampling_params"),
+        ({"enable_thinking": True}, "fixed when the model is made"),
+        ({"chat_template_kwargs": {}}, "fixed when the model is made"),
+        ({"params": {"n": 1}, "sampling_params": {}}, "two names for one thing"),
+        ({"sampling_params": [1]}, "must be a dict"),
+        ({"sampling_params": {"max_tokens": 5}}, "SGLang calls 'max_tokens' 'max_new_tokens'"),
+        ({"sampling_params": {"max_completion_tokens": 5}}, "'max_new_tokens'"),
+        ({"sampling_params": {"max_new_tokens": 0}}, "whole number above 0"),
+        ({"sampling_params": {"max_new_tokens": True}}, "whole number above 0"),
+        ({"sampling_params": {"max_new_tokens": 1.5}}, "whole number above 0"),
+        ({"sampling_params": {"n": 4}}, "n must be 1"),
+        ({"on_trim": "drop"}, "'keep', 'fork', 'refuse'"),
+        ({"on_abort": "raise"}, "'continue', 'return'"),
+        ({"max_episode_tokens": 0}, "whole number above 0 or None"),
+        ({"max_episode_tokens": 10.5}, "whole number above 0 or None"),
+        ({"context_window_limit": "8k"}, "whole number above 0 or None"),
+        ({"deadline": -1}, "number above 0 or None"),
+        ({"deadline": True}, "number above 0 or None"),
+    ],
+)
+def test_what_cannot_work_says_what_would(config: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        checked_config(config)
+    assert words in str(caught.value)
+
+
+def test_none_is_no_limit() -> None:
+    limits = {"max_episode_tokens": None, "context_window_limit": None, "deadline": None}
+    assert checked_config(limits) == limits
+
+
+def test_arguments_of_the_template_are_taken_out_of_the_options() -> None:
+    options: dict[str, Any] = {
+        "enable_thinking": False,
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"other": 1},
+        "model_id": "x",
+    }
+    assert template_arguments(READS, options) == {"enable_thinking": False, "reasoning_effort": "low", "other": 1}
+    assert options == {"model_id": "x"}
+
+
+def test_an_argument_of_none_is_not_given() -> None:
+    assert template_arguments(READS, {"enable_thinking": None, "chat_template_kwargs": None}) == {}
+
+
+def test_the_same_argument_twice_is_fine_when_it_says_the_same() -> None:
+    options: dict[str, Any] = {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": True}}
+    assert template_arguments(READS, options) == {"enable_thinking": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "given twice"),
+        ({"chat_template_kwargs": {"messages": []}}, "what the conversation says"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "what the conversation says"),
+        ({"chat_template_kwargs": "enable_thinking"}, "must be a dict"),
+    ],
+)
+def test_arguments_that_cannot_work(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        template_arguments(READS, options)
+
+
+def test_an_argument_that_the_template_does_not_read_is_said_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        template_arguments(READS, {"chat_template_kwargs": {"enable_thoughts": True}})
+        assert "argument=<enable_thoughts>" in caplog.text
+        caplog.clear()
+        # A template whose variables cannot be told: nothing is said.
+        assert template_arguments("{% generation %}", {"enable_thinking": True}) == {"enable_thinking": True}
+        assert caplog.text == ""
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"client": None}, "either client=SGLangClient"),
+    ({"base_url": "http://localhost:1"}, "and not both"),
+    ({"client": "http://localhost:30000"}, "base_url= takes an address"),
+    ({"client": None, "base_url": "localhost:30000"}, "must look like http://"),
+    ({"tokenizer": "Qwen/Qwen3-8B"}, "AutoTokenizer.from_pretrained"),
+    ({"tokenizer": None}, "AutoTokenizer.from_pretrained"),
+    ({"tool_parser": "hermes"}, r"HermesToolParser\(\)"),
+    ({"tool_parser": HermesToolParser}, r"HermesToolParser\(\)"),
+    ({"top_k": 5}, "go in sampling_params"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "words"), BAD)
+def test_a_model_that_cannot_work_is_not_made(wrong: dict[str, Any], words: str) -> None:
+    known = tokenizer("qwen2.5")
+    with pytest.raises(ConfigurationError, match=words):
+        SGLangModel(**{"tokenizer": known, "client": ScriptedEngine(known, []), **wrong})
+
+
+def test_a_model_with_a_base_url_makes_its_own_client() -> None:
+    model = SGLangModel(tokenizer=tokenizer("qwen2.5"), base_url="http://localhost:30000/prefix/")
+    assert isinstance(model.client, SGLangClient)
+    assert model.client.base_url == "http://localhost:30000/prefix"
+
+
+def test_the_published_ways_to_make_a_model() -> None:
+    model, engine = scripted_model(
+        [],
+        model_id="Qwen3-8B",
+        enable_thinking=True,
+        tool_parser=HermesToolParser(),
+        sampling_params={"max_new_tokens": 2048, "temperature": 1.0},
+    )
+    assert model.client is engine
+    assert model.get_config() == {
+        "model_id": "Qwen3-8B",
+        "sampling_params": {"max_new_tokens": 2048, "temperature": 1.0},
+    }
+
+
+def test_settings_are_updated_whole_or_not_at_all() -> None:
+    model, _ = scripted_model([], "qwen2.5", model_id="a")
+    with pytest.raises(ConfigurationError):
+        model.update_config(model_id="b", on_trim="never")
+    assert model.get_config() == {"model_id": "a"}
+    model.update_config(params={"temperature": 0.0}, max_episode_tokens=100)
+    assert model.get_config() == {
+        "model_id": "a",
+        "sampling_params": {"temperature": 0.0},
+        "max_episode_tokens": 100,
+    }

@@ -1,0 +1,166 @@
+"""Episodes: trees that never mix, ids that come back the same, and who called whom."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from typing import Any
+
+import pytest
+
+from provider.agents import agent_on, outline, scripted_model
+from scripted_engine import Reply, assert_exact, tool_call
+from strands_sglang import Episode
+from strands_sglang.engine import RoutedExperts
+from strands_sglang.errors import CountMismatchError, TreeError
+
+SUM = tool_call("calculator", expression="1+1")
+
+
+def test_call_ids_are_nine_letters_and_digits_and_never_the_same() -> None:
+    ids = Episode().mint(500)
+    assert len(set(ids)) == 500
+    assert all(re.fullmatch(r"[0-9A-Za-z]{9}", one) for one in ids)
+
+
+def test_call_ids_of_an_episode_of_the_same_name_are_the_same() -> None:
+    one, other = Episode("task"), Episode("task")
+    assert one.mint(2) + one.mint(1) == other.mint(3)
+    assert Episode("another").mint(3) != Episode("task").mint(3)
+
+
+def test_call_ids_that_stand_in_the_conversation_are_not_given_out_again() -> None:
+    known = Episode("task").mint(2)
+    messages: list[Any] = [
+        {"role": "assistant", "content": [{"toolUse": {"toolUseId": one, "name": "t", "input": {}}} for one in known]}
+    ]
+    assert not set(Episode("task").mint(2, messages)) & set(known)
+    assert Episode("task").mint(0, messages) == []
+
+
+def test_call_ids_from_many_threads_are_never_the_same() -> None:
+    episode, ids = Episode(), []
+    together = threading.Barrier(8)
+
+    def take() -> None:
+        together.wait()
+        for _ in range(50):
+            ids.extend(episode.mint(2))
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == len(set(ids)) == 800
+
+
+async def test_an_episode_has_the_name_it_was_given_everywhere() -> None:
+    model, engine = scripted_model(["one"], "qwen2.5")
+    with model.episode("task-7") as episode:
+        await agent_on(model).invoke_async("go")
+    assert episode.id == episode.tree.id == "task-7"
+    assert engine.calls[0].asked["routing_key"] == "task-7"
+    assert episode.trajectories()[0].tree == "task-7"
+    assert len(model.current_episode.tree) == 0
+    assert_exact(engine, episode)
+
+
+async def test_resetting_the_token_manager_is_resetting_the_episode() -> None:
+    """What others publish as `token_manager.reset()` begins a new tree; the lineage must not point into the old one."""
+    model, engine = scripted_model(["one", "two", "three"], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("first")
+    before = model.current_episode.tree
+    model.token_manager.reset()
+    assert model.token_manager.token_ids == []
+    await agent.invoke_async("second")
+
+    assert outline(model.current_episode.tree) == [(None, "root")]
+    assert model.current_episode.id != before.id
+    await agent.invoke_async("third")
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert_exact(engine, model.current_episode, trees=[before])
+
+
+async def test_a_reset_under_a_call_refuses_its_turn_and_leaves_the_new_tree_clean() -> None:
+    started, go = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        started.set()
+        await go.wait()
+
+    model, _ = scripted_model([Reply("late", before=wait)], "qwen2.5")
+    running = asyncio.create_task(agent_on(model).invoke_async("go"))
+    await started.wait()
+    model.reset()
+    go.set()
+    with pytest.raises(TreeError):
+        await running
+    assert len(model.current_episode.tree) == 0
+
+
+async def test_what_was_sampled_is_counted_side_and_rejected_turns_included() -> None:
+    model, engine = scripted_model(["one", "a summary"], "qwen2.5")
+    await agent_on(model).invoke_async("go")
+    async for _ in model.stream([{"role": "user", "content": [{"text": "sum up"}]}]):
+        pass
+    episode = model.current_episode
+    assert episode.sampled_tokens == sum(len(turn.sampled) for turn in episode.tree)
+    assert [turn.purpose.value for turn in episode.tree] == ["episode", "side"]
+    assert_exact(engine, episode)
+
+
+async def test_calls_of_the_model_itself_are_an_episode_as_long_as_no_agent_calls() -> None:
+    model, engine = scripted_model(["one", "two"], "qwen2.5")
+    messages: list[Any] = [{"role": "user", "content": [{"text": "go"}]}]
+    async for _ in model.stream(messages):
+        pass
+    messages += [{"role": "assistant", "content": [{"text": "one"}]}, {"role": "user", "content": [{"text": "on"}]}]
+    async for _ in model.stream(messages):
+        pass
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert {turn.purpose.value for turn in model.current_episode.tree} == {"episode"}
+    assert_exact(engine, model.current_episode)
+
+
+async def test_experts_that_do_not_fit_between_their_neighbours() -> None:
+    model, _ = scripted_model([SUM, "two"], "qwen2.5")
+    await agent_on(model).invoke_async("1+1?")
+    episode = model.current_episode
+    first, second = episode.tree
+    assert episode.routed_experts(first) is None
+    episode.keep_experts(first, RoutedExperts(("",), (first.end - 1,)))
+    episode.keep_experts(second, RoutedExperts(("",), (second.end - first.end,), first.end - 2))
+    with pytest.raises(CountMismatchError):
+        episode.routed_experts(second)
+    episode.keep_experts(second, RoutedExperts(("",), (second.end - first.end - 1,), first.end - 1))
+    with pytest.raises(CountMismatchError, match=f"branch of {second.end} tokens"):
+        episode.routed_experts(second)
+    episode.keep_experts(second, RoutedExperts(("",), (second.end - first.end,), first.end - 1))
+    joined = episode.routed_experts(second)
+    assert joined is not None and len(joined) == second.end - 1
+
+
+async def test_the_caller_is_told_by_the_question_when_one_turn_has_many_calls() -> None:
+    calls = "\n".join(tool_call("calculator", expression=str(number)) for number in (1, 2, 1))
+    model, _ = scripted_model([calls], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("go", limits={"turns": 1})
+    episode = model.current_episode
+    uses = [block["toolUse"]["toolUseId"] for block in agent.messages[1]["content"]]
+
+    # In the task of the turn itself only the words can tell.
+    assert episode.caller("2") == (0, uses[1])
+    assert episode.caller("1") == (0, None)
+    assert episode.caller("something else") is None
+
+    async def within() -> list[Any]:
+        return [episode.caller("2"), episode.caller("something else"), episode.caller("something else", side=True)]
+
+    assert await asyncio.create_task(within()) == [(0, uses[1]), (0, None), None]
+    own = episode.lineage.entry(0)
+    assert episode.caller("2", own) is None
+    with model.episode() as other:
+        assert other.caller("2") is None

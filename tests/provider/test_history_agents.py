@@ -1,0 +1,385 @@
+"""Rows 13 and 14 of "Every way history changes": sessions, snapshots, and many agents on one model."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from strands import Agent, ToolContext, tool
+from strands.multiagent import GraphBuilder, Swarm
+from strands.session import FileSessionManager
+from strands.tools.executors import SequentialToolExecutor
+
+from provider.agents import agent_on, calculator, context, official, outline, said, sampled, scripted_model
+from scripted_engine import Reply, assert_exact, thought, tool_call
+from strands_sglang import SGLangModel
+from strands_sglang.tokens import TurnPurpose
+
+SUM = tool_call("calculator", expression="1+1")
+
+
+def in_session(model: SGLangModel, folder: Path, **settings: Any) -> Agent:
+    session = FileSessionManager(session_id="s", storage_dir=str(folder))
+    return agent_on(model, agent_id="a", session_manager=session, **settings)
+
+
+async def test_row_13_a_session_restored_on_the_same_model_goes_on(tmp_path: Path) -> None:
+    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
+    await in_session(model, tmp_path).invoke_async("1+1?")
+    restored = in_session(model, tmp_path)
+    await restored.invoke_async("and 1?")
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "proved")]
+    assert engine.calls[2].ids == official(restored, engine, 5)
+    # Where a turn is recorded comes back with the session, and never reaches the model.
+    kept: list[Any] = [message["metadata"] for message in restored.messages if "metadata" in message]
+    places = [metadata["metrics"]["sglang"] for metadata in kept]
+    assert [place["turn"] for place in places] == [0, 1, 2]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_13_a_session_restored_on_a_new_model_begins_anew(tmp_path: Path) -> None:
+    model, _ = scripted_model([thought("hm", SUM), thought("so", "two")])
+    await in_session(model, tmp_path).invoke_async("1+1?")
+    other, engine = scripted_model([thought("well", "three")])
+    restored = in_session(other, tmp_path)
+    await restored.invoke_async("and 1?")
+
+    tree = other.current_episode.tree
+    assert outline(tree) == [(None, "root")]
+    assert tree[0].forked_from is None
+    assert engine.calls[0].ids == official(restored, engine, 5)
+    assert_exact(engine, other.current_episode)
+
+
+async def test_row_13_a_session_restored_in_an_episode_of_the_same_name_gets_new_call_ids(tmp_path: Path) -> None:
+    model, _ = scripted_model([SUM, "two"], "qwen2.5")
+    with model.episode("task"):
+        await in_session(model, tmp_path).invoke_async("1+1?")
+    other, engine = scripted_model([SUM, "two"], "qwen2.5")
+    with other.episode("task") as episode:
+        restored = in_session(other, tmp_path)
+        await restored.invoke_async("again?")
+
+    uses = [
+        block["toolUse"]["toolUseId"]
+        for message in restored.messages
+        for block in message["content"]
+        if "toolUse" in block
+    ]
+    assert len(uses) == len(set(uses)) == 2
+    assert_exact(engine, episode)
+
+
+async def test_row_13_a_session_restored_after_a_reset_begins_anew(tmp_path: Path) -> None:
+    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
+    await in_session(model, tmp_path).invoke_async("1+1?")
+    before = model.current_episode.tree
+    model.reset()
+    await in_session(model, tmp_path).invoke_async("and 1?")
+
+    assert outline(before) == [(None, "root"), (0, "proved")]
+    assert outline(model.current_episode.tree) == [(None, "root")]
+    assert_exact(engine, model.current_episode, trees=[before])
+
+
+async def test_row_13_a_snapshot_is_taken_up_twice() -> None:
+    model, engine = scripted_model(["one", "two", "two", "three", "three", "four"], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("first")
+    snapshot = agent.take_snapshot(preset="session", include=["model_state"])
+    copy = agent_on(model)
+    copy.load_snapshot(snapshot)
+    # The same words on both sides, even the same memory of the last turn.
+    for one in (agent, copy, agent, copy):
+        await one.invoke_async("next")
+    agent.load_snapshot(snapshot)
+    await agent.invoke_async("once more")
+
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, 0, 0, 1, 2, 0]
+    assert [turn.forked_from for turn in tree] == [None] * 6
+    assert [one.turn_ids for one in tree.trajectories()] == [(0, 1, 3), (0, 2, 4), (0, 5)]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_13_a_snapshot_brings_messages_back_and_not_the_memory() -> None:
+    model, engine = scripted_model(["one", "two", "three"], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("first")
+    snapshot = agent.take_snapshot(include=["messages"])
+    await agent.invoke_async("second")
+    agent.load_snapshot(snapshot)
+    await agent.invoke_async("third")
+
+    tree = model.current_episode.tree
+    assert [(turn.parent, turn.forked_from) for turn in tree] == [(None, None), (0, None), (0, 1)]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_a_graph_runs_its_nodes_on_one_model_and_visits_one_again() -> None:
+    visits = iter(["again", "again", "stop"])
+
+    def answer(prompt: str) -> str:
+        if "I decide" in prompt:
+            return next(visits)
+        return "worked" if "<tool_response>" in prompt else SUM
+
+    model, engine = scripted_model(answer, "qwen2.5")
+    builder = GraphBuilder()
+    decider = builder.add_node(agent_on(model, name="d", tools=[], system_prompt="I decide"), "d")
+    workers = [builder.add_node(agent_on(model, name=name, system_prompt=f"I am {name}"), name) for name in "vw"]
+    for worker in workers:
+        builder.add_edge(decider, worker)
+        builder.add_edge(worker, decider, condition=lambda state: "again" in str(state.results["d"].result))
+    builder.set_entry_point("d")
+    builder.reset_on_revisit(True)
+    builder.set_max_node_executions(12)
+    await builder.build().invoke_async("go")
+
+    tree = model.current_episode.tree
+    mine = {name: [turn for turn in tree if f"I am {name}" in engine.decode(tree.ids(turn))] for name in "vw"}
+    for name, turns in mine.items():
+        # Two turns a visit, run side by side with the other's, never spliced; a visit begins a branch.
+        roots = [turn for turn in turns if turn.parent is None]
+        assert len(turns) == 2 * len(roots) and len(roots) >= 2, name
+        assert all(turn.parent in [root.id for root in roots] for turn in turns if turn.parent is not None)
+    assert all(turn.caller is None for turn in tree)
+    assert not any(turn.rejected for turn in tree)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_a_swarm_hands_over_on_one_model() -> None:
+    def answer(prompt: str) -> str:
+        if "I am beta" in prompt:
+            return "beta is done"
+        handed = "Handing off" in prompt
+        return "over to beta" if handed else tool_call("handoff_to_agent", agent_name="beta", message="please")
+
+    model, engine = scripted_model(answer, "qwen2.5")
+    agents = [agent_on(model, name=name, tools=[], system_prompt=f"I am {name}") for name in ("alpha", "beta")]
+    result = await Swarm(agents).invoke_async("go")
+
+    assert result.status.value == "completed"
+    tree = model.current_episode.tree
+    (beta,) = [turn for turn in tree if "I am beta" in context(turn, engine)]
+    assert (beta.parent, beta.join.value) == (None, "root")
+    assert "please" in context(beta, engine)
+    assert len(tree.trajectories()) == 2
+    assert_exact(engine, model.current_episode)
+
+
+def boss_and(sub: dict[str, str]) -> Any:
+    """Return a script: the main agent calls every sub-agent at once, each answers, the main one sums up."""
+
+    def answer(prompt: str) -> str:
+        for question, reply in sub.items():
+            if prompt.rstrip().endswith(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant"):
+                return reply
+        if "<tool_response>" in prompt:
+            return "all done"
+        return "\n".join(tool_call(f"helper_{number}", input=question) for number, question in enumerate(sub))
+
+    return answer
+
+
+async def test_row_14_agents_as_tools_in_parallel_are_tied_to_their_calls() -> None:
+    model, engine = scripted_model(boss_and({"paint": "painted", "write": "written", "sing": "sung"}), "qwen2.5")
+    helpers = [agent_on(model, name=f"helper_{number}", tools=[]).as_tool() for number in range(3)]
+    main = agent_on(model, tools=helpers)
+    await main.invoke_async("go")
+
+    tree = model.current_episode.tree
+    uses = [block["toolUse"] for block in main.messages[1]["content"]]
+    by_question = {use["input"]["input"]: use["toolUseId"] for use in uses}
+    subs = [turn for turn in tree if turn.caller is not None]
+    assert len(subs) == 3 and all(turn.parent is None for turn in subs)
+    for turn in subs:
+        question = context(turn, engine).split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
+        assert turn.caller == (0, by_question[question])
+    assert (tree[4].parent, tree[4].caller) == (0, None)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_an_agent_as_a_tool_is_reset_and_asked_the_same_again() -> None:
+    """The SDK resets its messages and not its memory: what it answered before is no thrown away attempt."""
+    model, engine = scripted_model(
+        [tool_call("helper", input="x"), "first", tool_call("helper", input="x"), "second", "done"], "qwen2.5"
+    )
+    helper = agent_on(model, name="helper", tools=[])
+    main = agent_on(model, tools=[helper.as_tool()])
+    await main.invoke_async("go")
+
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, None, 0, None, 2]
+    assert not any(turn.rejected for turn in tree)
+    uses = [block["toolUse"]["toolUseId"] for number in (1, 3) for block in main.messages[number]["content"]]
+    assert [turn.caller for turn in tree] == [None, (0, uses[0]), None, (2, uses[1]), None]
+    assert [one.turn_ids for one in tree.trajectories()] == [(1,), (3,), (0, 2, 4)]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_an_agent_as_a_tool_that_keeps_its_context() -> None:
+    model, engine = scripted_model(
+        [tool_call("helper", input="x"), "first", tool_call("helper", input="y"), "second", "done"], "qwen2.5"
+    )
+    helper = agent_on(model, name="helper", tools=[])
+    main = agent_on(model, tools=[helper.as_tool(preserve_context=True)])
+    await main.invoke_async("go")
+
+    assert [turn.parent for turn in model.current_episode.tree] == [None, None, 0, 1, 2]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_sub_agents_of_sub_agents_and_tools_that_call_agents_themselves() -> None:
+    model, engine = scripted_model(
+        [tool_call("outer", topic="x"), SUM, tool_call("inner", input="deep"), "inner says", "outer says", "done"],
+        "qwen2.5",
+    )
+    inner = agent_on(model, name="inner", tools=[])
+    middle = agent_on(model, tools=[calculator, inner.as_tool()])
+
+    @tool
+    def outer(topic: str) -> str:
+        """Find out about a topic.
+
+        Args:
+            topic: The topic.
+        """
+        return str(middle(f"Tell me about {topic}"))
+
+    main = agent_on(model, tools=[outer])
+    await main.invoke_async("go")
+
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, None, 1, None, 2, 0]
+    assert [turn.caller and turn.caller[0] for turn in tree] == [None, 0, None, 2, None, None]
+    assert sampled(tree[3], engine).startswith("inner says")
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_tools_one_after_the_other_are_tied_by_what_they_ask() -> None:
+    model, engine = scripted_model(boss_and({"paint": "painted", "write": "written"}), "qwen2.5")
+    helpers = [agent_on(model, name=f"helper_{number}", tools=[]).as_tool() for number in range(2)]
+    main = agent_on(model, tools=helpers, tool_executor=SequentialToolExecutor())
+    await main.invoke_async("go")
+
+    tree = model.current_episode.tree
+    uses = [block["toolUse"]["toolUseId"] for block in main.messages[1]["content"]]
+    assert [turn.caller for turn in tree] == [None, (0, uses[0]), (0, uses[1]), None]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_two_agents_in_a_row_inside_one_tool_are_tied_to_its_call() -> None:
+    model, engine = scripted_model([tool_call("publish", topic="x"), "a plan", "a text", "done"], "qwen2.5")
+    planner, writer = agent_on(model, tools=[]), agent_on(model, tools=[])
+
+    @tool
+    async def publish(topic: str) -> str:
+        """Publish something about a topic.
+
+        Args:
+            topic: The topic.
+        """
+        plan = await planner.invoke_async(f"Plan {topic}")
+        return str(await writer.invoke_async(f"Write: {plan}"))
+
+    main = agent_on(model, tools=[publish])
+    await main.invoke_async("go")
+
+    tree = model.current_episode.tree
+    use = main.messages[1]["content"][0]["toolUse"]["toolUseId"]
+    assert [turn.caller for turn in tree] == [None, (0, use), (0, use), None]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_an_agent_that_begins_after_another_one_stopped_is_not_called_by_it() -> None:
+    model, engine = scripted_model([SUM, "hello", "two"], "qwen2.5")
+    first, second = agent_on(model), agent_on(model)
+    await first.invoke_async("1+1?", limits={"turns": 1})
+    await second.invoke_async("hi")
+    await first.invoke_async(None)
+
+    tree = model.current_episode.tree
+    assert [(turn.parent, turn.caller) for turn in tree] == [(None, None), (None, None), (0, None)]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_a_rewritten_history_is_not_called_by_its_own_past() -> None:
+    model, engine = scripted_model([SUM, "two"], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("1+1?", limits={"turns": 1})
+    agent.messages[0]["content"][0]["text"] = "one and one?"
+    await asyncio.create_task(agent.invoke_async(None))
+
+    tree = model.current_episode.tree
+    assert (tree[1].parent, tree[1].forked_from, tree[1].caller) == (None, 0, None)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_a_delegated_answer_is_the_sub_agents() -> None:
+    model, engine = scripted_model([tool_call("helper", input="x"), "the answer", "more"], "qwen2.5")
+    helper = agent_on(model, name="helper", tools=[])
+    main = agent_on(model, tools=[helper.as_tool(delegate=True)])
+    result = await main.invoke_async("go")
+    assert "the answer" in str(result)
+    await main.invoke_async("and?")
+
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, None, 0]
+    assert "the answer" in context(tree[2], engine)
+    assert said(main)[-1] == "assistant: more"
+    assert {turn.purpose for turn in tree} == {TurnPurpose.EPISODE}
+    assert_exact(engine, model.current_episode)
+
+
+@tool(context=True)
+async def ask(question: str, tool_context: ToolContext) -> str:
+    """Ask a human.
+
+    Args:
+        question: What to ask.
+        tool_context: Given by the SDK.
+    """
+    return str(tool_context.interrupt("human", reason=question))
+
+
+async def test_row_14_a_sub_agent_is_interrupted_and_goes_on_where_it_was() -> None:
+    model, engine = scripted_model(
+        [tool_call("helper", input="x"), tool_call("ask", question="how many?"), "three, then", "done"], "qwen2.5"
+    )
+    helper = agent_on(model, name="helper", tools=[ask])
+    main = agent_on(model, tools=[helper.as_tool()])
+    result = await main.invoke_async("go")
+    assert result.interrupts is not None
+    answer: list[Any] = [{"interruptResponse": {"interruptId": result.interrupts[0].id, "response": "three"}}]
+    await main.invoke_async(answer)
+
+    assert said(main)[-1] == "assistant: done"
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, None, 1, 0]
+    assert [turn.caller and turn.caller[0] for turn in tree] == [None, 0, None, None]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_agents_with_one_invocation_state_between_them_keep_apart() -> None:
+    """They overwrite each other's step ids in it; a retry may go unnoticed then, but nothing is taken for one."""
+
+    def answer(prompt: str) -> Reply:
+        async def later() -> None:
+            await asyncio.sleep(0)
+
+        last = prompt.rsplit("<|im_start|>user", 1)[1]
+        return Reply("done" if "<tool_response>" in last else SUM, before=later)
+
+    model, engine = scripted_model(answer, "qwen2.5")
+    shared: dict[str, Any] = {}
+    agents = [agent_on(model) for _ in range(4)]
+    for prompt in ("go", "again"):
+        await asyncio.gather(*(agent.invoke_async(prompt, invocation_state=shared) for agent in agents))
+
+    tree = model.current_episode.tree
+    assert not any(turn.rejected for turn in tree)
+    assert [len(one.turn_ids) for one in tree.trajectories()] == [4] * 4
+    assert_exact(engine, model.current_episode)

@@ -1,0 +1,269 @@
+"""Rows 2 to 5 of "Every way history changes": conversation managers that make a long history shorter."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from strands import Agent, tool
+from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
+from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
+
+from provider.agents import Asked, agent_on, calculator, context, lookup, official, outline, said, scripted_model
+from scripted_engine import assert_exact, thought, tool_call
+from strands_sglang import RewritePolicy
+from strands_sglang.errors import BridgeRefusedError
+from strands_sglang.tokens import TurnPurpose
+
+SUM = tool_call("calculator", expression="1+1")
+
+
+@tool
+async def read(name: str) -> str:
+    """Read a file.
+
+    Args:
+        name: Its name.
+    """
+    return f"{name}: " + "line of text. " * 60
+
+
+def windowed(model: Any, size: int, **settings: Any) -> Agent:
+    manager = SlidingWindowConversationManager(window_size=size, per_turn=True)
+    return agent_on(model, conversation_manager=manager, **settings)
+
+
+async def test_row_02_a_sliding_window_trims_and_history_begins_with_a_call() -> None:
+    model, engine = scripted_model([SUM, SUM, "done"], "qwen2.5")
+    asked = Asked()
+    agent = windowed(model, 4, hooks=[asked])
+    await agent.invoke_async("go")
+
+    tree = model.current_episode.tree
+    assert asked.messages[2][0]["role"] == "assistant"
+    assert outline(tree) == [(None, "root"), (0, "proved"), (None, "forked")]
+    assert tree[2].forked_from == 1
+    assert engine.calls[2].ids == official(agent, engine, messages=asked.messages[2])
+    assert "go<|im_end|>" not in engine.prompts[2]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_02_a_trim_may_be_kept_out_of_the_branch() -> None:
+    model, engine = scripted_model([SUM, SUM, SUM, "done"], "qwen2.5", on_trim="keep")
+    agent = windowed(model, 4)
+    await agent.invoke_async("go")
+
+    tree = model.current_episode.tree
+    # One branch with everything in it, and the turns that were joined so say it.
+    assert outline(tree) == [(None, "root"), (0, "proved"), (1, "kept"), (2, "kept")]
+    assert len(tree.trajectories()) == 1
+    assert engine.prompts[3].startswith(engine.prompts[0])
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_02_a_trim_of_plain_talk_may_be_kept_out_too() -> None:
+    """There is no call id to know a turn by: the agent's own memory and the words have to do."""
+    model, engine = scripted_model(lambda prompt: "yes", "qwen2.5", on_trim="keep")
+    agent = agent_on(model, conversation_manager=SlidingWindowConversationManager(window_size=3))
+    for number in range(4):
+        await agent.invoke_async(f"question {number}")
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "kept"), (2, "kept")]
+    assert len(agent.messages) <= 4
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_02_what_is_left_after_a_trim_must_say_the_same() -> None:
+    model, engine = scripted_model([SUM, SUM, "done", "more"], "qwen2.5", on_trim="keep")
+    agent = windowed(model, 4)
+    await agent.invoke_async("go")
+    agent.messages[0]["content"][0]["toolUse"]["input"] = {"expression": "2+2"}
+    await agent.invoke_async("and?")
+
+    tree = model.current_episode.tree
+    assert outline(tree)[3] == (None, "forked")
+    assert tree[3].forked_from == 2
+    assert_exact(engine, model.current_episode)
+
+
+@pytest.mark.parametrize("reply", [SUM, "yes"])
+async def test_row_02_a_trim_may_be_refused(reply: str) -> None:
+    model, engine = scripted_model(lambda prompt: reply, "qwen2.5", on_trim=RewritePolicy.REFUSE)
+    agent = windowed(model, 4)
+    with pytest.raises((BridgeRefusedError, EventLoopException)) as caught:
+        for number in range(4):
+            await agent.invoke_async(f"question {number}")
+
+    error = caught.value
+    refusal = error.original_exception if isinstance(error, EventLoopException) else error
+    assert isinstance(refusal, BridgeRefusedError) and refusal.step == "trim"
+    assert "NullConversationManager" in str(refusal)
+    # An error leaves the tree as it was.
+    assert len(model.current_episode.tree) == len(engine.calls) == 2
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_03_overflow_truncates_a_result_that_was_not_yet_seen() -> None:
+    model, engine = scripted_model([tool_call("read", name="a"), "done"], "qwen2.5", context_window_limit=350)
+    agent = agent_on(model, tools=[read], conversation_manager=SlidingWindowConversationManager())
+    await agent.invoke_async("go")
+
+    tree = model.current_episode.tree
+    # The prompt that did not fit was never sent: there is nothing to fork from.
+    assert outline(tree) == [(None, "root"), (0, "proved")]
+    assert "[truncated:" in context(tree[1], engine)
+    assert engine.calls[1].ids == official(agent, engine, 3)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_03_overflow_truncates_a_result_in_the_past_and_then_trims() -> None:
+    calls = [tool_call("read", name=name) for name in "ab"]
+    model, engine = scripted_model([*calls, "done", "more"], "qwen2.5", context_window_limit=700)
+    agent = agent_on(model, tools=[read], conversation_manager=SlidingWindowConversationManager())
+    await agent.invoke_async("go")
+
+    tree = model.current_episode.tree
+    # The first result was seen whole by turn 1 and is cut for turn 2: a branch behind turn 0.
+    assert [turn.parent for turn in tree] == [None, 0, 0]
+    assert tree[2].forked_from == 1
+    assert engine.calls[2].ids == official(agent, engine, 5)
+    assert "[truncated:" in context(tree[2], engine) and "[truncated:" not in context(tree[1], engine)
+
+    model.update_config(context_window_limit=len(engine.calls[2].ids) + 5)
+    await agent.invoke_async("and now?")
+    assert said(agent)[-2:] == ["user: and now?", "assistant: more"]
+    assert tree[3].forked_from == 2
+    assert engine.calls[3].ids == official(agent, engine, len(agent.messages) - 1)
+    assert_exact(engine, model.current_episode)
+
+
+def summarised(prompt: str) -> str:
+    return "THE SUMMARY" if "Please summarize this conversation." in prompt else "an answer"
+
+
+async def test_row_04_a_summarising_manager_calls_the_model_on_the_side_and_rewrites_the_beginning() -> None:
+    threads: list[str] = []
+
+    def answer(prompt: str) -> str:
+        threads.append(threading.current_thread().name)
+        return summarised(prompt)
+
+    model, engine = scripted_model(answer, "qwen2.5", context_window_limit=450)
+    manager = SummarizingConversationManager(
+        summary_ratio=0.5, preserve_recent_messages=2, summarization_system_prompt="You sum up."
+    )
+    asked = Asked()
+    agent = agent_on(model, tools=[], conversation_manager=manager, hooks=[asked])
+    for number in range(5):
+        await agent.invoke_async(f"question {number} " + "word " * 100)
+
+    tree = model.current_episode.tree
+    purposes = [turn.purpose for turn in tree]
+    assert purposes.count(TurnPurpose.SIDE) == 1
+    side = purposes.index(TurnPurpose.SIDE)
+    assert threads[side] != threads[0]
+    # The summary goes on from no turn and is called by none: it is the framework's own question.
+    assert (tree[side].parent, tree[side].caller, tree[side].join.value) == (None, None, "root")
+    after = tree[side + 1]
+    assert (after.parent, after.join.value, after.forked_from) == (None, "forked", side - 1)
+    assert "THE SUMMARY" in context(after, engine)
+    seen = next(messages for messages in asked.messages if "THE SUMMARY" in str(messages))
+    assert engine.calls[side + 1].ids == official(agent, engine, messages=seen)
+    # It is recorded, and not trained unless it is asked for.
+    assert all(side not in one.turn_ids for one in tree.trajectories())
+    assert [one.turn_ids for one in tree.trajectories(purpose=TurnPurpose.SIDE)] == [(side,)]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_04_a_summary_before_the_first_turn_is_a_side_call_too() -> None:
+    model, engine = scripted_model(summarised, "qwen2.5", context_window_limit=450)
+    seed: list[Any] = []
+    for number in range(5):
+        seed.append({"role": "user", "content": [{"text": f"question {number} " + "word " * 100}]})
+        seed.append({"role": "assistant", "content": [{"text": "an answer"}]})
+    manager = SummarizingConversationManager(summary_ratio=0.8, preserve_recent_messages=1)
+    # The summary itself must fit.
+    model.update_config(context_window_limit=900)
+    agent = agent_on(model, tools=[], messages=[*seed, *seed], conversation_manager=manager)
+    with pytest.raises(ContextWindowOverflowException):
+        await agent.invoke_async("and now?")
+    assert len(model.current_episode.tree) == 0
+
+    agent = agent_on(model, tools=[], messages=list(seed), conversation_manager=manager)
+    await agent.invoke_async("and now? " + "word " * 450)
+    tree = model.current_episode.tree
+    assert [turn.purpose.value for turn in tree] == ["side", "episode"]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_04_a_summarising_agent_of_its_own_is_a_branch_of_its_own() -> None:
+    model, engine = scripted_model(summarised, "qwen2.5", context_window_limit=600)
+    helper = agent_on(model, tools=[lookup], system_prompt="You sum up.")
+    manager = SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=2, summarization_agent=helper)
+    agent = agent_on(model, tools=[], conversation_manager=manager)
+    for number in range(7):
+        await agent.invoke_async(f"question {number} " + "word " * 100)
+
+    tree = model.current_episode.tree
+    (summary,) = [turn for turn in tree if "You sum up." in context(turn, engine)]
+    assert (summary.parent, summary.purpose) == (None, TurnPurpose.EPISODE)
+    assert tree[summary.id + 1].forked_from == summary.id - 1
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_05_the_automatic_context_manager() -> None:
+    def answer(prompt: str) -> str:
+        if "You are a summarization assistant." in prompt:
+            return "SHORT"
+        return tool_call("read", name="a") if prompt.rstrip().endswith("go<|im_end|>\n<|im_start|>assistant") else "ok"
+
+    model, engine = scripted_model(answer, "qwen2.5", context_window_limit=3000)
+    agent = Agent(model=model, tools=[read], context_manager="auto", callback_handler=None)
+    await agent.invoke_async("go")
+    for number in range(4):
+        await agent.invoke_async(f"question {number} " + "word " * 500)
+
+    tree = model.current_episode.tree
+    sides = [turn for turn in tree if turn.purpose is TurnPurpose.SIDE]
+    assert sides and all(turn.parent is None and turn.caller is None for turn in sides)
+    following = tree[sides[0].id + 1]
+    assert following.join.value == "forked" or following.forked_from is not None
+    assert "SHORT" in engine.prompts[following.id]
+    assert engine.calls[-1].ids == official(agent, engine, len(agent.messages) - 1)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_05_the_agentic_context_manager_shows_a_status_that_is_gone_the_next_time() -> None:
+    model, engine = scripted_model([SUM, "two"], "qwen2.5", context_window_limit=50_000)
+    agent = Agent(model=model, tools=[calculator], context_manager="agentic", callback_handler=None)
+    await agent.invoke_async("go")
+
+    tree = model.current_episode.tree
+    assert "<context-status>" in engine.prompts[0] and "<context-status>" in engine.prompts[1]
+    assert outline(tree) == [(None, "root"), (None, "forked")]
+    assert tree[1].forked_from == 0
+    # What turn 0 was shown besides is not in the branch of turn 1.
+    assert engine.prompts[1].count("<context-status>") == 1
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_05_the_model_shortens_its_own_context() -> None:
+    steps = [SUM, SUM, tool_call("truncate_context"), "done"]
+    model, engine = scripted_model(steps, "qwen2.5", context_window_limit=50_000)
+    agent = Agent(model=model, tools=[calculator], context_manager="agentic", callback_handler=None)
+    result = await agent.invoke_async("go")
+
+    assert str(result) == "done\n"
+    assert len(model.current_episode.tree) == 4
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_02_reasoning_survives_a_trim_that_is_kept() -> None:
+    model, engine = scripted_model([thought("a", SUM), thought("b", SUM), thought("c", "done")], on_trim="keep")
+    agent = windowed(model, 4)
+    await agent.invoke_async("go")
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "kept")]
+    assert "<think>\na\n</think>" in engine.prompts[2]
+    assert_exact(engine, model.current_episode)

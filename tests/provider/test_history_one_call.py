@@ -1,0 +1,336 @@
+"""Rows 15 and 17 to 20 of "Every way history changes": what is different for one call only, or in front of it all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from strands import Agent, tool
+from strands.hooks import BeforeModelCallEvent
+from strands.middleware import InvokeModelStage
+from strands.models.model import Model
+from strands.types.tools import ToolSpec
+from strands.vended_plugins.context_injector import ContextInjector
+from strands.vended_plugins.skills import AgentSkills, Skill
+
+from families import tokenizer
+from provider.agents import agent_on, calculator, context, lookup, official, outline, said, scripted_model
+from scripted_engine import Reply, ScriptedEngine, assert_exact, thought, tool_call
+from strands_sglang import SGLangModel
+
+SUM = tool_call("calculator", expression="1+1")
+
+
+class Guarded(SGLangModel):
+    """A model behind a guardrail, which takes the first question and its answer back."""
+
+    async def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        blocked = not len(self.current_episode.tree)
+        async for event in super().stream(*args, **kwargs):
+            yield event
+        if blocked:
+            yield {
+                "redactContent": {
+                    "redactUserContentMessage": "[question taken back]",
+                    "redactAssistantContentMessage": "[answer taken back]",
+                }
+            }
+
+
+async def test_row_15_a_guardrail_takes_back_question_and_answer() -> None:
+    engine = ScriptedEngine(tokenizer("qwen2.5"), ["secret", "fine"])
+    model = Guarded(tokenizer=engine.tokenizer, client=engine)
+    agent = agent_on(model)
+    await agent.invoke_async("tell me")
+    assert said(agent) == ["user: [question taken back]", "assistant: [answer taken back]"]
+    await agent.invoke_async("something else")
+
+    tree = model.current_episode.tree
+    assert outline(tree) == [(None, "root"), (None, "forked")]
+    assert tree[1].forked_from == 0
+    assert "secret" not in engine.prompts[1]
+    assert engine.calls[1].ids == official(agent, engine, 3)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_15_the_model_keeps_no_conversation_of_its_own() -> None:
+    model, engine = scripted_model(["one", "two"], "qwen2.5")
+    assert not model.stateful
+    agent = agent_on(model)
+    await agent.invoke_async("first")
+    assert len(agent.messages) == 2
+
+    class Stateful(SGLangModel):
+        """What the SDK does with a model that says it keeps the conversation: it clears the messages."""
+
+        @property
+        def stateful(self) -> bool:
+            return True
+
+    clearing = Stateful(tokenizer=engine.tokenizer, client=engine)
+    agent = Agent(model=clearing, callback_handler=None)
+    await agent.invoke_async("first")
+    assert agent.messages == []
+    assert_exact(engine, model.current_episode, clearing.current_episode)
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3"])
+async def test_row_17_blank_replies_are_handed_back_in_other_words(family: str) -> None:
+    """The SDK says "[blank text]" for them, and only to us: the branch keeps what was sampled."""
+    model, engine = scripted_model([" \n", thought("", " "), "", "words"], family)
+    agent = agent_on(model)
+    for prompt in ("one", "two", "three", "four"):
+        await agent.invoke_async(prompt)
+
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, 0, 1, 2]
+    assert "[blank text]" not in engine.prompts[3]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_17_a_name_that_no_tool_can_have() -> None:
+    calls = "\n".join([SUM, tool_call("no such tool!", x=1), tool_call("n" * 65), SUM])
+    model, engine = scripted_model([calls, "I see", "well"], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("go")
+    await agent.invoke_async("and?")
+
+    tree = model.current_episode.tree
+    # The SDK answers bad names first and calls them INVALID_TOOL_NAME; the turn is what was sampled.
+    assert outline(tree) == [(None, "root"), (0, "proved"), (1, "proved")]
+    assert "no such tool!" in engine.prompts[2] and "INVALID_TOOL_NAME" not in engine.prompts[2]
+    results = context(tree[1], engine).split("<tool_response>")[1:]
+    assert ["2" in results[0], "invalid" in results[1], "invalid" in results[2], "2" in results[3]] == [True] * 4
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_17_a_tool_that_does_not_exist() -> None:
+    model, engine = scripted_model([tool_call("nothing"), "I see"], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("go")
+
+    assert said(agent)[2].startswith("error: Unknown tool")
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert engine.calls[1].ids == official(agent, engine, 3)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_18_middleware_replaces_the_messages_of_one_call() -> None:
+    def other(ctx: Any) -> Any:
+        if len(engine.calls) != 1:
+            return ctx
+        return ctx.replace(messages=[{"role": "user", "content": [{"text": "only this"}]}])
+
+    model, engine = scripted_model([SUM, "this", "two"], "qwen2.5")
+    agent = agent_on(model)
+    agent.add_middleware(InvokeModelStage.Input, other)
+    await agent.invoke_async("1+1?")
+    await agent.invoke_async("so?")
+
+    tree = model.current_episode.tree
+    # The call that saw something else is a branch of its own; its reply is context where the talk goes on.
+    assert [turn.parent for turn in tree] == [None, None, 0]
+    assert [turn.forked_from for turn in tree] == [None, 0, 1]
+    assert not any(turn.rejected for turn in tree)
+    assert "only this" in engine.prompts[1] and "1+1?" not in engine.prompts[1]
+    assert engine.calls[2].ids == official(agent, engine, 5)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_18_middleware_replaces_the_system_prompt_of_one_call() -> None:
+    def terse(ctx: Any) -> Any:
+        return ctx.replace(system_prompt="Be terse.") if len(engine.calls) == 1 else ctx
+
+    model, engine = scripted_model([SUM, "2", "three"], "qwen2.5")
+    agent = agent_on(model, system_prompt="Be kind.")
+    agent.add_middleware(InvokeModelStage.Input, terse)
+    await agent.invoke_async("1+1?")
+    await agent.invoke_async("and 1?")
+
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, None, 0]
+    assert ["Be terse." in prompt for prompt in engine.prompts] == [False, True, False]
+    assert engine.calls[2].ids == official(agent, engine, 5)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_18_middleware_sends_a_call_to_another_model() -> None:
+    other, other_engine = scripted_model(["elsewhere"], "qwen2.5")
+
+    def route(ctx: Any) -> Any:
+        model: Model = other if len(engine.calls) == 1 and not other_engine.calls else ctx.model
+        return ctx.replace(model=model)
+
+    model, engine = scripted_model([SUM, "back"], "qwen2.5")
+    agent = agent_on(model)
+    agent.add_middleware(InvokeModelStage.Input, route)
+    await agent.invoke_async("1+1?")
+    await agent.invoke_async("so?")
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert engine.calls[1].ids == official(agent, engine, 5)
+    assert_exact(engine, model.current_episode)
+    assert_exact(other_engine, other.current_episode)
+
+
+@pytest.mark.parametrize("trigger", ["userTurn", "everyTurn"])
+async def test_row_19_injected_context_is_gone_the_next_time(trigger: Any) -> None:
+    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
+    clock = ContextInjector(lambda _: f"<now>{len(engine.calls)}</now>", trigger=trigger)
+    agent = agent_on(model, plugins=[clock])
+    await agent.invoke_async("1+1?")
+    await agent.invoke_async("and 1?")
+
+    tree = model.current_episode.tree
+    # Turn 1 does not see what turn 0 was shown: another branch.
+    assert [turn.parent for turn in tree][:2] == [None, None]
+    assert tree[1].forked_from == 0
+    assert "<now>0</now>" in engine.prompts[0] and "<now>0</now>" not in engine.prompts[1]
+    assert ("<now>1</now>" in engine.prompts[1]) == (trigger == "everyTurn")
+    # Where nothing was injected the talk goes on; where something was, it cannot.
+    assert tree[2].parent == (1 if trigger == "userTurn" else None)
+    assert "<now>2</now>" in engine.prompts[2]
+    assert not any(turn.rejected for turn in tree)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_20_the_system_prompt_is_rewritten() -> None:
+    def rewrite(event: BeforeModelCallEvent) -> None:
+        event.agent.system_prompt = f"You have made {len(engine.calls)} calls."
+
+    model, engine = scripted_model([SUM, "two"], "qwen2.5")
+    agent = agent_on(model, system_prompt="You are new.", hooks=[rewrite])
+    await agent.invoke_async("1+1?")
+
+    tree = model.current_episode.tree
+    assert outline(tree) == [(None, "root"), (None, "forked")]
+    assert tree[1].forked_from == 0
+    assert engine.calls[1].ids == official(agent, engine, 3)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_20_a_system_prompt_of_blocks_is_the_same_as_its_text() -> None:
+    model, engine = scripted_model(["one", "two"], "qwen2.5")
+    agent = agent_on(model, system_prompt=[{"text": "You are"}, {"cachePoint": {"type": "default"}}, {"text": "kind."}])
+    await agent.invoke_async("first")
+    agent.system_prompt = "You are\nkind."
+    await agent.invoke_async("second")
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_20_tools_come_and_go() -> None:
+    model, engine = scripted_model([SUM, "two", "three", "four"], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("1+1?")
+    agent.tool_registry.process_tools([lookup])
+    await agent.invoke_async("and 1?")
+    assert "lookup" in engine.prompts[2]
+    del agent.tool_registry.registry["lookup"]
+    await agent.invoke_async("and 1?")
+
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, 0, None, 1]
+    assert [turn.forked_from for turn in tree] == [None, None, 1, 2]
+    assert engine.calls[3].ids == official(agent, engine, 7)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_20_a_tool_is_reloaded_with_another_description() -> None:
+    def made(words: str) -> Any:
+        @tool(name="lookup", description=words)
+        def found(word: str) -> str:
+            return word
+
+        return found
+
+    model, engine = scripted_model(["one", "two"], "qwen2.5")
+    agent = agent_on(model, tools=[made("Old words.")])
+    await agent.invoke_async("first")
+    agent.tool_registry.registry.clear()
+    agent.tool_registry.process_tools([made("New words.")])
+    await agent.invoke_async("second")
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (None, "forked")]
+    assert "New words." in engine.prompts[1] and "Old words." not in engine.prompts[1]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_20_skills_rewrite_the_system_prompt_of_every_call() -> None:
+    model, engine = scripted_model([tool_call("skills", skill_name="sums"), "ready", "two"], "qwen2.5")
+    skill = Skill(name="sums", description="How to add.", instructions="Count on your fingers.")
+    agent = agent_on(model, plugins=[AgentSkills(skills=[skill])])
+    await agent.invoke_async("get ready")
+    await agent.invoke_async("1+1?")
+
+    assert "How to add." in engine.prompts[0]
+    assert "Count on your fingers." in engine.prompts[1]
+    # The catalogue says the same every time, so the talk goes on.
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "proved")]
+    assert_exact(engine, model.current_episode)
+
+
+class Sum(BaseModel):
+    value: int
+
+
+async def test_row_20_structured_output_adds_a_tool_and_takes_it_away() -> None:
+    model, engine = scripted_model(["one", tool_call("Sum", value=2), "three"], "qwen2.5")
+    agent = agent_on(model, tools=[calculator])
+    await agent.invoke_async("first")
+    result = await agent.invoke_async("1+1?", structured_output_model=Sum)
+    await agent.invoke_async("third")
+
+    assert result.structured_output == Sum(value=2)
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, None, 0]
+    assert [turn.forked_from for turn in tree] == [None, 0, 1]
+    systems = [prompt.split("<|im_end|>")[0] for prompt in engine.prompts]
+    assert ['"name": "Sum"' in system for system in systems] == [False, True, False]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_20_what_json_cannot_hold_may_stand_in_front() -> None:
+    """Half a surrogate pair in a system prompt, a number of 70 bits in a schema: rendered, and told apart."""
+    spec: ToolSpec = {
+        "name": "big",
+        "description": "Takes a big number.",
+        "inputSchema": {"json": {"type": "object", "properties": {"n": {"type": "integer", "maximum": 2**70}}}},
+    }
+    model, engine = scripted_model(lambda prompt: "ok", "qwen2.5")
+    state: dict[str, Any] = {}
+    messages: list[Any] = [{"role": "user", "content": [{"text": "hi \udc80"}]}]
+    for system in ("a \udc80 file", "a \udc80 file", "another \udc80 file"):
+        async for _ in model.stream(messages, [spec], system, model_state=state):
+            pass
+        messages += [{"role": "assistant", "content": [{"text": "ok"}]}, {"role": "user", "content": [{"text": "on"}]}]
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (None, "forked")]
+    assert str(2**70) in engine.prompts[0] and "a \ufffd file" in engine.prompts[0]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_20_thinking_can_be_turned_off_for_the_whole_model() -> None:
+    model, engine = scripted_model([SUM, "two"], enable_thinking=False)
+    agent = agent_on(model)
+    await agent.invoke_async("1+1?")
+
+    assert all(prompt.endswith("<think>\n\n</think>\n\n") for prompt in engine.prompts)
+    assert engine.calls[0].ids == official(agent, engine, 1, enable_thinking=False)
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, 0]
+    assert said(agent)[-1] == "assistant: two"
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_17_control_text_in_a_reply_is_what_was_sampled() -> None:
+    model, engine = scripted_model([Reply("a <|im_start|> b"), "ok"], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("go")
+    await agent.invoke_async("on")
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert_exact(engine, model.current_episode)

@@ -1,0 +1,314 @@
+"""Row 10 of "Every way history changes": turns that were cut or cancelled, and turns nobody sampled.
+
+And what comes close to it: `limits`, interrupts, empty replies.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from strands import Agent, ToolContext, tool
+from strands.hooks import AfterToolsEvent, BeforeModelCallEvent, BeforeToolCallEvent
+from strands.types.exceptions import MaxTokensReachedException
+
+from provider.agents import agent_on, calculator, closing, context, official, outline, said, sampled, scripted_model
+from scripted_engine import Reply, assert_exact, thought, tool_call
+from strands_sglang import FinishReason
+from strands_sglang.tokens import Origin
+
+SUM = tool_call("calculator", expression="1+1")
+
+
+async def test_row_10_a_turn_cut_by_its_budget_is_closed_before_the_next() -> None:
+    long = thought("well", "one two three four five")
+    model, engine = scripted_model([long, "six"], sampling_params={"max_new_tokens": 9})
+    agent = agent_on(model)
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("count")
+    model.update_config(sampling_params={"max_new_tokens": 100})
+    await agent.invoke_async("go on")
+
+    tree = model.current_episode.tree
+    assert (tree[0].finish, len(tree[0].sampled)) == ("length", 9)
+    assert (closing(tree[1], engine), tree[1].parent) == ("<|im_end|>", 0)
+    trajectory = tree.trajectories()[0]
+    (at,) = [number for number, origin in enumerate(trajectory.origins) if origin == Origin.CLOSING]
+    assert trajectory.loss_mask[at] == 0 and at == tree[0].end
+    segments = model.token_manager.segments
+    assert [segment.origin for segment in segments] == [
+        Origin.CONTEXT,
+        Origin.SAMPLED,
+        Origin.CLOSING,
+        Origin.CONTEXT,
+        Origin.SAMPLED,
+    ]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_a_cut_turn_goes_on_as_the_template_would_have_it() -> None:
+    model, engine = scripted_model([Reply("one two", ended=False, finish=FinishReason.LENGTH), "three"], "qwen2.5")
+    agent = agent_on(model)
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("count")
+    await agent.invoke_async("go on")
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert engine.calls[1].ids == official(agent, engine, 3)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_a_call_in_a_cut_turn_is_not_run_and_stays_as_it_was_written() -> None:
+    """The SDK would replace a call of such a turn by a sentence of its own; text it leaves alone."""
+    model, engine = scripted_model(
+        [Reply(f"Let me see.\n{SUM}", ended=False, finish=FinishReason.LENGTH), "ok"], "qwen2.5"
+    )
+    agent = agent_on(model)
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("go")
+    assert said(agent) == ["user: go", f"assistant: Let me see.\n{SUM}"]
+    await agent.invoke_async("go on")
+
+    tree = model.current_episode.tree
+    assert outline(tree) == [(None, "root"), (0, "proved")]
+    assert len(tree.trajectories()) == 1
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_a_turn_cut_in_its_reasoning() -> None:
+    model, engine = scripted_model(
+        [Reply(f"<think>\nmaybe {SUM}", ended=False, finish=FinishReason.LENGTH), thought("hm", "ok")]
+    )
+    agent = agent_on(model)
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("go")
+    assert said(agent) == ["user: go", "thought"]
+    await agent.invoke_async("go on")
+
+    tree = model.current_episode.tree
+    assert outline(tree) == [(None, "root"), (0, "kept")]
+    assert closing(tree[1], engine) == "<|im_end|>"
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_a_call_behind_reasoning_in_a_cut_turn() -> None:
+    cut = Reply(thought("hm", f"See:\n{SUM}"), ended=False, finish=FinishReason.LENGTH)
+    model, engine = scripted_model([cut, thought("so", "ok")])
+    agent = agent_on(model)
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("go")
+    assert said(agent)[1:] == ["thought", f"assistant: See:\n{SUM}"]
+    await agent.invoke_async("go on")
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "kept")]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_cancelled_in_mid_flight_nothing_is_recorded() -> None:
+    model, engine = scripted_model([SUM, Reply(hangs=True), "later"], "qwen2.5")
+    agent = agent_on(model)
+    signal = threading.Event()
+
+    def stop(event: BeforeModelCallEvent) -> None:
+        if len(engine.calls) == 1:
+            signal.set()
+
+    agent.add_hook(stop, BeforeModelCallEvent)
+    result = await agent.invoke_async("go", cancel_signal=signal)
+
+    assert result.stop_reason == "cancelled"
+    assert said(agent)[-1] == "assistant: Cancelled by user"
+    assert len(model.current_episode.tree) == 1
+    await agent.invoke_async("again")
+    tree = model.current_episode.tree
+    # The SDK's own words are context.
+    assert outline(tree) == [(None, "root"), (0, "proved")]
+    assert engine.calls[2].ids == official(agent, engine, 5)
+    assert "Cancelled by user" in context(tree[1], engine)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_cancelled_while_the_reply_is_handed_over_it_is_thrown_away() -> None:
+    model, engine = scripted_model(["some words", "more words"], "qwen2.5")
+    agent = agent_on(model)
+    agent.callback_handler = lambda **event: agent.cancel() if event.get("data") and len(engine.calls) == 1 else None
+    result = await agent.invoke_async("go")
+
+    assert result.stop_reason == "cancelled"
+    assert said(agent) == ["user: go", "assistant: Cancelled by user"]
+    tree = model.current_episode.tree
+    assert [turn.rejected for turn in tree] == [True]
+    assert tree.trajectories() == []
+    await agent.invoke_async("again")
+    assert [(turn.parent, turn.rejected) for turn in tree] == [(None, True), (None, False)]
+    assert tree[1].forked_from == 0
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_cancelled_before_the_tools_run() -> None:
+    model, engine = scripted_model([SUM, "later"], "qwen2.5")
+    agent = agent_on(model)
+    agent.callback_handler = lambda **event: agent.cancel() if "message" in event and len(engine.calls) == 1 else None
+    result = await agent.invoke_async("go")
+
+    assert result.stop_reason == "cancelled"
+    assert said(agent)[2] == "error: Tool execution cancelled"
+    await agent.invoke_async("again")
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_a_hook_ends_the_turn_with_words_of_its_own() -> None:
+    def enough(event: AfterToolsEvent) -> None:
+        event.end_turn = "That will do."
+
+    model, engine = scripted_model([SUM, "three"], "qwen2.5")
+    agent = agent_on(model, hooks=[enough])
+    await agent.invoke_async("go")
+    assert said(agent)[-1] == "assistant: That will do."
+    await agent.invoke_async("more")
+
+    tree = model.current_episode.tree
+    assert outline(tree) == [(None, "root"), (0, "proved")]
+    assert "That will do." in context(tree[1], engine)
+    assert engine.calls[1].ids == official(agent, engine, 5)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_a_hook_answers_instead_of_the_model() -> None:
+    def deny(event: BeforeModelCallEvent) -> None:
+        if len(event.agent.messages) == 3:
+            event.cancel = "not now"
+
+    model, engine = scripted_model(["one", "three"], "qwen2.5")
+    agent = agent_on(model, hooks=[deny])
+    for prompt in ("first", "second", "third"):
+        await agent.invoke_async(prompt)
+
+    assert said(agent)[3] == "assistant: not now"
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert engine.calls[1].ids == official(agent, engine, 5)
+    assert_exact(engine, model.current_episode)
+
+
+class Sum(BaseModel):
+    value: int
+
+
+async def test_row_10_the_prompt_for_structured_output() -> None:
+    model, engine = scripted_model([SUM, "It is two.", '{"value": 2}'], "qwen2.5")
+    agent = agent_on(model)
+    result = await agent.invoke_async("1+1?", structured_output_model=Sum)
+
+    assert result.structured_output == Sum(value=2)
+    tree = model.current_episode.tree
+    assert outline(tree) == [(None, "root"), (0, "proved"), (1, "proved")]
+    assert '"value"' in engine.calls[2].sampling["json_schema"]
+    assert tree[2].detail["constrained"] == "json_schema"
+    assert "json_schema" not in engine.calls[1].sampling
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_limits_end_on_a_tool_result_and_the_agent_goes_on_from_there() -> None:
+    model, engine = scripted_model([SUM] * 5 + ["done"], "qwen2.5")
+    agent = agent_on(model)
+    result = await agent.invoke_async("go", limits={"turns": 2})
+    while result.stop_reason == "limit_turns":
+        result = await agent.invoke_async(None, limits={"turns": 2})
+
+    tree = model.current_episode.tree
+    assert outline(tree) == [(None, "root")] + [(number, "proved") for number in range(5)]
+    assert engine.calls[5].ids == official(agent, engine, 11)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_an_interrupt_is_answered_and_the_results_keep_the_order_of_the_calls() -> None:
+    def approve(event: BeforeToolCallEvent) -> None:
+        if event.tool_use["input"]["expression"] != "2" and event.interrupt("approve", reason="sure?") != "yes":
+            event.cancel_tool = "denied"
+
+    calls = "\n".join(tool_call("calculator", expression=str(number)) for number in (1, 2, 3))
+    model, engine = scripted_model([calls, "done"], "qwen2.5")
+    agent = agent_on(model, hooks=[approve])
+    result = await agent.invoke_async("go")
+    assert result.stop_reason == "interrupt"
+    assert result.interrupts is not None and len(result.interrupts) == 2
+    answers: list[Any] = [
+        {"interruptResponse": {"interruptId": interrupt.id, "response": "yes"}} for interrupt in result.interrupts
+    ]
+    await agent.invoke_async(answers)
+
+    # The SDK hands the results over in the order in which they came.
+    assert said(agent)[4:7] == ["success: 2", "success: 1", "success: 3"]
+    tree = model.current_episode.tree
+    assert outline(tree) == [(None, "root"), (0, "proved")]
+    told = context(tree[1], engine)
+    assert told.index("\n1\n") < told.index("\n2\n") < told.index("\n3\n")
+    assert_exact(engine, model.current_episode)
+
+
+@tool(context=True)
+async def ask(question: str, tool_context: ToolContext) -> str:
+    """Ask a human.
+
+    Args:
+        question: What to ask.
+        tool_context: Given by the SDK.
+    """
+    return str(tool_context.interrupt("human", reason=question))
+
+
+async def test_row_10_a_tool_interrupts_and_another_agent_answers_for_the_human() -> None:
+    model, engine = scripted_model([tool_call("ask", question="how many?"), "three", "three it is"], "qwen2.5")
+    agent, human = agent_on(model, tools=[ask]), agent_on(model, tools=[])
+    result = await agent.invoke_async("go")
+    assert result.interrupts is not None
+    reply = await human.invoke_async("how many?")
+    answer: list[Any] = [
+        {"interruptResponse": {"interruptId": result.interrupts[0].id, "response": str(reply).strip()}}
+    ]
+    await agent.invoke_async(answer)
+
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, None, 0]
+    assert said(agent)[2] == "success: three"
+    assert_exact(engine, model.current_episode)
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3"])
+async def test_row_10_an_empty_reply(family: str) -> None:
+    model, engine = scripted_model(["", "something"], family)
+    agent = agent_on(model)
+    await agent.invoke_async("go")
+    assert agent.messages[-1]["content"] == []
+    await agent.invoke_async("say something")
+
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, 0]
+    assert sampled(tree[0], engine) == "<|im_end|>"
+    assert "[blank text]" not in engine.prompts[1]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_nothing_sampled_at_all() -> None:
+    model, engine = scripted_model([Reply(ids=[]), "something"], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("go")
+    await agent.invoke_async("say something")
+
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, 0]
+    assert len(tree[0].sampled) == 0 and closing(tree[1], engine) == "<|im_end|>"
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_10_a_failed_tool_is_a_result_like_any_other() -> None:
+    model, engine = scripted_model([tool_call("calculator", expression="1/0"), "oh"], "qwen2.5")
+    agent = Agent(model=model, tools=[calculator], callback_handler=None)
+    await agent.invoke_async("go")
+
+    assert said(agent)[2] == "error: Error: ZeroDivisionError - division by zero"
+    assert engine.calls[1].ids == official(agent, engine, 3)
+    assert_exact(engine, model.current_episode)

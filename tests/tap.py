@@ -1,0 +1,90 @@
+"""A tap on the wire: a reverse proxy between client and engine that writes down what really passed.
+
+It shares no code with the package: what it saw is a second witness of what was sent and what was sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+
+@dataclass(frozen=True)
+class Passed:
+    """One call of `/generate` that passed."""
+
+    input_ids: list[int]
+    output_ids: list[int]
+    logprobs: list[float]
+    routing_key: str | None
+
+
+class Tap:
+    """Serves on a loopback port while in a `with` block, and passes everything on to `upstream`."""
+
+    def __init__(self, upstream: str) -> None:
+        self.upstream = upstream
+        self.port = 0
+        self.calls: dict[str, Passed] = {}
+        """What passed, by request id."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Tap:
+        ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
+        self._thread.start()
+        ready.wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self, ready: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._serve(ready))
+        self._loop.close()
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._stop = asyncio.Event()
+        app = web.Application(client_max_size=1 << 28)
+        app.router.add_route("*", "/{path:.*}", self._pass)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = runner.addresses[0][1]
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
+            ready.set()
+            await self._stop.wait()
+        await runner.cleanup()
+
+    async def _pass(self, request: web.Request) -> web.Response:
+        sent = await request.read()
+        async with self._session.request(
+            request.method,
+            f"{self.upstream}{request.path_qs}",
+            data=sent,
+            headers={"Content-Type": request.headers.get("Content-Type", "application/json")},
+        ) as answer:
+            body = await answer.read()
+            if request.path == "/generate" and answer.status == 200:
+                self._note(await request.json(), await answer.json(), request.headers.get("X-SMG-Routing-Key"))
+            return web.Response(body=body, status=answer.status, content_type=answer.content_type)
+
+    def _note(self, asked: dict[str, Any], answered: dict[str, Any], routing_key: str | None) -> None:
+        meta = answered["meta_info"]
+        logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
+        self.calls[asked["rid"]] = Passed(asked["input_ids"], answered["output_ids"], logprobs, routing_key)

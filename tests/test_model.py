@@ -1,0 +1,344 @@
+"""`SGLangModel` as a whole: many agents, loops and threads on one model, live or not, and what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from strands import Agent
+from strands.types.exceptions import StructuredOutputException
+
+from families import tokenizer
+from provider.agents import agent_on, calculator, official, outline, said, scripted_model
+from scripted import Received, ScriptedServer, Wire, encoded, scripted, serve_rest
+from scripted_engine import Reply, ScriptedEngine, assert_exact, thought, tool_call
+from strands_sglang import FinishReason, SGLangModel
+from strands_sglang.tokens import TurnPurpose
+
+SUM = tool_call("calculator", expression="1+1")
+
+
+def two_steps(prompt: str) -> Reply:
+    """Answer a question with a call, and a result with words; give way to others first."""
+
+    async def later() -> None:
+        await asyncio.sleep(0)
+
+    last = prompt.rsplit("<|im_start|>user", 1)[1]
+    return Reply("It is done." if "<tool_response>" in last else SUM, before=later)
+
+
+@pytest.mark.parametrize("scoped", [True, False])
+async def test_many_agents_at_once_on_one_model(scoped: bool) -> None:
+    """All asked the same, all answered the same: each still has a branch to itself."""
+    model, engine = scripted_model(two_steps, "qwen2.5")
+
+    async def run(number: int) -> tuple[Agent, Any]:
+        agent = agent_on(model)
+        if not scoped:
+            await agent.invoke_async("go")
+            await agent.invoke_async("again")
+            return agent, model.current_episode
+        with model.episode(f"task-{number}") as episode:
+            await agent.invoke_async("go")
+            await agent.invoke_async("again")
+        return agent, episode
+
+    played = await asyncio.gather(*(run(number) for number in range(20)))
+    episodes = {episode.id: episode for _, episode in played}
+    assert len(episodes) == (20 if scoped else 1)
+    branches = [one.turn_ids for episode in episodes.values() for one in episode.trajectories()]
+    assert [len(ids) for ids in branches] == [4] * 20
+    for agent, episode in played:
+        kept: list[Any] = [message["metadata"] for message in agent.messages if "metadata" in message]
+        places = [metadata["metrics"]["sglang"] for metadata in kept]
+        assert {place["tree"] for place in places} == {episode.id}
+        assert len({place["branch"] for place in places}) == 1
+        assert tuple(place["turn"] for place in places) in [one.turn_ids for one in episode.trajectories()]
+        assert [place["parent"] for place in places] == [None, *(place["turn"] for place in places[:-1])]
+    assert_exact(engine, *episodes.values())
+
+
+async def test_episodes_inside_episodes_and_other_models() -> None:
+    model, engine = scripted_model(lambda prompt: "yes", "qwen2.5")
+    other, other_engine = scripted_model(lambda prompt: "no", "qwen2.5")
+    with model.episode("outer") as outer:
+        await agent_on(model).invoke_async("a")
+        with model.episode("inner") as inner, other.episode("theirs") as theirs:
+            assert model.current_episode is inner and other.current_episode is theirs
+            await asyncio.gather(agent_on(model).invoke_async("b"), agent_on(other).invoke_async("b"))
+        assert model.current_episode is outer
+        await agent_on(model).invoke_async("c")
+        # Another model's episode is none of ours.
+        with other.episode():
+            assert model.current_episode is outer
+    await agent_on(model).invoke_async("d")
+
+    assert [len(one.tree) for one in (outer, inner, model.current_episode, theirs)] == [2, 1, 1, 1]
+    assert_exact(engine, outer, inner, model.current_episode)
+    assert_exact(other_engine, theirs)
+
+
+async def test_an_episode_reaches_tasks_tools_and_threads_started_in_it() -> None:
+    model, engine = scripted_model(["sync", "task", "thread"], "qwen2.5")
+    with model.episode() as episode:
+        agent_on(model)("from a thread of the SDK")
+        await asyncio.create_task(agent_on(model).invoke_async("from a task"))
+        await asyncio.to_thread(agent_on(model), "from a thread of our own")
+    assert len(episode.tree) == 3 and len(model.current_episode.tree) == 0
+    assert_exact(engine, episode)
+
+
+async def test_an_episode_that_fails_is_left_again() -> None:
+    model, _ = scripted_model([], "qwen2.5")
+    own = model.current_episode
+    with pytest.raises(RuntimeError), model.episode():
+        raise RuntimeError
+    assert model.current_episode is own
+
+
+async def test_reset_begins_a_new_episode_and_leaves_the_old_tree_alone() -> None:
+    model, engine = scripted_model(["one", "two"], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("first")
+    tree = model.token_manager.tree
+    before = tree.to_dict()
+    model.reset()
+    assert (model.token_manager.token_ids, model.token_manager.loss_mask, model.token_manager.segments) == ([], [], [])
+    await agent.invoke_async("second")
+
+    assert tree.to_dict() == before
+    assert outline(model.current_episode.tree) == [(None, "root")]
+    assert engine.calls[1].ids == official(agent, engine, 3)
+    assert_exact(engine, model.current_episode, trees=[tree])
+
+
+def test_sync_calls_one_after_the_other() -> None:
+    """Each opens an event loop of its own."""
+    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
+    agent = agent_on(model)
+    agent("1+1?")
+    agent("and 1?")
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "proved")]
+    assert_exact(engine, model.current_episode)
+
+
+def test_sync_calls_one_after_the_other_on_the_wire() -> None:
+    ids = tokenizer("qwen2.5").encode("fine<|im_end|>")
+    with scripted(lambda request: encoded(request, ids)) as server:
+        model = SGLangModel(tokenizer=tokenizer("qwen2.5"), base_url=server.url)
+        agent = agent_on(model)
+        for prompt in ("a", "b", "c"):
+            agent(prompt)
+        bodies = [request.json() for request in server.generates()]
+    assert [turn.parent for turn in model.current_episode.tree] == [None, 0, 1]
+    assert bodies[2]["input_ids"][: len(bodies[1]["input_ids"])] == bodies[1]["input_ids"]
+    assert {request.headers["x-smg-routing-key"] for request in server.generates()} == {model.current_episode.id}
+
+
+def test_many_threads_on_one_model() -> None:
+    model, engine = scripted_model(two_steps, "qwen2.5")
+    together = threading.Barrier(8)
+
+    def work(_: int) -> list[str]:
+        agent = agent_on(model)
+        together.wait()
+        agent("go")
+        agent("again")
+        return said(agent)
+
+    with ThreadPoolExecutor(8) as pool:
+        talks = list(pool.map(work, range(8)))
+    assert talks == [talks[0]] * 8
+    assert [len(one.turn_ids) for one in model.current_episode.trajectories()] == [4] * 8
+    assert_exact(engine, model.current_episode)
+
+
+class City(BaseModel):
+    name: str
+    people: int
+
+
+async def test_structured_output_is_a_side_turn() -> None:
+    model, engine = scripted_model(["Paris is big.", '{"name": "Paris", "people": 2}', "Rome, too."], "qwen2.5")
+    agent = agent_on(model, tools=[])
+    await agent.invoke_async("a city?")
+    with pytest.warns(DeprecationWarning):
+        city = await agent.structured_output_async(City, "as data")
+    await agent.invoke_async("another?")
+
+    assert city == City(name="Paris", people=2)
+    tree = model.current_episode.tree
+    assert [(turn.parent, turn.purpose) for turn in tree] == [
+        (None, TurnPurpose.EPISODE),
+        (0, TurnPurpose.SIDE),
+        (0, TurnPurpose.EPISODE),
+    ]
+    assert orjson.loads(engine.calls[1].sampling["json_schema"])["title"] == "City"
+    assert engine.calls[2].ids == official(agent, engine, 3)
+    assert [one.turn_ids for one in tree.trajectories()] == [(0, 2)]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_structured_output_that_was_cut_says_so() -> None:
+    model, _ = scripted_model([Reply('{"name": "Par', ended=False, finish=FinishReason.LENGTH)], "qwen2.5")
+    with pytest.raises(StructuredOutputException, match="max_new_tokens may be too small"):
+        async for _ in model.structured_output(City, [{"role": "user", "content": [{"text": "a city?"}]}]):
+            pass
+
+
+@pytest.mark.parametrize("called", [True, False])
+async def test_structured_output_inside_the_loop_by_call_or_by_grammar(called: bool) -> None:
+    replies = [tool_call("City", name="Paris", people=2)] if called else ["Paris.", '{"name": "Paris", "people": 2}']
+    model, engine = scripted_model(replies, "qwen2.5")
+    result = await agent_on(model).invoke_async("a city?", structured_output_model=City)
+    assert result.structured_output == City(name="Paris", people=2)
+    assert outline(model.current_episode.tree) == [(None, "root")] + [(0, "proved")] * (not called)
+    assert_exact(engine, model.current_episode)
+
+
+async def test_usage_and_place_stand_in_the_message() -> None:
+    model, engine = scripted_model([SUM, "two"], "qwen2.5")
+    agent = agent_on(model)
+    result = await agent.invoke_async("1+1?")
+
+    metadata: Any = agent.messages[-1]["metadata"]
+    turn = model.current_episode.tree[1]
+    assert metadata["usage"] == {
+        "inputTokens": len(engine.calls[1].ids),
+        "outputTokens": len(turn.sampled),
+        "totalTokens": turn.end,
+        "cacheReadInputTokens": len(engine.calls[1].ids) // 2,
+    }
+    place = {"tree": model.current_episode.id, "branch": 0, "turn": 1, "parent": 0}
+    assert metadata["metrics"]["sglang"] == place
+    assert metadata["metrics"]["latencyMs"] == turn.detail["latency_ms"]
+    assert (turn.detail["rid"], turn.detail["cached_tokens"]) == ("rid-2", len(engine.calls[1].ids) // 2)
+    assert result.metrics.accumulated_usage["outputTokens"] == sum(
+        len(one.sampled) for one in model.current_episode.tree
+    )
+
+
+async def test_counting_tokens_never_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is called before every turn: known turns count exactly, the rest by its length."""
+    model, _ = scripted_model([SUM, "two"], "qwen2.5")
+    agent = agent_on(model)
+    await agent.invoke_async("1+1?")
+    monkeypatch.setattr(model._runner.planner.bridge, "encode", lambda *_: pytest.fail("encoded"))
+    tree = model.current_episode.tree
+    assert await model.count_tokens(agent.messages[:2]) == tree[0].end
+    assert tree[0].end < await model.count_tokens(agent.messages) < tree[1].end + 50
+    assert await model.count_tokens([{"role": "user", "content": [{"text": "x" * 400}]}]) > 50
+
+
+async def test_a_tool_that_must_be_called_is_only_a_wish(caplog: pytest.LogCaptureFixture) -> None:
+    model, _ = scripted_model(["no"], "qwen2.5")
+    messages: list[Any] = [{"role": "user", "content": [{"text": "go"}]}]
+    choice: Any = {"any": {}}
+    async for _ in model.stream(messages, tool_choice=choice):
+        pass
+    assert "cannot force a tool call" in caplog.text
+
+
+async def test_what_a_tool_call_looks_like_is_not_enough() -> None:
+    """A malformed call is never run and never repaired: the model's words stay, and it is counted."""
+    broken = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1",}}\n</tool_call>'
+    model, engine = scripted_model([broken, thought(f"draft: {SUM}", "done")])
+    agent = agent_on(model)
+    await agent.invoke_async("go")
+    await agent.invoke_async("again")
+    assert said(agent) == ["user: go", f"assistant: {broken}", "user: again", "thought", "assistant: done"]
+    assert model.current_episode.tree[0].detail["failed_calls"] == ["invalid_json"]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_the_tokenizer_lives_as_long_as_the_model() -> None:
+    own = copy.deepcopy(tokenizer("qwen2.5"))
+    model = SGLangModel(tokenizer=own, client=ScriptedEngine(tokenizer("qwen2.5"), ["yes"]))
+    alive = weakref.ref(own)
+    del own
+    gc.collect()
+    assert alive() is not None
+    await agent_on(model).invoke_async("go")
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+async def test_sampling_parameters_deadline_and_more_reach_the_engine() -> None:
+    sampling = {"temperature": 0.7, "stop_token_ids": [5], "max_new_tokens": 50}
+    model, engine = scripted_model(
+        ["yes"], "qwen2.5", params=sampling, deadline=9.0, extra={"lora_path": "x"}, on_abort="return"
+    )
+    await agent_on(model).invoke_async("go")
+    assert engine.calls[0].sampling == sampling
+    asked = engine.calls[0].asked
+    assert (asked["deadline"], asked["extra"], asked["on_abort"].value) == (9.0, {"lora_path": "x"}, "return")
+    assert asked["routed_experts_start"] is None
+
+
+async def test_an_overflow_on_the_wire_teaches_the_context_length() -> None:
+    ids = tokenizer("qwen2.5").encode("yes<|im_end|>")
+    words = (
+        "Requested token count exceeds the model's maximum context length of 600 tokens. "
+        "You requested a total of 4200 tokens: 104 tokens from the input messages and 4096 tokens for the completion."
+    )
+
+    async def handle(wire: Wire) -> None:
+        if await serve_rest(wire):
+            return
+        request: Received = await wire.read_body()
+        body = request.json()
+        if len(body["input_ids"]) + body["sampling_params"]["max_new_tokens"] > 600:
+            await wire.reply(orjson.dumps({"error": {"message": words}}), 400)
+        else:
+            await wire.reply(encoded(request, ids))
+
+    with ScriptedServer(handle) as server:
+        model = SGLangModel(tokenizer=tokenizer("qwen2.5"), base_url=server.url)
+        await agent_on(model, tools=[]).invoke_async("go")
+        await agent_on(model, tools=[]).invoke_async("go")
+        assert len(server.generates()) == 3
+    assert model.context_window_limit == 600
+
+
+PIECES = ["<think>", "</think>", "<tool_call>", SUM, "\n", " ", "Hello", "日本", "𓀀", "<tool", "<|im_start|>"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=7).map("".join),
+    st.lists(st.integers(1, 5), max_size=20),
+    st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
+    st.booleans(),
+)
+async def test_streaming_records_the_same_tokens_and_gives_the_same_message(
+    text: str, splits: list[int], finish: FinishReason, ended: bool
+) -> None:
+    told = []
+    for streaming in (False, True):
+        model, engine = scripted_model(
+            [Reply(text, finish=finish, ended=ended, splits=splits)], "qwen3", streaming=streaming
+        )
+        agent = Agent(model=model, tools=[calculator], callback_handler=None)
+        with model.episode("same") as episode:
+            try:
+                await agent.invoke_async("go", limits={"turns": 1})
+            except Exception as error:
+                assert type(error).__name__ == "MaxTokensReachedException"
+        assert_exact(engine, episode)
+        turns = episode.tree.to_dict()["turns"]
+        for turn in turns:
+            del turn["detail"]
+        told.append((turns, [{"role": one["role"], "content": one["content"]} for one in agent.messages]))
+    assert told[0] == told[1]

@@ -1,0 +1,12 @@
+"""What our own layer costs a turn does not grow with the conversation."""
+
+from __future__ import annotations
+
+from families import tokenizer
+from turn import measure
+
+
+def test_a_late_turn_costs_little_more_than_an_early_one() -> None:
+    figures = measure(tokenizer("qwen3"), turns=128, episodes=5)
+    assert figures["tokens"] > 60_000
+    assert figures["ratio"] <= 1.5, figures
