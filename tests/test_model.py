@@ -203,7 +203,40 @@ async def test_structured_output_inside_the_loop_by_call_or_by_grammar(called: b
     model, engine = scripted_model(replies, "qwen2.5")
     result = await agent_on(model).invoke_async("a city?", structured_output_model=City)
     assert result.structured_output == City(name="Paris", people=2)
-    assert outline(model.current_episode.tree) == [(None, "root")] + [(0, "proved")] * (not called)
+    tree = model.current_episode.tree
+    assert outline(tree) == [(None, "root")] + [(0, "proved")] * (not called)
+    assert_exact(engine, model.current_episode)
+    if not called:
+        # What a grammar allowed is not what the policy chose.
+        assert [turn.purpose for turn in tree] == [TurnPurpose.EPISODE, TurnPurpose.CONSTRAINED]
+        assert [trajectory.turn_ids for trajectory in tree.trajectories()] == [(0,)]
+
+
+async def test_a_turn_that_ends_on_its_very_budget_is_whole() -> None:
+    """The engine says `length` of a turn whose last token, the end of the turn, is also the last of its budget."""
+    model, engine = scripted_model([Reply(SUM, finish=FinishReason.LENGTH), "two"], "qwen2.5")
+    result = await agent_on(model).invoke_async("1+1?")
+    assert result.stop_reason == "end_turn"
+    tree = model.current_episode.tree
+    assert outline(tree) == [(None, "root"), (0, "proved")]
+    assert not tree[1].closing and tree[0].finish == "length"
+    assert_exact(engine, model.current_episode)
+
+
+async def test_long_texts_are_encoded_off_the_loop() -> None:
+    model, engine = scripted_model(["ok"], "qwen2.5")
+    threads = []
+    bridge = model._runner.planner.bridge
+    encode = bridge.encode
+
+    def noted(piece: Any) -> Any:
+        threads.append(threading.current_thread())
+        return encode(piece)
+
+    bridge.encode = noted  # type: ignore[method-assign]
+    await agent_on(model).invoke_async("word " * 20_000)
+    bridge.encode = encode  # type: ignore[method-assign]
+    assert threads and threads[0] is not threading.current_thread()
     assert_exact(engine, model.current_episode)
 
 

@@ -128,7 +128,7 @@ async def test_structured_output_is_decoded_under_its_schema_and_recorded(tool_p
     assert isinstance(outputs[-1]["output"], Verdict)
     *_, in_loop, side = model.current_episode.tree
     assert in_loop.detail["constrained"] == side.detail["constrained"] == "json_schema"
-    assert (in_loop.purpose, side.purpose) == (TurnPurpose.EPISODE, TurnPurpose.SIDE)
+    assert (in_loop.purpose, side.purpose) == (TurnPurpose.CONSTRAINED, TurnPurpose.SIDE)
     text = str(tokenizer.decode(in_loop.sampled, skip_special_tokens=True))
     assert Verdict.model_validate_json(text) == result.structured_output
 

@@ -152,7 +152,7 @@ _ODD = (
 )
 _LETTERS = st.characters(codec="utf-8", exclude_categories=("Cs", "Cn"))
 _WORDS = st.text(_LETTERS, max_size=24)
-_LONG = st.builds(lambda word, times: (word + " ") * times, st.text(_LETTERS, min_size=1, max_size=8), st.just(400))
+_LONG = st.builds(lambda word, times: (word + " ") * times, st.text(_LETTERS, min_size=1, max_size=8), st.just(150))
 DATA: st.SearchStrategy[str] = st.one_of(
     _WORDS, st.sampled_from(_ODD), st.lists(st.sampled_from(_ODD), min_size=2, max_size=3).map("".join), _LONG
 )
@@ -186,6 +186,8 @@ class Talk:
     tools: bool
     question: str
     turns: tuple[Turn, ...]
+    forks: bool
+    """Whether a new branch is begun where appending is not proved, rather than appended all the same."""
 
     def opening(self) -> Messages:
         system: Messages = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -245,7 +247,7 @@ def talks(draw: st.DrawFn, of: Family, data: st.SearchStrategy[str] = DATA, coun
         answers = tuple(draw(data) for _ in range(max(1, calls)))
         turns.append(Turn(text, reasoning, expressions, answers, question, mark, ending))
     system = draw(st.sampled_from((None, "You are a helpful agent.", "Grüße 🙂\n\nUse tools.")))
-    return Talk(system, bool(of.most_calls) and draw(st.booleans()), draw(data), tuple(turns))
+    return Talk(system, bool(of.most_calls) and draw(st.booleans()), draw(data), tuple(turns), draw(st.booleans()))
 
 
 # --- a branch ------------------------------------------------------------------------------------------------------

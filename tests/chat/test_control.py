@@ -164,7 +164,7 @@ def test_whatever_the_data_it_holds_no_control_token_and_comes_back(texts: list[
 
 def test_white_space_that_tokens_swallow() -> None:
     control = control_of(AddedToken("<r>", rstrip=True), AddedToken("<l>", lstrip=True), "<n>")
-    assert (control.rstrip, control.lstrip) == ({0}, {1})
+    assert control.rstrip == {0} and control.lstrip == {1}
     text = " \n\u3000x \t"
     assert control.stripped(text) == control.stripped(text, 2, 2) == control.stripped(text, 1, 0) == text
     assert control.stripped(text, 0) == "x \t" and control.stripped(text, 2, 1) == " \n\u3000x"

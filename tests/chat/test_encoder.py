@@ -104,7 +104,8 @@ def copied(family: str = "smollm2") -> Tokenizer:
 
 
 def fast(backend: Tokenizer) -> Any:
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
+    make: Any = PreTrainedTokenizerFast
+    return make(tokenizer_object=backend)
 
 
 def test_tokens_that_swallow_white_space_before_them() -> None:

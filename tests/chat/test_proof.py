@@ -16,7 +16,6 @@ from jinja2 import TemplateError
 from families import tokenizer
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.content import TemplateMessage
-from strands_sglang.chat.proof import guarded
 from strands_sglang.chat.proved import sound_bridge
 from strands_sglang.chat.shape import Step, opening_shape
 from strands_sglang.chat.verdict import Trouble
@@ -61,6 +60,8 @@ class Case:
     end: str | None = "<|im_end|>"
     """The token that ends a turn; None: the next header does."""
     family: str = "qwen2.5"
+    reasoning: bool = False
+    """Whether the turns have reasoning."""
 
 
 _ALL = (Step.TOOL, Step.USER, Step.USER_AFTER_TOOL)
@@ -79,6 +80,7 @@ _TWO_IN_A_ROW = """\
 {{ raise_exception('roles must alternate') }}
 {%- endif -%}
 {%- endfor -%}"""
+_THOUGHT = "('[' + message.reasoning_content + '] ' if message.reasoning_content and COND else '')"
 _NO_SYSTEM = "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system prompt') }}{%- endif -%}"
 _PHI = """\
 {%- for message in messages -%}{{ '<|' + message.role + '|>\n' + message.content + '<|end|>\n' }}{%- endfor -%}
@@ -146,6 +148,14 @@ CASES = [
     ),
     Case("roles must alternate, results apart", chatml(HEAD=_TWO_IN_A_ROW), (Step.TOOL, Step.USER), Trouble.REFUSES),
     Case("roles must alternate, and there is no other role", chatml(HEAD=_ALTERNATE), (Step.USER,), Trouble.REFUSES),
+    Case("thoughts are kept", chatml(THOUGHT=_THOUGHT.replace("COND", "true")), _ALL, reasoning=True),
+    Case(
+        "thoughts are kept in the last turn only",
+        chatml(THOUGHT=_THOUGHT.replace("COND", "loop.last")),
+        (),
+        Trouble.REWRITES,
+        reasoning=True,
+    ),
     Case("there is no system prompt", chatml(HEAD=_NO_SYSTEM), _ALL),
     Case(
         "the last turn ends otherwise",
@@ -219,6 +229,12 @@ def _conversations(
                     yield before, turn, new
 
 
+def _thinking(messages: list[TemplateMessage]) -> list[TemplateMessage]:
+    return [
+        {**message, "reasoning_content": "Hm."} if message["role"] == "assistant" else message for message in messages
+    ]
+
+
 def _exact(case: Case, bridge: Bridge, step: Step) -> bool:
     """Return whether every conversation goes on exactly, as far as transformers is asked."""
     tok, tools = tokenizer(case.family), None
@@ -234,6 +250,8 @@ def _exact(case: Case, bridge: Bridge, step: Step) -> bool:
         return array("i", tok(text, add_special_tokens=False)["input_ids"])
 
     for before, turn, new in _conversations(step, bridge.template.calls):
+        if case.reasoning:
+            *before, turn = _thinking([*before, turn])
         try:
             rendered(before, True)
         except TemplateError:
@@ -247,7 +265,7 @@ def _exact(case: Case, bridge: Bridge, step: Step) -> bool:
         left = left.rstrip("\n") if case.end is None else left[: left.rindex(case.end) + len(case.end)]
         ids = encoded(left)
         calls = tuple((call["function"]["name"], call["id"]) for call in turn.get("tool_calls", ()))
-        shape = opening_shape(before).ending(calls, False)
+        shape = opening_shape(before).ending(calls, case.reasoning)
         piece = bridge.extend(shape, ids[-1] if ids[-1] in bridge.encoder.control else None, new, tools)
         if piece is None:
             return False
@@ -261,12 +279,11 @@ def _exact(case: Case, bridge: Bridge, step: Step) -> bool:
 def test_the_verdict_is_what_brute_force_finds(case: Case) -> None:
     bridge, sound = sound_bridge(tokenizer(case.family), chat_template=case.source)
     for step in _ALL:
-        verdict = sound.verdicts[step, False]
+        verdict = sound.verdicts[step, case.reasoning]
         exact = _exact(case, bridge, step)
         assert exact == (step in case.exact), f"brute force, {step.value}"
         assert verdict.proved == exact, f"{step.value}: {verdict}"
         assert verdict.proved == (verdict.trouble is None) and verdict.proved != bool(verdict.witness)
     if case.trouble is not None:
-        first = next(sound.verdicts[step, False] for step in _ALL if step not in case.exact)
+        first = next(sound.verdicts[step, case.reasoning] for step in _ALL if step not in case.exact)
         assert first.trouble is case.trouble, first
-    assert guarded(bridge)

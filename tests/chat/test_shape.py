@@ -45,7 +45,8 @@ def names(message: TemplateMessage) -> tuple[tuple[str, str], ...]:
 def every_shape() -> list[Shape]:
     """Return every shape that can come up, with none to three calls."""
     found = []
-    for calls, reasoning, rounds, exchanges, earlier, system in product(range(4), *[(False, True)] * 5):
+    for calls, flags in product(range(4), product((False, True), repeat=5)):
+        reasoning, rounds, exchanges, earlier, system = flags
         if earlier and not exchanges:
             continue
         shape = Shape(names(said(calls)), reasoning, not reasoning, rounds, exchanges, earlier)

@@ -1,121 +1,19 @@
-"""Rows 13 and 14 of "Every way history changes": sessions, snapshots, and many agents on one model."""
+"""Row 14 of "Every way history changes": graphs, swarms, agents as tools, all on one model."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
-from strands import Agent, ToolContext, tool
+from strands import ToolContext, tool
 from strands.multiagent import GraphBuilder, Swarm
-from strands.session import FileSessionManager
 from strands.tools.executors import SequentialToolExecutor
 
-from provider.agents import agent_on, calculator, context, official, outline, said, sampled, scripted_model
-from scripted_engine import Reply, assert_exact, thought, tool_call
-from strands_sglang import SGLangModel
+from provider.agents import agent_on, calculator, context, said, sampled, scripted_model
+from scripted_engine import Reply, assert_exact, tool_call
 from strands_sglang.tokens import TurnPurpose
 
 SUM = tool_call("calculator", expression="1+1")
-
-
-def in_session(model: SGLangModel, folder: Path, **settings: Any) -> Agent:
-    session = FileSessionManager(session_id="s", storage_dir=str(folder))
-    return agent_on(model, agent_id="a", session_manager=session, **settings)
-
-
-async def test_row_13_a_session_restored_on_the_same_model_goes_on(tmp_path: Path) -> None:
-    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
-    await in_session(model, tmp_path).invoke_async("1+1?")
-    restored = in_session(model, tmp_path)
-    await restored.invoke_async("and 1?")
-
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "proved")]
-    assert engine.calls[2].ids == official(restored, engine, 5)
-    # Where a turn is recorded comes back with the session, and never reaches the model.
-    kept: list[Any] = [message["metadata"] for message in restored.messages if "metadata" in message]
-    places = [metadata["metrics"]["sglang"] for metadata in kept]
-    assert [place["turn"] for place in places] == [0, 1, 2]
-    assert_exact(engine, model.current_episode)
-
-
-async def test_row_13_a_session_restored_on_a_new_model_begins_anew(tmp_path: Path) -> None:
-    model, _ = scripted_model([thought("hm", SUM), thought("so", "two")])
-    await in_session(model, tmp_path).invoke_async("1+1?")
-    other, engine = scripted_model([thought("well", "three")])
-    restored = in_session(other, tmp_path)
-    await restored.invoke_async("and 1?")
-
-    tree = other.current_episode.tree
-    assert outline(tree) == [(None, "root")]
-    assert tree[0].forked_from is None
-    assert engine.calls[0].ids == official(restored, engine, 5)
-    assert_exact(engine, other.current_episode)
-
-
-async def test_row_13_a_session_restored_in_an_episode_of_the_same_name_gets_new_call_ids(tmp_path: Path) -> None:
-    model, _ = scripted_model([SUM, "two"], "qwen2.5")
-    with model.episode("task"):
-        await in_session(model, tmp_path).invoke_async("1+1?")
-    other, engine = scripted_model([SUM, "two"], "qwen2.5")
-    with other.episode("task") as episode:
-        restored = in_session(other, tmp_path)
-        await restored.invoke_async("again?")
-
-    uses = [
-        block["toolUse"]["toolUseId"]
-        for message in restored.messages
-        for block in message["content"]
-        if "toolUse" in block
-    ]
-    assert len(uses) == len(set(uses)) == 2
-    assert_exact(engine, episode)
-
-
-async def test_row_13_a_session_restored_after_a_reset_begins_anew(tmp_path: Path) -> None:
-    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
-    await in_session(model, tmp_path).invoke_async("1+1?")
-    before = model.current_episode.tree
-    model.reset()
-    await in_session(model, tmp_path).invoke_async("and 1?")
-
-    assert outline(before) == [(None, "root"), (0, "proved")]
-    assert outline(model.current_episode.tree) == [(None, "root")]
-    assert_exact(engine, model.current_episode, trees=[before])
-
-
-async def test_row_13_a_snapshot_is_taken_up_twice() -> None:
-    model, engine = scripted_model(["one", "two", "two", "three", "three", "four"], "qwen2.5")
-    agent = agent_on(model)
-    await agent.invoke_async("first")
-    snapshot = agent.take_snapshot(preset="session", include=["model_state"])
-    copy = agent_on(model)
-    copy.load_snapshot(snapshot)
-    # The same words on both sides, even the same memory of the last turn.
-    for one in (agent, copy, agent, copy):
-        await one.invoke_async("next")
-    agent.load_snapshot(snapshot)
-    await agent.invoke_async("once more")
-
-    tree = model.current_episode.tree
-    assert [turn.parent for turn in tree] == [None, 0, 0, 1, 2, 0]
-    assert [turn.forked_from for turn in tree] == [None] * 6
-    assert [one.turn_ids for one in tree.trajectories()] == [(0, 1, 3), (0, 2, 4), (0, 5)]
-    assert_exact(engine, model.current_episode)
-
-
-async def test_row_13_a_snapshot_brings_messages_back_and_not_the_memory() -> None:
-    model, engine = scripted_model(["one", "two", "three"], "qwen2.5")
-    agent = agent_on(model)
-    await agent.invoke_async("first")
-    snapshot = agent.take_snapshot(include=["messages"])
-    await agent.invoke_async("second")
-    agent.load_snapshot(snapshot)
-    await agent.invoke_async("third")
-
-    tree = model.current_episode.tree
-    assert [(turn.parent, turn.forked_from) for turn in tree] == [(None, None), (0, None), (0, 1)]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_14_a_graph_runs_its_nodes_on_one_model_and_visits_one_again() -> None:
@@ -291,6 +189,31 @@ async def test_row_14_two_agents_in_a_row_inside_one_tool_are_tied_to_its_call()
     tree = model.current_episode.tree
     use = main.messages[1]["content"][0]["toolUse"]["toolUseId"]
     assert [turn.caller for turn in tree] == [None, (0, use), (0, use), None]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_14_a_side_call_inside_a_tool_does_not_hide_who_called() -> None:
+    model, engine = scripted_model([tool_call("publish", topic="x"), "a plan", "a text", "done"], "qwen2.5")
+    writer = agent_on(model, tools=[])
+
+    @tool
+    async def publish(topic: str) -> str:
+        """Publish something about a topic.
+
+        Args:
+            topic: The topic.
+        """
+        async for _ in model.stream([{"role": "user", "content": [{"text": f"Plan {topic}"}]}]):
+            pass
+        return str(await writer.invoke_async(f"Write about {topic}"))
+
+    main = agent_on(model, tools=[publish])
+    await main.invoke_async("go")
+
+    tree = model.current_episode.tree
+    use = main.messages[1]["content"][0]["toolUse"]["toolUseId"]
+    assert [turn.purpose.value for turn in tree] == ["episode", "side", "episode", "episode"]
+    assert [turn.caller for turn in tree] == [None, None, (0, use), None]
     assert_exact(engine, model.current_episode)
 
 

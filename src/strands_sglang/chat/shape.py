@@ -53,12 +53,16 @@ class Shape:
     def behind(self, new: Iterable[Mapping[str, Any]]) -> Shape:
         """Return the shape of the conversation once these messages stand behind it, but for its last turn."""
         rounds, exchanges, earlier = self.tool_rounds, self.exchanges, self.earlier_rounds
+        reasoning, bare = self.reasoning, self.bare
         for message in new:
             if message["role"] == "tool":
                 rounds = True
             elif message["role"] == "user":
                 rounds, exchanges, earlier = False, True, earlier or rounds
-        return replace(self, calls=(), tool_rounds=rounds, exchanges=exchanges, earlier_rounds=earlier)
+            elif message["role"] == "assistant":
+                has = "reasoning_content" in message
+                reasoning, bare = reasoning or has, bare or not has
+        return Shape((), reasoning, bare, rounds, exchanges, earlier, self.system)
 
     def ending(self, calls: tuple[tuple[str, str], ...], reasoning: bool) -> Shape:
         """Return the shape with a last turn that has these calls, and reasoning or not."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from strands_sglang.chat.lineage import Entry, Lineage
 from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import CountMismatchError
-from strands_sglang.tokens import TokenManager, TokenTree, Trajectory, Turn
+from strands_sglang.tokens import TokenManager, TokenTree, Trajectory, Turn, TurnPurpose
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -143,7 +143,9 @@ class Episode:
         return joined
 
     def made(self, turn: Turn) -> None:
-        """Note that a turn was made in this context."""
+        """Note that a turn was made in this context. Side turns call nobody and are passed over."""
+        if turn.purpose is TurnPurpose.SIDE:
+            return
         if turn.caller is not None:
             for last, _ in self._inherited():
                 if last.turn == turn.caller[0]:

@@ -166,7 +166,7 @@ def _told(episode: Episode, recorded: Recorded, generation: Generation, live: Li
 
 
 def _stop_reason(recorded: Recorded, generation: Generation) -> str:
-    if generation.finish_reason is FinishReason.LENGTH:
+    if recorded.cut:
         return "max_tokens"
     if any("toolUse" in block for block in recorded.blocks):
         return "tool_use"

@@ -7,8 +7,11 @@ and files it. Nothing changes before `record`, and `record` changes nothing befo
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from strands_sglang.chat.lineage import Preamble
@@ -75,6 +78,18 @@ class Recorded:
     """The reply, as the framework keeps it."""
     parsed: ParsedTurn
     """The reply, taken apart."""
+    cut: bool
+    """Whether its budget ended before the turn did."""
+
+
+@lru_cache(maxsize=1)
+def _threads_of(process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(4, thread_name_prefix="strands-sglang-encode")
+
+
+def _threads() -> ThreadPoolExecutor:
+    """Return threads of our own: the loop's may all be busy with tools, and a fork has none of its parent's."""
+    return _threads_of(os.getpid())
 
 
 async def prepare(planner: Planner, episode: Episode, request: Request, parser: ToolParser, **policy: Any) -> Ready:
@@ -90,14 +105,14 @@ async def prepare(planner: Planner, episode: Episode, request: Request, parser: 
         episode.has_agent = episode.has_agent or request.state is not None
         caller = episode.caller(_question(request.messages), hint, side=side) if plan.parent is None else None
     if plan.piece.length > _LONG_TEXT:
-        extension = await asyncio.to_thread(planner.bridge.encode, plan.piece)
+        extension = await asyncio.get_running_loop().run_in_executor(_threads(), planner.bridge.encode, plan.piece)
     else:
         extension = planner.bridge.encode(plan.piece)
     prepared = episode.tree.prepare(
         episode.tree[plan.parent.turn] if plan.parent is not None else None,
         context=extension.context,
         closing=extension.closing,
-        purpose=TurnPurpose.SIDE if side else TurnPurpose.EPISODE,
+        purpose=_purpose(request, side),
         join=plan.join,
         forked_from=plan.rewritten.turn if plan.rewritten is not None else None,
         caller=caller,
@@ -136,12 +151,16 @@ def record(
     encoder, request = planner.bridge.encoder, ready.request
     ids = generation.token_ids
     ended_by = ids[-1] if len(ids) and ids[-1] in encoder.control else None
-    text = encoder.decode(ids[:-1] if ended_by is not None and ended_by in ends else ids)
+    ended = ended_by is not None and ended_by in ends
+    text = encoder.decode(ids[:-1] if ended else ids)
     if request.schema is not None:
         parsed = ParsedTurn(None, text, (), (), True)
     else:
         parsed = parser.parse(text, reasoning_open=ready.reasoning_open, schemas=_schemas(request.tool_specs))
-    cut = generation.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT)
+    # The engine looks at the budget first: a turn whose very last token ends it counts as cut there, and is not.
+    cut = generation.finish_reason is FinishReason.ABORT or (
+        generation.finish_reason is FinishReason.LENGTH and not ended
+    )
     call_ids = episode.mint(len(parsed.calls), request.messages)
     blocks = blocks_of(parsed, call_ids, cut=cut, raw=text if parsed.reasoning is None else _behind(text, parser))
     if live is not None:
@@ -183,7 +202,13 @@ def record(
     episode.keep_experts(turn, generation.routed_experts)
     if request.state is not None:
         request.state[_STATE_KEY] = {"tree": episode.id, "turn": turn.id, "cycle": request.cycle}
-    return Recorded(turn, entry.branch, blocks, parsed)
+    return Recorded(turn, entry.branch, blocks, parsed, cut)
+
+
+def _purpose(request: Request, side: bool) -> TurnPurpose:
+    if side:
+        return TurnPurpose.SIDE
+    return TurnPurpose.CONSTRAINED if request.schema is not None else TurnPurpose.EPISODE
 
 
 def _remembered(episode: Episode, state: Mapping[str, Any] | None) -> tuple[int | None, str | None]:

@@ -25,6 +25,9 @@ class TurnPurpose(str, Enum):
     """A step of the agent on its task."""
     SIDE = "side"
     """A call of the framework itself, such as a summary: recorded apart."""
+    CONSTRAINED = "constrained"
+    """A step of the agent decoded under a grammar: part of its branch, and not trained by default, because what the
+    grammar allowed is not what the policy chose, nor are its logprobs the policy's."""
 
 
 class TurnStatus(str, Enum):

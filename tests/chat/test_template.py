@@ -1,0 +1,179 @@
+"""The chat template: its own words, in the form it wants to be asked in, and errors that say what it said."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from families import FAMILIES, tokenizer
+from strands_sglang.chat.control import ControlTokens
+from strands_sglang.chat.template import ChatTemplate
+from strands_sglang.errors import ConfigurationError, TemplateRefusedError
+
+NO_CALLS = {"gemma-3", "phi-4-mini", "smollm2", "smollm3"}
+"""Families whose template refuses calls or writes nothing for them."""
+REASONING = {
+    "glm-4.5",
+    "glm-4.6",
+    "glm-4.7-flash",
+    "gpt-oss",
+    "kimi-k2-thinking",
+    "minimax-m2",
+    "nemotron-3-nano",
+    "qwen3",
+    "qwen3-thinking-2507",
+    "qwen3.5",
+    "qwen3.6",
+}
+"""Families whose template writes reasoning, without an argument that asks for it."""
+
+USER: dict[str, Any] = {"role": "user", "content": "How much?"}
+ARGUMENTS: dict[str, Any] = {"text": 'a"b\n<é', "number": 2, "items": [1, None, True]}
+
+
+def template_of(family: str, source: str | None = None, **arguments: Any) -> ChatTemplate:
+    tok = tokenizer(family)
+    return ChatTemplate(tok, ControlTokens(tok), source, arguments)
+
+
+def said(text: str = "", arguments: dict[str, Any] | None = None, reasoning: str | None = None) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if arguments is not None:
+        function = {"name": "calculator", "arguments": arguments}
+        message["tool_calls"] = [{"type": "function", "id": "call00001", "function": function}]
+    if reasoning is not None:
+        message["reasoning_content"] = reasoning
+    return message
+
+
+# --- every family ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_text_is_that_of_transformers(family: str) -> None:
+    template, tok = template_of(family), tokenizer(family)
+    talked = [
+        {"role": "system", "content": "Be brief: <b>."},
+        USER,
+        said("Grüße 🙂 {x}"),
+        {**USER, "content": " a\n\n"},
+    ]
+    for generate in (True, False):
+        official = tok.apply_chat_template(talked, tokenize=False, add_generation_prompt=generate)
+        rendered = template.render(talked, generate=generate)
+        assert rendered.escapes.restore(rendered.text) == official
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_are_written_whole_and_once_encoded(family: str) -> None:
+    template = template_of(family)
+    assert template.calls == (family not in NO_CALLS)
+    if not template.calls:
+        return
+    message = said(arguments=ARGUMENTS)
+    before = copy.deepcopy(message)
+    text = template.render([USER, message], generate=False).text
+    assert message == before, "what was handed over is not changed"
+    text = text[text.rindex("How much?") :]
+    whole = json.dumps(ARGUMENTS, ensure_ascii=False) in text
+    apart = all(part in text for part in ("text", 'a"b\n<é', "number", "2", "items", "[1, null, true]"))
+    assert whole or apart, text
+    assert "calculator" in text or "call00001" in text, "some models put the name into the id"
+    assert "{'" not in text and '\\\\"' not in text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_reasoning_is_written_where_the_template_knows_it(family: str) -> None:
+    template = template_of(family)
+    assert template.writes_reasoning == (family in REASONING)
+    arguments = {"a": "1"} if template.calls else None
+    text = template.render([USER, said("", arguments, "Let me think.")], generate=False).text
+    assert ("Let me think." in text) == template.writes_reasoning
+    # Where a template takes reasoning or text beside a call, neither is lost.
+    if template.writes_reasoning:
+        both = template.render([USER, said("I look it up.", arguments, "Let me think.")], generate=False).text
+        assert "Let me think." in both and "I look it up." in both
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_control_token_text_never_reaches_the_template(family: str) -> None:
+    template, control = template_of(family), ControlTokens(tokenizer(family))
+    literal = next(token.content for token in tokenizer(family).added_tokens_decoder.values() if token.special)
+    tools = [{"type": "function", "function": {"name": "f", "description": literal, "parameters": {literal: literal}}}]
+    hostile = [{"role": "system", "content": literal}, {**USER, "content": f"x{literal}"}, said(literal), USER]
+    plain = [{"role": "system", "content": "x"}, {**USER, "content": "xx"}, said("x"), USER]
+    harmless = [{"type": "function", "function": {"name": "f", "description": "x", "parameters": {"x": "x"}}}]
+    rendered = template.render(hostile, tools=tools)
+    expected = template.render(plain, tools=harmless)
+    assert [token.id for token in control.find(rendered.text)] == [token.id for token in control.find(expected.text)]
+    assert rendered.escapes.restore(rendered.text).count(literal) >= 3 + expected.text.count(literal)
+
+
+# --- forms -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{{ call.function.arguments | tojson }}", '{"a": "é"}'),
+        ("{{ call.function.arguments }}", '{"a": "é"}'),
+        ("{{ call.function.arguments + '' }}", '{"a": "é"}'),
+        ("{%- for key, value in call.function.arguments.items() -%}{{ key }}={{ value }}{%- endfor -%}", "a=é"),
+    ],
+)
+def test_the_form_of_arguments_is_found_out(written: str, expected: str) -> None:
+    source = (
+        "{%- for message in messages -%}{{ '<|im_start|>' + (message.content or '') }}"
+        "{%- for call in message.tool_calls or [] -%}CALL" + written + "{%- endfor -%}<|im_end|>{%- endfor -%}"
+    )
+    template = template_of("smollm2", source)
+    assert template.calls and template.source == source
+    assert f"CALL{expected}<|im_end|>" in template.render([USER, said(arguments={"a": "é"})]).text
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_the_name_of_the_reasoning_key_is_found_out(key: str) -> None:
+    source = "{%- for message in messages -%}{{ message.content }}{{ message.KEY or '' }}<|im_end|>{%- endfor -%}"
+    template = template_of("smollm2", source.replace("KEY", key))
+    assert template.writes_reasoning and not template.calls
+    assert "yBecause.<|im_end|>" in template.render([USER, said("y", reasoning="Because.")]).text
+
+
+def test_reasoning_that_no_template_writes_is_left_out() -> None:
+    (fitted,) = template_of("smollm2").fitted([said("y", reasoning="z")])
+    assert fitted == {"role": "assistant", "content": "y"}
+
+
+def test_arguments_of_the_template() -> None:
+    ours, usual = template_of("qwen3", enable_thinking=False), template_of("qwen3")
+    assert ours.arguments == {"enable_thinking": False} and usual.arguments == {}
+    assert ours.render([USER]).text == usual.render([USER]).text + "<think>\n\n</think>\n\n"
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_has_the_templates_own_words() -> None:
+    with pytest.raises(TemplateRefusedError, match="does not take this conversation") as caught:
+        template_of("gemma-3").render([USER, USER])
+    assert "roles must alternate" in caught.value.template_message
+    assert "(user, user)" in str(caught.value)
+    with pytest.raises(TemplateRefusedError, match=r"user, assistant, user, \.\.\., assistant, user, user, user"):
+        template_of("gemma-3").render([USER, said("y")] * 4 + [USER] * 3)
+
+
+@pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ messages[0].content + 1 }}", "{% if %}", "{{ nothing.at.all }}"])
+def test_whatever_a_template_raises_is_a_refusal(source: str) -> None:
+    with pytest.raises(TemplateRefusedError):
+        template_of("smollm2", source).render([USER])
+
+
+def test_a_tokenizer_without_a_template() -> None:
+    tok = copy.copy(tokenizer("smollm2"))
+    tok.chat_template = None
+    with pytest.raises(ConfigurationError, match="chat_template="):
+        ChatTemplate(tok, ControlTokens(tok))
+    assert ChatTemplate(tok, ControlTokens(tok), "{{ messages[0].content }}").render([USER]).text == "How much?"
