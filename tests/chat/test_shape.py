@@ -49,7 +49,7 @@ def every_shape() -> list[Shape]:
         reasoning, rounds, exchanges, earlier, system = flags
         if earlier and not exchanges:
             continue
-        shape = Shape(names(said(calls)), reasoning, not reasoning, rounds, exchanges, earlier)
+        shape = Shape(names(said(calls)), reasoning, not reasoning, rounds, exchanges, earlier, run=rounds)
         found.append(replace(shape, system="Be brief." if system else None))
     return found
 
@@ -66,10 +66,19 @@ def test_an_opening() -> None:
     assert opening_shape([user()]) == Shape()
     assert opening_shape([{"role": "system", "content": "s"}, user()]) == Shape(system="s")
     assert opening_shape([user(), said(), user()]) == Shape(bare=True, exchanges=True)
-    assert opening_shape([user(), said(1, True), result()]) == Shape(reasoning=True, tool_rounds=True)
+    assert opening_shape([user(), said(1, True), result()]) == Shape(reasoning=True, tool_rounds=True, run=True)
     used = [user(), said(1, True), result(), said(), user()]
     assert opening_shape(used) == Shape((), True, True, False, True, True)
     assert opening_shape([*used, said(1), result()]).tool_rounds
+
+
+def test_a_run_of_calls_goes_on_until_a_turn_without_any() -> None:
+    called = [user(), said(1), result()]
+    for behind, run in (([], True), ([said(1), result()], True), ([user()], True), ([said(), user()], False)):
+        assert opening_shape([*called, *behind]).run == run
+    answered = opening_shape([*called, user()]).ending((), False)
+    assert answered.run and not answered.tool_rounds, "a user message straight behind results does not end it"
+    assert not answered.behind([user()]).run
 
 
 _TURNS = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), max_size=8)

@@ -41,8 +41,8 @@ def test_reasoning_that_the_template_does_not_write_is_none() -> None:
 def test_a_user_message_behind_a_run_of_calls_needs_the_answer_too() -> None:
     found = sound((Step.ANSWER, True))
     assert found.verdict(Step.USER, Shape(reasoning=True)).proved
-    assert not found.verdict(Step.USER, Shape(reasoning=True, tool_rounds=True)).proved
-    assert found.verdict(Step.TOOL, Shape(reasoning=True, tool_rounds=True)).proved
+    assert not found.verdict(Step.USER, Shape(reasoning=True, run=True)).proved
+    assert found.verdict(Step.TOOL, Shape(reasoning=True, run=True)).proved
 
 
 def test_several_calls_are_a_question_of_their_own() -> None:

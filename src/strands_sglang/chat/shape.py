@@ -49,20 +49,12 @@ class Shape:
     """Whether calls were answered in those earlier exchanges."""
     system: str | None = None
     """The system prompt; None when there is none."""
+    run: bool = False
+    """Whether the last turn goes on with, or ends, a run of calls: some were answered since the last turn without."""
 
     def behind(self, new: Iterable[Mapping[str, Any]]) -> Shape:
         """Return the shape of the conversation once these messages stand behind it, but for its last turn."""
-        rounds, exchanges, earlier = self.tool_rounds, self.exchanges, self.earlier_rounds
-        reasoning, bare = self.reasoning, self.bare
-        for message in new:
-            if message["role"] == "tool":
-                rounds = True
-            elif message["role"] == "user":
-                rounds, exchanges, earlier = False, True, earlier or rounds
-            elif message["role"] == "assistant":
-                has = "reasoning_content" in message
-                reasoning, bare = reasoning or has, bare or not has
-        return Shape((), reasoning, bare, rounds, exchanges, earlier, self.system)
+        return _grown(replace(self, calls=(), run=self.run and bool(self.calls)), new, answered=True)
 
     def ending(self, calls: tuple[tuple[str, str], ...], reasoning: bool) -> Shape:
         """Return the shape with a last turn that has these calls, and reasoning or not."""
@@ -72,7 +64,7 @@ class Shape:
     def kind(self) -> Shape:
         """The shape without names: equal for conversations that end alike."""
         calls = tuple((f"x{number}", f"xQzId{number:04d}") for number in range(len(self.calls)))
-        return replace(self, calls=calls, system=None)
+        return replace(self, calls=calls, system=None, run=False)
 
     def stand_in(self) -> list[TemplateMessage]:
         """Return a short conversation of this shape whose last assistant turn ends with `ANCHOR`."""
@@ -118,16 +110,21 @@ def step_of(new: Iterable[Mapping[str, Any]]) -> Step:
 
 def opening_shape(messages: Iterable[Mapping[str, Any]]) -> Shape:
     """Return the shape of a conversation that was rendered whole, but for the turn that is to come."""
-    rounds = exchanges = earlier = answered = reasoning = bare = False
-    system: str | None = None
+    return _grown(Shape(), messages, answered=False)
+
+
+def _grown(shape: Shape, messages: Iterable[Mapping[str, Any]], *, answered: bool) -> Shape:
+    """Return a shape with messages behind it; `answered`: whether an assistant turn stands before them."""
+    rounds, exchanges, earlier, run = shape.tool_rounds, shape.exchanges, shape.earlier_rounds, shape.run
+    reasoning, bare, system = shape.reasoning, shape.bare, shape.system
     for message in messages:
         if message["role"] == "system":
             system = str(message["content"])
         elif message["role"] == "tool":
-            rounds = True
+            rounds = run = True
         elif message["role"] == "assistant":
             answered, has = True, "reasoning_content" in message
-            reasoning, bare = reasoning or has, bare or not has
+            reasoning, bare, run = reasoning or has, bare or not has, run and bool(message.get("tool_calls"))
         elif message["role"] == "user":
             rounds, exchanges, earlier = False, answered, earlier or rounds
-    return Shape((), reasoning, bare, rounds, exchanges, earlier, system)
+    return Shape((), reasoning, bare, rounds, exchanges, earlier, system, run)

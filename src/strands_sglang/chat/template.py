@@ -54,6 +54,7 @@ class ChatTemplate:
         self._no_text: str | None = ""
         self._reasoning_key: str | None = None
         self._reasoning_apart_from_text = False
+        self._check_it_renders()
         self.calls = self._find_call_format()
         """Whether the template writes tool calls; False: it refuses or drops them."""
         self._reasoning_key, self._reasoning_apart_from_text = self._find_reasoning_key()
@@ -132,6 +133,14 @@ class ChatTemplate:
                 reasoning, fitted["content"] = f"{reasoning}\n{fitted['content']}", self._no_text
             fitted[self._reasoning_key] = reasoning
         return fitted
+
+    def _check_it_renders(self) -> None:
+        try:
+            self.official([{"role": "user", "content": "x"}])
+        except TemplateRefusedError as error:
+            raise ConfigurationError(
+                f"the chat template cannot render even one user message: {error.template_message}"
+            ) from error
 
     def _writes(self, message: TemplateMessage) -> str | None:
         """Return what the template writes for an assistant turn, None when it refuses or drops its probe text."""

@@ -55,7 +55,7 @@ class Soundness:
     def verdict(self, step: Step, shape: Shape) -> Verdict:
         """Return what is known of a step behind a conversation of a shape; the first refusal counts."""
         kinds = [kind for kind, present in ((True, shape.reasoning), (False, shape.bare)) if present] or [False]
-        steps = [step, Step.ANSWER] if step is Step.USER and shape.tool_rounds else [step]
+        steps = [step, Step.ANSWER] if step is Step.USER and shape.run else [step]
         found = [self.verdicts[name, kind and self.reasoning] for name in steps for kind in kinds]
         if len(shape.calls) > 1:
             found.append(self.parallel)
