@@ -232,7 +232,8 @@ class SGLangModel(Model):
         episode = self.current_episode
         with episode.lock:
             called = episode.lineage.called(messages)
-        if called is None:
+        # A reply at another place than where it was sampled: messages were dropped or summarised before it.
+        if called is None or called[0].count != called[1]:
             return await super().count_tokens(messages, tool_specs, system_prompt, system_prompt_content)
         entry, behind = called
         return entry.end + await super().count_tokens(messages[behind:])

@@ -13,7 +13,7 @@ from provider.agents import agent_on, outline, scripted_model
 from scripted_engine import Reply, assert_exact, tool_call
 from strands_sglang import Episode
 from strands_sglang.engine import RoutedExperts
-from strands_sglang.errors import CountMismatchError, TreeError
+from strands_sglang.errors import CountMismatchError
 
 SUM = tool_call("calculator", expression="1+1")
 
@@ -84,21 +84,47 @@ async def test_resetting_the_token_manager_is_resetting_the_episode() -> None:
     assert_exact(engine, model.current_episode, trees=[before])
 
 
-async def test_a_reset_under_a_call_refuses_its_turn_and_leaves_the_new_tree_clean() -> None:
+async def test_a_reset_under_a_call_leaves_the_new_tree_clean() -> None:
     started, go = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
         started.set()
         await go.wait()
 
-    model, _ = scripted_model([Reply("late", before=wait)], "qwen2.5")
+    model, engine = scripted_model([Reply("late", before=wait)], "qwen2.5")
+    old = model.current_episode.tree
     running = asyncio.create_task(agent_on(model).invoke_async("go"))
     await started.wait()
     model.reset()
     go.set()
-    with pytest.raises(TreeError):
-        await running
-    assert len(model.current_episode.tree) == 0
+    await running
+    episode = model.current_episode
+    assert (len(old), len(episode.tree), episode.sampled_tokens) == (1, 0, 0)
+    assert_exact(engine, episode, trees=[old])
+
+
+async def test_a_reset_while_a_long_text_is_encoded_joins_no_two_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, engine = scripted_model(["A1", "B1", "A2"], "qwen2.5")
+    bridge, gate = model._runner.planner.bridge, threading.Event()
+    encode = bridge.encode
+
+    def held(piece: Any) -> Any:
+        if len(piece.context) > 40_000:
+            gate.wait(30)
+        return encode(piece)
+
+    monkeypatch.setattr(bridge, "encode", held)
+    agent, old = agent_on(model), model.current_episode.tree
+    await agent.invoke_async("ask A")
+    running = asyncio.create_task(agent.invoke_async("more " * 12_000))
+    await asyncio.sleep(0.2)
+    model.reset()
+    await agent_on(model).invoke_async("ask B")
+    gate.set()
+    await running
+    assert outline(old) == [(None, "root"), (0, "proved")]
+    assert outline(model.current_episode.tree) == [(None, "root")]
+    assert_exact(engine, model.current_episode, trees=[old])
 
 
 async def test_what_was_sampled_is_counted_side_and_rejected_turns_included() -> None:
@@ -112,16 +138,18 @@ async def test_what_was_sampled_is_counted_side_and_rejected_turns_included() ->
     assert_exact(engine, episode)
 
 
-async def test_calls_of_the_model_itself_are_an_episode_as_long_as_no_agent_calls() -> None:
+@pytest.mark.parametrize("state", [None, {}])
+async def test_calls_without_an_agents_state_are_side_calls(state: dict[str, Any] | None) -> None:
+    """Only an agent's loop hands over a state; whoever plays the loop by hand gives one too."""
     model, engine = scripted_model(["one", "two"], "qwen2.5")
     messages: list[Any] = [{"role": "user", "content": [{"text": "go"}]}]
-    async for _ in model.stream(messages):
+    async for _ in model.stream(messages, model_state=state):
         pass
     messages += [{"role": "assistant", "content": [{"text": "one"}]}, {"role": "user", "content": [{"text": "on"}]}]
-    async for _ in model.stream(messages):
+    async for _ in model.stream(messages, model_state=state):
         pass
     assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
-    assert {turn.purpose.value for turn in model.current_episode.tree} == {"episode"}
+    assert {turn.purpose.value for turn in model.current_episode.tree} == {"side" if state is None else "episode"}
     assert_exact(engine, model.current_episode)
 
 

@@ -124,7 +124,7 @@ async def test_row_01_messages_appended_by_hand_are_context() -> None:
     await agent.invoke_async("second")
 
     tree = model.current_episode.tree
-    assert outline(tree) == [(None, "root"), (0, "proved")]
+    assert outline(tree) == [(None, "root"), (0, "kept")]
     assert engine.calls[1].ids == official(agent, engine, 6)
     assert "noted" in context(tree[1], engine)
     assert_exact(engine, model.current_episode)

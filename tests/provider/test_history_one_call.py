@@ -169,7 +169,7 @@ async def test_row_18_middleware_sends_a_call_to_another_model() -> None:
     await agent.invoke_async("1+1?")
     await agent.invoke_async("so?")
 
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "kept")]
     assert engine.calls[1].ids == official(agent, engine, 5)
     assert_exact(engine, model.current_episode)
     assert_exact(other_engine, other.current_episode)

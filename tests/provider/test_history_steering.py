@@ -322,7 +322,7 @@ async def test_row_12_a_direct_tool_call_adds_four_messages() -> None:
     await agent.invoke_async("so?")
 
     tree = model.current_episode.tree
-    assert outline(tree) == [(None, "root"), (0, "proved"), (1, "proved")]
+    assert outline(tree) == [(None, "root"), (0, "proved"), (1, "kept")]
     assert engine.calls[2].ids == official(agent, engine, 9)
     assert "agent.tool.calculator was called." in context(tree[2], engine)
     assert len(tree.trajectories()) == 1

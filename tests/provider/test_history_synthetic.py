@@ -124,7 +124,7 @@ async def test_row_10_cancelled_in_mid_flight_nothing_is_recorded() -> None:
     await agent.invoke_async("again")
     tree = model.current_episode.tree
     # The SDK's own words are context.
-    assert outline(tree) == [(None, "root"), (0, "proved")]
+    assert outline(tree) == [(None, "root"), (0, "kept")]
     assert engine.calls[2].ids == official(agent, engine, 5)
     assert "Cancelled by user" in context(tree[1], engine)
     assert_exact(engine, model.current_episode)
@@ -171,7 +171,7 @@ async def test_row_10_a_hook_ends_the_turn_with_words_of_its_own() -> None:
     await agent.invoke_async("more")
 
     tree = model.current_episode.tree
-    assert outline(tree) == [(None, "root"), (0, "proved")]
+    assert outline(tree) == [(None, "root"), (0, "kept")]
     assert "That will do." in context(tree[1], engine)
     assert engine.calls[1].ids == official(agent, engine, 5)
     assert_exact(engine, model.current_episode)
@@ -188,7 +188,7 @@ async def test_row_10_a_hook_answers_instead_of_the_model() -> None:
         await agent.invoke_async(prompt)
 
     assert said(agent)[3] == "assistant: not now"
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "kept")]
     assert engine.calls[1].ids == official(agent, engine, 5)
     assert_exact(engine, model.current_episode)
 

@@ -39,11 +39,6 @@ class Piece:
     rendered: Rendered
     """Where both come from."""
 
-    @property
-    def length(self) -> int:
-        """Characters to encode."""
-        return len(self.closing) + len(self.context)
-
 
 @dataclass(frozen=True, slots=True)
 class Extension:
@@ -109,6 +104,10 @@ class Bridge:
         border = next((token.id for token in found if token.end == cut.closing_end), None)
         context = self.encoder.control.stripped(behind[cut.closing_end :], border)
         return Piece(behind[cut.closing_start : cut.closing_end], context, rendered)
+
+    def is_slow(self, piece: Piece) -> bool:
+        """Return whether encoding a piece takes long enough to be done in a thread."""
+        return self.encoder.is_slow(piece.context, piece.rendered.escapes)
 
     def encode(self, piece: Piece) -> Extension:
         """Encode a piece. May take long for long texts: call it in a thread then."""

@@ -47,7 +47,7 @@ class _Place(NamedTuple):
 
 
 def template_messages(
-    messages: Sequence[Mapping[str, Any]], *, call_ids: Mapping[str, str] | None = None
+    messages: Sequence[Mapping[str, Any]], *, call_ids: Mapping[str, str] | None = None, first: int = 0
 ) -> list[TemplateMessage]:
     """Turn Strands messages into template messages.
 
@@ -57,6 +57,7 @@ def template_messages(
     Args:
         messages: The conversation, oldest first, as `Model.stream` gets it.
         call_ids: `toolUseId` -> the call id the model itself wrote, where it wrote one; used for calls and results.
+        first: Place of the first of them in the whole conversation, for error messages.
 
     Returns:
         New messages; values inside them (arguments of calls) are those of the input, to be read and not changed.
@@ -68,7 +69,7 @@ def template_messages(
     names: dict[str, str] = {}
     order: dict[str, int] = {}
     made: list[TemplateMessage] = []
-    for index, message in enumerate(messages):
+    for index, message in enumerate(messages, first):
         role = message.get("role")
         if role == "assistant":
             rendered, calls = _assistant(index, message, ids)

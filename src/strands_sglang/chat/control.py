@@ -56,6 +56,8 @@ class ControlTokens:
         self.rstrip = frozenset(token_id for token_id, token in added.items() if token.rstrip)
         """Those that swallow white space after them."""
         special = {token.content for token in added.values() if token.special}
+        self.cores = frozenset(core for literal in self.ids for core in _cores(literal))
+        """Literals without some of their brackets: a template that puts brackets around such a text writes a token."""
         self._any = re.compile(_longest_first(self.ids)) if self.ids else None
         self._all_guarded = _guard(self.ids)
         self._special_guarded = _guard(special)
@@ -102,29 +104,32 @@ class Escapes:
     def __bool__(self) -> bool:
         return bool(self._texts)
 
-    def escape(self, value: Any, *, trusted: bool = False) -> Any:
+    def escape(self, value: Any, *, trusted: bool = False, bracketed: bool = False) -> Any:
         """Return a value (text, list, dict) whose texts hold no control token; itself when none had any.
 
         Args:
             value: Plain JSON data.
             trusted: Whether the developer wrote it (a system prompt): markers such as `<tool_call>` may stand there,
                 special tokens such as `<|im_start|>` may not.
+            bracketed: Whether templates may put brackets around its texts, as some do with the keys of a schema.
         """
         pattern = self._control._special_guarded if trusted else self._control._all_guarded
-        return self._walk(value, pattern)
+        return self._walk(value, pattern, self._control.cores if bracketed else frozenset())
 
-    def _walk(self, value: Any, pattern: re.Pattern[str]) -> Any:
+    def _walk(self, value: Any, pattern: re.Pattern[str], cores: frozenset[str]) -> Any:
         if isinstance(value, str):
-            return pattern.sub(self._stand_in, value) if pattern.search(value) else value
+            if value in cores:
+                return self._stand_in(value)
+            return pattern.sub(lambda match: self._stand_in(match[0]), value) if pattern.search(value) else value
         if isinstance(value, dict):
-            return {self._walk(key, pattern): self._walk(item, pattern) for key, item in value.items()}
+            return {self._walk(key, pattern, cores): self._walk(item, pattern, cores) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
-            return [self._walk(item, pattern) for item in value]
+            return [self._walk(item, pattern, cores) for item in value]
         return value
 
-    def _stand_in(self, match: re.Match[str]) -> str:
+    def _stand_in(self, found: str) -> str:
         # Half a surrogate pair (an undecodable file name, say) has no encoding at all.
-        text = "\ufffd" if "\ud800" <= match[0] <= "\udfff" else match[0]
+        text = "\ufffd" if len(found) == 1 and "\ud800" <= found <= "\udfff" else found
         if text not in self._stand_ins:
             if len(self._texts) > _LAST - _FIRST:
                 raise UnsupportedContentError(
@@ -148,6 +153,17 @@ class Escapes:
 def is_blank(literal: str) -> bool:
     """Return whether an added token is white space (some vocabularies write a space as `▁`), not a control token."""
     return not literal.replace("▁", "").strip()
+
+
+def _cores(literal: str) -> Iterator[str]:
+    """Yield a literal without some of the brackets and other signs at its ends."""
+    ends = len(literal) - len(literal.rstrip("".join(c for c in literal if not c.isalnum())))
+    starts = len(literal) - len(literal.lstrip("".join(c for c in literal if not c.isalnum())))
+    for start in range(starts + 1):
+        for end in range(ends + 1):
+            core = literal[start : len(literal) - end]
+            if core != literal and any(character.isalnum() for character in core):
+                yield core
 
 
 def _guard(literals: Any) -> re.Pattern[str]:

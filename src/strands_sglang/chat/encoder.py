@@ -18,6 +18,9 @@ from typing import Any
 from strands_sglang.chat.control import ControlTokens, Escapes, is_blank
 from strands_sglang.errors import ConfigurationError
 
+# Encoding this many characters takes some ten milliseconds: too long for an event loop with a thousand episodes.
+_LONG_TEXT = 40_000
+
 
 class Encoder:
     """Encodes rendered text with one tokenizer. Safe to use from several threads."""
@@ -61,6 +64,10 @@ class Encoder:
             return self._encode_guarded(text, escapes or Escapes(self.control))
         return array("i", ids)
 
+    def is_slow(self, text: str, escapes: Escapes | None = None) -> bool:
+        """Return whether encoding a text takes long enough to keep an event loop from its other work."""
+        return len(text) > _LONG_TEXT or (self._plain is None and escapes is not None and escapes.present(text))
+
     def decode(self, ids: Any) -> str:
         """Return the text of token ids, special tokens written out, nothing tidied up."""
         if self._backend is not None:
@@ -69,8 +76,7 @@ class Encoder:
 
     def _encode(self, text: str) -> list[int]:
         if self._backend is not None:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-            return ids
+            return _encoded(self._backend, text)
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _encode_guarded(self, text: str, escapes: Escapes) -> array[int]:
@@ -128,8 +134,14 @@ def _without_control(backend: Any) -> Callable[[str], list[int]]:
     plain.no_padding()
     plain.encode_special_tokens = True
 
-    def encode(text: str) -> list[int]:
-        ids: list[int] = plain.encode(text, add_special_tokens=False).ids
-        return ids
+    return lambda text: _encoded(plain, text)
 
-    return encode
+
+def _encoded(backend: Any, text: str) -> list[int]:
+    if len(text) > _LONG_TEXT:
+        # As a batch of one: only batches let other threads run meanwhile.
+        batch = getattr(backend, "encode_batch_fast", backend.encode_batch)
+        ids: list[int] = batch([text], add_special_tokens=False)[0].ids
+    else:
+        ids = backend.encode(text, add_special_tokens=False).ids
+    return ids

@@ -127,7 +127,7 @@ class Lineage:
         """Return the latest turn whose tool-call id is in the messages, and the place behind its message."""
         for at in range(len(messages) - 1, -1, -1):
             if messages[at]["role"] == "assistant":
-                for block in messages[at]["content"]:
+                for block in messages[at].get("content") or ():
                     found = self._by_call.get(block["toolUse"]["toolUseId"]) if "toolUse" in block else None
                     if found is not None:
                         return found, at + 1

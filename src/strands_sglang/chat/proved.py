@@ -26,7 +26,8 @@ def sound_bridge(
 ) -> tuple[Bridge, Soundness]:
     """Return the bridge of a template and what is proved of it. Whoever keeps the bridge keeps the tokenizer too."""
     known = _BRIDGES.setdefault(tokenizer, {})
-    key = f"{chat_template!r} {sorted((arguments or {}).items())!r}"
+    own = getattr(tokenizer, "chat_template", None) if chat_template is None else chat_template
+    key = f"{own!r} {sorted((arguments or {}).items())!r} {sorted(tokenizer.added_tokens_decoder)!r}"
     if key not in known:
         # A proxy: a bridge that held its tokenizer would keep it in this table for ever.
         held = weakref.proxy(tokenizer)

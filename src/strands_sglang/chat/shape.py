@@ -6,7 +6,7 @@ does not grow with history. Whether the shape says enough is not assumed: `sound
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -106,6 +106,21 @@ def step_of(new: Iterable[Mapping[str, Any]]) -> Step:
     if not roles or roles[0] != "tool":
         return Step.USER
     return Step.USER_AFTER_TOOL if "user" in roles else Step.TOOL
+
+
+def was_tried(shape: Shape, new: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether these messages behind a conversation are such as the probes try.
+
+    That is: results of all its calls, in order, a user message behind them or not; or behind no calls, a user message.
+    """
+    roles = [message["role"] for message in new]
+    answered = [message["tool_call_id"] for message in new if message["role"] == "tool"]
+    return (
+        answered == [call_id for _, call_id in shape.calls]
+        and roles[: len(answered)] == ["tool"] * len(answered)
+        and roles[len(answered) :] in ([], ["user"])
+        and bool(roles)
+    )
 
 
 def opening_shape(messages: Iterable[Mapping[str, Any]]) -> Shape:

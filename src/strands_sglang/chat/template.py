@@ -43,7 +43,9 @@ class ChatTemplate:
     ) -> None:
         self._tokenizer = tokenizer
         self._control = control
-        self._source = source
+        own = getattr(tokenizer, "chat_template", None)
+        # The text as it is now: what is proved is proved of this one, whatever the tokenizer is given later.
+        self._source = own if source is None and isinstance(own, str) else source
         self.arguments = dict(arguments or {})
         """Further arguments of the template, such as `enable_thinking`."""
         if source is None and not getattr(tokenizer, "chat_template", None):
@@ -55,6 +57,8 @@ class ChatTemplate:
         self._reasoning_key: str | None = None
         self._reasoning_apart_from_text = False
         self._check_it_renders()
+        self.tools = self._writes_tools()
+        """Whether the template writes the tools on offer; False: the model never sees them."""
         self.calls = self._find_call_format()
         """Whether the template writes tool calls; False: it refuses or drops them."""
         self._reasoning_key, self._reasoning_apart_from_text = self._find_reasoning_key()
@@ -94,7 +98,7 @@ class ChatTemplate:
         """
         escapes = Escapes(self._control)
         safe = [escapes.escape(self._fitted(message), trusted=message["role"] == "system") for message in messages]
-        return Rendered(self.official(safe, tools=escapes.escape(tools), generate=generate), escapes)
+        return Rendered(self.official(safe, tools=escapes.escape(tools, bracketed=True), generate=generate), escapes)
 
     def official(self, messages: Sequence[TemplateMessage], *, tools: Any = None, generate: bool = True) -> str:
         """Render messages that need no fitting and no guarding."""
@@ -141,6 +145,14 @@ class ChatTemplate:
             raise ConfigurationError(
                 f"the chat template cannot render even one user message: {error.template_message}"
             ) from error
+
+    def _writes_tools(self) -> bool:
+        function = {"name": _PROBE, "description": "x", "parameters": {"type": "object", "properties": {}}}
+        try:
+            text = self.official([{"role": "user", "content": "x"}], tools=[{"type": "function", "function": function}])
+        except TemplateRefusedError:
+            return False
+        return _PROBE in text
 
     def _writes(self, message: TemplateMessage) -> str | None:
         """Return what the template writes for an assistant turn, None when it refuses or drops its probe text."""

@@ -20,6 +20,8 @@ class Trouble(str, Enum):
     """The template raises an error."""
     LACKS = "lacks"
     """The template does not write such messages at all."""
+    UNTRIED = "untried"
+    """No probe looks like this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,9 @@ class Verdict:
     def proved(self) -> bool:
         """Whether every probe gave equal tokens."""
         return self.trouble is None
+
+
+UNTRIED = Verdict(Trouble.UNTRIED, "such messages were not tried: an answer among them, or calls left open")
 
 
 @dataclass(frozen=True, slots=True)

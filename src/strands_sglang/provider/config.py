@@ -96,6 +96,9 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
         value = checked.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or value <= 0):
             raise ConfigurationError(f"{name} must be a {number} above 0 or None, not {value!r}")
+    for name, what in (("streaming", bool), ("routed_experts", bool), ("extra", Mapping)):
+        if checked.get(name) is not None and not isinstance(checked[name], what):
+            raise ConfigurationError(f"{name} must be a {what.__name__.lower()}, not {checked[name]!r}")
     return checked
 
 

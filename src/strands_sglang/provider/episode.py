@@ -58,8 +58,8 @@ class Episode:
         self._routed_experts: dict[int, RoutedExperts] = {}
         self._called_from: dict[int, LastTurn] = {}
         self._serial = 0
-        self.has_agent = False
-        """Whether an agent has called: calls without an agent's state are side calls from then on."""
+        self.replaced: dict[int, int] = {}
+        """Turns that were rejected because the agent asked again, each with the turn it got instead."""
         self.sampled_tokens = 0
         """Tokens sampled so far, rejected and side turns included."""
 
@@ -104,7 +104,10 @@ class Episode:
         if not count:
             return ids
         taken = {
-            block["toolUse"]["toolUseId"] for message in messages for block in message["content"] if "toolUse" in block
+            block["toolUse"]["toolUseId"]
+            for message in messages
+            for block in message.get("content") or ()
+            if "toolUse" in block
         }
         with self.lock:
             while len(ids) < count:

@@ -7,6 +7,7 @@ character is held back until that is known; calls are never shown before the tur
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from enum import Enum
 from typing import Any
 
 from strands_sglang.provider.blocks import Block, Event, block_events
@@ -37,15 +38,21 @@ class LiveText:
         self._ids: list[int] = []
         self._waiting: list[int] = []
         self._prefix = self._read = 0
-        self._text = ""
-        self._at = 0
+        self._buffer = ""
         self._reasoning_open = reasoning_open
-        self._in_reasoning: bool | None = None
-        self._skip_newlines = False
-        self.reasoning = ""
+        self._stage: _Stage = _Stage.BEGINNING
+        self._begun = False
+        self._shown: dict[str, list[str]] = {"reasoning": [], "text": []}
+
+    @property
+    def reasoning(self) -> str:
         """Reasoning shown so far."""
-        self.text = ""
+        return "".join(self._shown["reasoning"])
+
+    @property
+    def text(self) -> str:
         """Text shown so far."""
+        return "".join(self._shown["text"])
 
     def feed(self, ids: Iterable[int]) -> list[tuple[str, str]]:
         """Take new tokens; return what can be shown now, as pairs of "reasoning" or "text" and the new piece."""
@@ -58,59 +65,63 @@ class LiveText:
         before = self._decode(self._ids[self._prefix : self._read])
         now = self._decode(self._ids[self._prefix :])
         if len(now) > len(before) and not now.endswith("\ufffd"):
-            self._text += now[len(before) :]
+            self._buffer += now[len(before) :]
             self._read = len(self._ids)
             self._prefix = max(0, self._read - _CONTEXT)
-        return self._shown()
+        shown: list[tuple[str, str]] = []
+        if self._stage is _Stage.BEGINNING:
+            self._decide()
+        if self._stage is _Stage.REASONING:
+            shown += self._show("reasoning", (self._closing,), blanks="\n")
+        if self._stage is _Stage.TEXT:
+            shown += self._show("text", self._stops, blanks=None)
+        return shown
 
-    def _shown(self) -> list[tuple[str, str]]:
-        shown = []
-        if self._in_reasoning is None and not self._decide():
-            return []
-        if self._in_reasoning:
-            end = self._text.find(self._closing, self._at)
-            piece = self._text[self._at : end] if end >= 0 else self._held(self._at, (self._closing,))
-            shown += self._grow("reasoning", piece, strip_end=True)
-            if end < 0:
-                return shown
-            self._at, self._in_reasoning = end + len(self._closing), False
-            self._skip_newlines = True
-        if self._skip_newlines:
-            rest = self._text[self._at :].lstrip("\n")
-            if not rest:
-                return shown
-            self._at, self._skip_newlines = len(self._text) - len(rest), False
-        return shown + self._grow("text", self._held(self._at, self._stops), strip_end=False)
-
-    def _decide(self) -> bool:
-        """Find out whether the turn begins with reasoning, and where; False while that is open."""
-        begun = self._text.lstrip()
+    def _decide(self) -> None:
+        """Find out whether the turn begins with reasoning."""
+        begun = self._buffer.lstrip()
         if begun.startswith(self._opening):
             # Also where the prompt has opened it: some models open it once more.
-            self._at = self._text.index(self._opening) + len(self._opening)
-            self._in_reasoning = True
+            self._buffer = begun[len(self._opening) :]
+            self._stage = _Stage.REASONING
         elif begun and not self._opening.startswith(begun):
-            self._in_reasoning, self._skip_newlines = self._reasoning_open, not self._reasoning_open
-        return self._in_reasoning is not None
+            self._stage = _Stage.REASONING if self._reasoning_open else _Stage.TEXT
 
-    def _held(self, start: int, markers: tuple[str, ...]) -> str:
-        """Return the text from `start` up to the first marker, or to what may be the beginning of one."""
-        text = self._text[start:]
-        ends = [at for at in (text.find(marker) for marker in markers) if at >= 0]
-        if ends:
-            return text[: min(ends)]
-        longest = max((_overlap(text, marker) for marker in markers), default=0)
-        return text[: len(text) - longest]
+    def _show(self, kind: str, markers: tuple[str, ...], blanks: str | None) -> list[tuple[str, str]]:
+        """Show what the buffer has before a marker, or before what may be the beginning of one.
 
-    def _grow(self, kind: str, piece: str, *, strip_end: bool) -> list[tuple[str, str]]:
-        """Show what a piece has more than was shown; its blank end waits for what follows."""
-        known: str = getattr(self, kind)
-        whole = piece.lstrip("\n") if strip_end else piece
-        whole = whole.rstrip("\n") if strip_end else whole.rstrip()
-        if not whole.strip() or len(whole) <= len(known):
+        Only what is not shown stays in the buffer, so the cost of a piece is that of the piece.
+        """
+        if not self._begun:
+            self._buffer = self._buffer.lstrip("\n")
+        found = [(at, marker) for marker in markers if (at := self._buffer.find(marker)) >= 0]
+        if found:
+            at, marker = min(found)
+            piece = self._buffer[:at].rstrip(blanks)
+            self._buffer = self._buffer[at + len(marker) :] if kind == "reasoning" else ""
+            self._stage, self._begun = (_Stage.TEXT, False) if kind == "reasoning" else (_Stage.CALLS, True)
+        else:
+            held = max((_overlap(self._buffer, marker) for marker in markers), default=0)
+            piece = self._buffer[: len(self._buffer) - held].rstrip(blanks)
+            if not self._shown[kind] and not piece.strip():
+                return []
+            self._buffer = self._buffer[len(piece) :]
+            self._begun = self._begun or bool(piece)
+        if not piece.strip() and not self._shown[kind]:
             return []
-        setattr(self, kind, whole)
-        return [(kind, whole[len(known) :])]
+        if not piece:
+            return []
+        self._shown[kind].append(piece)
+        return [(kind, piece)]
+
+
+class _Stage(Enum):
+    """Where in a turn its live text is."""
+
+    BEGINNING = "beginning"
+    REASONING = "reasoning"
+    TEXT = "text"
+    CALLS = "calls"
 
 
 class LiveEvents:

@@ -17,8 +17,8 @@ from strands_sglang.chat.bridge import Bridge, Piece
 from strands_sglang.chat.canonical import canonical
 from strands_sglang.chat.content import TemplateMessage, template_messages, template_tools
 from strands_sglang.chat.lineage import Entry, Lineage, Preamble
-from strands_sglang.chat.shape import Shape, opening_shape, step_of
-from strands_sglang.chat.verdict import Soundness
+from strands_sglang.chat.shape import Shape, opening_shape, step_of, was_tried
+from strands_sglang.chat.verdict import UNTRIED, Soundness
 from strands_sglang.errors import BridgeRefusedError
 from strands_sglang.provider.policy import RewritePolicy
 from strands_sglang.tokens import Join
@@ -55,13 +55,13 @@ class Planner:
         self.soundness = soundness
         """Where that is exact."""
         self._warned: set[str] = set()
-        self._tools: tuple[Any, Any] = (None, None)
+        self._tools: tuple[str | None, Any] = (None, None)
 
     def preamble(self, system: str | None, tool_specs: Sequence[Mapping[str, Any]] | None) -> Preamble:
         """Return what stands in front of a conversation."""
         tools = tuple(tool_specs or ())
         try:
-            key = orjson.dumps([system, tools], default=repr, option=orjson.OPT_SORT_KEYS).decode()
+            key = orjson.dumps([system, tools], default=repr).decode()
         except TypeError:  # what JSON cannot hold as it stands: half a surrogate pair, a number of more than 64 bits
             key = repr(canonical({"role": system, "content": tools}))
         return Preamble(system, tools, key)
@@ -113,9 +113,9 @@ class Planner:
         rewritten = origin if origin is not None and origin is not parent and origin is not discarded else None
         if rewritten is not None and parent is not None and _descends(parent, rewritten):
             rewritten = None
-        tools = self._template_tools(preamble.tools)
+        tools = self._template_tools(preamble)
         if parent is not None:
-            new = template_messages(messages[known - 1 :], call_ids=lineage.call_ids)[1:]
+            new = template_messages(messages[known - 1 :], call_ids=lineage.call_ids, first=known - 1)[1:]
             extended = self._extend(parent, new, preamble, tools, on_rewrite) if new else None
             if extended is not None:
                 piece, join = extended
@@ -138,9 +138,9 @@ class Planner:
     ) -> tuple[Piece, Join] | None:
         """Render new messages behind a turn; None when a new branch is to be made."""
         step, shape = step_of(new), parent.shape
-        verdict = self.soundness.verdict(step, shape)
+        verdict = self.soundness.verdict(step, shape) if was_tried(shape, new) else UNTRIED
         if not verdict.proved:
-            self._say(step.value, verdict.witness, policy)
+            self._say(step.value, f"{verdict.witness} (policy: {policy.value})")
             if policy is RewritePolicy.REFUSE:
                 raise BridgeRefusedError(
                     f"a {step.value} step cannot be appended exactly with this chat template: {verdict.witness}. "
@@ -164,22 +164,19 @@ class Planner:
             return self.bridge.extend(replace(shape, system=None), ended_by, new)
         return self.bridge.extend(shape, ended_by, new, tools)
 
-    def _say(self, step: str, witness: str, policy: RewritePolicy) -> None:
-        if step not in self._warned:
-            self._warned.add(step)
-            logger.warning(
-                "step=<%s>, policy=<%s>, witness=<%s> | not proved with this chat template; said once",
-                step,
-                policy.value,
-                witness,
-            )
+    def _say(self, what: str, why: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning("step=<%s>, witness=<%s> | not proved with this chat template; said once", what, why)
 
-    def _template_tools(self, tools: tuple[Any, ...]) -> Any:
+    def _template_tools(self, preamble: Preamble) -> Any:
         """Return tools in the template's form; agents hand over the same ones turn after turn."""
         known, made = self._tools
-        if known != tools:
-            made = template_tools(tools)
-            self._tools = (tools, made)
+        if known != preamble.key:
+            made = template_tools(preamble.tools)
+            self._tools = (preamble.key, made)
+            if made is not None and not self.bridge.template.tools:
+                self._say("tools", "the chat template writes no tools: the model does not see them")
         return made
 
 

@@ -22,7 +22,9 @@ from strands_sglang.provider.episode import Episode
 from strands_sglang.provider.live import LiveEvents, LiveText
 from strands_sglang.provider.plan import Planner
 from strands_sglang.provider.policy import RewritePolicy
-from strands_sglang.provider.turn import Ready, Recorded, Request, prepare, record
+from strands_sglang.provider.prepare import prepare
+from strands_sglang.provider.record import record
+from strands_sglang.provider.turn import Ready, Recorded, Request
 from strands_sglang.tool_parsers import ToolParser
 
 logger = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ class TurnRunner:
             self.planner, episode, ready, generation, self.parser, self.ends, latency_ms=latency, live=live
         )
         if generation.finish_reason is FinishReason.ABORT:
-            episode.tree.reject(recorded.turn)
+            ready.tree.reject(recorded.turn)
             raise TurnAbortedError(
                 f"the engine cut turn {recorded.turn.id} after {len(generation)} tokens ({generation.finish_detail}); "
                 "they are recorded as a rejected turn. on_abort='continue' goes on with such turns"
@@ -92,14 +94,14 @@ class TurnRunner:
                 yield event
         except (GeneratorExit, CallCancelledError):
             # The framework takes a message whole or not at all: this reply is part of no conversation.
-            episode.tree.reject(recorded.turn)
+            ready.tree.reject(recorded.turn)
             raise
 
     async def _sample(
         self, episode: Episode, ready: Ready, config: Mapping[str, Any], cancel_signal: Any, live: LiveEvents | None
     ) -> AsyncGenerator[Event | Generation, None]:
         """Yield what can be shown while the turn is sampled, and at last the whole of it."""
-        limit = config.get("context_window_limit") or self.context_limit
+        limit = min(filter(None, (config.get("context_window_limit"), self.context_limit)), default=None)
         while True:
             try:
                 sampling, asked = self._asked(episode, ready, config, limit)

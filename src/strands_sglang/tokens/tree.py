@@ -4,7 +4,7 @@ A turn is prepared (which changes nothing), sampled by whoever asks the engine, 
 all.
 
 Invariant: the prompt of every turn is exactly the branch before it, plus its closing and context tokens, checked at
-commit against what was sent; a kept turn may be rejected, nothing else about a turn ever changes; each sampled
+commit against what was sent; a turn may be rejected and restored, nothing else about it ever changes; each sampled
 token is trained at most once over all branches.
 """
 
@@ -138,6 +138,12 @@ class TokenTree(Turns):
         with self._lock:
             turn.status = TurnStatus.REJECTED
             self._flat.pop(turn.id, None)
+
+    def restore(self, turn: Turn) -> None:
+        """Take a rejection back: the conversation went on from it after all."""
+        self._check_ours(turn)
+        with self._lock:
+            turn.status = TurnStatus.KEPT
 
     def branches(self, *, purpose: TurnPurpose | None = TurnPurpose.EPISODE, rejected: bool = False) -> list[Turn]:
         """Return the last turn of each branch, in the order of commit.

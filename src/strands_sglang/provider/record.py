@@ -1,0 +1,146 @@
+"""Recording a turn: what was sampled is taken apart, committed to the tree and filed under its conversation.
+
+Invariant: nothing is changed before all of it is known to be good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from strands_sglang.engine import FinishReason, Generation
+from strands_sglang.provider.blocks import blocks_of
+from strands_sglang.provider.episode import Episode
+from strands_sglang.provider.live import LiveEvents
+from strands_sglang.provider.plan import Planner
+from strands_sglang.provider.turn import STATE_KEY, Ready, Recorded, Request
+from strands_sglang.tokens import Turn
+from strands_sglang.tool_parsers import ParsedTurn, ToolParser
+
+
+def record(
+    planner: Planner,
+    episode: Episode,
+    ready: Ready,
+    generation: Generation,
+    parser: ToolParser,
+    ends: Container[int],
+    *,
+    latency_ms: int,
+    live: LiveEvents | None = None,
+) -> Recorded:
+    """Take a sampled turn apart, commit it to the tree and file it under its conversation.
+
+    Args:
+        planner: Knows the tokenizer.
+        episode: Where it is recorded.
+        ready: What was asked.
+        generation: What was sampled.
+        parser: Takes it apart.
+        ends: Tokens that end a turn when they come last, and are none of its words. A turn may end with a control
+            token that is one of its words: cut, or stopped, right behind the closing marker of a call.
+        latency_ms: Milliseconds from the question to the whole turn.
+        live: What was shown of it already; None when nothing is shown before the turn is whole.
+
+    Returns:
+        The turn, recorded.
+    """
+    encoder, request = planner.bridge.encoder, ready.request
+    ids = generation.token_ids
+    ended_by = ids[-1] if len(ids) and ids[-1] in encoder.control else None
+    ended = ended_by is not None and ended_by in ends
+    text = encoder.decode(ids[:-1] if ended else ids)
+    if request.schema is not None:
+        parsed = ParsedTurn(None, text, (), (), True)
+    else:
+        parsed = parser.parse(text, reasoning_open=ready.reasoning_open, schemas=_schemas(request.tool_specs))
+    # The engine looks at the budget first: a turn whose very last token ends it counts as cut there, and is not.
+    cut = generation.finish_reason is FinishReason.ABORT or (
+        generation.finish_reason is FinishReason.LENGTH and not ended
+    )
+    call_ids = episode.mint(len(parsed.calls), request.messages)
+    blocks = blocks_of(parsed, call_ids, cut=cut, raw=text if parsed.reasoning is None else _behind(text, parser))
+    if live is not None:
+        blocks = live.settled(blocks)
+    calls = (
+        ()
+        if cut
+        else tuple((call.name, call.id or call_id) for call, call_id in zip(parsed.calls, call_ids, strict=True))
+    )
+    shape = ready.plan.shape.ending(calls, bool(parsed.reasoning))
+    turn = ready.tree.commit(
+        ready.prepared,
+        ids,
+        generation.logprobs,
+        generation.versions,
+        finish=generation.finish_reason.value,
+        prompt_tokens=generation.prompt_tokens,
+        detail=_detail(generation, parsed, request, latency_ms),
+    )
+    with episode.lock:
+        lineage = ready.lineage
+        for call, call_id in zip(parsed.calls, call_ids, strict=True):
+            if call.id is not None:
+                lineage.call_ids[call_id] = call.id
+        entry = lineage.file(
+            turn.id,
+            ready.plan.parent,
+            ready.preamble,
+            request.messages,
+            {"role": "assistant", "content": blocks},
+            shape,
+            ended_by=ended_by,
+            end=turn.end,
+            aligned=ready.plan.aligned,
+        )
+        if episode.tree is ready.tree:
+            episode.sampled_tokens += len(ids)
+            episode.keep_experts(turn, generation.routed_experts)
+    _settle(episode, ready, turn)
+    if request.state is not None:
+        request.state[STATE_KEY] = {"tree": ready.tree.id, "turn": turn.id, "cycle": request.cycle}
+    return Recorded(turn, entry.branch, blocks, parsed, cut)
+
+
+def _settle(episode: Episode, ready: Ready, turn: Turn) -> None:
+    """Reject the turn that this one replaces. If a conversation goes on from one that was replaced, it was not."""
+    plan, tree = ready.plan, ready.tree
+    if plan.discarded is not None:
+        tree.reject(tree[plan.discarded.turn])
+        episode.replaced[plan.discarded.turn] = turn.id
+    if plan.parent is not None and plan.parent.turn in episode.replaced:
+        tree.reject(tree[episode.replaced.pop(plan.parent.turn)])
+        tree.restore(tree[plan.parent.turn])
+
+
+def _behind(text: str, parser: ToolParser) -> str:
+    """Return what stands behind a turn's reasoning, calls included."""
+    _, closing, rest = text.partition(parser.reasoning_markers[1])
+    return rest.lstrip("\n") if closing else ""
+
+
+def _schemas(tool_specs: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+    found = {}
+    for spec in tool_specs or ():
+        schema = spec.get("inputSchema") or {}
+        found[spec["name"]] = schema.get("json", schema)
+    return found
+
+
+def _detail(generation: Generation, parsed: ParsedTurn, request: Request, latency_ms: int) -> dict[str, Any]:
+    """Return what is kept with a turn besides its tokens."""
+    detail: dict[str, Any] = {
+        "rid": generation.rid,
+        "prompt_tokens": generation.prompt_tokens,
+        "cached_tokens": generation.cached_tokens,
+        "latency_ms": latency_ms,
+    }
+    if generation.continuations:
+        detail["continuations"] = generation.continuations
+    if generation.discarded_tokens:
+        detail["discarded_tokens"] = generation.discarded_tokens
+    if parsed.failures:
+        detail["failed_calls"] = [failure.failure.value for failure in parsed.failures[:100]]
+    if request.schema is not None:
+        detail["constrained"] = "json_schema"
+    return detail
