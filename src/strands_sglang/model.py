@@ -57,7 +57,7 @@ class SGLangModel(Model):
         chat_template: str | None = None,
         **config: Any,
     ) -> None:
-        """Make a model. The chat template is tried out here, once for each tokenizer (some seconds).
+        """Make a model. The chat template is tried out here, once for each tokenizer (about a second).
 
         Args:
             tokenizer: The model's tokenizer, from `transformers`.
