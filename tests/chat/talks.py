@@ -18,8 +18,8 @@ from families import tokenizer
 from strands_sglang.chat.bridge import Bridge, Extension, Piece
 from strands_sglang.chat.content import TemplateMessage
 from strands_sglang.chat.proved import sound_bridge
-from strands_sglang.chat.shape import Shape, opening_shape, step_of
-from strands_sglang.chat.verdict import Soundness, Trouble, Verdict
+from strands_sglang.chat.shape import Shape, opening_shape, step_of, was_tried
+from strands_sglang.chat.verdict import UNTRIED, Soundness, Trouble, Verdict
 
 Messages = list[TemplateMessage]
 
@@ -284,7 +284,7 @@ class Branch:
 
     def extend(self, new: Messages) -> tuple[Verdict, Extension | None]:
         """Append messages; None when that cannot be derived and a model would fork."""
-        verdict = self.of.sound.verdict(step_of(new), self.shape)
+        verdict = self.of.sound.verdict(step_of(new), self.shape) if was_tried(self.shape, new) else UNTRIED
         piece = self._piece(self.shape, new)
         if piece is None and self.shape.calls and not verdict.proved:
             piece = self._piece(replace(self.shape, calls=()), new)

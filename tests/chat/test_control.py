@@ -159,6 +159,20 @@ def test_whatever_the_data_it_holds_no_control_token_and_comes_back(texts: list[
         assert escapes.restore(after) == re.sub("[\ud800-\udfff]", "\ufffd", before)
 
 
+def test_texts_that_brackets_would_make_a_control_token_are_taken_out_where_brackets_may_come() -> None:
+    control = control_of("<|end|>", "</think>", "[INST]", "<name>", "<type>")
+    escapes, schema = Escapes(control), {"end": "think", "x": ["/think", "INST", "[INST", "the end", "name"]}
+    assert escapes.escape(schema) == schema
+    safe = escapes.escape(schema, bracketed=True)
+    ((key, value), (_, items)) = safe.items()
+    assert not {key, value, *items[:3]} & {"end", "think", "/think", "INST", "[INST"}
+    assert items[3:] == ["the end", "name"], "words in a text, and the words a schema is made of, stay"
+    assert [escapes.restore(text) for text in (key, value, *items)] == ["end", "think", *schema["x"]]
+    for text in (key, value, *items[:3]):
+        for written in (f"<{text}>", f"<|{text}|>", f"</{text}>", f"[{text}]", f"{text}]"):
+            assert not list(control.find(written))
+
+
 # --- white space -----------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from families import tokenizer
 from strands_sglang.chat.content import TemplateMessage
 from strands_sglang.chat.encoder import Encoder
-from strands_sglang.chat.shape import ANCHOR, THOUGHT, Shape, Step, opening_shape, step_of
+from strands_sglang.chat.shape import ANCHOR, THOUGHT, Shape, Step, opening_shape, step_of, was_tried
 from strands_sglang.chat.template import ChatTemplate
 
 Messages = list[TemplateMessage]
@@ -60,6 +60,17 @@ def test_steps() -> None:
     assert step_of([result(), user()]) is Step.USER_AFTER_TOOL
     assert step_of([user(), result()]) is Step.USER
     assert step_of([]) is Step.USER
+
+
+def test_what_the_probes_try() -> None:
+    called = Shape(calls=names(said(2)))
+    assert was_tried(called, [result(), result(1)]) and was_tried(called, [result(), result(1), user()])
+    assert was_tried(Shape(), [user()])
+    for new in ([], [result()], [result(1), result()], [result(), result(1), user(), user()], [user()]):
+        assert not was_tried(called, new)
+    assert not was_tried(called, [result(), result(1), said(), user()]), "an answer of another hand"
+    for new in ([], [result()], [user(), user()], [said(), user()], [user(), said(), user()]):
+        assert not was_tried(Shape(), new)
 
 
 def test_an_opening() -> None:

@@ -7,6 +7,8 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from families import FAMILIES, tokenizer
 from strands_sglang.chat.control import ControlTokens
@@ -165,10 +167,38 @@ def test_a_refusal_has_the_templates_own_words() -> None:
         template_of("gemma-3").render([USER, said("y")] * 4 + [USER] * 3)
 
 
-@pytest.mark.parametrize("source", ["{{ 1 / 0 }}", "{{ messages[0].content + 1 }}", "{% if %}", "{{ nothing.at.all }}"])
-def test_whatever_a_template_raises_is_a_refusal(source: str) -> None:
+_FAULTS = ["{{ 1 / 0 }}", "{{ messages[0].content + 1 }}", "{{ nothing.at.all }}", "{{ raise_exception('no') }}"]
+
+
+@pytest.mark.parametrize("fault", _FAULTS)
+def test_whatever_a_template_raises_is_a_refusal(fault: str) -> None:
+    source = "{%- if messages | length > 3 -%}" + fault + "{%- endif -%}{{ messages[0].content }}"
     with pytest.raises(TemplateRefusedError):
-        template_of("smollm2", source).render([USER])
+        template_of("smollm2", source).render([USER] * 4)
+
+
+@pytest.mark.parametrize("source", [*_FAULTS, "{% if %}"])
+def test_a_template_that_renders_nothing_is_refused_at_once(source: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot render even one user message"):
+        template_of("smollm2", source)
+
+
+def test_a_tool_is_found_by_the_words_of_its_schema_whatever_the_control_tokens() -> None:
+    backend = Tokenizer.from_str(tokenizer("smollm2").backend_tokenizer.to_str())
+    backend.add_special_tokens(["<function>", "<name>", "<properties>", "<city>"])
+    make: Any = PreTrainedTokenizerFast
+    tok = make(tokenizer_object=backend)
+    source = (
+        "{%- for tool in tools or [] -%}{{ tool.function.name }}"
+        "{%- for key in tool.function.parameters.properties -%}<{{ key }}>{%- endfor -%}{%- endfor -%}"
+        "{{ messages[0].content }}"
+    )
+    template = ChatTemplate(tok, control := ControlTokens(tok), source)
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "weather", "description": "x", "parameters": parameters}}
+    assert template.tools
+    rendered = template.render([USER], tools=[tool])
+    assert rendered.escapes.restore(rendered.text) == "weather<city>How much?" and not list(control.find(rendered.text))
 
 
 def test_a_tokenizer_without_a_template() -> None:

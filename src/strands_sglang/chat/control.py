@@ -25,6 +25,11 @@ _STAND_INS = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
 _SURROGATES = "[\ud800-\udfff]"
 # What tokenizers take for white space; Python would take U+001C to U+001F, too.
 _SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+# The words a schema is made of are no data: templates look tools up by them, and write them where they mean to.
+_SCHEMA_WORDS = frozenset(
+    "type function name description parameters properties required items enum default return title format const "
+    "anyOf oneOf allOf additionalProperties object array string number integer boolean null".split()
+)
 
 
 class Occurrence(NamedTuple):
@@ -56,7 +61,7 @@ class ControlTokens:
         self.rstrip = frozenset(token_id for token_id, token in added.items() if token.rstrip)
         """Those that swallow white space after them."""
         special = {token.content for token in added.values() if token.special}
-        self.cores = frozenset(core for literal in self.ids for core in _cores(literal))
+        self.cores = frozenset(core for literal in self.ids for core in _cores(literal)) - _SCHEMA_WORDS
         """Literals without some of their brackets: a template that puts brackets around such a text writes a token."""
         self._any = re.compile(_longest_first(self.ids)) if self.ids else None
         self._all_guarded = _guard(self.ids)
