@@ -11,7 +11,7 @@ Invariant: a turn is found only if every message up to and including its reply s
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,7 @@ class Lineage:
         self._nodes: dict[tuple[int, Any], int] = {}
         self._ending_at: dict[int, list[Entry]] = {}
         self._node_of: dict[int, int] = {}
+        self._calls: set[str] = set()
         self.call_ids: dict[str, str] = {}
         """Ids that the model itself wrote, by the ids its calls have in the messages."""
 
@@ -116,8 +117,8 @@ class Lineage:
         return len(self._entries)
 
     def knows_call(self, call_id: str) -> bool:
-        """Return whether a call of a filed turn has this id."""
-        return call_id in self._by_call
+        """Return whether a call in some filed conversation has this id, whoever made it."""
+        return call_id in self._by_call or call_id in self._calls
 
     def entry(self, turn: int | None) -> Entry | None:
         """Return a turn by its id; None when it is not filed here."""
@@ -212,7 +213,8 @@ class Lineage:
             history, numeric = before.history[:known], [at for at in before.numeric if at < known]
         # Copies: whoever called may go on changing what was handed over.
         history.extend(copy.deepcopy(list(messages[known:])))
-        numeric.extend(at for at in range(known, len(messages)) if holds_numbers(messages[at]["content"]))
+        numeric.extend(at for at in range(known, len(messages)) if holds_numbers(messages[at].get("content")))
+        self._calls.update(call_ids_in(messages[known:]))
         branch = turn if parent is None or parent.children else parent.branch
         count = len(messages) + 1
         entry = Entry(turn, parent, branch, preamble, history, numeric, count, canonical(reply), shape, ended_by, end)
@@ -239,6 +241,14 @@ class Lineage:
 
     def _node(self, node: int, key: Any) -> int:
         return self._nodes.setdefault((node, key), len(self._nodes))
+
+
+def call_ids_in(messages: Iterable[Message]) -> Iterator[str]:
+    """Yield the ids of the calls in messages."""
+    for message in messages:
+        for block in message.get("content") or ():
+            if "toolUse" in block:
+                yield block["toolUse"]["toolUseId"]
 
 
 def _ancestors(entry: Entry | None) -> Iterator[Entry]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from strands_sglang.chat.lineage import Entry, Lineage
+from strands_sglang.chat.lineage import Entry, Lineage, call_ids_in
 from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import CountMismatchError
 from strands_sglang.tokens import TokenManager, TokenTree, Trajectory, Turn, TurnPurpose
@@ -97,18 +97,13 @@ class Episode:
 
         Args:
             count: How many.
-            messages: The conversation, which may have been restored from an episode of the same name; none of its ids
-                is given out again.
+            messages: New messages of the conversation, which may have been restored from an episode of the same name;
+                none of their ids is given out again, nor any of a conversation on record.
         """
         ids: list[str] = []
         if not count:
             return ids
-        taken = {
-            block["toolUse"]["toolUseId"]
-            for message in messages
-            for block in message.get("content") or ()
-            if "toolUse" in block
-        }
+        taken = set(call_ids_in(messages))
         with self.lock:
             while len(ids) < count:
                 self._serial += 1

@@ -58,7 +58,9 @@ def record(
     cut = generation.finish_reason is FinishReason.ABORT or (
         generation.finish_reason is FinishReason.LENGTH and not ended
     )
-    call_ids = episode.mint(len(parsed.calls), request.messages)
+    parent = ready.plan.parent
+    known = parent.count if parent is not None and ready.plan.aligned else 0
+    call_ids = episode.mint(len(parsed.calls), request.messages[known:])
     blocks = blocks_of(parsed, call_ids, cut=cut, raw=text if parsed.reasoning is None else _behind(text, parser))
     if live is not None:
         blocks = live.settled(blocks)
