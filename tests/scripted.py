@@ -1,7 +1,6 @@
 """A scripted HTTP server, for faults the real engine does not produce on demand.
 
-It runs in a thread with an event loop of its own, so that tests may use any number of loops, threads and processes on
-their side. A handler sees the head of each request before its body is read and decides every byte of the answer.
+A handler sees the head of each request before its body is read and decides every byte of the answer.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ import struct
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import orjson
+
+from loop_thread import LoopThread
 
 
 @dataclass
@@ -83,18 +83,13 @@ Handler = Callable[[Wire], Awaitable[None]]
 
 
 @dataclass
-class ScriptedServer:
+class ScriptedServer(LoopThread):
     """Serves `handler` on a loopback port while in a `with` block."""
 
     handler: Handler
     reset_on_accept: Callable[[int], bool] = lambda number: False
     received: list[Received] = field(default_factory=list)
     connections: int = 0
-    port: int = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def paths(self) -> list[str]:
         """Return the paths of the requests that have arrived whole."""
@@ -103,26 +98,7 @@ class ScriptedServer:
     def generates(self) -> list[Received]:
         return [request for request in self.received if request.path.endswith("/generate")]
 
-    def __enter__(self) -> ScriptedServer:
-        started = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, args=(started,), daemon=True)
-        self._thread.start()
-        started.wait()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def _run(self, started: threading.Event) -> None:
-        self._loop.run_until_complete(self._serve(started))
-        self._loop.close()
-
     async def _serve(self, started: threading.Event) -> None:
-        self._stop = asyncio.Event()
         server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=2**26, backlog=4096)
         self.port = server.sockets[0].getsockname()[1]
         started.set()

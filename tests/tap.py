@@ -5,14 +5,14 @@ It shares no code with the package: what it saw is a second witness of what was 
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import aiohttp
 from aiohttp import web
+
+from loop_thread import LoopThread
 
 
 @dataclass(frozen=True)
@@ -25,40 +25,15 @@ class Passed:
     routing_key: str | None
 
 
-class Tap:
+class Tap(LoopThread):
     """Serves on a loopback port while in a `with` block, and passes everything on to `upstream`."""
 
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream
-        self.port = 0
         self.calls: dict[str, Passed] = {}
         """What passed, by request id."""
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Tap:
-        ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
-        self._thread.start()
-        ready.wait()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-
-    def _run(self, ready: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._serve(ready))
-        self._loop.close()
-
-    async def _serve(self, ready: threading.Event) -> None:
-        self._stop = asyncio.Event()
+    async def _serve(self, started: threading.Event) -> None:
         app = web.Application(client_max_size=1 << 28)
         app.router.add_route("*", "/{path:.*}", self._pass)
         runner = web.AppRunner(app, access_log=None)
@@ -67,7 +42,7 @@ class Tap:
         await site.start()
         self.port = runner.addresses[0][1]
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
-            ready.set()
+            started.set()
             await self._stop.wait()
         await runner.cleanup()
 

@@ -77,11 +77,6 @@ class SGLangModel(Model):
             raise ConfigurationError(
                 f"client must be an SGLangClient or another TokenEngine, not {client!r}; base_url= takes an address"
             )
-        if not hasattr(tokenizer, "added_tokens_decoder"):
-            raise ConfigurationError(
-                f"tokenizer must be a transformers tokenizer such as AutoTokenizer.from_pretrained(...), "
-                f"not {tokenizer!r:.100}"
-            )
         if tool_parser is not None and not isinstance(tool_parser, ToolParser):
             raise ConfigurationError(
                 f"tool_parser must be a ToolParser such as HermesToolParser(), not {tool_parser!r}"
@@ -89,19 +84,17 @@ class SGLangModel(Model):
         source = chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None)
         arguments = template_arguments(source if isinstance(source, str) else "", config)
         self.config: dict[str, Any] = checked_config(config)
-        self._engine: TokenEngine = client if client is not None else SGLangClient(cast(str, base_url))
-        self._parser = tool_parser or HermesToolParser()
+        engine: TokenEngine = client if client is not None else SGLangClient(cast(str, base_url))
         self._tokenizer = tokenizer
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
-        ends = frozenset(id for id, token in tokenizer.added_tokens_decoder.items() if token.special)
-        self._runner = TurnRunner(self._engine, Planner(bridge, sound), self._parser, ends)
+        self._runner = TurnRunner(engine, Planner(bridge, sound), tool_parser or HermesToolParser())
         self._key = uuid.uuid4().hex
         self._own = Episode()
 
     @property
     def client(self) -> TokenEngine:
         """Where tokens come from."""
-        return self._engine
+        return self._runner.engine
 
     @property
     def soundness(self) -> Soundness:

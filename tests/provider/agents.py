@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from strands import Agent, tool
+from strands import Agent, ToolContext, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.hooks import AfterModelCallEvent, HookRegistry
 
@@ -36,6 +36,17 @@ def lookup(word: str) -> str:
         word: The word.
     """
     return f"{word} is a word"
+
+
+@tool(context=True)
+async def ask(question: str, tool_context: ToolContext) -> str:
+    """Ask a human.
+
+    Args:
+        question: What to ask.
+        tool_context: Given by the SDK.
+    """
+    return str(tool_context.interrupt("human", reason=question))
 
 
 def scripted_model(script: Script, family: str = "qwen3", **config: Any) -> tuple[SGLangModel, ScriptedEngine]:

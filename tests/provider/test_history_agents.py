@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from strands import ToolContext, tool
+from strands import tool
 from strands.multiagent import GraphBuilder, Swarm
 from strands.tools.executors import SequentialToolExecutor
 
-from provider.agents import agent_on, calculator, context, said, sampled, scripted_model
+from provider.agents import agent_on, ask, calculator, context, said, sampled, scripted_model
 from scripted_engine import Reply, assert_exact, tool_call
 from strands_sglang.tokens import TurnPurpose
 
@@ -255,17 +255,6 @@ async def test_row_14_a_delegated_answer_is_the_sub_agents() -> None:
     assert said(main)[-1] == "assistant: more"
     assert {turn.purpose for turn in tree} == {TurnPurpose.EPISODE}
     assert_exact(engine, model.current_episode)
-
-
-@tool(context=True)
-async def ask(question: str, tool_context: ToolContext) -> str:
-    """Ask a human.
-
-    Args:
-        question: What to ask.
-        tool_context: Given by the SDK.
-    """
-    return str(tool_context.interrupt("human", reason=question))
 
 
 async def test_row_14_a_sub_agent_is_interrupted_and_goes_on_where_it_was() -> None:

@@ -10,11 +10,22 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from strands import Agent, ToolContext, tool
+from strands import Agent
 from strands.hooks import AfterToolsEvent, BeforeModelCallEvent, BeforeToolCallEvent
 from strands.types.exceptions import MaxTokensReachedException
 
-from provider.agents import agent_on, calculator, closing, context, official, outline, said, sampled, scripted_model
+from provider.agents import (
+    agent_on,
+    ask,
+    calculator,
+    closing,
+    context,
+    official,
+    outline,
+    said,
+    sampled,
+    scripted_model,
+)
 from scripted_engine import Reply, assert_exact, thought, tool_call
 from strands_sglang import FinishReason
 from strands_sglang.tokens import Origin
@@ -247,17 +258,6 @@ async def test_row_10_an_interrupt_is_answered_and_the_results_keep_the_order_of
     told = context(tree[1], engine)
     assert told.index("\n1\n") < told.index("\n2\n") < told.index("\n3\n")
     assert_exact(engine, model.current_episode)
-
-
-@tool(context=True)
-async def ask(question: str, tool_context: ToolContext) -> str:
-    """Ask a human.
-
-    Args:
-        question: What to ask.
-        tool_context: Given by the SDK.
-    """
-    return str(tool_context.interrupt("human", reason=question))
 
 
 async def test_row_10_a_tool_interrupts_and_another_agent_answers_for_the_human() -> None:

@@ -14,13 +14,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from strands_sglang.chat.content import TemplateMessage
-from strands_sglang.chat.control import Occurrence
 from strands_sglang.chat.encoder import Encoder
 from strands_sglang.chat.joint import Joint, find_joint, tokens_within
-from strands_sglang.chat.shape import ANCHOR, Shape
+from strands_sglang.chat.shape import ANCHOR, Shape, behind_words
 from strands_sglang.chat.template import ChatTemplate, Rendered
 from strands_sglang.errors import TemplateRefusedError
 
@@ -92,11 +92,11 @@ class Bridge:
             rendered = self.template.render([*shape.stand_in(), *new], tools=tools)
         except TemplateRefusedError:
             return None
-        at = _after_anchor(rendered.text, shape)
+        at = behind_words(rendered.text, ANCHOR, shape.anchors)
         if at is None:
             return None
         behind = rendered.text[at:]
-        found = _first(self.encoder, behind, len(joint.zone))
+        found = list(islice(self.encoder.control.find(behind), len(joint.zone)))
         cut = joint.cut(found, ended_by)
         if cut is None:
             return None
@@ -137,7 +137,7 @@ class Bridge:
         stand_in = shape.stand_in()
         last = self.template.render(stand_in, generate=False).text
         followed = self.template.render([*stand_in, *new]).text
-        at_last, at_followed = _after_anchor(last, shape), _after_anchor(followed, shape)
+        at_last, at_followed = (behind_words(text, ANCHOR, shape.anchors) for text in (last, followed))
         if at_last is None or at_followed is None:
             return None
         end = followed.find(_REPLY, at_followed)
@@ -146,24 +146,3 @@ class Bridge:
         control = self.encoder.control
         within = tokens_within(control, self.template.render(stand_in[:-1], generate=False).text, last[:at_last])
         return find_joint(control, last[at_last:], followed[at_followed:], end - at_followed, text_joint, within)
-
-
-def _after_anchor(text: str, shape: Shape) -> int | None:
-    """Return the offset behind the last word of the stand-in's last turn; None when the template dropped it."""
-    at = 0
-    # Data of new messages comes behind the stand-in: counting from the left, it cannot be taken for an anchor.
-    for _ in range(shape.anchors):
-        found = text.find(ANCHOR, at)
-        if found < 0:
-            return None
-        at = found + len(ANCHOR)
-    return at
-
-
-def _first(encoder: Encoder, text: str, count: int) -> list[Occurrence]:
-    found: list[Occurrence] = []
-    for token in encoder.control.find(text):
-        if len(found) == count:
-            break
-        found.append(token)
-    return found

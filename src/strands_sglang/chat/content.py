@@ -107,16 +107,18 @@ def template_system(
     return "\n".join(texts) if texts else None
 
 
-def template_tools(tool_specs: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Return the tools as templates take them (`{"type": "function", "function": ...}`); None when there are none.
+def tool_schema(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of a tool's parameters: `inputSchema["json"]`, or `inputSchema` itself when given bare."""
+    schema: Mapping[str, Any] = spec.get("inputSchema") or {}
+    nested = schema.get("json")
+    return nested if isinstance(nested, Mapping) else schema
 
-    The schema of the parameters is `inputSchema["json"]`, or `inputSchema` itself when it is given bare.
-    """
+
+def template_tools(tool_specs: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return the tools as templates take them (`{"type": "function", "function": ...}`); None when there are none."""
     tools = []
     for spec in tool_specs or ():
-        schema = spec.get("inputSchema") or {}
-        parameters = schema["json"] if isinstance(schema.get("json"), Mapping) else schema
-        function = {"name": spec["name"], "description": spec.get("description") or "", "parameters": parameters}
+        function = {"name": spec["name"], "description": spec.get("description") or "", "parameters": tool_schema(spec)}
         tools.append({"type": "function", "function": function})
     return tools or None
 

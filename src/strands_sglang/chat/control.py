@@ -11,13 +11,13 @@ Invariant: after `escape`, every literal of a control token in a rendered text w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from strands_sglang.errors import UnsupportedContentError
+from strands_sglang.errors import ConfigurationError, UnsupportedContentError
 
 # Private use plane 15: no text has a meaning there, so one of its characters can stand for an occurrence.
 _FIRST, _LAST = 0xF0000, 0xFFFFD
@@ -47,9 +47,7 @@ class ControlTokens:
     """The control tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
-        added = {
-            token_id: token for token_id, token in tokenizer.added_tokens_decoder.items() if not is_blank(token.content)
-        }
+        added = {token_id: token for token_id, token in added_tokens(tokenizer).items() if not is_blank(token.content)}
         self.ids: dict[str, int] = {token.content: token_id for token_id, token in added.items()}
         """Token id of each literal."""
         self.texts: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
@@ -60,12 +58,13 @@ class ControlTokens:
         """Those that swallow white space before them."""
         self.rstrip = frozenset(token_id for token_id, token in added.items() if token.rstrip)
         """Those that swallow white space after them."""
-        special = {token.content for token in added.values() if token.special}
+        self.special = frozenset(token_id for token_id, token in added.items() if token.special)
+        """Those that the tokenizer calls special: one that a turn ends with is none of its words."""
         self.cores = frozenset(core for literal in self.ids for core in _cores(literal)) - _SCHEMA_WORDS
         """Literals without some of their brackets: a template that puts brackets around such a text writes a token."""
         self._any = re.compile(_longest_first(self.ids)) if self.ids else None
         self._all_guarded = _guard(self.ids)
-        self._special_guarded = _guard(special)
+        self._special_guarded = _guard([self.texts[token_id] for token_id in self.special])
         self._table: npt.NDArray[np.bool_] = np.zeros(max(self.texts, default=-1) + 1, dtype=np.bool_)
         self._table[list(self.texts)] = True
 
@@ -153,6 +152,21 @@ class Escapes:
     def present(self, text: str) -> bool:
         """Return whether a rendered text holds anything that was taken out."""
         return bool(self._texts) and _STAND_INS.search(text) is not None
+
+
+def added_tokens(tokenizer: Any) -> Mapping[int, Any]:
+    """Return a tokenizer's added tokens by id.
+
+    Raises:
+        ConfigurationError: It is no tokenizer of transformers.
+    """
+    added: Mapping[int, Any] | None = getattr(tokenizer, "added_tokens_decoder", None)
+    if added is None:
+        raise ConfigurationError(
+            f"tokenizer must be a transformers tokenizer, not {type(tokenizer).__name__} ({tokenizer!r:.100}): "
+            "AutoTokenizer.from_pretrained(...)"
+        )
+    return added
 
 
 def is_blank(literal: str) -> bool:

@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any
 
 from strands_sglang.chat.control import ControlTokens, Escapes, is_blank
-from strands_sglang.errors import ConfigurationError
 
 # Encoding this many characters takes some ten milliseconds: too long for an event loop with a thousand episodes.
 _LONG_TEXT = 40_000
@@ -26,11 +25,6 @@ class Encoder:
     """Encodes rendered text with one tokenizer. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
-        if not hasattr(tokenizer, "added_tokens_decoder"):
-            raise ConfigurationError(
-                f"tokenizer must be a transformers tokenizer, not {type(tokenizer).__name__}: "
-                "AutoTokenizer.from_pretrained(...)"
-            )
         self.control = ControlTokens(tokenizer)
         """The tokenizer's control tokens."""
         self._tokenizer = tokenizer

@@ -14,10 +14,12 @@ from dataclasses import replace
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.content import TemplateMessage
 from strands_sglang.chat.probes import SYSTEM, TOOLS, WORD, Probe, probes
-from strands_sglang.chat.shape import Step
+from strands_sglang.chat.shape import Step, behind_words
 from strands_sglang.chat.verdict import Soundness, Trouble, Verdict
 from strands_sglang.chat.witness import witness
 from strands_sglang.errors import TemplateRefusedError
+
+_NO_CALLS = Verdict(Trouble.LACKS, "the template refuses tool calls or writes nothing for them")
 
 
 def prove(bridge: Bridge, digest: str = "") -> Soundness:
@@ -34,7 +36,7 @@ def prove(bridge: Bridge, digest: str = "") -> Soundness:
 
 def _verdict(bridge: Bridge, step: Step, reasoning: bool, calls: int = 1) -> Verdict:
     if step is not Step.USER and not bridge.template.calls:
-        return Verdict(Trouble.LACKS, "the template refuses tool calls or writes nothing for them")
+        return _NO_CALLS
     verdict = Verdict(Trouble.LACKS, "the template writes nothing of such turns")
     for probe in _probes(bridge, step, reasoning, calls):
         tried = _try(bridge, probe)
@@ -86,12 +88,9 @@ def _try(bridge: Bridge, probe: Probe) -> Verdict | None:
 
 def _ended(bridge: Bridge, probe: Probe, before: str) -> str | None:
     """Return the text of a conversation as a model leaves it: up to its end-of-turn token."""
-    at = 0
-    for _ in range(probe.words):
-        found = before.find(WORD, at)
-        if found < 0:
-            return None
-        at = found + len(WORD)
+    at = behind_words(before, WORD, probe.words)
+    if at is None:
+        return None
     joint = bridge.joint(probe.shape, probe.new[0]["role"])
     if joint is None:
         return before
@@ -106,7 +105,7 @@ def _ended(bridge: Bridge, probe: Probe, before: str) -> str | None:
 def _answer_verdict(bridge: Bridge, reasoning: bool) -> Verdict:
     """Say whether a run of calls stays as it was once its answer stands behind it."""
     if not bridge.template.calls:
-        return Verdict(Trouble.LACKS, "the template refuses tool calls or writes nothing for them")
+        return _NO_CALLS
     for probe in _probes(bridge, Step.TOOL, reasoning):
         answer: TemplateMessage = {"role": "assistant", "content": "The answer is 87."}
         if reasoning:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strands_sglang.chat.bridge import Bridge
+from strands_sglang.chat.control import added_tokens
 from strands_sglang.chat.encoder import Encoder
 from strands_sglang.chat.proof import prove
 from strands_sglang.chat.template import ChatTemplate
@@ -25,9 +26,10 @@ def sound_bridge(
     tokenizer: Any, *, chat_template: str | None = None, arguments: Mapping[str, Any] | None = None
 ) -> tuple[Bridge, Soundness]:
     """Return the bridge of a template and what is proved of it. Whoever keeps the bridge keeps the tokenizer too."""
+    added = sorted(added_tokens(tokenizer))
     known = _BRIDGES.setdefault(tokenizer, {})
     own = getattr(tokenizer, "chat_template", None) if chat_template is None else chat_template
-    key = f"{own!r} {sorted((arguments or {}).items())!r} {sorted(tokenizer.added_tokens_decoder)!r}"
+    key = f"{own!r} {sorted((arguments or {}).items())!r} {added!r}"
     if key not in known:
         # A proxy: a bridge that held its tokenizer would keep it in this table for ever.
         held = weakref.proxy(tokenizer)

@@ -100,6 +100,20 @@ class Shape:
         return message
 
 
+def behind_words(text: str, word: str, times: int) -> int | None:
+    """Return the offset behind the given occurrence of a word; None when the text has fewer.
+
+    Counted from the left: what stands behind the ones looked for, such as data of new messages, is not taken for one.
+    """
+    at = 0
+    for _ in range(times):
+        found = text.find(word, at)
+        if found < 0:
+            return None
+        at = found + len(word)
+    return at
+
+
 def step_of(new: Iterable[Mapping[str, Any]]) -> Step:
     """Return which step appending these messages is."""
     roles = [message["role"] for message in new]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypedDict, get_type_hints
 
 from jinja2 import Environment, TemplateSyntaxError, meta
@@ -160,6 +161,7 @@ def template_arguments(source: str, options: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+@lru_cache(maxsize=64)
 def _variables(source: str) -> set[str]:
     try:
         return meta.find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(source))

@@ -107,9 +107,7 @@ class LiveText:
                 return []
             self._buffer = self._buffer[len(piece) :]
             self._begun = self._begun or bool(piece)
-        if not piece.strip() and not self._shown[kind]:
-            return []
-        if not piece:
+        if not piece or (not piece.strip() and not self._shown[kind]):
             return []
         self._shown[kind].append(piece)
         return [(kind, piece)]

@@ -105,8 +105,8 @@ class Planner:
                     step="trim",
                 )
             parent, known, aligned = *trimmed, False
-        called = lineage.called(messages)
-        origin = hint or (called[0] if called is not None else None)
+        called = lineage.called(messages) if hint is None else None
+        origin = called[0] if called is not None else hint
         discarded = None
         if again and hint is not None and hint is not parent and _thrown_away(hint, preamble, messages):
             discarded = hint
@@ -116,7 +116,7 @@ class Planner:
         tools = self._template_tools(preamble)
         if parent is not None:
             new = template_messages(messages[known - 1 :], call_ids=lineage.call_ids, first=known - 1)[1:]
-            extended = self._extend(parent, new, preamble, tools, on_rewrite) if new else None
+            extended = self._extend(parent, new, tools, on_rewrite) if new else None
             if extended is not None:
                 piece, join = extended
                 join = join if aligned else Join.KEPT
@@ -132,7 +132,6 @@ class Planner:
         self,
         parent: Entry,
         new: list[TemplateMessage],
-        preamble: Preamble,
         tools: Any,
         policy: RewritePolicy,
     ) -> tuple[Piece, Join] | None:

@@ -5,9 +5,10 @@ Invariant: nothing is changed before all of it is known to be good.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strands_sglang.chat.content import tool_schema
 from strands_sglang.engine import FinishReason, Generation
 from strands_sglang.provider.blocks import blocks_of
 from strands_sglang.provider.episode import Episode
@@ -24,7 +25,6 @@ def record(
     ready: Ready,
     generation: Generation,
     parser: ToolParser,
-    ends: Container[int],
     *,
     latency_ms: int,
     live: LiveEvents | None = None,
@@ -37,8 +37,6 @@ def record(
         ready: What was asked.
         generation: What was sampled.
         parser: Takes it apart.
-        ends: Tokens that end a turn when they come last, and are none of its words. A turn may end with a control
-            token that is one of its words: cut, or stopped, right behind the closing marker of a call.
         latency_ms: Milliseconds from the question to the whole turn.
         live: What was shown of it already; None when nothing is shown before the turn is whole.
 
@@ -48,7 +46,8 @@ def record(
     encoder, request = planner.bridge.encoder, ready.request
     ids = generation.token_ids
     ended_by = ids[-1] if len(ids) and ids[-1] in encoder.control else None
-    ended = ended_by is not None and ended_by in ends
+    # Only a special token ends a turn's words: one cut, or stopped, behind a call ends with the call's closing marker.
+    ended = ended_by is not None and ended_by in encoder.control.special
     text = encoder.decode(ids[:-1] if ended else ids)
     if request.schema is not None:
         parsed = ParsedTurn(None, text, (), (), True)
@@ -122,11 +121,7 @@ def _behind(text: str, parser: ToolParser) -> str:
 
 
 def _schemas(tool_specs: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
-    found = {}
-    for spec in tool_specs or ():
-        schema = spec.get("inputSchema") or {}
-        found[spec["name"]] = schema.get("json", schema)
-    return found
+    return {spec["name"]: tool_schema(spec) for spec in tool_specs or ()}
 
 
 def _detail(generation: Generation, parsed: ParsedTurn, request: Request, latency_ms: int) -> dict[str, Any]:

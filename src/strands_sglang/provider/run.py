@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Container, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -35,15 +35,13 @@ _MANY_TURNS = 20_000
 class TurnRunner:
     """Runs the turns of one model, any number at once."""
 
-    def __init__(self, engine: TokenEngine, planner: Planner, parser: ToolParser, ends: Container[int]) -> None:
+    def __init__(self, engine: TokenEngine, planner: Planner, parser: ToolParser) -> None:
         self.engine = engine
         """Where tokens come from."""
         self.planner = planner
         """Finds branches and makes prompts."""
         self.parser = parser
         """Takes sampled turns apart."""
-        self.ends = ends
-        """Tokens that end a turn when they come last, and are none of its words."""
         self.context_limit: int | None = None
         """The engine's context length in tokens, once it has told; None before."""
 
@@ -73,9 +71,7 @@ class TurnRunner:
         if generation is None:
             raise TurnAbortedError("the engine's stream ended without a whole turn")
         latency = int(1000 * (time.monotonic() - began))
-        recorded = record(
-            self.planner, episode, ready, generation, self.parser, self.ends, latency_ms=latency, live=live
-        )
+        recorded = record(self.planner, episode, ready, generation, self.parser, latency_ms=latency, live=live)
         if generation.finish_reason is FinishReason.ABORT:
             ready.tree.reject(recorded.turn)
             raise TurnAbortedError(
@@ -153,7 +149,9 @@ class TurnRunner:
         if not config.get("streaming") or not hasattr(self.engine, "stream"):
             return None
         encoder = self.planner.bridge.encoder
-        return LiveEvents(LiveText(encoder.decode, self.parser, reasoning_open=ready.reasoning_open, ends=self.ends))
+        return LiveEvents(
+            LiveText(encoder.decode, self.parser, reasoning_open=ready.reasoning_open, ends=encoder.control.special)
+        )
 
 
 def _told(episode: Episode, recorded: Recorded, generation: Generation, live: LiveEvents | None) -> Iterator[Event]:
