@@ -28,6 +28,10 @@ class ParseFailure(str, Enum):
     """Something stands between the call and its closing marker."""
     UNCLOSED = "unclosed"
     """The closing marker never came, or another call began before it: most often the turn was cut."""
+    MISPLACED = "misplaced"
+    """Part of a call stands where no call can: without the marker that opens one, or on a channel that has none."""
+    SCHEMA = "schema"
+    """A well-formed call whose arguments do not follow the tool's schema; only where the user asked to check that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +73,12 @@ class ParsedTurn:
     reasoning: str | None
     """The reasoning, newlines around it taken off; None when there is no reasoning block, "" when it is empty."""
     text: str
-    """What remains for the reader: reasoning and calls taken out, failed calls left in as they were written."""
+    """What remains for the reader: reasoning, calls and failed calls taken out."""
     calls: tuple[ToolCall, ...] = ()
     """The well-formed calls, in the order of the text."""
     failures: tuple[FailedCall, ...] = ()
     """The failed calls, in the order of the text."""
     reasoning_closed: bool = True
     """False: reasoning was opened and never closed, so everything is reasoning and there is no call at all."""
+    rest_start: int = 0
+    """Where the turn goes on behind its reasoning, in characters of the parsed text."""

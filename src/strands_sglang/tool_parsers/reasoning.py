@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from strands_sglang.tool_parsers.sampled import SampledText
+
 
 class ReasoningSplit(NamedTuple):
     """A turn, cut behind its reasoning."""
@@ -37,12 +39,13 @@ def split_reasoning(
     Returns:
         The two parts. Without any reasoning, the rest is the text as it is.
     """
+    text = SampledText.of(text)
     start = len(text) - len(text.lstrip())
-    opened = text.startswith(opening, start)
+    opened = text.marks(opening, start)
     if not opened and not reasoning_open:
         return ReasoningSplit(None, text, 0, True)
     begin = start + len(opening) if opened else 0
-    end = text.find(closing, begin)
+    end = text.mark(closing, begin)
     if end < 0:
         return ReasoningSplit(text[begin:].strip("\n"), "", len(text), False)
     rest = text[end + len(closing) :].lstrip("\n")
