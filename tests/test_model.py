@@ -284,14 +284,22 @@ async def test_a_tool_that_must_be_called_is_only_a_wish(caplog: pytest.LogCaptu
 
 
 async def test_what_a_tool_call_looks_like_is_not_enough() -> None:
-    """A malformed call is never run and never repaired: the model's words stay, and it is counted."""
-    broken = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1",}}\n</tool_call>'
-    model, engine = scripted_model([broken, thought(f"draft: {SUM}", "done")])
+    """What is drafted in the reasoning is no call, nor is what only has the letters of one."""
+    model, engine = scripted_model([thought(f"draft: {SUM}", "done")])
     agent = agent_on(model)
     await agent.invoke_async("go")
-    await agent.invoke_async("again")
-    assert said(agent) == ["user: go", f"assistant: {broken}", "user: again", "thought", "assistant: done"]
-    assert model.current_episode.tree[0].detail["failed_calls"] == ["invalid_json"]
+    assert said(agent) == ["user: go", "thought", "assistant: done"]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_a_call_quoted_letter_by_letter_is_text() -> None:
+    """As when a tool's result talks about calls and the model repeats it: the markers are no tokens there."""
+    pieces = (SUM[:1], SUM[1:], "<|im_end|>")
+    ids = [token for piece in pieces for token in tokenizer("qwen3").encode(piece, add_special_tokens=False)]
+    model, engine = scripted_model([Reply(ids=ids)])
+    agent = agent_on(model)
+    await agent.invoke_async("go")
+    assert said(agent) == ["user: go", f"assistant: {SUM}"]
     assert_exact(engine, model.current_episode)
 
 

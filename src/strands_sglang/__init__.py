@@ -13,14 +13,18 @@ from strands_sglang.engine import (
     TokenEngine,
     VersionSpan,
 )
+from strands_sglang.limits import ToolIterationLimiter, ToolLimit, ToolLimiter
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.episode import Episode
-from strands_sglang.provider.policy import RewritePolicy
+from strands_sglang.provider.policy import ArgumentCheck, FailedCallPolicy, RewritePolicy
 from strands_sglang.tokens import Join, Origin, Segment, TokenManager, TokenTree, Trajectory, Turn
 
 __all__ = [
     "SGLangClient",
     "SGLangModel",
+    "ToolLimiter",
+    "ToolIterationLimiter",
+    "ToolLimit",
     "TokenManager",
     "Episode",
     "TokenTree",
@@ -30,6 +34,8 @@ __all__ = [
     "Origin",
     "Join",
     "RewritePolicy",
+    "FailedCallPolicy",
+    "ArgumentCheck",
     "Soundness",
     "soundness",
     "TokenEngine",

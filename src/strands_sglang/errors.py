@@ -6,6 +6,7 @@
     ├── TemplateRefusedError                  the chat template does not take this conversation
     ├── BridgeRefusedError                    the conversation cannot go on by appending tokens, and may not fork
     ├── TokenBudgetError                      the episode has no tokens left to sample
+    ├── FailedCallError                       a tool call is malformed, and the policy is to end there
     ├── TurnAbortedError                      the engine cut the turn, and the policy is not to go on with it
     ├── TreeError                             a turn that cannot be part of this tree
     │   └── RecordError                       a recorded tree or trajectory that cannot be read back
@@ -92,6 +93,15 @@ class TokenBudgetError(StrandsSGLangError):
         """Tokens sampled in the episode."""
         self.budget = budget
         """Tokens it may sample."""
+
+
+class FailedCallError(StrandsSGLangError):
+    """A turn has malformed tool calls and the policy is to end; raised only where the agent could not be stopped."""
+
+    def __init__(self, message: str, *, turn: int = -1) -> None:
+        super().__init__(message)
+        self.turn = turn
+        """Id of the turn in its tree."""
 
 
 class TurnAbortedError(StrandsSGLangError):

@@ -24,18 +24,23 @@ from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 from typing_extensions import override
 
+from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.content import template_system
+from strands_sglang.chat.detect import Detected, detect_tool_parser
 from strands_sglang.chat.proved import sound_bridge
 from strands_sglang.chat.verdict import Soundness
 from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.errors import CallCancelledError, ConfigurationError
+from strands_sglang.provider.answer import calling_agent
 from strands_sglang.provider.config import checked_config, template_arguments
 from strands_sglang.provider.episode import Episode, scopes
 from strands_sglang.provider.plan import Planner
 from strands_sglang.provider.run import TurnRunner
 from strands_sglang.provider.turn import Request
 from strands_sglang.tokens import TokenManager
-from strands_sglang.tool_parsers import HermesToolParser, ToolParser
+from strands_sglang.tool_parsers import ToolParser
+from strands_sglang.tool_parsers.registry import get_tool_parser
+from strands_sglang.tool_parsers.plain import PlainTextParser
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +58,7 @@ class SGLangModel(Model):
         tokenizer: Any,
         client: TokenEngine | None = None,
         base_url: str | None = None,
-        tool_parser: ToolParser | None = None,
+        tool_parser: ToolParser | str | None = "auto",
         chat_template: str | None = None,
         **config: Any,
     ) -> None:
@@ -63,7 +68,8 @@ class SGLangModel(Model):
             tokenizer: The model's tokenizer, from `transformers`.
             client: Where tokens come from: an `SGLangClient`, or anything that is a `TokenEngine`.
             base_url: Address of the server or router, when no client is given.
-            tool_parser: Takes tool calls out of what is sampled; None: `HermesToolParser`.
+            tool_parser: Takes tool calls out of what is sampled: a parser, the name of one, or "auto": the one that
+                reads what the chat template itself writes for a call.
             chat_template: A template to use instead of the tokenizer's own, as text.
             **config: See `SGLangConfig`; and arguments of the chat template: `enable_thinking`,
                 `chat_template_kwargs`, or any name that the template reads.
@@ -77,9 +83,9 @@ class SGLangModel(Model):
             raise ConfigurationError(
                 f"client must be an SGLangClient or another TokenEngine, not {client!r}; base_url= takes an address"
             )
-        if tool_parser is not None and not isinstance(tool_parser, ToolParser):
+        if not (tool_parser is None or isinstance(tool_parser, (str, ToolParser))):
             raise ConfigurationError(
-                f"tool_parser must be a ToolParser such as HermesToolParser(), not {tool_parser!r}"
+                f"tool_parser must be 'auto', a name such as 'hermes', or a ToolParser, not {tool_parser!r}"
             )
         source = chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None)
         arguments = template_arguments(source if isinstance(source, str) else "", config)
@@ -87,7 +93,10 @@ class SGLangModel(Model):
         engine: TokenEngine = client if client is not None else SGLangClient(cast(str, base_url))
         self._tokenizer = tokenizer
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
-        self._runner = TurnRunner(engine, Planner(bridge, sound), tool_parser or HermesToolParser())
+        detected = _parser(tool_parser, bridge)
+        self._runner = TurnRunner(
+            engine, Planner(bridge, sound), detected.parser or PlainTextParser(), detected.problem
+        )
         self._key = uuid.uuid4().hex
         self._own = Episode()
 
@@ -95,6 +104,11 @@ class SGLangModel(Model):
     def client(self) -> TokenEngine:
         """Where tokens come from."""
         return self._runner.engine
+
+    @property
+    def tool_parser(self) -> ToolParser:
+        """What takes tool calls out of sampled turns."""
+        return self._runner.parser
 
     @property
     def soundness(self) -> Soundness:
@@ -167,6 +181,7 @@ class SGLangModel(Model):
             ContextWindowOverflowException: The conversation does not fit the engine's context.
             TokenBudgetError: The episode may sample no more tokens.
             TurnAbortedError: The engine cut the turn and `on_abort` is to return.
+            FailedCallError: A turn had malformed calls, `on_failed_call` is "end", and the agent could not be stopped.
             EngineError: The engine failed; it was retried where that could help, so nothing else should retry it.
         """
         if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
@@ -180,7 +195,8 @@ class SGLangModel(Model):
             cycle=None if cycle is None else str(cycle),
             schema=_schema_of(structured_output_model),
         )
-        events = self._runner.run(self.current_episode, request, self.config, cancel_signal)
+        agent = calling_agent(invocation_state, cancel_signal)
+        events = self._runner.run(self.current_episode, request, self.config, cancel_signal, agent)
         try:
             async with aclosing(events):
                 async for event in events:
@@ -230,6 +246,12 @@ class SGLangModel(Model):
             return await super().count_tokens(messages, tool_specs, system_prompt, system_prompt_content)
         entry, behind = called
         return entry.end + await super().count_tokens(messages[behind:])
+
+
+def _parser(chosen: ToolParser | str | None, bridge: Bridge) -> Detected:
+    if isinstance(chosen, ToolParser):
+        return Detected(chosen)
+    return detect_tool_parser(bridge) if chosen in (None, "auto") else Detected(get_tool_parser(str(chosen)))
 
 
 def _schema_of(output_model: type[BaseModel] | None) -> str | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strands.event_loop.streaming import process_stream
 
 from strands_sglang.chat.canonical import canonical
-from strands_sglang.provider.blocks import Block, Event, block_events, blocks_of, closing_events
+from strands_sglang.provider.blocks import Block, Event, block_events, blocks_of, closing_events, shown_calls
 from strands_sglang.tool_parsers import HermesToolParser, ParsedTurn
 
 CALL = '<tool_call>\n{"name": "t", "arguments": {"x": 1}}\n</tool_call>'
@@ -23,7 +23,8 @@ def parsed(text: str) -> ParsedTurn:
 
 def blocks(text: str, *, cut: bool = False, raw: str = "") -> list[Block]:
     turn = parsed(text)
-    return blocks_of(turn, [f"id{number}" for number in range(len(turn.calls))], cut=cut, raw=raw or text)
+    calls = shown_calls(turn)
+    return blocks_of(turn, calls, [f"id{number}" for number in range(len(calls))], cut=cut, raw=raw or text)
 
 
 def use(number: int) -> Block:
@@ -47,7 +48,6 @@ def reasoning(text: str) -> Block:
         (CALL, [use(0)]),
         (f"See:\n{CALL}\n{CALL}", [{"text": "See:"}, use(0), use(1)]),
         (f"{CALL} and more", [{"text": " and more"}, use(0)]),
-        ("<tool_call>broken", [{"text": "<tool_call>broken"}]),
     ],
 )
 def test_reasoning_text_and_calls_in_this_order(text: str, made: list[Block]) -> None:
@@ -60,9 +60,25 @@ def test_a_cut_turn_keeps_its_calls_as_text() -> None:
     assert blocks("no calls", cut=True, raw="never used") == [{"text": "no calls"}]
 
 
+def test_a_failed_call_stands_among_the_good_ones_with_what_is_wrong() -> None:
+    made = blocks(f"See:\n{CALL}\n<tool_call>broken</tool_call>\n{CALL}")
+    assert [made[0], made[1], made[3]] == [{"text": "See:"}, use(0), use(2)]
+    failed = made[2]["toolUse"]
+    assert (failed["toolUseId"], failed["name"]) == ("id1", "malformed_tool_call")
+    assert failed["input"]["call"] == "<tool_call>broken</tool_call>" and failed["input"]["kind"] == "invalid_json"
+    assert failed["input"]["error"].startswith("This tool call was not executed, because it is malformed. The JSON is")
+
+
+def test_of_thousands_of_failed_calls_the_first_are_answered() -> None:
+    made = blocks("<tool_call>broken</tool_call>" * 5000 + CALL)
+    assert len(made) == 17 and made[-1] == use(16)
+    assert made[15]["toolUse"]["input"]["error"].endswith("4984 more tool calls of this turn are malformed, too.")
+    assert "more tool calls" not in made[14]["toolUse"]["input"]["error"]
+
+
 def test_an_id_for_every_call() -> None:
     with pytest.raises(ValueError):
-        blocks_of(parsed(CALL), [], cut=False, raw="")
+        blocks_of(parsed(CALL), shown_calls(parsed(CALL)), [], cut=False, raw="")
 
 
 async def built(events: Iterable[Event]) -> tuple[str, Any, Any, Any]:

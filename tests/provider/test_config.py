@@ -125,8 +125,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"client": None, "base_url": "localhost:30000"}, "must look like http://"),
     ({"tokenizer": "Qwen/Qwen3-8B"}, "AutoTokenizer.from_pretrained"),
     ({"tokenizer": None}, "AutoTokenizer.from_pretrained"),
-    ({"tool_parser": "hermes"}, r"HermesToolParser\(\)"),
-    ({"tool_parser": HermesToolParser}, r"HermesToolParser\(\)"),
+    ({"tool_parser": "hermse"}, r"unknown tool parser 'hermse'; did you mean 'hermes'\? Known: hermes, "),
+    ({"tool_parser": HermesToolParser}, "must be 'auto', a name such as 'hermes', or a ToolParser, not <class"),
     ({"top_k": 5}, "go in sampling_params"),
 ]
 

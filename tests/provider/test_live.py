@@ -13,7 +13,7 @@ from provider.agents import agent_on, said, scripted_model
 from scripted_engine import Reply, assert_exact, tool_call
 from strands_sglang import FinishReason
 from strands_sglang.errors import EngineError
-from strands_sglang.provider.blocks import Block, blocks_of
+from strands_sglang.provider.blocks import Block, blocks_of, shown_calls
 from strands_sglang.provider.live import LiveEvents, LiveText
 from strands_sglang.tool_parsers import HermesToolParser
 
@@ -54,7 +54,8 @@ def follow(ids: list[int], splits: list[int], reasoning_open: bool) -> tuple[Liv
 def plain(text: str, reasoning_open: bool) -> list[Block]:
     """Return the blocks of a turn that is not shown before it is whole."""
     parsed = HermesToolParser().parse(text, reasoning_open=reasoning_open)
-    return blocks_of(parsed, [str(number) for number in range(len(parsed.calls))], cut=False, raw=text)
+    calls = shown_calls(parsed)
+    return blocks_of(parsed, calls, [str(number) for number in range(len(calls))], cut=False, raw=text)
 
 
 @settings(max_examples=300, deadline=None)

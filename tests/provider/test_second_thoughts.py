@@ -65,7 +65,7 @@ async def test_a_tool_described_anew_in_place_is_rendered_anew() -> None:
 
 async def test_a_template_without_tools_says_that_they_are_not_seen(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    model, _ = scripted_model(["a"], "smollm2")
+    model, _ = scripted_model(["a"], "smollm2", tool_parser="hermes")
     await agent_on(model).invoke_async("q")
     assert "writes no tools" in caplog.text
 

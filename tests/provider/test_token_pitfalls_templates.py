@@ -14,6 +14,7 @@ from strands_sglang import FinishReason, SGLangModel
 from strands_sglang.errors import BridgeRefusedError, TemplateRefusedError
 
 SUM = tool_call("calculator", expression="1+1")
+GLM_SUM = "<tool_call>calculator\n<arg_key>expression</arg_key>\n<arg_value>1+1</arg_value>\n</tool_call>"
 ENDS = {
     "gemma-3": "<end_of_turn>",
     "mistral-nemo": "</s>",
@@ -28,7 +29,7 @@ GLM = ["glm-4.5", "glm-4.6", "glm-4.7-flash"]
 @pytest.mark.parametrize("family", GLM)
 async def test_row_14_a_stop_token_that_is_the_next_header_is_not_doubled(family: str) -> None:
     replies = [
-        Reply(f"<think></think>\n{SUM}<|observation|>", ended=False),
+        Reply(f"<think></think>\n{GLM_SUM}<|observation|>", ended=False),
         Reply("<think></think>\ntwo<|user|>", ended=False),
         Reply("<think></think>\nthree<|endoftext|>", ended=False),
         Reply("<think></think>\nfour<|user|>", ended=False),

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
+from strands_sglang.chat.failed_call import answered, called
 from strands_sglang.errors import UnsupportedContentError
 
 TemplateMessage: TypeAlias = dict[str, Any]
@@ -66,7 +67,7 @@ def template_messages(
         UnsupportedContentError: A role or a block that cannot be rendered.
     """
     ids = call_ids or {}
-    names: dict[str, str] = {}
+    uses: dict[str, Mapping[str, Any]] = {}
     order: dict[str, int] = {}
     made: list[TemplateMessage] = []
     for index, message in enumerate(messages, first):
@@ -74,10 +75,10 @@ def template_messages(
         if role == "assistant":
             rendered, calls = _assistant(index, message, ids)
             made.append(rendered)
-            names.update(calls)
+            uses.update(calls)
             order = {use_id: number for number, use_id in enumerate(calls)}
         elif role == "user":
-            made.extend(_user(index, message, ids, names, order))
+            made.extend(_user(index, message, ids, uses, order))
         else:
             advice = 'roles are "user" and "assistant"; the system prompt is passed on its own'
             _Place(index).refuse("role", f"the role {role!r} is unknown", advice)
@@ -125,17 +126,18 @@ def template_tools(tool_specs: Sequence[Mapping[str, Any]] | None) -> list[dict[
 
 def _assistant(
     index: int, message: Mapping[str, Any], ids: Mapping[str, str]
-) -> tuple[TemplateMessage, dict[str, str]]:
-    """Return the message, and the name of each tool it calls, by `toolUseId`, in order."""
+) -> tuple[TemplateMessage, dict[str, Mapping[str, Any]]]:
+    """Return the message, and its calls by `toolUseId`, in order."""
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
-    names: dict[str, str] = {}
+    uses: dict[str, Mapping[str, Any]] = {}
     for place, kind, value in _parts(index, message.get("content")):
         if kind == "toolUse":
-            use_id, name = _string(place, kind, value, "toolUseId"), _string(place, kind, value, "name")
-            names[use_id] = name
-            function = {"name": name, "arguments": value.get("input", {})}
+            use_id, _ = _string(place, kind, value, "toolUseId"), _string(place, kind, value, "name")
+            uses[use_id] = value
+            name, arguments = called(value)
+            function = {"name": name, "arguments": arguments}
             calls.append({"type": "function", "id": ids.get(use_id, use_id), "function": function})
         elif kind == "reasoningContent":
             thought = value.get("reasoningText") if isinstance(value, Mapping) else value
@@ -150,11 +152,15 @@ def _assistant(
         rendered["reasoning_content"] = "\n".join(reasoning)
     if calls:
         rendered["tool_calls"] = calls
-    return rendered, names
+    return rendered, uses
 
 
 def _user(
-    index: int, message: Mapping[str, Any], ids: Mapping[str, str], names: Mapping[str, str], order: Mapping[str, int]
+    index: int,
+    message: Mapping[str, Any],
+    ids: Mapping[str, str],
+    uses: Mapping[str, Mapping[str, Any]],
+    order: Mapping[str, int],
 ) -> list[TemplateMessage]:
     """Return the tool results of the message in the order of their calls, then its text."""
     texts: list[str] = []
@@ -163,9 +169,10 @@ def _user(
         if kind == "toolResult":
             use_id = _string(place, kind, value, "toolUseId")
             result: TemplateMessage = {"role": "tool", "tool_call_id": ids.get(use_id, use_id)}
-            if use_id in names:
-                result["name"] = names[use_id]
             result["content"] = _result(place, value)
+            if use_id in uses:
+                result["name"], _ = called(uses[use_id])
+                result["content"] = answered(uses[use_id], result["content"])
             results.append((order.get(use_id, len(order)), result))
         elif (found := _texts(place, kind, value)) is not None:
             texts.extend(found)

@@ -1,7 +1,7 @@
-"""From rendered text to token ids.
+"""From rendered text to token ids, and from sampled ids to text.
 
 Invariant: a control token comes out only where the template wrote one; text that data brought is encoded as the
-tokenizer would encode it if it knew no control tokens.
+tokenizer would encode it if it knew no control tokens. And back: sampled text knows which of its words are tokens.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import hashlib
 import json
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 from strands_sglang.chat.control import ControlTokens, Escapes, is_blank
+from strands_sglang.tool_parsers.sampled import SampledText
 
 # Encoding this many characters takes some ten milliseconds: too long for an event loop with a thousand episodes.
 _LONG_TEXT = 40_000
@@ -30,6 +31,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._backend = _backend_of(tokenizer)
         self._plain: Callable[[str], list[int]] | None = None
+        self._offsets: dict[str, tuple[int, ...]] = {}
         self._lock = threading.Lock()
 
     @cached_property
@@ -67,6 +69,39 @@ class Encoder:
         if self._backend is not None:
             return str(self._backend.decode(list(ids), skip_special_tokens=False))
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def sampled(self, ids: Sequence[int]) -> SampledText:
+        """Return the text of a sampled turn; it knows where in it control tokens were sampled."""
+        places = [place for place, token_id in enumerate(ids) if token_id in self.control]
+        if not places:
+            return SampledText(self.decode(ids), (), self._parts)
+        if not self._decodes_apart:
+            text = self.decode(ids)
+            found = list(self.control.find(text))
+            known = [token.id for token in found] == [ids[place] for place in places]
+            return SampledText(text, {token.start for token in found} if known else None, self._parts)
+        pieces, starts, size, at = [], set(), 0, 0
+        for place in places:
+            literal = self.control.texts[ids[place]]
+            piece = self.decode(ids[at:place]) if place > at else ""
+            starts.add(size + len(piece))
+            pieces += (piece, literal)
+            size, at = size + len(piece) + len(literal), place + 1
+        pieces.append(self.decode(ids[at:]) if at < len(ids) else "")
+        return SampledText("".join(pieces), starts, self._parts)
+
+    def _parts(self, marker: str) -> tuple[int, ...]:
+        """Return the offset of each control token in a marker."""
+        if marker not in self._offsets:
+            self._offsets[marker] = tuple(token.start for token in self.control.find(marker))
+        return self._offsets[marker]
+
+    @cached_property
+    def _decodes_apart(self) -> bool:
+        """Whether the text of ids is that of its pieces between control tokens, one behind the other."""
+        plain, control = self._encode(" a b"), next(iter(self.control.texts))
+        pieces = (self.decode(plain), self.control.texts[control], self.decode(plain))
+        return self.decode([*plain, control, *plain]) == "".join(pieces)
 
     def _encode(self, text: str) -> list[int]:
         if self._backend is not None:

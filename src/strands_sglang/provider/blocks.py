@@ -10,20 +10,36 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from strands_sglang.tool_parsers import ParsedTurn
+from strands_sglang.chat.failed_call import failed_use
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ToolCall
 
 Block = dict[str, Any]
 """A content block, as the framework keeps it."""
 Event = dict[str, Any]
 """A stream event, as the framework reads it."""
 
+_FAILURES = 16
+"""Failed calls of one turn that are answered one by one."""
 
-def blocks_of(parsed: ParsedTurn, call_ids: Sequence[str], *, cut: bool, raw: str) -> list[Block]:
+
+def shown_calls(parsed: ParsedTurn) -> list[ToolCall | FailedCall]:
+    """Return the calls and failed calls that become blocks, in the order of the text.
+
+    A broken model can write thousands of broken calls; only the first of them are answered one by one.
+    """
+    both: list[ToolCall | FailedCall] = [*parsed.calls, *parsed.failures[:_FAILURES]]
+    return sorted(both, key=lambda call: call.start)
+
+
+def blocks_of(
+    parsed: ParsedTurn, calls: Sequence[ToolCall | FailedCall], call_ids: Sequence[str], *, cut: bool, raw: str
+) -> list[Block]:
     """Return the content blocks of a turn.
 
     Args:
         parsed: The turn, taken apart.
-        call_ids: An id for each of its calls.
+        calls: Its calls and failed calls that become blocks.
+        call_ids: An id for each of them.
         cut: Whether the turn was cut by its budget. No call of such a turn is run: the framework would replace each
             by a sentence of its own, and message and tokens would part; they stay in the text as they were written.
         raw: The turn's text behind its reasoning, calls included.
@@ -35,12 +51,18 @@ def blocks_of(parsed: ParsedTurn, call_ids: Sequence[str], *, cut: bool, raw: st
     blocks: list[Block] = []
     if parsed.reasoning and parsed.reasoning.strip():
         blocks.append({"reasoningContent": {"reasoningText": {"text": parsed.reasoning}}})
-    text = (raw if cut and parsed.calls else parsed.text).lstrip("\n")
+    text = (raw if cut and calls else parsed.text).lstrip("\n")
     if text.strip():
         blocks.append({"text": text})
-    if not cut:
-        for call, call_id in zip(parsed.calls, call_ids, strict=True):
-            blocks.append({"toolUse": {"toolUseId": call_id, "name": call.name, "input": call.arguments}})
+    if cut:
+        return blocks
+    more, last = len(parsed.failures) - _FAILURES, parsed.failures[:_FAILURES][-1:]
+    for call, call_id in zip(calls, call_ids, strict=True):
+        if isinstance(call, ToolCall):
+            use = {"toolUseId": call_id, "name": call.name, "input": call.arguments}
+        else:
+            use = failed_use(call, call_id, more=max(0, more) if (call,) == last else 0)
+        blocks.append({"toolUse": use})
     return blocks
 
 

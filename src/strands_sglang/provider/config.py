@@ -16,7 +16,7 @@ from strands.models.model import BaseModelConfig
 
 from strands_sglang.engine import AbortPolicy
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.provider.policy import RewritePolicy
+from strands_sglang.provider.policy import ArgumentCheck, FailedCallPolicy, RewritePolicy
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,13 @@ class SGLangConfig(BaseModelConfig, total=False):
     """What to do when the template would rewrite history, as many do with reasoning at a user turn."""
     on_trim: RewritePolicy | str
     """What to do when the oldest messages were dropped (a sliding window)."""
+    on_failed_call: FailedCallPolicy | str
+    """What to do with a malformed tool call: tell the model, or stop the agent there."""
+    arguments_checked_by: ArgumentCheck | str
+    """Who judges the arguments of a well-formed call: the tool itself, or its JSON schema before it is run."""
+    alarm_after: int | None
+    """Turns that look like tool calls in another format, none of them parsed, after which a warning names the parser
+    that would have; None: never."""
     on_abort: AbortPolicy
     """What to do with a turn the engine cut: go on with it, or end with `TurnAbortedError`."""
     streaming: bool
@@ -85,6 +92,8 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in (
         ("on_template_rewrite", RewritePolicy),
         ("on_trim", RewritePolicy),
+        ("on_failed_call", FailedCallPolicy),
+        ("arguments_checked_by", ArgumentCheck),
         ("on_abort", AbortPolicy),
     ):
         if name in checked:
@@ -92,6 +101,7 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, number, kinds in (
         ("max_episode_tokens", "whole number", (int,)),
         ("context_window_limit", "whole number", (int,)),
+        ("alarm_after", "whole number", (int,)),
         ("deadline", "number", (int, float)),
     ):
         value = checked.get(name)

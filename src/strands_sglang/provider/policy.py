@@ -1,4 +1,4 @@
-"""What to do where a conversation cannot simply go on: `RewritePolicy`."""
+"""What to do where there is a choice: the policies that a user picks from."""
 
 from __future__ import annotations
 
@@ -15,3 +15,21 @@ class RewritePolicy(str, Enum):
     twice."""
     REFUSE = "refuse"
     """Raise `BridgeRefusedError`."""
+
+
+class FailedCallPolicy(str, Enum):
+    """What to do with a turn that has a malformed tool call. No tool is run for it in either case."""
+
+    TELL = "tell"
+    """Tell the model what is wrong, as the result of that call; it can write it again."""
+    END = "end"
+    """The same, but the agent stops there: good calls of the turn are run, and the model is not asked again."""
+
+
+class ArgumentCheck(str, Enum):
+    """Who says whether the arguments of a well-formed call are those the tool takes."""
+
+    TOOL = "tool"
+    """The tool's own validation, in its own words."""
+    SCHEMA = "schema"
+    """The tool's JSON schema: a call that does not follow it is a failed call, and is not run."""

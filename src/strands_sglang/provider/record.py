@@ -5,18 +5,23 @@ Invariant: nothing is changed before all of it is known to be good.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strands_sglang.chat.content import tool_schema
+from strands_sglang.chat.control import ControlTokens
+from strands_sglang.chat.failed_call import called
 from strands_sglang.engine import FinishReason, Generation
-from strands_sglang.provider.blocks import blocks_of
+from strands_sglang.provider.blocks import blocks_of, shown_calls
 from strands_sglang.provider.episode import Episode
 from strands_sglang.provider.live import LiveEvents
 from strands_sglang.provider.plan import Planner
+from strands_sglang.provider.policy import ArgumentCheck
 from strands_sglang.provider.turn import STATE_KEY, Ready, Recorded, Request
 from strands_sglang.tokens import Turn
-from strands_sglang.tool_parsers import ParsedTurn, ToolParser
+from strands_sglang.tool_parsers import ParsedTurn, ToolCall, ToolParser
+from strands_sglang.tool_parsers.argument_check import checked_by_schema
 
 
 def record(
@@ -28,6 +33,7 @@ def record(
     *,
     latency_ms: int,
     live: LiveEvents | None = None,
+    check: ArgumentCheck = ArgumentCheck.TOOL,
 ) -> Recorded:
     """Take a sampled turn apart, commit it to the tree and file it under its conversation.
 
@@ -39,6 +45,7 @@ def record(
         parser: Takes it apart.
         latency_ms: Milliseconds from the question to the whole turn.
         live: What was shown of it already; None when nothing is shown before the turn is whole.
+        check: Who judges the arguments of its calls.
 
     Returns:
         The turn, recorded.
@@ -46,29 +53,34 @@ def record(
     encoder, request = planner.bridge.encoder, ready.request
     ids = generation.token_ids
     ended_by = ids[-1] if len(ids) and ids[-1] in encoder.control else None
-    # Only a special token ends a turn's words: one cut, or stopped, behind a call ends with the call's closing marker.
-    ended = ended_by is not None and ended_by in encoder.control.special
-    text = encoder.decode(ids[:-1] if ended else ids)
+    ended, words = _words(encoder.control, ids, parser)
+    text = encoder.sampled(words)
+    schemas = schemas_of(request.tool_specs)
     if request.schema is not None:
         parsed = ParsedTurn(None, text, (), (), True)
     else:
-        parsed = parser.parse(text, reasoning_open=ready.reasoning_open, schemas=_schemas(request.tool_specs))
+        parsed = parser.parse(text, reasoning_open=ready.reasoning_open, schemas=schemas)
+        if check is ArgumentCheck.SCHEMA:
+            parsed = checked_by_schema(parsed, schemas)
     # The engine looks at the budget first: a turn whose very last token ends it counts as cut there, and is not.
     cut = generation.finish_reason is FinishReason.ABORT or (
         generation.finish_reason is FinishReason.LENGTH and not ended
     )
     parent = ready.plan.parent
     known = parent.count if parent is not None and ready.plan.aligned else 0
-    call_ids = episode.mint(len(parsed.calls), request.messages[known:])
-    blocks = blocks_of(parsed, call_ids, cut=cut, raw=text if parsed.reasoning is None else _behind(text, parser))
+    calls = shown_calls(parsed)
+    call_ids = episode.mint(len(calls), request.messages[known:])
+    blocks = blocks_of(parsed, calls, call_ids, cut=cut, raw=text[parsed.rest_start :])
     if live is not None:
         blocks = live.settled(blocks)
-    calls = (
-        ()
-        if cut
-        else tuple((call.name, call.id or call_id) for call, call_id in zip(parsed.calls, call_ids, strict=True))
-    )
-    shape = ready.plan.shape.ending(calls, bool(parsed.reasoning))
+    native = {
+        call_id: call.id
+        for call, call_id in zip(calls, call_ids, strict=True)
+        if isinstance(call, ToolCall) and call.id is not None
+    }
+    uses = [block["toolUse"] for block in blocks if "toolUse" in block]
+    named = tuple((called(use)[0], native.get(use["toolUseId"], use["toolUseId"])) for use in uses)
+    shape = ready.plan.shape.ending(named, bool(parsed.reasoning))
     turn = ready.tree.commit(
         ready.prepared,
         ids,
@@ -80,9 +92,7 @@ def record(
     )
     with episode.lock:
         lineage = ready.lineage
-        for call, call_id in zip(parsed.calls, call_ids, strict=True):
-            if call.id is not None:
-                lineage.call_ids[call_id] = call.id
+        lineage.call_ids.update(native)
         entry = lineage.file(
             turn.id,
             ready.plan.parent,
@@ -100,7 +110,7 @@ def record(
     _settle(episode, ready, turn)
     if request.state is not None:
         request.state[STATE_KEY] = {"tree": ready.tree.id, "turn": turn.id, "cycle": request.cycle}
-    return Recorded(turn, entry.branch, blocks, parsed, cut)
+    return Recorded(turn, entry.branch, blocks, text, parsed, cut)
 
 
 def _settle(episode: Episode, ready: Ready, turn: Turn) -> None:
@@ -114,13 +124,20 @@ def _settle(episode: Episode, ready: Ready, turn: Turn) -> None:
         tree.restore(tree[plan.parent.turn])
 
 
-def _behind(text: str, parser: ToolParser) -> str:
-    """Return what stands behind a turn's reasoning, calls included."""
-    _, closing, rest = text.partition(parser.reasoning_markers[1])
-    return rest.lstrip("\n") if closing else ""
+def _words(control: ControlTokens, ids: array[int], parser: ToolParser) -> tuple[bool, array[int]]:
+    """Return whether a turn ended with an end-of-turn token, and its words: all but that token.
+
+    Only a special token ends a turn, and none that a call is made of: one cut, or stopped, behind a call ends with the
+    call's closing marker. Some end a turn and a call at once, and are one of its words, too.
+    """
+    last = control.texts.get(ids[-1]) if len(ids) and ids[-1] in control.special else None
+    if last in parser.endings:
+        return True, ids
+    ended = last is not None and last not in parser.markers
+    return ended, ids[:-1] if ended else ids
 
 
-def _schemas(tool_specs: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+def schemas_of(tool_specs: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
     return {spec["name"]: tool_schema(spec) for spec in tool_specs or ()}
 
 

@@ -15,15 +15,17 @@ from typing import Any
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_sglang.engine import AbortPolicy, FinishReason, Generation, TokenEngine
-from strands_sglang.errors import CallCancelledError, ContextOverflowError, TurnAbortedError
+from strands_sglang.errors import CallCancelledError, ConfigurationError, ContextOverflowError, TurnAbortedError
+from strands_sglang.provider.alarm import ALARM_AFTER, ParserAlarm
+from strands_sglang.provider.answer import end_behind_failure, settle_failed_calls
 from strands_sglang.provider.blocks import Event, block_events, closing_events
 from strands_sglang.provider.budget import turn_budget
 from strands_sglang.provider.episode import Episode
 from strands_sglang.provider.live import LiveEvents, LiveText
 from strands_sglang.provider.plan import Planner
-from strands_sglang.provider.policy import RewritePolicy
+from strands_sglang.provider.policy import ArgumentCheck, FailedCallPolicy, RewritePolicy
 from strands_sglang.provider.prepare import prepare
-from strands_sglang.provider.record import record
+from strands_sglang.provider.record import record, schemas_of
 from strands_sglang.provider.turn import Ready, Recorded, Request
 from strands_sglang.tool_parsers import ToolParser
 
@@ -35,21 +37,31 @@ _MANY_TURNS = 20_000
 class TurnRunner:
     """Runs the turns of one model, any number at once."""
 
-    def __init__(self, engine: TokenEngine, planner: Planner, parser: ToolParser) -> None:
+    def __init__(self, engine: TokenEngine, planner: Planner, parser: ToolParser, problem: str = "") -> None:
         self.engine = engine
         """Where tokens come from."""
         self.planner = planner
         """Finds branches and makes prompts."""
         self.parser = parser
         """Takes sampled turns apart."""
+        self._problem = problem
+        self._alarm = ParserAlarm(parser)
         self.context_limit: int | None = None
         """The engine's context length in tokens, once it has told; None before."""
 
     async def run(
-        self, episode: Episode, request: Request, config: Mapping[str, Any], cancel_signal: Any
+        self,
+        episode: Episode,
+        request: Request,
+        config: Mapping[str, Any],
+        cancel_signal: Any,
+        agent: Any = None,
     ) -> AsyncGenerator[Event, None]:
-        """Run one turn and yield its events."""
+        """Run one turn and yield its events; `agent`: whose turn it is, None when that is not certain."""
+        if self._problem and request.tool_specs and request.schema is None:
+            raise ConfigurationError(f"tool_parser='auto' cannot tell how this model calls tools: {self._problem}")
         began = time.monotonic()
+        on_failed = config.get("on_failed_call", FailedCallPolicy.TELL)
         ready = await prepare(
             self.planner,
             episode,
@@ -58,6 +70,7 @@ class TurnRunner:
             on_rewrite=config.get("on_template_rewrite", RewritePolicy.KEEP),
             on_trim=config.get("on_trim", RewritePolicy.FORK),
         )
+        end_behind_failure(ready, agent, on_failed)
         live = self._live(ready, config)
         if live is not None:
             yield {"messageStart": {"role": "assistant"}}
@@ -71,7 +84,16 @@ class TurnRunner:
         if generation is None:
             raise TurnAbortedError("the engine's stream ended without a whole turn")
         latency = int(1000 * (time.monotonic() - began))
-        recorded = record(self.planner, episode, ready, generation, self.parser, latency_ms=latency, live=live)
+        recorded = record(
+            self.planner,
+            episode,
+            ready,
+            generation,
+            self.parser,
+            latency_ms=latency,
+            live=live,
+            check=config.get("arguments_checked_by", ArgumentCheck.TOOL),
+        )
         if generation.finish_reason is FinishReason.ABORT:
             ready.tree.reject(recorded.turn)
             raise TurnAbortedError(
@@ -83,6 +105,10 @@ class TurnRunner:
                 "turns=<%d> | one episode grows without end: reset() or model.episode() begin new ones", _MANY_TURNS
             )
         episode.made(recorded.turn)
+        if not recorded.cut and request.schema is None:
+            schemas = schemas_of(request.tool_specs)
+            self._alarm.look(recorded.text, recorded.parsed, schemas, config.get("alarm_after", ALARM_AFTER))
+        settle_failed_calls(recorded, agent, on_failed)
         try:
             for event in _told(episode, recorded, generation, live):
                 if cancel_signal is not None and cancel_signal.is_set():

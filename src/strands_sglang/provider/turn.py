@@ -12,6 +12,7 @@ from strands_sglang.provider.plan import Plan
 from strands_sglang.tokens import TokenTree, Turn
 from strands_sglang.tokens.prepared import PreparedTurn
 from strands_sglang.tool_parsers import ParsedTurn
+from strands_sglang.tool_parsers.sampled import SampledText
 
 STATE_KEY = "strands_sglang"
 """Where an agent's own memory keeps its last turn."""
@@ -73,6 +74,8 @@ class Recorded:
     """Id of the turn that began its branch."""
     blocks: list[Block]
     """The reply, as the framework keeps it."""
+    text: SampledText
+    """The reply's words, as they were sampled."""
     parsed: ParsedTurn
     """The reply, taken apart."""
     cut: bool

@@ -16,6 +16,8 @@ class ParseFailure(str, Enum):
 
     INVALID_JSON = "invalid_json"
     """Not JSON, or JSON that cannot be used as it stands (NaN, endless numbers, half a character, too deep)."""
+    INVALID_LITERAL = "invalid_literal"
+    """The same for formats that write values in another language than JSON."""
     DUPLICATE_KEY = "duplicate_key"
     """A key stands twice in one object, at any depth: which of the two was meant is a guess."""
     NOT_AN_OBJECT = "not_an_object"

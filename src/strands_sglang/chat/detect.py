@@ -1,0 +1,117 @@
+"""Which parser reads the calls of a chat template: the one that reads what the template itself writes for a call.
+
+The template is given calls, and every known parser what it made of them. No name of a model is looked at, so a
+fine-tune, a renamed checkpoint or a template of one's own is found all the same.
+
+Invariant: a parser is chosen only if it is the only one that reads every probe exactly.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from strands_sglang.chat.bridge import Bridge
+from strands_sglang.chat.content import TemplateMessage
+from strands_sglang.errors import TemplateRefusedError
+from strands_sglang.tool_parsers import ToolParser
+from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
+from strands_sglang.tool_parsers.sampled import SampledText
+
+_TOOL = "probe_tool"
+_SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "number": {"type": "integer"}}}
+_PROBES: tuple[dict[str, Any], ...] = ({"text": "a probe", "number": 7}, {"text": "x"})
+# Some templates write the id and demand nine letters and digits, others take the tool's name from it.
+_IDS = (f"functions.{_TOOL}:0", "probe0000")
+
+
+@dataclass(frozen=True, slots=True)
+class Detected:
+    """What was found out about a template's calls."""
+
+    parser: ToolParser | None
+    """The parser; None when it cannot be told for certain."""
+    problem: str = ""
+    """Why not, and what to do; empty when it can."""
+
+
+def detect_tool_parser(bridge: Bridge) -> Detected:
+    """Find the parser of a template's calls."""
+    names = tool_parser_names()
+    known = _found.get(bridge)
+    if known is None or known[0] != names:
+        known = (names, _detect(bridge, names))
+        _found[bridge] = known
+    return known[1]
+
+
+_found: weakref.WeakKeyDictionary[Bridge, tuple[tuple[str, ...], Detected]] = weakref.WeakKeyDictionary()
+
+
+def _detect(bridge: Bridge, names: tuple[str, ...]) -> Detected:
+    if not bridge.template.calls:
+        return Detected(None, f"the chat template writes no tool calls. {_advice(_by_vocabulary(bridge, names))}")
+    found = [name for name in names if all(_reads(bridge, get_tool_parser(name), probe) for probe in _PROBES)]
+    if len(found) == 1:
+        return Detected(get_tool_parser(found[0]))
+    if found:
+        return Detected(None, f"several parsers read the calls of this chat template. {_advice(found)}")
+    written = next((str(turn) for _, turn, _ in _turns(bridge, _PROBES[0])), "nothing")
+    return Detected(
+        None,
+        f"no known parser reads what this chat template writes for a call: {written!r}. Write one (a subclass of "
+        f"ToolParser, see docs/tools.md) and give it as tool_parser=. {_advice(_by_vocabulary(bridge, names))}",
+    )
+
+
+def _reads(bridge: Bridge, parser: ToolParser, arguments: dict[str, Any]) -> bool:
+    """Return whether a parser reads a probe exactly, in one of the forms the template takes it."""
+    for opened, turn, tail in _turns(bridge, arguments):
+        words = turn + tail if tail in parser.endings else turn
+        text = SampledText(words) if words is not turn else turn
+        parsed = parser.parse(
+            text, reasoning_open=opened.rstrip().endswith(parser.reasoning_markers[0]), schemas={_TOOL: _SCHEMA}
+        )
+        if [(call.name, call.arguments) for call in parsed.calls] == [(_TOOL, arguments)] and not parsed.failures:
+            return True
+    return False
+
+
+def _turns(bridge: Bridge, arguments: dict[str, Any]) -> Iterator[tuple[str, SampledText, str]]:
+    """Yield what a template writes for a call: the prompt before it, the turn, and the token that ends it."""
+    encoder, template = bridge.encoder, bridge.template
+    user: TemplateMessage = {"role": "user", "content": "x"}
+    for call_id in _IDS:
+        call = {"type": "function", "id": call_id, "function": {"name": _TOOL, "arguments": arguments}}
+        assistant: TemplateMessage = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            prompt = encoder.encode(template.render([user]).text)
+            whole = encoder.encode(template.render([user, assistant], generate=False).text)
+        except TemplateRefusedError:
+            continue
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, whole, strict=False)))
+        end = len(whole)
+        while end > same and _is_closing(bridge, whole[end - 1]):
+            end -= 1
+        tail = encoder.control.texts.get(whole[end], "") if end < len(whole) else ""
+        yield encoder.decode(whole[:same][-8:]), encoder.sampled(whole[same:end]), tail
+
+
+def _is_closing(bridge: Bridge, token_id: int) -> bool:
+    """Return whether a token at the end of a turn is none of its words."""
+    return token_id in bridge.encoder.control.special or not bridge.encoder.decode([token_id]).strip()
+
+
+def _by_vocabulary(bridge: Bridge, names: tuple[str, ...]) -> list[str]:
+    """Return the parsers whose markers are tokens of this tokenizer."""
+    tokens = bridge.encoder.control.ids
+    return [name for name in names if any(marker in tokens for marker in get_tool_parser(name).call_markers)]
+
+
+def _advice(candidates: list[str]) -> str:
+    if not candidates:
+        return f"Name the parser of your model, as in tool_parser='hermes'. Known: {', '.join(tool_parser_names())}"
+    return f"Name the parser of your model, as in tool_parser={candidates[0]!r}. Candidates: {', '.join(candidates)}"

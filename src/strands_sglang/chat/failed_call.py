@@ -1,0 +1,70 @@
+"""A failed call inside a conversation: the block that stands for it, and what it is answered with.
+
+The framework answers a call only if the assistant's message has one. So a failed call stands there as a call of a tool
+that does not exist, with what is wrong as its input: nothing can run, and everything about it is in the message, also
+after that was stored and read back.
+
+Invariant: what the model is told of a failed call is what the parser found wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from strands_sglang.tool_parsers.parsed import FailedCall
+
+FAILED_CALL = "malformed_tool_call"
+"""The tool that a failed call calls. There is none of this name."""
+
+_UNKNOWN = f"Unknown tool: {FAILED_CALL}"
+"""How the framework itself answers such a call."""
+_LONG = 2000
+"""Characters of a failed call that are kept in the message; all of them are in the turn's tokens."""
+
+
+def failed_use(failed: FailedCall, call_id: str, *, more: int = 0) -> dict[str, Any]:
+    """Return the `toolUse` that stands for a failed call.
+
+    Args:
+        failed: The call.
+        call_id: An id for it.
+        more: Further failed calls of the same turn that have no block of their own.
+    """
+    error = f"This tool call was not executed, because it is malformed. {failed.detail}"
+    if more:
+        error += f" {more} more tool calls of this turn are malformed, too."
+    raw = failed.raw if len(failed.raw) <= _LONG else f"{failed.raw[:_LONG]}…"
+    given: dict[str, Any] = {"error": error, "kind": failed.failure.value, "call": raw}
+    if failed.name is not None:
+        given["tool"] = failed.name
+    return {"toolUseId": call_id, "name": FAILED_CALL, "input": given}
+
+
+def answer_to(use: Mapping[str, Any]) -> str | None:
+    """Return what a `toolUse` is answered with if it stands for a failed call; None when it does not."""
+    given = use.get("input")
+    if use.get("name") != FAILED_CALL or not isinstance(given, Mapping):
+        return None
+    error = given.get("error")
+    return error if isinstance(error, str) else None
+
+
+def answered(use: Mapping[str, Any], result: str) -> str:
+    """Return the result of a call as the model is to see it.
+
+    Args:
+        use: The call.
+        result: Its result in the conversation. The framework's own answer to a failed call says less than is known;
+            any other (a hook's) stays as it is.
+    """
+    answer = answer_to(use) if result == _UNKNOWN else None
+    return result if answer is None else answer
+
+
+def called(use: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return tool and arguments of a call as a template is to write them: for a failed one, the tool it meant."""
+    given = use.get("input", {})
+    if answer_to(use) is None:
+        return str(use["name"]), given
+    return str(given.get("tool", FAILED_CALL)), {"call": given.get("call", "")}

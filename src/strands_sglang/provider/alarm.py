@@ -1,0 +1,88 @@
+"""The alarm: a model that writes calls which its parser does not see.
+
+With the wrong parser nothing fails: every call is text, every turn an answer, and the reward says that the policy does
+not use its tools. So turns without a call are held against the other parsers that are known.
+
+Invariant: only a warning comes of it. No call is ever taken from another parser.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from strands_sglang.tool_parsers import ParsedTurn, ToolParser
+from strands_sglang.tool_parsers.base import Schemas
+from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
+
+logger = logging.getLogger(__name__)
+
+ALARM_AFTER = 10
+"""Turns before the warning, unless the user chose another number."""
+
+
+class ParserAlarm:
+    """Watches the turns of one model."""
+
+    def __init__(self, parser: ToolParser) -> None:
+        self._parser = parser
+        self._seen: Counter[str] = Counter()
+        self._rung = False
+
+    def look(self, text: str, parsed: ParsedTurn, schemas: Schemas, after: int | None = ALARM_AFTER) -> str | None:
+        """Look at a turn.
+
+        Args:
+            text: The turn's words.
+            parsed: What the model's own parser made of them.
+            schemas: The tools on offer; text that calls none of them looks like no call.
+            after: Turns before the warning; None: look at nothing.
+
+        Returns:
+            The parser that would have found calls; None when there is none, or no more need to look.
+        """
+        if self._rung or after is None or parsed.calls or not schemas:
+            return None
+        # As letters: a marker that was spelled out is what the model's own parser would not take for one.
+        rest = str(text[parsed.rest_start :])
+        name = next((name for name in self._candidates(rest) if _calls(name, rest, schemas)), None)
+        if name is None:
+            return None
+        self._seen[name] += 1
+        if self._seen[name] >= after:
+            self._rung = True
+            self._ring(name)
+        return name
+
+    def _candidates(self, text: str) -> list[str]:
+        """Return the parsers whose calls begin with something that is in the text."""
+        begun = text.lstrip()[:1]
+        found = []
+        for name in tool_parser_names():
+            markers = get_tool_parser(name).call_markers
+            if any(marker == begun if len(marker) == 1 else marker in text for marker in markers):
+                found.append(name)
+        return found
+
+    def _ring(self, name: str) -> None:
+        if name == self._parser.name:
+            logger.warning(
+                "turns=<%d>, parser=<%s> | turns look like tool calls, but their markers were not sampled as the "
+                "tokens the tokenizer has for them, so they are text; is this the tokenizer of the model served?",
+                self._seen[name],
+                name,
+            )
+        else:
+            logger.warning(
+                "turns=<%d>, parser=<%s>, would_parse=<%s> | turns look like tool calls and none was parsed; "
+                "if the model means them, make it with tool_parser=%r",
+                self._seen[name],
+                self._parser.name,
+                name,
+                name,
+            )
+
+
+def _calls(name: str, text: str, schemas: Schemas) -> bool:
+    """Return whether a parser finds calls of tools on offer in a text."""
+    return any(call.name in schemas for call in get_tool_parser(name).parse(text, schemas=schemas).calls)

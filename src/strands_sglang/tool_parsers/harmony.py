@@ -1,0 +1,260 @@
+"""The harmony format, which gpt-oss writes: a turn is a row of messages, each on a channel.
+
+    <|channel|>analysis<|message|>I need the weather.<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}<|call|>
+
+There is no newline between messages, and the prompt ends with `<|start|>assistant`: the first one begins behind that.
+A header names a channel; a recipient (` to=functions.NAME`), in front of the channel, as the chat template writes it,
+or behind it, as the models write it; and perhaps a content type, ` json` or ` <|constrain|>json`.
+
+- `analysis` is reasoning. It ends with `<|end|>` and with nothing else: a call in it is a draft.
+- `final` is text, and so is `commentary` without a recipient. `<|end|>` ends it, or the end of the turn.
+- `commentary` to `functions.NAME` is a call. Its content is one JSON object, and its end is `<|call|>`.
+
+All else that is meant for a tool is a failed call: another recipient, or two (MISSING_NAME); no channel, another one,
+or a message inside one that has not ended (MISPLACED); another content type (BAD_ARGUMENTS); another end (UNCLOSED).
+So is a message that ends with `<|call|>` and has no recipient. Other messages with a broken header are text as they
+stand, as is a turn without any header. Text is joined with newlines, and so is reasoning.
+
+Invariant: the JSON decides where the content of a call ends, so a marker inside a string is part of the string. Behind
+a broken call, the turn goes on behind the next marker that ends a message; never at a `<|start|>` before it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, NamedTuple
+
+from typing_extensions import override
+
+from strands_sglang.tool_parsers.base import Schemas, ToolParser
+from strands_sglang.tool_parsers.call_object import as_arguments
+from strands_sglang.tool_parsers.fault import CallFault
+from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.sampled import Markers, SampledText
+from strands_sglang.tool_parsers.strict_json import JsonReader, skip_space
+
+_START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+_END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
+_ANALYSIS = f"{_CHANNEL}analysis{_MESSAGE}"
+
+_ALL = Markers(_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
+_ENDS = Markers(_END, _CALL, _RETURN)
+_STOPS = Markers(_END, _CALL, _RETURN, _START)
+
+_FUNCTION = re.compile(r"functions\.([\w.-]+)")
+
+
+class HarmonyToolParser(ToolParser):
+    """Strict parser of messages on channels, of which those to `functions.NAME` are calls."""
+
+    name: ClassVar[str] = "harmony"
+    reasoning_markers: ClassVar[tuple[str, str]] = (_ANALYSIS, _END)
+    call_markers: ClassVar[tuple[str, ...]] = (_START, _CHANNEL, " to=functions.")
+    markers: ClassVar[tuple[str, ...]] = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL)
+    endings: ClassVar[tuple[str, ...]] = (_CALL,)
+
+    @override
+    def parse(self, text: str, *, reasoning_open: bool = False, schemas: Schemas | None = None) -> ParsedTurn:
+        """Take one turn apart; see `ToolParser.parse`. JSON has types of its own."""
+        turn = _Turn(SampledText.of(text))
+        turn.read(reasoning_open)
+        return turn.parsed()
+
+
+class _Header(NamedTuple):
+    """What stands before the content of a message."""
+
+    is_ours: bool
+    """Whether it begins as a message of the assistant does."""
+    channels: list[str]
+    """Its channels; a good header has one."""
+    recipients: set[str]
+    """Its recipients, of whom a call has one; nobody when it is for the user."""
+    others: list[str]
+    """All other words; a good header has none but a content type."""
+    has_content: bool
+    """Whether `<|message|>` ends it."""
+    was_cut: bool
+    """Whether it is good as far as it goes, and the end of the text ends it."""
+    end: int
+    """Where it ends, `<|message|>` included."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a message without a recipient can have this header."""
+        return self.is_ours and len(self.channels) == 1 and len(self.others) <= 1 and self.has_content
+
+
+class _Turn:
+    """A turn, as far as it was read."""
+
+    def __init__(self, text: SampledText) -> None:
+        self._text = text
+        self._reader = JsonReader(text)
+        self._reasoning: list[str] = []
+        self._pieces: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._failures: list[FailedCall] = []
+        self._closed = True
+        self._rest_start = 0
+        self._unended = False  # whether another message began before the last one had ended
+
+    def parsed(self) -> ParsedTurn:
+        """Return the turn, put together."""
+        reasoning = "\n".join(piece.strip("\n") for piece in self._reasoning) if self._reasoning else None
+        pieces = self._pieces
+        if len(pieces) != 1 or self._calls or self._failures:
+            pieces = [piece.strip("\n") for piece in pieces if piece.strip()]
+        calls, failures = tuple(self._calls), tuple(self._failures)
+        return ParsedTurn(reasoning, "\n".join(pieces), calls, failures, self._closed, self._rest_start)
+
+    def read(self, reasoning_open: bool) -> None:
+        """Read all messages."""
+        text, at = self._text, 0
+        if reasoning_open:
+            again = len(text) - len(text.lstrip())
+            at = self._reason(again + len(_ANALYSIS) if text.marks(_ANALYSIS, again) else 0)
+        while at < len(text):
+            at = skip_space(text, self._message(at))
+            while marker := next((end for end in (_END, _CALL, _RETURN) if text.marks(end, at)), ""):
+                at = skip_space(text, at + len(marker))  # it ends nothing
+
+    def _message(self, start: int) -> int:
+        """Read a message; return where the next one begins."""
+        text, header = self._text, _header(self._text, start)
+        if header.recipients:
+            unended, self._unended = self._unended, False
+            return self._call(start, header, unended)
+        channel = header.channels[0] if header.is_sound else None
+        if channel == "analysis":
+            return self._reason(header.end)
+        stop = _STOPS.next(text, header.end)
+        self._unended = stop is not None and stop.marker == _START
+        if stop is not None and stop.marker == _CALL:
+            words = f"A message that ends with {_CALL} must name a tool, as in {_CHANNEL}commentary to=functions.NAME"
+            fault = CallFault(ParseFailure.MISSING_NAME, words, past=stop.end)
+            self._failures.append(fault.failed(text, start, stop.end))
+        elif not header.was_cut:
+            begin = header.end if channel in ("final", "commentary") else start
+            self._pieces.append(text[begin : stop.start if stop is not None else len(text)])
+        return len(text) if stop is None else stop.start if self._unended else stop.end
+
+    def _reason(self, at: int) -> int:
+        """Read the content of a message that is reasoning; return where the next message begins."""
+        leads = not (self._pieces or self._calls or self._failures)
+        end = self._text.mark(_END, at)
+        self._closed = end >= 0
+        self._reasoning.append(self._text[at : end if self._closed else len(self._text)])
+        past = end + len(_END) if self._closed else len(self._text)
+        self._unended, self._rest_start = False, past if leads else self._rest_start
+        return past
+
+    def _call(self, start: int, header: _Header, unended: bool) -> int:
+        """Read a message that is for a tool; return where the next message begins."""
+        text = self._text
+        name, value, past, invalid = None, None, header.end, None
+        if header.has_content:
+            try:
+                value, past = self._reader.read(past)
+            except CallFault as fault:
+                past, invalid = fault.past, fault
+        try:
+            name = _name(header, past)
+            _check(header, unended, past)
+            if invalid is not None:
+                raise invalid
+            arguments = as_arguments(value, past)
+            end = _end(text, past)
+        except CallFault as fault:
+            failed = self._failed(start, name, fault)
+            self._failures.append(failed)
+            return start + len(failed.raw)
+        self._calls.append(ToolCall(name=name, arguments=arguments, raw=text[start:end], start=start))
+        return end
+
+    def _failed(self, start: int, name: str | None, fault: CallFault) -> FailedCall:
+        """Return the failed call: up to what ends the message behind what was read, else to the end of the text."""
+        mark = _ENDS.next(self._text, fault.past)
+        if mark is None and fault.failure is ParseFailure.INVALID_JSON and self._reader.was_cut(fault):
+            words = f"The turn ended in the middle of the JSON of a tool call, before {_CALL}"
+            fault = CallFault(ParseFailure.UNCLOSED, words, past=len(self._text))
+        return fault.failed(self._text, start, len(self._text) if mark is None else mark.end, name)
+
+
+def _header(text: SampledText, start: int) -> _Header:
+    """Read the header that begins at `start`; that of the first message has begun in the prompt."""
+    has_start = text.marks(_START, start)
+    at = start + len(_START) if has_start else start
+    mark = _ALL.next(text, at)
+    words = text[at : len(text) if mark is None else mark.start].split()
+    is_ours = start == 0
+    if has_start:
+        is_ours, words = words[:1] == ["assistant"], words[1:]
+    # In front of the channel, only the first word counts: prose without any header may hold the same letters.
+    recipients = {word for word in words[:1] if word.startswith("to=")}
+    is_ours = is_ours and len(words) == len(recipients)
+    channels: list[str] = []
+    others: list[str] = []
+    while mark is not None and mark.marker in (_CHANNEL, _CONSTRAIN):
+        after = _ALL.next(text, mark.end)
+        words = text[mark.end : len(text) if after is None else after.start].split()
+        if mark.marker == _CHANNEL:
+            channels.append(words[0] if words else "")
+            behind = {word for word in words[1:2] if word.startswith("to=")}
+            recipients |= behind
+            words = words[1 + len(behind) :]
+        recipients.update(word for word in words if word.startswith("to="))
+        others += words if channels else [mark.marker, *words]
+        mark = after
+    has_content = mark is not None and mark.marker == _MESSAGE
+    was_cut = mark is None and is_ours and bool(has_start or channels or recipients) and _begins(channels, others)
+    end = len(text) if mark is None else mark.end if has_content else mark.start
+    return _Header(is_ours, channels, {word[3:] for word in recipients}, others, has_content, was_cut, end)
+
+
+def _begins(channels: list[str], others: list[str]) -> bool:
+    """Return whether a header may go on so that it is good."""
+    is_channel = any(known.startswith("\n".join(channels)) for known in ("analysis", "commentary", "final"))
+    return is_channel and "json".startswith("\n".join(others))
+
+
+def _name(header: _Header, past: int) -> str:
+    """Return the tool that a message is for."""
+    if header.was_cut:
+        raise CallFault(ParseFailure.UNCLOSED, "The turn ended in the header of a tool call", past=past)
+    found = _FUNCTION.fullmatch("".join(header.recipients)) if len(header.recipients) == 1 else None
+    if found is None:
+        words = "A tool call must name one tool in its header, as in to=functions.NAME"
+        raise CallFault(ParseFailure.MISSING_NAME, words, past=past)
+    return found[1]
+
+
+def _check(header: _Header, unended: bool, past: int) -> None:
+    """Look at the rest of the header of a call."""
+    if unended or not header.is_ours:
+        words = f"A tool call must begin with {_START}assistant, behind the {_END} of the message before it"
+        raise CallFault(ParseFailure.MISPLACED, words, past=past)
+    if header.channels != ["commentary"]:
+        words = f"A tool call must go to the channel commentary, not to {ascii(' '.join(header.channels))[:40]}"
+        raise CallFault(ParseFailure.MISPLACED, words, past=past)
+    words = f"The tool call has no {_MESSAGE}, and so no arguments"
+    if header.has_content:
+        words = f"The content type of a tool call must be json, not {ascii(' '.join(header.others))[:40]}"
+    if not header.has_content or header.others not in ([], ["json"]):
+        raise CallFault(ParseFailure.BAD_ARGUMENTS, words, past=past)
+
+
+def _end(text: SampledText, past: int) -> int:
+    """Return where the call ends whose JSON ends at `past`."""
+    at = skip_space(text, past)
+    mark = _STOPS.next(text, at)
+    if mark is None:
+        raise CallFault(ParseFailure.UNCLOSED, f"The tool call has no {_CALL}", past=past)
+    if mark.start > at:
+        words = f"Between the JSON object of a tool call and {_CALL} there must be nothing else"
+        raise CallFault(ParseFailure.TRAILING_TEXT, words, past=past, at=at)
+    if mark.marker != _CALL:
+        words = f"A tool call must end with {_CALL}, not with {mark.marker}"
+        raise CallFault(ParseFailure.UNCLOSED, words, past=past, at=at)
+    return mark.end

@@ -1,0 +1,53 @@
+"""The two formats of Phi-4-mini.
+
+    <|tool_call|>[{"name": "calculator", "arguments": {"expression": "12*7+3"}}]<|/tool_call|>
+
+    functools[{"name": "calculator", "arguments": {"expression": "12*7+3"}}]
+
+Invariant: calls are one JSON list of objects with a `name` and an object as `arguments`. Either it stands between the
+markers, with JSON whitespace between and nothing else; or the turn, whitespace and reasoning apart, is `functools` and
+the list. `functools` is a word that prose about Python has, too, so it counts only at the beginning of a turn and with
+`[` directly behind it; then whatever follows the list makes its last call a failed one. The text of a call is that of
+its object; see `json_list.py` for what happens when one is bad. A closing marker alone is text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from typing_extensions import override
+
+from strands_sglang.tool_parsers.base import Schemas
+from strands_sglang.tool_parsers.framed import Found, FramedToolParser
+from strands_sglang.tool_parsers.json_list import CallList, ListEnd
+from strands_sglang.tool_parsers.sampled import SampledText
+from strands_sglang.tool_parsers.strict_json import skip_space
+from strands_sglang.tool_parsers.turn_json import TurnJson
+
+_OPENING = "<|tool_call|>"
+_CLOSING = "<|/tool_call|>"
+_FUNCTOOLS = "functools["
+
+
+class Phi4ToolParser(FramedToolParser):
+    """Strict parser of `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>` and `functools[...]`."""
+
+    name: ClassVar[str] = "phi4"
+    call_markers: ClassVar[tuple[str, ...]] = (_OPENING, _FUNCTOOLS)
+    markers: ClassVar[tuple[str, ...]] = (_OPENING, _CLOSING, _FUNCTOOLS)
+
+    @override
+    def read(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
+        """Yield what lists hold; see `FramedToolParser.read`. JSON has types of its own."""
+        start = skip_space(text, at)
+        if text.marks(_FUNCTOOLS, start):
+            yield from CallList(text, TurnJson(text), ListEnd()).read(start, start + len(_FUNCTOOLS) - 1)
+            return
+        start = text.mark(_OPENING, at)
+        if start < 0:
+            return
+        lists = CallList(text, TurnJson(text), ListEnd(_CLOSING))
+        while start >= 0:
+            at = yield from lists.read(start, start + len(_OPENING))
+            start = text.mark(_OPENING, at)

@@ -1,0 +1,57 @@
+"""The format of Qwen3-Coder, Qwen3.5, Qwen3.6 and Nemotron 3: tags around bare values.
+
+    <tool_call>
+    <function=calculator>
+    <parameter=expression>
+    12*7+3
+    </parameter>
+    </function>
+    </tool_call>
+
+One newline behind the opening tag of a parameter and one before its closing tag belong to the format; either may be
+absent, and everything else is the value: indentation, blank lines, all of it. What the value is, a number or a
+string, is for the tool's schema to say (`value.py`). White space between tags is free. One `<tool_call>` holds one
+function, which is all that the templates write. Models do forget `<tool_call>`: a function that begins a line outside
+of one is a failed call, not text, so that the turn does not end without a word.
+
+Invariant: a call is all of these tags in this order, and a value holds none of them (`tags.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from strands_sglang.tool_parsers.base import Schemas, ToolParser
+from strands_sglang.tool_parsers.parsed import FailedCall, ToolCall
+from strands_sglang.tool_parsers.sampled import SampledText
+from strands_sglang.tool_parsers.tags import Block, CallTags, Tag
+from strands_sglang.tool_parsers.value import Values
+
+_BLOCK = Block("<tool_call>", "</tool_call>")
+_FUNCTION = Tag("<function=", ">", "</function>")
+_PARAMETER = Tag("<parameter=", ">", "</parameter>")
+_TAGS = CallTags(_BLOCK, call=_FUNCTION, parameter=_PARAMETER, several=False)
+
+
+class Qwen3CoderToolParser(ToolParser):
+    """Strict parser of `<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`."""
+
+    name: ClassVar[str] = "qwen3_coder"
+    call_markers: ClassVar[tuple[str, ...]] = (_BLOCK.opening, _FUNCTION.opening)
+    markers: ClassVar[tuple[str, ...]] = _TAGS.words
+
+    @override
+    def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
+        """Yield what begins with `<tool_call>`, or with `<function=` on a new line; see `ToolParser.scan`."""
+        values = Values(schemas)
+
+        def read(tool: str, key: str, at: int) -> tuple[Any, int]:
+            closing = _TAGS.value_end(text, at, key)
+            start = at + text.startswith("\n", at, closing)
+            end = closing - text.endswith("\n", start, closing)
+            return values.read(tool, key, text, start, end), closing + len(_PARAMETER.closing)
+
+        return _TAGS.scan(text, at, read)

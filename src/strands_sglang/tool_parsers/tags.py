@@ -1,0 +1,256 @@
+"""Calls written with tags around bare values, as several families do.
+
+    <minimax:tool_call>                                         a block
+    <invoke name="calculator">                                  a call
+    <parameter name="expression">12*7+3</parameter>             a parameter
+    </invoke>
+    </minimax:tool_call>
+
+A family says which words its tags are made of and how the value of a parameter is read; where calls begin and end is
+decided here. Between tags there may be JSON whitespace and nothing else.
+
+Most of these words are plain letters that a value could hold as well, and nothing escapes them. So a value holds none
+of them, a call is closed by its own tag, and a block is read to its end before any of its calls counts: a value that
+quotes whole calls leaves tags over, and a block with anything between its calls, or without its closing marker, is one
+failed call as a whole. A call that is malformed in itself ends with its closing tag and leaves the others alone.
+
+Invariant: every call has its own tags and its block's, all of them, in the right order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from strands_sglang.tool_parsers.fault import CallFault
+from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.sampled import Markers, SampledText
+from strands_sglang.tool_parsers.strict_json import skip_space
+from strands_sglang.tool_parsers.value import shown, whole
+
+_NAME = re.compile(r"[^\s<>\"'{}]+")
+_INSIDE_TAG = re.compile(r'[^<>"\n]*')
+
+ReadParameter: TypeAlias = Callable[[str, str, int], tuple[Any, int]]
+"""From the tool, the parameter's name and where its opening tag's name ends, to the value and where the parameter
+ends, closing tag included; raises `CallFault`."""
+
+
+class Tag(NamedTuple):
+    """The two tags around a call or a parameter."""
+
+    opening: str
+    """Up to the name: `<invoke name="`."""
+    named: str
+    """What follows the name: `">`."""
+    closing: str
+    """`</invoke>`."""
+
+
+class Block(NamedTuple):
+    """The two markers around calls."""
+
+    opening: str
+    closing: str
+
+
+class _Read(NamedTuple):
+    """A call of a block, as far as it could be read."""
+
+    start: int
+    end: int
+    name: str | None
+    arguments: dict[str, Any]
+    fault: CallFault | None = None
+
+
+def checked_name(text: str, start: int, end: int) -> str:
+    """Return the name of a tool that stands in a text.
+
+    Raises:
+        CallFault: It is none: a name is one word, without quotes, brackets or braces.
+    """
+    name = whole(text, start, end, "The name of the tool")
+    if not _NAME.fullmatch(name):
+        words = f"The name of a tool must be one word, not {shown(name)}" if name else "The name of the tool is missing"
+        raise CallFault(ParseFailure.MISSING_NAME, words, past=start, at=start)
+    return name
+
+
+def checked_key(text: str, start: int, end: int) -> str:
+    """Return the name of a parameter that stands in a text.
+
+    Raises:
+        CallFault: It is none: it may hold blanks, but not at its ends, and no quotes stand around it.
+    """
+    key = whole(text, start, end, "The name of a parameter")
+    if not key or key != key.strip() or key[0] in "\"'" or _INSIDE_TAG.match(key).end() < len(key):  # type: ignore[union-attr]
+        words = f"{shown(key)} is not the bare name of a parameter"
+        raise CallFault(ParseFailure.BAD_ARGUMENTS, words, past=start, at=start)
+    return key
+
+
+class CallTags:
+    """Reads the calls of a turn."""
+
+    def __init__(self, *blocks: Block, call: Tag, parameter: Tag, several: bool) -> None:
+        """Say what a format is made of.
+
+        Args:
+            blocks: What stands around calls; any of them.
+            call: What a call is written with.
+            parameter: What a parameter is written with.
+            several: Whether a block may hold more than one call.
+        """
+        self._blocks = {block.opening: block for block in blocks}
+        self._closings = tuple(block.closing for block in blocks)
+        self._call, self._parameter, self._several = call, parameter, several
+        self._begin = Markers(*self._blocks, call.opening)
+        self._close = Markers(*self._closings)
+        self._end = Markers(call.closing, *self._blocks, *self._closings)
+        self.words = (*self._blocks, *self._closings, call.opening, call.closing, parameter.opening, parameter.closing)
+        """All of them."""
+        self._any = Markers(*self.words)
+
+    def scan(self, text: SampledText, at: int, read: ReadParameter) -> Iterator[ToolCall | FailedCall]:
+        """Yield the calls and failed calls of a turn; see `ToolParser.scan`."""
+        begun = at
+        while mark := self._begin.next(text, at):
+            at = mark.end
+            if mark.marker != self._call.opening:
+                found = self._block(text, mark.start, self._blocks[mark.marker], read)
+            elif mark.start == begun or text[mark.start - 1] == "\n":
+                found = self._misplaced(text, mark.start)
+            else:
+                continue
+            yield from found
+            if found:
+                at = found[-1].start + len(found[-1].raw)
+
+    def value_end(self, text: SampledText, at: int, key: str) -> int:
+        """Return where the bare value that begins at `at` ends: before the closing tag.
+
+        Raises:
+            CallFault: Another word of the format, or the end of the turn, comes first.
+        """
+        mark = self._any.next(text, at)
+        closing = self._parameter.closing
+        if mark is None:
+            words = f"The parameter {shown(key)} has no {closing}"
+            raise CallFault(ParseFailure.UNCLOSED, words, past=len(text))
+        if mark.marker != closing:
+            words = f"{mark.marker} stands before {closing} has ended parameter {shown(key)}; a value cannot hold it"
+            raise CallFault(ParseFailure.UNCLOSED, words, past=mark.start, at=mark.start)
+        return mark.start
+
+    def _block(self, text: SampledText, start: int, block: Block, read: ReadParameter) -> list[ToolCall | FailedCall]:
+        calls: list[_Read] = []
+        at = skip_space(text, start + len(block.opening))
+        try:
+            while not text.marks(block.closing, at):
+                self._expect_call(text, at, block, bool(calls))
+                calls.append(self._read(text, at, read))
+                at = skip_space(text, calls[-1].end)
+            if not calls:
+                words = f"Between {block.opening} and {block.closing} there is no call, {self._call.opening}…"
+                raise CallFault(ParseFailure.MISSING_NAME, words, past=at)
+        except CallFault as fault:
+            return [self._failed(text, start, block, calls, fault)]
+        calls[0] = calls[0]._replace(start=start)
+        calls[-1] = calls[-1]._replace(end=at + len(block.closing))
+        return [_made(text, call) for call in calls]
+
+    def _expect_call(self, text: SampledText, at: int, block: Block, another: bool) -> None:
+        """Raise a fault where no call begins."""
+        if text.marks(self._call.opening, at) and (self._several or not another):
+            return
+        failure = ParseFailure.UNCLOSED
+        if marker := next((word for word in self._blocks if text.marks(word, at)), None):
+            words = f"Another {marker} begins before {block.closing}"
+        elif marker := next((word for word in self._closings if text.marks(word, at)), None):
+            words = f"{block.opening} must be closed with {block.closing}, not with {marker}"
+        elif another:
+            failure = ParseFailure.TRAILING_TEXT
+            due = "only further calls" if self._several else "nothing else, for it holds one call"
+            words = f"Between {self._call.closing} and {block.closing} there must be {due}"
+        else:
+            failure = ParseFailure.MISSING_NAME
+            words = f"Behind {block.opening} there must be {self._call.opening}…"
+        raise CallFault(failure, words, past=at, at=at)
+
+    def _read(self, text: SampledText, start: int, read: ReadParameter) -> _Read:
+        name = None
+        try:
+            at = self._tag_end(text, start, self._call, ParseFailure.MISSING_NAME)
+            name = checked_name(text, start + len(self._call.opening), at)
+            arguments, end = self._arguments(text, name, at + len(self._call.named), read)
+        except CallFault as fault:
+            mark = self._end.next(text, fault.past)
+            end = len(text) if mark is None else mark.end if mark.marker == self._call.closing else mark.start
+            # A traceback would keep every frame alive for as long as the block is being read.
+            return _Read(start, end, name, {}, fault.with_traceback(None))
+        return _Read(start, end, name, arguments)
+
+    def _arguments(self, text: SampledText, tool: str, at: int, read: ReadParameter) -> tuple[dict[str, Any], int]:
+        arguments: dict[str, Any] = {}
+        while not text.marks(self._call.closing, at := skip_space(text, at)):
+            if not text.marks(self._parameter.opening, at):
+                raise self._no_parameter(text, at)
+            start, past = at + len(self._parameter.opening), at
+            at = self._tag_end(text, at, self._parameter, ParseFailure.BAD_ARGUMENTS)
+            key = checked_key(text, start, at)
+            if key in arguments:
+                words = f"The parameter {shown(key)} is given twice"
+                raise CallFault(ParseFailure.DUPLICATE_KEY, words, past=past, at=past)
+            arguments[key], at = read(tool, key, at + len(self._parameter.named))
+        return arguments, at + len(self._call.closing)
+
+    def _no_parameter(self, text: SampledText, at: int) -> CallFault:
+        enders = (self._call.opening, *self._blocks, *self._closings)
+        if marker := next((word for word in enders if text.marks(word, at)), None):
+            words = f"{marker} stands before {self._call.closing} has ended the call"
+            return CallFault(ParseFailure.UNCLOSED, words, past=at, at=at)
+        words = f"A call holds only parameters, each {self._parameter.opening}…{self._parameter.closing}"
+        return CallFault(ParseFailure.BAD_ARGUMENTS, words, past=at, at=at)
+
+    def _tag_end(self, text: SampledText, at: int, tag: Tag, failure: ParseFailure) -> int:
+        """Return where the name in an opening tag ends."""
+        end = _INSIDE_TAG.match(text, at + len(tag.opening)).end()  # type: ignore[union-attr]  # matches everywhere
+        if text.startswith(tag.named, end):
+            return end
+        words = f"{tag.opening} must go on with a name and {tag.named}"
+        raise CallFault(failure, words, past=at + len(tag.opening), at=end)
+
+    def _failed(self, text: SampledText, start: int, block: Block, calls: list[_Read], fault: CallFault) -> FailedCall:
+        """Return a whole block as one failed call: up to its closing marker, else to the end of the text."""
+        name = calls[0].name if len(calls) == 1 else None
+        mark = self._close.next(text, fault.past)
+        if mark is None:
+            words = f"{block.opening} is not closed with {block.closing}, so nothing behind it was run"
+            return CallFault(ParseFailure.UNCLOSED, words, past=len(text)).failed(text, start, len(text), name)
+        first = next((call.fault for call in calls if call.fault), fault)
+        return first.failed(text, start, mark.end, name)
+
+    def _misplaced(self, text: SampledText, start: int) -> list[ToolCall | FailedCall]:
+        """Return the call that begins outside of a block, if it is one and not just its first word."""
+        try:
+            end = self._tag_end(text, start, self._call, ParseFailure.MISSING_NAME)
+            name = checked_name(text, start + len(self._call.opening), end)
+        except CallFault:
+            return []
+        at = skip_space(text, end + len(self._call.named))
+        if not text.marks(self._call.closing, at) and not text.marks(self._parameter.opening, at):
+            return []
+        closing = text.mark(self._call.closing, at)
+        end = len(text) if closing < 0 else closing + len(self._call.closing)
+        behind = skip_space(text, end)
+        end = next((behind + len(word) for word in self._closings if text.marks(word, behind)), end)
+        words = f"A call must stand between {' or '.join(self._blocks)} and its closing marker; the first is missing"
+        return [CallFault(ParseFailure.MISPLACED, words, past=end).failed(text, start, end, name)]
+
+
+def _made(text: str, call: _Read) -> ToolCall | FailedCall:
+    if call.fault is not None:
+        return call.fault.failed(text, call.start, call.end, call.name)
+    return ToolCall(name=call.name or "", arguments=call.arguments, raw=text[call.start : call.end], start=call.start)

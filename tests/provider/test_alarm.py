@@ -1,0 +1,90 @@
+"""The alarm: calls in a format that the model's parser does not read are noticed, and the right parser named."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from families import tokenizer
+from provider.agents import agent_on, scripted_model
+from scripted_engine import Reply, tool_call
+from strands_sglang.provider.alarm import ParserAlarm
+from strands_sglang.tool_parsers import get_tool_parser
+
+HERMES = tool_call("calculator", expression="1+1")
+CODER = "<tool_call>\n<function=calculator>\n<parameter=expression>\n1+1\n</parameter>\n</function>\n</tool_call>"
+LLAMA = '{"name": "calculator", "parameters": {"expression": "1+1"}}'
+PYTHONIC = '[calculator(expression="1+1")]'
+MISTRAL = '[TOOL_CALLS]calculator[ARGS]{"expression": "1+1"}'
+SCHEMAS = {"calculator": {"type": "object", "properties": {"expression": {"type": "string"}}}}
+
+
+@pytest.mark.parametrize(
+    ("own", "text", "would"),
+    [
+        ("hermes", CODER, "qwen3_coder"),
+        ("hermes", LLAMA, "llama3_json"),
+        ("hermes", PYTHONIC, "pythonic"),
+        ("hermes", MISTRAL, "mistral"),
+        ("qwen3_coder", HERMES, "hermes"),
+        ("glm", HERMES, "hermes"),
+        ("llama3_json", f"Let me see.\n{HERMES}", "hermes"),
+    ],
+)
+def test_it_names_the_parser_that_would_have(own: str, text: str, would: str) -> None:
+    parser = get_tool_parser(own)
+    parsed = parser.parse(text, schemas=SCHEMAS)
+    assert not parsed.calls
+    assert ParserAlarm(parser).look(text, parsed, SCHEMAS) == would
+
+
+@pytest.mark.parametrize("text", ["", "an answer", "{}", "[1, 2]", "<tool_call>", "see [this](link)", "{'a': 1}"])
+def test_other_text_looks_like_no_call(text: str) -> None:
+    parser = get_tool_parser("hermes")
+    assert ParserAlarm(parser).look(text, parser.parse(text), SCHEMAS) is None
+
+
+def test_a_draft_in_the_reasoning_and_a_tool_that_is_not_on_offer_do_not_count() -> None:
+    parser = get_tool_parser("hermes")
+    for text, schemas in ((f"<think>{CODER}</think>done", SCHEMAS), (CODER, {"other": {}}), (CODER, {})):
+        assert ParserAlarm(parser).look(text, parser.parse(text), schemas) is None
+
+
+async def test_after_so_many_turns_it_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "strands_sglang.provider.alarm")
+    model, _ = scripted_model(lambda _: LLAMA, alarm_after=3)
+    for number in range(6):
+        with model.episode():
+            await agent_on(model).invoke_async("1+1?")
+        assert len(caplog.records) == (number >= 2)
+    assert "turns=<3>, parser=<hermes>, would_parse=<llama3_json>" in caplog.text
+    assert "tool_parser='llama3_json'" in caplog.text
+
+
+async def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "strands_sglang.provider.alarm")
+    model, _ = scripted_model(lambda _: LLAMA, alarm_after=None)
+    for _ in range(12):
+        with model.episode():
+            await agent_on(model).invoke_async("1+1?")
+    assert caplog.records == []
+
+
+async def test_calls_that_fail_in_ones_own_parser_count_too(caplog: pytest.LogCaptureFixture) -> None:
+    """The right brackets around another format: every call fails, and the reason is the parser."""
+    caplog.set_level(logging.WARNING, "strands_sglang.provider.alarm")
+    model, _ = scripted_model([CODER] * 2 + ["done"], alarm_after=2)
+    await agent_on(model).invoke_async("1+1?")
+    assert "would_parse=<qwen3_coder>" in caplog.text
+
+
+async def test_markers_that_are_spelled_out_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "strands_sglang.provider.alarm")
+    pieces = ("<", "tool_call>", HERMES.removeprefix("<tool_call>").removesuffix("</tool_call>"), "</", "tool_call>")
+    ids = [token for piece in pieces for token in tokenizer("qwen3").encode(piece, add_special_tokens=False)]
+    model, _ = scripted_model(lambda _: Reply(ids=ids), alarm_after=1)
+    agent = agent_on(model)
+    await agent.invoke_async("1+1?")
+    assert agent.messages[-1]["content"] == [{"text": HERMES}]
+    assert "not sampled as the tokens" in caplog.text

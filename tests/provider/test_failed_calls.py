@@ -1,0 +1,194 @@
+"""Malformed calls in the framework's own loop: no tool runs, the model is told, good calls beside them are run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from strands import tool
+from strands.hooks import AfterToolCallEvent
+from strands.types.exceptions import EventLoopException
+
+from provider.agents import agent_on, outline, said, scripted_model
+from scripted_engine import Reply, assert_exact, tool_call
+from strands_sglang import Episode, SGLangModel
+from strands_sglang.engine import FinishReason
+from strands_sglang.errors import FailedCallError
+
+BROKEN = '<tool_call>\n{"name": "adder", "arguments": {"a": 1,}}\n</tool_call>'
+TOLD = "This tool call was not executed, because it is malformed. The JSON is not valid"
+
+
+class Adder:
+    """A tool with arguments that all have defaults, and what it was called with."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[int, int]] = []
+
+        @tool
+        async def adder(a: int = 0, b: int = 0) -> str:
+            """Add.
+
+            Args:
+                a: One.
+                b: The other.
+            """
+            self.ran.append((a, b))
+            return str(a + b)
+
+        self.tool = adder
+
+
+@pytest.fixture
+def adder() -> Adder:
+    return Adder()
+
+
+async def test_the_model_is_told_precisely_and_no_tool_runs(adder: Adder, caplog: pytest.LogCaptureFixture) -> None:
+    model, engine = scripted_model([BROKEN, tool_call("adder", a=1, b=2), "3"], family="qwen2.5")
+    agent = agent_on(model, tools=[adder.tool])
+    with caplog.at_level(logging.ERROR):
+        result = await agent.invoke_async("add")
+    assert adder.ran == [(1, 2)] and result.stop_reason == "end_turn"
+    told = said(agent)
+    assert told[1] == "call malformed_tool_call" and told[2].startswith(f"error: {TOLD}")
+    assert told[3:] == ["call adder", "success: 3", "assistant: 3"]
+    assert f"<tool_response>\n{TOLD}" in engine.prompts[1] and "Unknown tool" not in engine.prompts[1]
+    assert "near" in engine.prompts[1] and "not found in registry" not in caplog.text
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "proved")]
+    assert model.current_episode.tree[0].detail["failed_calls"] == ["invalid_json"]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_good_calls_beside_it_are_run_and_results_keep_the_order_of_the_text(adder: Adder) -> None:
+    good = [tool_call("adder", a=number) for number in (1, 2)]
+    model, engine = scripted_model([f"{good[0]}\n{BROKEN}\n{good[1]}", "done"])
+    agent = agent_on(model, tools=[adder.tool])
+    await agent.invoke_async("add")
+    assert sorted(adder.ran) == [(1, 0), (2, 0)]
+    assert said(agent)[1:4] == ["call adder", "call malformed_tool_call", "call adder"]
+    behind = engine.prompts[1].partition("<|im_start|>user\n<tool_response>")[2]
+    assert behind.index("\n1\n") < behind.index(TOLD) < behind.index("\n2\n")
+    assert_exact(engine, model.current_episode)
+
+
+@pytest.mark.parametrize("beside", [[], [tool_call("adder", a=5)]], ids=["alone", "beside a good call"])
+async def test_or_the_episode_ends_there(adder: Adder, beside: list[str]) -> None:
+    model, engine = scripted_model(["\n".join([*beside, BROKEN])], on_failed_call="end")
+    agent = agent_on(model, tools=[adder.tool])
+    result = await agent.invoke_async("add")
+    assert result.stop_reason == "cancelled" and len(engine.calls) == 1
+    assert adder.ran == [(5, 0)] * len(beside)
+    assert "toolResult" in agent.messages[-1]["content"][-1] and said(agent)[-1].startswith(f"error: {TOLD}")
+    (trajectory,) = model.current_episode.trajectories()
+    assert trajectory.loss_mask[-1] == 1  # it ends on what was sampled: everything in it can be trained
+    assert_exact(engine, model.current_episode)
+
+
+async def test_after_it_ended_a_new_question_goes_on(adder: Adder) -> None:
+    model, engine = scripted_model([BROKEN, "nothing"], on_failed_call="end")
+    agent = agent_on(model, tools=[adder.tool])
+    await agent.invoke_async("add")
+    result = await agent.invoke_async("so?")
+    assert result.stop_reason == "end_turn" and TOLD in engine.prompts[1]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_agents_that_share_an_invocation_state_are_told_and_ended_all_the_same(adder: Adder) -> None:
+    """Whose call it is cannot be told there, so no agent is touched: the answer comes with the rendering."""
+    model, engine = scripted_model([BROKEN, "done"])
+    agent, other = agent_on(model, tools=[adder.tool]), agent_on(model, tools=[adder.tool])
+
+    async def stream(self: SGLangModel, *args: Any, **kwargs: Any) -> Any:
+        kwargs["invocation_state"]["agent"] = other
+        async for event in original(self, *args, **kwargs):
+            yield event
+
+    original = SGLangModel.stream
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SGLangModel, "stream", stream)
+        await agent.invoke_async("add")
+        assert said(agent)[2] == "error: Unknown tool: malformed_tool_call"
+        assert f"<tool_response>\n{TOLD}" in engine.prompts[1] and "Unknown tool" not in engine.prompts[1]
+        assert_exact(engine, model.current_episode)
+        ending, engine = scripted_model([BROKEN, "done"], on_failed_call="end")
+        agent = agent_on(ending, tools=[adder.tool])
+        with pytest.raises(EventLoopException) as raised:
+            await agent.invoke_async("add")
+    assert isinstance(raised.value.original_exception, FailedCallError) and len(engine.calls) == 1
+    assert adder.ran == []
+
+
+async def test_a_hook_may_answer_in_its_own_words(adder: Adder) -> None:
+    def own(event: AfterToolCallEvent) -> None:
+        event.result = {**event.result, "content": [{"text": "try harder"}]}
+
+    model, engine = scripted_model([BROKEN, "done"])
+    agent = agent_on(model, tools=[adder.tool])
+    agent.add_hook(own, AfterToolCallEvent)
+    await agent.invoke_async("add")
+    assert "try harder" in engine.prompts[1] and TOLD not in engine.prompts[1]
+
+
+async def test_a_turn_that_was_cut_in_a_call_calls_nothing(adder: Adder) -> None:
+    from strands.types.exceptions import MaxTokensReachedException
+
+    model, _ = scripted_model([Reply(BROKEN[:40], ended=False, finish=FinishReason.LENGTH)])
+    agent = agent_on(model, tools=[adder.tool])
+    with pytest.raises(MaxTokensReachedException):
+        await agent.invoke_async("add")
+    assert adder.ran == [] and model.current_episode.tree[0].detail["failed_calls"] == ["unclosed"]
+
+
+async def test_many_agents_at_once_each_answer_their_own(adder: Adder) -> None:
+    model, engine = scripted_model(lambda prompt: "done" if "<tool_response>" in prompt else BROKEN)
+
+    async def play(number: int) -> Episode:
+        with model.episode(f"e{number}") as episode:
+            agent = agent_on(model, tools=[adder.tool])
+            await agent.invoke_async(f"add {number}")
+            assert said(agent)[2].startswith(f"error: {TOLD}")
+            return episode
+
+    assert_exact(engine, *await asyncio.gather(*map(play, range(20))))
+    assert adder.ran == []
+
+
+async def test_history_with_a_failed_call_can_be_rendered_anew(adder: Adder) -> None:
+    """Read back from a store, by another model object: what the model sees is still what was wrong."""
+    model, engine = scripted_model([BROKEN, "done"])
+    agent = agent_on(model, tools=[adder.tool])
+    await agent.invoke_async("add")
+    again, second = scripted_model(["yes"])
+    await agent_on(again, tools=[adder.tool], messages=agent.messages).invoke_async("sure?")
+    assert TOLD in second.prompts[0] and "malformed_tool_call" not in second.prompts[0].partition("# Tools")[0]
+    assert_exact(second, again.current_episode)
+
+
+# --- arguments that the schema does not allow --------------------------------------------------------------------------
+
+
+async def test_by_default_the_tool_itself_judges_its_arguments(adder: Adder) -> None:
+    model, engine = scripted_model([tool_call("adder", a="one"), "done"])
+    agent = agent_on(model, tools=[adder.tool])
+    await agent.invoke_async("add")
+    assert adder.ran == [] and said(agent)[1] == "call adder" and "validation error" in engine.prompts[1].lower()
+
+
+async def test_or_its_schema_does(adder: Adder) -> None:
+    calls = "\n".join((tool_call("adder", a="one"), tool_call("adder", a=1)))
+    model, engine = scripted_model([calls, "done"], arguments_checked_by="schema")
+    agent = agent_on(model, tools=[adder.tool])
+    await agent.invoke_async("add")
+    assert adder.ran == [(1, 0)] and said(agent)[1:3] == ["call malformed_tool_call", "call adder"]
+    assert "The arguments of adder do not follow its schema: ['a']: 'one' is not of type 'integer'." in engine.prompts[1]
+    assert model.current_episode.tree[0].detail["failed_calls"] == ["schema"]
+    assert_exact(engine, model.current_episode)
+
+
+@pytest.mark.parametrize("name", ["on_failed_call", "arguments_checked_by"])
+def test_a_policy_that_does_not_exist_is_an_error(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be one of 't"):
+        scripted_model([], **{name: "repair"})

@@ -1,0 +1,517 @@
+"""DeepSeek-V3.2 calls: blocks of calls whose values say what they are, and nothing else is a call."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from families import tokenizer
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
+from strands_sglang.tool_parsers.deepseek_v32 import DeepSeekV32ToolParser
+from strands_sglang.tool_parsers.sampled import SampledText
+
+OPENING, CLOSING = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
+OPENING_4, CLOSING_4 = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
+BEGIN, END = '<｜DSML｜invoke name="f">', "</｜DSML｜invoke>"
+PARAMETER, PARAMETER_END = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
+WORDS = (OPENING, CLOSING, OPENING_4, CLOSING_4, '<｜DSML｜invoke name="', END, PARAMETER, PARAMETER_END)
+
+
+def string(key: str, value: str) -> str:
+    return f'{PARAMETER}{key}" string="true">{value}{PARAMETER_END}'
+
+
+def other(key: str, value: str) -> str:
+    return f'{PARAMETER}{key}" string="false">{value}{PARAMETER_END}'
+
+
+INVOKE = f"{BEGIN}\n{string('s', '12*7+3')}\n{END}"
+CALL = f"{OPENING}\n{INVOKE}\n{CLOSING}"
+
+
+def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
+    turn = DeepSeekV32ToolParser().parse(text, reasoning_open=reasoning_open)
+    check(text, turn)
+    return turn
+
+
+def check(text: str, turn: ParsedTurn) -> None:
+    """Hold a turn against its text, in other ways than the parser's own."""
+    both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
+    end = 0
+    for item in sorted(both, key=lambda item: item.start):
+        assert item.start >= end and text[item.start :].startswith(item.raw)
+        assert item.raw.startswith((OPENING, OPENING_4, '<｜DSML｜invoke name="'))
+        end = item.start + len(item.raw)
+    for call in turn.calls if type(text) is str else ():
+        bare = rf"((?:(?!{'|'.join(map(re.escape, WORDS))}).)*)"
+        value = r'"(?:[^"\\]|\\.)*"|[^<"]'
+        parameter = rf'{PARAMETER}([^<>"\n]+)" string="(?:true">{bare}|false">((?:{value})*)){PARAMETER_END}'
+        invoke = rf'<｜DSML｜invoke name="([^<>"\s]+)">(\s*(?:{parameter}\s*)*){END}'
+        match = re.fullmatch(rf"(?:<｜DSML｜\w+>\s*)?{invoke}(?:\s*</｜DSML｜\w+>)?", call.raw, re.DOTALL)
+        assert match is not None and match[1] == call.name
+        read = {
+            found[1]: found[2] if found[3] is None else json.loads(found[3])
+            for found in re.finditer(parameter, match[2], re.DOTALL)
+        }
+        assert repr(read) == repr(call.arguments)
+        assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
+    for failed in turn.failures:
+        assert failed.detail.endswith(".") and failed.detail.encode() is not None and len(failed.detail) < 300
+    if not turn.reasoning_closed:
+        assert not both and turn.text == ""
+
+
+def failed(text: str) -> FailedCall:
+    """Return the one failed call of a text that has no call."""
+    turn = parse(text)
+    assert turn.calls == () and len(turn.failures) == 1
+    return turn.failures[0]
+
+
+def invoke_of(name: str, arguments: dict[str, Any]) -> str:
+    """Write a call as the templates do."""
+    written = [
+        string(key, value) if isinstance(value, str) else other(key, json.dumps(value, ensure_ascii=False))
+        for key, value in arguments.items()
+    ]
+    return "\n".join([f'<｜DSML｜invoke name="{name}">', *written, END])
+
+
+def block(*invokes: str, word: str = "function_calls") -> str:
+    return "\n".join([f"<｜DSML｜{word}>", *invokes, f"</｜DSML｜{word}>"])
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+def test_a_call() -> None:
+    (call,) = parse(f"Let me see.\n{CALL}").calls
+    assert (call.name, call.arguments, call.id) == ("f", {"s": "12*7+3"}, None)
+    assert (call.raw, call.start) == (CALL, 12)
+
+
+def test_several_calls_share_a_block_and_its_markers() -> None:
+    one, two, three = (invoke_of(name, {"s": name}) for name in "fgh")
+    text = f"a{block(one, two, three)}b"
+    turn = parse(text)
+    assert [call.raw for call in turn.calls] == [f"{OPENING}\n{one}", two, f"{three}\n{CLOSING}"]
+    assert [call.start for call in turn.calls] == [1, text.index(two), text.index(three)]
+    assert [call.arguments["s"] for call in turn.calls] == ["f", "g", "h"] and turn.text == "a\nb"
+
+
+def test_it_is_a_parser_with_a_name() -> None:
+    assert isinstance(DeepSeekV32ToolParser(), ToolParser) and DeepSeekV32ToolParser.name == "deepseek_v32"
+    assert set(DeepSeekV32ToolParser.markers) == {*WORDS, "｜DSML｜"}
+    assert set(DeepSeekV32ToolParser.call_markers) == {OPENING, OPENING_4, '<｜DSML｜invoke name="'}
+
+
+@pytest.mark.parametrize("family", ["deepseek-v3.2", "deepseek-v4"])
+def test_what_the_template_renders_is_read(family: str) -> None:
+    arguments: dict[str, Any] = {
+        **{"s": "123", "path": "", "text": "  def f():\n\n      return '<b>' & 1\n"},
+        **{"n": -7, "x": 1e-07, "b": True, "z": None, "u": "null", "a": []},
+        **{"o": {"<é'&\"\n>": [1, 2.0, None, True, {"x": {}}]}},
+    }
+    calls = [{"function": {"name": "f", "arguments": chosen}} for chosen in (arguments, {})]
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "Now.", "tool_calls": calls}]
+    text = tokenizer(family).apply_chat_template(messages, tokenize=False)
+    turn = parse(text[text.rindex("Now.") : text.rindex("<｜end▁of▁sentence｜>")])
+    assert [repr(call.arguments) for call in turn.calls] == [repr(arguments), "{}"]
+    assert (turn.text, turn.failures) == ("Now.", ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{OPENING}{BEGIN}{string('s', 'v')}{END}{CLOSING}",
+        f"{OPENING_4}{BEGIN}{string('s', 'v')}{END}{CLOSING_4}",
+        f"{OPENING} \t\r\n{BEGIN}\n\n{string('s', 'v')} {END}\n \n{CLOSING}",
+        OPENING + BEGIN + other("s", ' \n\t"v"\r\n') + END + CLOSING,
+    ],
+)
+def test_whitespace_between_tags_does_not_matter(text: str) -> None:
+    (call,) = parse(text).calls
+    assert (call.name, call.arguments, call.raw) == ("f", {"s": "v"}, text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "\n", "\n\n", "  x  ", "\n  x\n", "    if a:\n        b\n", "\tx\r\n", " 1 ", "é😀\u2028"),
+        *(
+            "123",
+            "true",
+            "null",
+            "None",
+            '{"a": 1}',
+            "<think>x</think>",
+            "<｜DSML｜>",
+            "</｜DSML｜parameter",
+            "</parameter>",
+        ),
+    ],
+)
+def test_a_string_is_the_text_as_it_stands(value: str) -> None:
+    (call,) = parse(block(f"{BEGIN}{string('a key', value)}{END}")).calls
+    assert call.arguments == {"a key": value}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("12", 12), ("1.0", 1.0), ("1e-07", 1e-07), ("true", True), ("null", None), ('"12"', "12"), ("[]", [])),
+        ('{\n  "a": [1, null]\n}', {"a": [1, None]}),
+        (json.dumps(CALL), CALL),
+        (json.dumps({PARAMETER_END: [END, CLOSING, '\\"']}), {PARAMETER_END: [END, CLOSING, '\\"']}),
+    ],
+)
+def test_anything_else_is_json_that_ends_where_json_ends(text: str, value: Any) -> None:
+    turn = parse(block(f"{BEGIN}{other('a', text)}{string('s', 'v')}{END}", INVOKE))
+    assert [repr(call.arguments) for call in turn.calls] == [repr({"a": value, "s": "v"}), repr({"s": "12*7+3"})]
+    assert turn.failures == ()
+
+
+def test_schemas_change_nothing() -> None:
+    text = block(invoke_of("f", {"s": "1", "n": 1}))
+    schemas = {"f": {"properties": {"s": {"type": "integer"}, "n": {"type": "string"}}}}
+    (call,) = DeepSeekV32ToolParser().parse(text, schemas=schemas).calls
+    assert call.arguments == {"s": "1", "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "remains"),
+    [
+        ("", ""),
+        ("\n hello \n", "\n hello \n"),
+        (CALL, ""),
+        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
+        (f"before{block(INVOKE, INVOKE, INVOKE, word='tool_calls')}after", "before\nafter"),
+        (f"a {CLOSING}{CALL}", f"a {CLOSING}"),
+        (f"a {PARAMETER_END}{END}{CALL}", f"a {PARAMETER_END}{END}"),
+        (f"a\n{OPENING}{{}}{CLOSING}", "a"),
+        ("a <｜DSML｜function_calls", "a <｜DSML｜function_calls"),
+        (f"a {INVOKE}", f"a {INVOKE}"),
+        (f"a\n{INVOKE}\nb", "a\nb"),
+    ],
+)
+def test_what_remains_for_the_reader(text: str, remains: str) -> None:
+    assert parse(text).text == remains
+
+
+def test_parallel_calls_keep_their_order() -> None:
+    names = [f"tool_{number}" for number in range(12)]
+    assert [call.name for call in parse(block(*(invoke_of(name, {}) for name in names))).calls] == names
+
+
+def test_a_draft_in_reasoning_is_no_call() -> None:
+    turn = parse(f"maybe {CALL}\n{INVOKE}</think>\n\n{block(invoke_of('real', {}))}", reasoning_open=True)
+    assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
+    assert parse(f"<think>{CALL}").calls == () and parse(CALL, reasoning_open=True).calls == ()
+
+
+# --- a call that is none ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "failure"),
+    [
+        (f'<｜DSML｜invoke name="">{END}', ParseFailure.MISSING_NAME),
+        (f'<｜DSML｜invoke name="f g">{END}', ParseFailure.MISSING_NAME),
+        (f'<｜DSML｜invoke name="f>{END}', ParseFailure.MISSING_NAME),
+        (f'<｜DSML｜invoke name="f" id="1">{END}', ParseFailure.MISSING_NAME),
+        (f'{BEGIN}{PARAMETER}s" string="true">v{END}', ParseFailure.UNCLOSED),
+        (f'{BEGIN}{PARAMETER}s" string="true">v{string("n", "1")}{END}', ParseFailure.UNCLOSED),
+        (f"{BEGIN}{BEGIN}{END}", ParseFailure.UNCLOSED),
+        (f"{BEGIN}hello{END}", ParseFailure.BAD_ARGUMENTS),
+        (f'{BEGIN}{{"s": "v"}}{END}', ParseFailure.BAD_ARGUMENTS),
+        (f"{BEGIN}{PARAMETER_END}{END}", ParseFailure.BAD_ARGUMENTS),
+        (f"{BEGIN}{string('s', f'a{PARAMETER_END}b')}{END}", ParseFailure.BAD_ARGUMENTS),
+        (f"{BEGIN}{string('', 'v')}{END}", ParseFailure.BAD_ARGUMENTS),
+        (f"{BEGIN}{string(' s', 'v')}{END}", ParseFailure.BAD_ARGUMENTS),
+        (f'{BEGIN}{PARAMETER}s">v{PARAMETER_END}{END}', ParseFailure.BAD_ARGUMENTS),
+        (f'{BEGIN}{PARAMETER}s" string=true>v{PARAMETER_END}{END}', ParseFailure.BAD_ARGUMENTS),
+        (f'{BEGIN}{PARAMETER}s" string="True">v{PARAMETER_END}{END}', ParseFailure.BAD_ARGUMENTS),
+        (f'{BEGIN}{PARAMETER}s" string="true" >v{PARAMETER_END}{END}', ParseFailure.BAD_ARGUMENTS),
+        (f'{BEGIN}<parameter name="s">v</parameter>{END}', ParseFailure.BAD_ARGUMENTS),
+        *(
+            (f"{BEGIN}{other('a', value)}{END}", ParseFailure.INVALID_JSON)
+            for value in (
+                "",
+                "hello",
+                "True",
+                "NaN",
+                '{"a": 1,}',
+                "{'a': 1}",
+                "[1",
+                '"\\ud800"',
+                "1e999",
+                "[" * 101 + "]" * 101,
+            )
+        ),
+        (f"{BEGIN}" + string("s", "\ud800") + END, ParseFailure.INVALID_JSON),
+        (f"{BEGIN}{other('a', '1 2')}{END}", ParseFailure.TRAILING_TEXT),
+        (f"{BEGIN}{other('a', '{}}')}{END}", ParseFailure.TRAILING_TEXT),
+        (f"{BEGIN}{other('a', '01')}{END}", ParseFailure.TRAILING_TEXT),
+        (f'{BEGIN}{PARAMETER}a" string="false">1 {END}', ParseFailure.UNCLOSED),
+        (f'{BEGIN}{PARAMETER}a" string="false">1{string("s", "v")}{END}', ParseFailure.UNCLOSED),
+        (f"{BEGIN}" + other("a", '[{"a": 1, "a": 1}]') + END, ParseFailure.DUPLICATE_KEY),
+        (f"{BEGIN}{string('s', 'v')}{other('s', '1')}{END}", ParseFailure.DUPLICATE_KEY),
+    ],
+    ids=lambda value: value[:60].encode("unicode_escape").decode() if isinstance(value, str) else None,
+)
+def test_a_malformed_call_leaves_the_others_of_its_block_alone(raw: str, failure: ParseFailure) -> None:
+    text = f"a{OPENING}{raw}{CLOSING}b{block(INVOKE, raw, INVOKE)}c{CALL}"
+    turn = parse(text)
+    assert [item.failure for item in turn.failures] == [failure, failure]
+    assert [item.raw for item in turn.failures] == [f"{OPENING}{raw}{CLOSING}", raw]
+    assert [item.start for item in turn.failures] == [1, text.index(raw, len(raw) + 40)]
+    assert [call.raw for call in turn.calls] == [f"{OPENING}\n{INVOKE}", f"{INVOKE}\n{CLOSING}", CALL]
+    assert turn.text == "a\nb\nc"
+
+
+def test_a_json_string_left_open_takes_what_stands_in_it_along() -> None:
+    """It runs into the next call: whose text that is cannot be told, so nothing of it is executed."""
+    text = f'{OPENING}{BEGIN}{PARAMETER}a" string="false">"open{PARAMETER_END}{END}{INVOKE}{CLOSING}{CALL}'
+    turn = parse(text)
+    assert [item.raw + CALL for item in turn.failures] == [text] and [call.raw for call in turn.calls] == [CALL]
+
+
+def test_the_last_call_of_a_block_may_lack_its_end() -> None:
+    """The block's own marker ends it, and that is certain."""
+    for cut in (BEGIN, f'{BEGIN}{PARAMETER}s" string="true">v', BEGIN[:-2], f'{BEGIN}{PARAMETER}a" string="false">[1'):
+        turn = parse(f"{OPENING}{INVOKE}{cut}{CLOSING}")
+        assert [call.raw for call in turn.calls] == [OPENING + INVOKE]
+        assert [item.raw for item in turn.failures] == [cut + CLOSING]
+
+
+# --- a block that is none --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inside", "failure"),
+    [
+        ("", ParseFailure.MISSING_NAME),
+        ("hello", ParseFailure.MISSING_NAME),
+        (f"hello {INVOKE}", ParseFailure.MISSING_NAME),
+        ('{"name": "f", "arguments": {}}', ParseFailure.MISSING_NAME),
+        ('<invoke name="f"></invoke>', ParseFailure.MISSING_NAME),
+        (f"{INVOKE}x", ParseFailure.TRAILING_TEXT),
+        (f"{INVOKE} and {INVOKE}", ParseFailure.TRAILING_TEXT),
+        (f"{INVOKE}{END}", ParseFailure.TRAILING_TEXT),
+        (f"{INVOKE}{OPENING}{INVOKE}", ParseFailure.UNCLOSED),
+        (f"{INVOKE}{OPENING_4}{INVOKE}", ParseFailure.UNCLOSED),
+        (f'{BEGIN}{PARAMETER}s" string="true">{INVOKE} x{PARAMETER_END}{END}', ParseFailure.UNCLOSED),
+        (f'{BEGIN}{PARAMETER}s" string="true">{INVOKE}{INVOKE}{PARAMETER_END}{END}', ParseFailure.UNCLOSED),
+        (f"{INVOKE}{BEGIN}{string('s', END)}{END}", ParseFailure.UNCLOSED),
+    ],
+)
+def test_a_malformed_block_holds_no_call(inside: str, failure: ParseFailure) -> None:
+    raw = f"{OPENING}{inside}{CLOSING}"
+    turn = parse(f"a{raw}b{CALL}c{raw}")
+    assert [item.failure for item in turn.failures] == [failure, failure]
+    assert [item.raw for item in turn.failures] == [raw, raw]
+    assert [item.start for item in turn.failures] == [1, len(f"a{raw}b{CALL}c")]
+    assert [call.raw for call in turn.calls] == [CALL]
+    assert turn.text == "a\nb\nc"
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(OPENING, CLOSING_4), (OPENING_4, CLOSING)])
+def test_a_block_is_closed_by_the_word_that_opened_it(opening: str, closing: str) -> None:
+    for inside in (INVOKE, INVOKE * 2, BEGIN):
+        turn = parse(f"{opening}{inside}{closing}{CALL}")
+        assert [call.raw for call in turn.calls] == [CALL]
+        assert [(item.raw, item.failure) for item in turn.failures] == [
+            (f"{opening}{inside}{closing}", ParseFailure.UNCLOSED)
+        ]
+    assert f"must be closed with </{opening[1:]}, not with {closing}" in failed(f"{opening}{INVOKE}{closing}").detail
+
+
+FULL = block(invoke_of("f", {"s": "  é\n", "n": 1}), invoke_of("f", {"o": {"a": [END, '"', None]}}))
+
+
+def test_a_block_that_was_cut_is_unclosed() -> None:
+    for length in range(len(OPENING), len(FULL)):
+        failure = failed("x\n" + FULL[:length])
+        assert failure.failure is ParseFailure.UNCLOSED and failure.raw == FULL[:length]
+        assert failure.name in ("f", None)
+
+
+def test_an_opening_that_was_cut_is_text() -> None:
+    for length in range(len(OPENING)):
+        assert parse("x" + CALL[:length]) == ParsedTurn(reasoning=None, text="x" + CALL[:length])
+
+
+@pytest.mark.parametrize(
+    ("inside", "detail", "name"),
+    [
+        ("", 'there is no call, <｜DSML｜invoke name="….', None),
+        (f"{INVOKE}x", f"Between {END} and {CLOSING} there must be only further calls, at character", "f"),
+        (f"{BEGIN}{other('a', 'x')}{END}", "'a' must be JSON, as string=\"false\" says. The JSON is not valid", "f"),
+        (f"{BEGIN}{other('a', '1 2')}{END}", f"of parameter 'a' (string=\"false\") there must be {PARAMETER_END}", "f"),
+        (f'{BEGIN}{PARAMETER}a" string="no">{END}', '\'a\' must say string="true" or string="false", at', "f"),
+        (f'{BEGIN}{PARAMETER}a">{END}', f'{PARAMETER} must go on with a name and " string=", at', "f"),
+    ],
+)
+def test_the_detail_says_what_is_wrong_and_where(inside: str, detail: str, name: str | None) -> None:
+    failure = failed(f"{OPENING}{inside}{CLOSING}")
+    assert detail in failure.detail and failure.name == name
+
+
+# --- the block is missing --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "raw", "after"),
+    [
+        ("", INVOKE, ""),
+        ("I will.\n", INVOKE, "\nSo."),
+        ("\n", f"{INVOKE}\n{CLOSING}", CLOSING),
+        ("\n", f"{INVOKE}\n{CLOSING_4}", ""),
+        ("", f'{BEGIN}{PARAMETER}s" string="true">v', ""),
+    ],
+)
+def test_a_call_outside_of_a_block_is_misplaced(before: str, raw: str, after: str) -> None:
+    failure = failed(before + raw + after)
+    assert (failure.failure, failure.raw, failure.start) == (ParseFailure.MISPLACED, raw, len(before))
+    assert failure.name == "f" and f"between {OPENING} or {OPENING_4} and its closing marker" in failure.detail
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def sampled(*pieces: str) -> SampledText:
+    """Return a text in which the word of the format is a token, but for the pieces that begin with `!`."""
+    text, tokens = "", set()
+    for piece in pieces:
+        written = piece.removeprefix("!")
+        if written == piece:
+            tokens |= {len(text) + found.start() for found in re.finditer("｜DSML｜", written)}
+        text += written
+    return SampledText(text, tokens, lambda marker: [marker.find("｜DSML｜")])
+
+
+def test_letters_that_look_like_tags_are_part_of_a_value() -> None:
+    quoted = f"!{PARAMETER_END}{END}{CALL}"
+    text = sampled(
+        f"!{CALL}", OPENING, f'{BEGIN}{PARAMETER}s" string="true">', quoted, f"{PARAMETER_END}{END}{CLOSING}"
+    )
+    turn = parse(text)
+    assert [call.arguments for call in turn.calls] == [{"s": quoted[1:]}] and turn.failures == ()
+    assert turn.text == CALL
+
+
+def test_letters_do_not_close_what_tokens_opened() -> None:
+    turn = parse(sampled(OPENING, INVOKE, f"!{CLOSING}{CALL}"))
+    assert turn.calls == () and [item.failure for item in turn.failures] == [ParseFailure.UNCLOSED]
+
+
+# --- any text --------------------------------------------------------------------------------------------------------
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+bare = st.text() | st.sampled_from(["1", "true", "None", "{}", "\n", " \n x", "｜DSML｜"])
+keys = st.text(alphabet=st.characters(categories=["L", "N"], include_characters="_-. "), min_size=1).filter(
+    lambda key: key == key.strip()
+)
+others = json_values.filter(lambda value: not isinstance(value, str)) | st.sampled_from([[CALL], {END: CLOSING}])
+some_arguments = st.dictionaries(keys, bare | others, max_size=5)
+plain = st.text(alphabet=st.characters(exclude_characters="<\n", exclude_categories=["Cs"]), max_size=10)
+tags = [*WORDS, BEGIN, string("s", "v"), other("a", "1"), f'{PARAMETER}s" string="', 'true">', 'false">', CALL, INVOKE]
+parts = [*"<>=/\n \"'{}[]1,", "f", "s", "｜DSML｜", "null", '{"a": 1}', "<think>", "</think>", "\ud800", "é", "[[["]
+pieces = st.sampled_from(tags + parts)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(plain, st.lists(some_arguments, min_size=1, max_size=3)), max_size=3), st.booleans())
+def test_what_is_rendered_is_read(written: list[tuple[str, list[dict[str, Any]]]], v4: bool) -> None:
+    word = "tool_calls" if v4 else "function_calls"
+    blocks = (before + block(*(invoke_of("f", chosen) for chosen in calls), word=word) for before, calls in written)
+    turn = parse("".join(blocks))
+    assert turn.failures == ()
+    expected = [repr(arguments) for _, calls in written for arguments in calls]
+    assert [repr(call.arguments) for call in turn.calls] == expected
+    assert turn.text == "\n".join(before for before, _ in written if before.strip())
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
+def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+    parse(text, reasoning_open=reasoning_open)
+
+
+@settings(deadline=None, max_examples=150)
+@given(some_arguments, st.data())
+def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
+    text = f"{block(invoke_of('f', arguments), INVOKE)}\n{CALL}"
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 8)))
+        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
+    parse(text)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *WORDS,
+        "｜DSML｜",
+        f"\n{BEGIN}",
+        f"\n{BEGIN}{END}",
+        OPENING + CLOSING,
+        OPENING + CLOSING_4,
+        OPENING + BEGIN,
+        OPENING + BEGIN + CLOSING,
+        OPENING + INVOKE + "x" + CLOSING,
+        f'{OPENING}{BEGIN}{PARAMETER}s" string="true">',
+        f'{OPENING}{BEGIN}{PARAMETER}s" string="false">["',
+        f'{OPENING}{BEGIN}{PARAMETER}s" string="false">["{END}{CLOSING}',
+        f"{OPENING}{BEGIN}{other('a', '[' * 3000)}{END}{CLOSING}",
+        f"{OPENING}{BEGIN}{other('a', '{}')}{END}{CLOSING}",
+        CALL,
+    ],
+    ids=lambda unit: unit[:60],
+)
+def test_a_megabyte_takes_less_than_a_second(unit: str) -> None:
+    assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OPENING + " " * 1_000_000,
+        OPENING + BEGIN * 40_000,
+        OPENING + INVOKE * 9_000 + CLOSING,
+        OPENING + (BEGIN + END) * 24_000 + "x" + CLOSING,
+        OPENING + (BEGIN + "x" + END) * 24_000 + CLOSING,
+        OPENING + BEGIN + "".join(other(f"k{n}", "[]") for n in range(15_000)),
+        OPENING + BEGIN + f'{PARAMETER}s" string="true">' + PARAMETER_END[:-1] * 60_000,
+        OPENING + BEGIN + string("s", "v" * 1_000_000) + END + CLOSING,
+        OPENING + BEGIN + f'{PARAMETER}a" string="false">' + '{"a":' * 200_000,
+        OPENING + BEGIN + f'{PARAMETER}a" string="false">"' + INVOKE.replace('"', "'") * 9_000,
+    ],
+    ids=lambda text: f"{text[:40]}…{text[-20:]}",
+)
+def test_one_huge_call_takes_less_than_a_second(text: str) -> None:
+    assert cpu_seconds(text) < 1.0
+
+
+def cpu_seconds(text: str) -> float:
+    """Return the least of a few runs: the rest is the machine's."""
+    least = float("inf")
+    for _ in range(3):
+        begun = time.process_time()
+        DeepSeekV32ToolParser().parse(text)
+        least = min(least, time.process_time() - begun)
+        if least < 1.0:
+            break
+    return least

@@ -1,0 +1,320 @@
+"""The fuzzer finds nothing in our parsers, and does find what is put there to be found."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from strands_sglang.tool_parsers import HermesToolParser, ParsedTurn, ToolCall, ToolParser
+from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
+from tool_parsers.grammars import GRAMMARS, SCHEMAS, Call, NotACall
+from tool_parsers.judge import Case, Finding, Hang, judge, judge_written, neutralised, occurrences, shrunk, watched
+from tool_parsers.mutations import Mutator, turn
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NAMES = [name for name in tool_parser_names() if name in GRAMMARS]
+
+
+def test_every_parser_has_a_grammar() -> None:
+    assert set(GRAMMARS) >= {name for name in tool_parser_names() if get_tool_parser(name).markers}
+    assert set(GRAMMARS) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mutated_turns(name: str) -> None:
+    parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(name)
+    mutator = Mutator(grammar, dice)
+    calls = failures = 0
+    for number in range(1400):
+        case = Case(mutator.next(), reasoning_open=number % 10 == 0, with_schemas=number % 7 > 0)
+        assert judge(parser, grammar, case) is None
+        outcome = parser.parse(case.text)
+        calls, failures = calls + len(outcome.calls), failures + len(outcome.failures)
+    assert calls > 100 and failures > 100  # else the mutations are too mild or too wild to say anything
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mutated_turns_with_tokens(name: str) -> None:
+    parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(name)
+    controls = tuple(word for word in parser.markers if not any(one in word for one in parser.markers if one != word))
+    mutator = Mutator(grammar, dice)
+    for _ in range(300):
+        text = mutator.next()
+        sampled = tuple(place for place in occurrences(text, controls) if dice.random() < 0.8)
+        assert judge(parser, grammar, Case(text, controls=controls, sampled=sampled)) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_well_formed_turns_are_read(name: str) -> None:
+    parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(name)
+    for _ in range(200):
+        text, calls = turn(dice, grammar)
+        assert judge_written(parser, text, calls) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_turns_cut_at_every_place(name: str) -> None:
+    parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(f"cut {name}")
+    for _ in range(3):
+        text, _ = turn(dice, grammar)
+        for length in range(min(len(text), 400)):
+            assert judge(parser, grammar, Case(text[:length])) is None
+
+
+# --- the grammars can say no -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_grammar_refuses_what_is_broken(name: str) -> None:
+    """Of a call with one character left out, most are none: a grammar that takes them all would judge nothing."""
+    parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(name)
+    refused = tried = 0
+    for _ in range(20):
+        text, _ = turn(dice, grammar)
+        for call in parser.parse(text, schemas=SCHEMAS).calls:
+            assert grammar.read(call.raw, SCHEMAS) == Call(call.name, call.arguments)
+            for at in range(len(call.raw)):
+                tried += 1
+                try:
+                    grammar.read(call.raw[:at] + call.raw[at + 1 :], SCHEMAS)
+                except NotACall:
+                    refused += 1
+    assert refused > 0.3 * tried > 40
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 1}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": " ", "arguments": {}}</tool_call>'),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter>x</function></tool_call>"),
+        ("qwen3_coder", "<tool_call><function=set_options><parameter=items>(1, 2)</parameter></function></tool_call>"),
+        ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_value>2</arg_value></tool_call>"),
+        ("pythonic", "[f(1)]"),
+        ("pythonic", "[f(a=b)]"),
+        ("pythonic", "[f(a=1, a=2)]"),
+        ("pythonic", "[f(a=1+1)]"),
+        ("pythonic", "[f(a={1: 2})]"),
+        ("pythonic", "[f(a=1e999)]"),
+        ("gemma", "<|tool_call>call:f{a:b}<tool_call|>"),
+        ("gemma", '<|tool_call>call:f{"a":1}<tool_call|>'),
+        ("gemma", "<|tool_call>call:f{a:1,a:2}<tool_call|>"),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": 1} '),
+        ("llama3_json", '{"name": "f", "arguments": {}}'),
+    ],
+)
+def test_a_grammar_refuses(name: str, raw: str) -> None:
+    with pytest.raises(NotACall):
+        GRAMMARS[name].read(raw, SCHEMAS)
+
+
+# --- the fuzzer can fail ---------------------------------------------------------------------------------------------
+
+
+class Raises(HermesToolParser):
+    @override
+    def parse(self, text: str, **options: Any) -> ParsedTurn:
+        text.encode()
+        return super().parse(text, **options)
+
+
+class Sloppy(HermesToolParser):
+    """Reads what looks like a call, as many do."""
+
+    @override
+    def parse(self, text: str, **options: Any) -> ParsedTurn:
+        calls = []
+        for found in re.finditer(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", text, re.DOTALL):
+            try:
+                value = json.loads(found[1])
+                calls.append(ToolCall(value["name"], value.get("arguments") or {}, found[0], found.start()))
+            except (ValueError, KeyError, RecursionError):
+                continue
+        return ParsedTurn(None, "", tuple(calls))
+
+
+class Draft(HermesToolParser):
+    """Looks for calls in reasoning, too."""
+
+    @override
+    def parse(self, text: str, *, reasoning_open: bool = False, schemas: Any = None) -> ParsedTurn:
+        return super().parse(text.replace("<think>", "<thimk>"), reasoning_open=False, schemas=schemas)
+
+
+class Typist(HermesToolParser):
+    """Takes 1.0 for 1, and True for 1."""
+
+    @override
+    def parse(self, text: str, **options: Any) -> ParsedTurn:
+        read = super().parse(text, **options)
+        calls = [
+            ToolCall(call.name, {key: int(v) if v in (0, 1) else v for key, v in call.arguments.items()}, call.raw, call.start)
+            for call in read.calls
+        ]
+        return ParsedTurn(read.reasoning, read.text, tuple(calls), read.failures)
+
+
+class Letters(HermesToolParser):
+    """Does not look at tokens."""
+
+    @override
+    def parse(self, text: str, **options: Any) -> ParsedTurn:
+        return super().parse(str(text), **options)
+
+
+class Misplaced(HermesToolParser):
+    """Says of failed calls that they stand where they do not."""
+
+    @override
+    def parse(self, text: str, **options: Any) -> ParsedTurn:
+        read = super().parse(text, **options)
+        failures = [type(one)(one.raw, one.start + 1, one.failure, one.detail) for one in read.failures]
+        return ParsedTurn(read.reasoning, read.text, read.calls, tuple(failures))
+
+
+class Quiet(HermesToolParser):
+    """Explains nothing."""
+
+    @override
+    def parse(self, text: str, **options: Any) -> ParsedTurn:
+        read = super().parse(text, **options)
+        failures = [type(one)(one.raw, one.start, one.failure, one.raw) for one in read.failures]
+        return ParsedTurn(read.reasoning, read.text, read.calls, tuple(failures))
+
+
+@pytest.mark.parametrize(
+    ("broken", "kind"),
+    [
+        (Raises, "crash"),
+        (Sloppy, "wrong_call"),
+        (Draft, "wrong_call"),
+        (Typist, "wrong_call"),
+        (Letters, "wrong_call"),
+        (Misplaced, "wrong_failure"),
+        (Quiet, "wrong_failure"),
+    ],
+)
+def test_a_broken_parser_is_found_out(broken: type[ToolParser], kind: str) -> None:
+    parser, grammar, dice = broken(), GRAMMARS["hermes"], Random(7)
+    mutator = Mutator(grammar, dice)
+    found: set[str] = set()
+    for number in range(3000):
+        text = mutator.next()
+        case = Case(text, reasoning_open=number % 5 == 0)
+        if broken is Letters:
+            places = occurrences(text, parser.markers)
+            case = Case(text, controls=parser.markers, sampled=tuple(place for place in places if dice.random() < 0.5))
+        finding = judge(parser, grammar, case)
+        if finding is not None:
+            found.add(finding.kind)
+            smaller = shrunk(case, lambda other: (judge(parser, grammar, other) or Finding("", "")).kind == kind, tries=300)
+            assert finding.kind != kind or len(smaller.text) <= len(text)
+        if kind in found:
+            break
+    assert kind in found
+
+
+def test_a_parser_that_reads_too_little_is_found_out() -> None:
+    class Shy(HermesToolParser):
+        @override
+        def parse(self, text: str, **options: Any) -> ParsedTurn:
+            read = super().parse(text, **options)
+            return ParsedTurn(read.reasoning, read.text, read.calls[:1])
+
+    dice = Random(7)
+    kinds = [judge_written(Shy(), *turn(dice, GRAMMARS["hermes"])) for _ in range(50)]
+    assert {finding.kind for finding in kinds if finding is not None} == {"missed_call"}
+
+
+def test_what_hangs_is_stopped() -> None:
+    with pytest.raises(Hang), watched(0.2):
+        while True:
+            pass
+
+
+def test_words_that_are_no_tokens_are_made_meaningless() -> None:
+    case = Case("<a>x<a>", controls=("<a>",), sampled=(4,))
+    neutral, back = neutralised(case)
+    assert neutral.text[4:] == "<a>" and neutral.text[:3] != "<a>" and neutral.sampled is None
+    assert neutral.text.translate(back) == case.text
+
+
+def test_a_case_can_be_kept(tmp_path: Path) -> None:
+    case = Case("\ud800<a>\0", True, False, ("<a>",), (1,))
+    case.save(tmp_path / "case.json", "hermes")
+    assert Case.load(tmp_path / "case.json") == ("hermes", case)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def fuzz(*arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    command = [sys.executable, str(ROOT / "scripts" / "fuzz"), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    lines = result.stdout.splitlines()
+    return result, json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+
+
+def test_the_command() -> None:
+    result, summary = fuzz("--seconds", "3", "--seed", "5")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert summary["inputs"] > 1000 and summary["parsers"] == NAMES and summary["seed"] == 5
+    bad = ("crashes", "wrong_calls", "wrong_failures", "missed_calls", "hangs")
+    assert [summary[name] for name in bad] == [0] * 5
+    assert 0 < summary["slowest_1mb_seconds"] < 1 and summary["seconds"] < 30
+    assert "inputs" in result.stderr
+
+
+def test_the_command_finds_a_broken_parser_and_replays_the_finding(tmp_path: Path) -> None:
+    source = Path(__file__).read_text()
+    sloppy = re.search(r"class Sloppy.*?(?=\n\n\nclass)", source, re.DOTALL)
+    assert sloppy is not None
+    imports = source.partition("ROOT =")[0].replace("from tool_parsers", "# from tool_parsers")
+    file = tmp_path / "sloppy.py"
+    file.write_text(f"{imports}\n\n{sloppy[0]}\n")
+    result, summary = fuzz("--seconds", "4", "--seed", "5", "--jobs", "1", "--parser", f"hermes={file}:Sloppy")
+    assert result.returncode == 1 and summary["wrong_calls"] > 0
+    kept = re.search(r"replay: scripts/fuzz --replay (\S+wrong_call\S+)", result.stderr)
+    assert kept is not None
+    again, _ = fuzz("--replay", kept[1])
+    assert again.returncode == 1 and "wrong_call" in again.stdout
+    assert len(Case.load(Path(kept[1]))[1].text) < 200
+
+
+def test_the_command_finds_a_slow_parser(tmp_path: Path) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text(
+        "from strands_sglang.tool_parsers import HermesToolParser\n\n\n"
+        "class Slow(HermesToolParser):\n"
+        "    def parse(self, text, **options):\n"
+        "        sum(1 for at in range(0, len(text), 50) if text[at:].count('<') < 0)\n"
+        "        return super().parse(text, **options)\n"
+    )
+    result, summary = fuzz("--seconds", "4", "--seed", "5", "--jobs", "1", "--parser", f"hermes={file}:Slow")
+    assert result.returncode == 1 and summary["hangs"] > 0
+    assert "a megabyte took" in result.stderr or "was stopped after" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--parser", "no-such-parser"], "hermes"),
+        (["--parser", "hermes=nowhere.py:X"], "FILE:CLASS"),
+        (["--seconds", "soon"], "--seconds"),
+    ],
+)
+def test_a_wrong_argument_is_answered_with_a_right_one(arguments: list[str], words: str) -> None:
+    result, _ = fuzz(*arguments)
+    assert result.returncode == 2 and words in result.stderr and "Traceback" not in result.stderr

@@ -1,0 +1,532 @@
+"""Qwen3-Coder calls: tags in order, values typed by the schema, and nothing else is a call."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from families import tokenizer
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
+from strands_sglang.tool_parsers.qwen3_coder import Qwen3CoderToolParser
+from strands_sglang.tool_parsers.sampled import SampledText
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+WORDS = (OPENING, CLOSING, "<function=", "</function>", "<parameter=", "</parameter>")
+PROPERTIES: dict[str, Any] = {
+    **{key: {"type": "string"} for key in ("s", "path", "text")},
+    **{"n": {"type": "integer"}, "x": {"type": "number"}, "b": {"type": "boolean"}, "z": {"type": "null"}},
+    **{"o": {"type": "object"}, "a": {"type": "array"}, "u": {"type": ["string", "null"]}},
+}
+SCHEMAS = {"f": {"type": "object", "properties": PROPERTIES}}
+CALL = "<tool_call>\n<function=f>\n<parameter=s>\n12*7+3\n</parameter>\n</function>\n</tool_call>"
+
+
+def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
+    turn = Qwen3CoderToolParser().parse(text, reasoning_open=reasoning_open, schemas=SCHEMAS)
+    check(text, turn)
+    return turn
+
+
+def check(text: str, turn: ParsedTurn) -> None:
+    """Hold a turn against its text, in other ways than the parser's own."""
+    both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
+    end = 0
+    for item in sorted(both, key=lambda item: item.start):
+        assert item.start >= end and text[item.start :].startswith(item.raw) and item.raw
+        end = item.start + len(item.raw)
+    for call in turn.calls if type(text) is str else ():
+        no_word = f"(?:(?!{'|'.join(map(re.escape, WORDS))}).)*"
+        parameter = rf"<parameter=([^<>\n]+)>({no_word})</parameter>"
+        whole = rf"<tool_call>\s*<function=([^<>\s]+)>(\s*(?:{parameter}\s*)*)</function>\s*</tool_call>"
+        match = re.fullmatch(whole, call.raw, re.DOTALL)
+        assert match is not None and match[1] == call.name
+        found = re.findall(parameter, match[2], re.DOTALL)
+        assert [key for key, _ in found] == list(call.arguments)
+        for key, value in found:
+            value = value.removeprefix("\n").removesuffix("\n")
+            known = PROPERTIES.get(key, {"type": "string"})["type"] if call.name == "f" else "string"
+            assert call.arguments[key] == value if known == "string" else read_back(call.arguments[key], value)
+        assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
+    for failed in turn.failures:
+        assert failed.detail.endswith(".") and failed.detail.encode() is not None and len(failed.detail) < 300
+        assert failed.raw.startswith(OPENING if failed.failure is not ParseFailure.MISPLACED else "<function=")
+    if not turn.reasoning_closed:
+        assert not both and turn.text == ""
+
+
+def read_back(value: Any, text: str) -> bool:
+    if value == text:
+        return True
+    words = {"True": True, "False": False, "None": None}
+    bare = text.strip(" \t\n\r")
+    return repr(words[bare] if bare in words else json.loads(bare)) == repr(value)
+
+
+def failed(text: str) -> FailedCall:
+    """Return the one failed call of a text that has no call."""
+    turn = parse(text)
+    assert turn.calls == () and len(turn.failures) == 1
+    return turn.failures[0]
+
+
+def call_of(name: str, arguments: dict[str, Any], python: bool = True) -> str:
+    """Write a call as the templates do."""
+    written = f"<tool_call>\n<function={name}>\n"
+    for key, value in arguments.items():
+        if not isinstance(value, str):
+            value = str(value) if python and not isinstance(value, (dict, list)) else json.dumps(value)
+        written += f"<parameter={key}>\n{value}\n</parameter>\n"
+    return f"{written}</function>\n</tool_call>"
+
+
+def body(inside: str) -> str:
+    return f"<tool_call>\n<function=f>\n{inside}\n</function>\n</tool_call>"
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+def test_a_call() -> None:
+    (call,) = parse(f"Let me see.\n{CALL}").calls
+    assert (call.name, call.arguments, call.id) == ("f", {"s": "12*7+3"}, None)
+    assert (call.raw, call.start) == (CALL, 12)
+
+
+def test_it_is_a_parser_with_a_name() -> None:
+    assert isinstance(Qwen3CoderToolParser(), ToolParser) and Qwen3CoderToolParser.name == "qwen3_coder"
+    assert set(Qwen3CoderToolParser.markers) == set(WORDS)
+    assert Qwen3CoderToolParser.call_markers == ("<tool_call>", "<function=")
+
+
+@pytest.mark.parametrize("family", ["qwen3-coder", "qwen3.6", "nemotron-3-nano"])
+def test_what_the_template_renders_is_read(family: str) -> None:
+    arguments: dict[str, Any] = {
+        **{"s": "123", "path": "", "text": "  def f():\n\n      return '<b>' & 1\n"},
+        **{"n": -7, "x": 1e-07, "b": True, "z": None, "u": None, "a": []},
+        **{"o": {"<é'&\"\n>": [1, 2.0, None, True, {"x": {}}]}},
+    }
+    calls = [{"function": {"name": "f", "arguments": chosen}} for chosen in (arguments, {})]
+    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "Now.", "tool_calls": calls}]
+    text = tokenizer(family).apply_chat_template(messages, tokenize=False)
+    turn = parse(text[text.rindex("Now.") : text.rindex(CLOSING) + len(CLOSING)])
+    assert [repr(call.arguments) for call in turn.calls] == [repr(arguments), "{}"]
+    assert (turn.text, turn.failures) == ("Now.", ())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call><function=f><parameter=s>v</parameter></function></tool_call>",
+        "<tool_call> \t\r\n<function=f>\n\n<parameter=s>\nv\n</parameter>  </function>\n \n</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=s>v\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=f>\n<parameter=s>\nv</parameter>\n</function>\n</tool_call>",
+    ],
+)
+def test_whitespace_between_tags_does_not_matter(text: str) -> None:
+    (call,) = parse(text).calls
+    assert (call.name, call.arguments, call.raw) == ("f", {"s": "v"}, text)
+
+
+@pytest.mark.parametrize(
+    ("between", "value"),
+    [
+        ("", ""),
+        ("\n", ""),
+        ("\n\n", ""),
+        ("\n\n\n", "\n"),
+        ("\n\n\n\n", "\n\n"),
+        ("\n  x", "  x"),
+        ("x  \n", "x  "),
+        ("\n    if a:\n        b\n\n", "    if a:\n        b\n"),
+        ("\n\tx\r\n", "\tx\r"),
+        ("\n123\n", "123"),
+        ("\ntrue\n", "true"),
+        ("\nnull\n", "null"),
+        ("\nNone\n", "None"),
+        ("\n 1 \n", " 1 "),
+        ('\n{"a": 1}\n', '{"a": 1}'),
+        ("\n<think>x</think>\n", "<think>x</think>"),
+        ("\n<parameter>&lt;<function></func></parameter\n", "<parameter>&lt;<function></func></parameter"),
+        ("\né😀\u2028\n", "é😀\u2028"),
+    ],
+)
+def test_a_string_is_the_text_but_for_the_newlines_of_the_format(between: str, value: str) -> None:
+    for key in ("s", "undeclared"):
+        (call,) = parse(body(f"<parameter={key}>{between}</parameter>")).calls
+        assert call.arguments == {key: value}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("n", "12", 12),
+        ("n", "twelve", "twelve"),
+        ("x", "1e-07", 1e-07),
+        ("b", "True", True),
+        ("b", "false", False),
+        ("z", "None", None),
+        ("u", "null", None),
+        ("u", "nothing", "nothing"),
+        ("o", '{\n  "a": [1, null]\n}', {"a": [1, None]}),
+        ("a", '\n["\\u003c"]\n', ["<"]),
+    ],
+)
+def test_other_values_are_typed_by_the_schema(key: str, text: str, value: Any) -> None:
+    (call,) = parse(body(f"<parameter={key}>\n{text}\n</parameter>")).calls
+    assert repr(call.arguments) == repr({key: value})
+
+
+def test_without_a_schema_every_value_is_text() -> None:
+    text = call_of("g", {"n": 1, "o": {"a": 1}, "b": True})
+    for schemas in (None, {}, SCHEMAS):
+        (call,) = Qwen3CoderToolParser().parse(text, schemas=schemas).calls
+        assert call.arguments == {"n": "1", "o": '{"a": 1}', "b": "True"}
+
+
+@pytest.mark.parametrize(
+    ("text", "remains"),
+    [
+        ("", ""),
+        ("\n hello \n", "\n hello \n"),
+        (CALL, ""),
+        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
+        (f"a{CALL}b{CALL}c", "a\nb\nc"),
+        (f"a </tool_call>{CALL}", "a </tool_call>"),
+        (f"a </parameter></function>{CALL}", "a </parameter></function>"),
+        ("a\n<tool_call>{}</tool_call>", "a"),
+        ("a <tool_call", "a <tool_call"),
+        ("a <function=f>\n</function>", "a <function=f>\n</function>"),
+        ("a\n<function=f>\n</function>\nb", "a\nb"),
+    ],
+)
+def test_what_remains_for_the_reader(text: str, remains: str) -> None:
+    assert parse(text).text == remains
+
+
+def test_parallel_calls_keep_their_order() -> None:
+    names = [f"tool_{number}" for number in range(12)]
+    assert [call.name for call in parse("\n".join(call_of(name, {}) for name in names)).calls] == names
+
+
+def test_a_draft_in_reasoning_is_no_call() -> None:
+    turn = parse(f"maybe {CALL}\n<function=f>\n</function></think>\n\n{call_of('real', {})}", reasoning_open=True)
+    assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
+    assert parse(f"<think>{CALL}").calls == () and parse(CALL, reasoning_open=True).calls == ()
+
+
+# --- what is none ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inside", "failure"),
+    [
+        ("", ParseFailure.MISSING_NAME),
+        ("\n", ParseFailure.MISSING_NAME),
+        ("f", ParseFailure.MISSING_NAME),
+        ('{"name": "f", "arguments": {}}', ParseFailure.MISSING_NAME),
+        ("<function f></function>", ParseFailure.MISSING_NAME),
+        ("<function=></function>", ParseFailure.MISSING_NAME),
+        ("<function= ></function>", ParseFailure.MISSING_NAME),
+        ("<function=f g></function>", ParseFailure.MISSING_NAME),
+        ('<function="f"></function>', ParseFailure.MISSING_NAME),
+        ("<function=f", ParseFailure.MISSING_NAME),
+        ("<function=f\n></function>", ParseFailure.MISSING_NAME),
+        ("<function=f<parameter=s>v</parameter></function>", ParseFailure.MISSING_NAME),
+        ("x <function=f></function>", ParseFailure.MISSING_NAME),
+        ("<parameter=s>v</parameter>", ParseFailure.MISSING_NAME),
+        ("<function=f>", ParseFailure.UNCLOSED),
+        ("<function=f><parameter=s>v</parameter>", ParseFailure.UNCLOSED),
+        ("<function=f><parameter=s>v</function>", ParseFailure.UNCLOSED),
+        ("<function=f><parameter=s>v", ParseFailure.UNCLOSED),
+        ("<function=f><parameter=s>v<parameter=path>w</parameter></function>", ParseFailure.UNCLOSED),
+        ("<function=f><parameter=s>v</function></parameter></function>", ParseFailure.UNCLOSED),
+        ("<function=f><parameter=s>v<function=g></parameter></function>", ParseFailure.UNCLOSED),
+        ("<function=f><parameter=s>\n<parameter=x>1</parameter>\n</parameter></function>", ParseFailure.UNCLOSED),
+        ("<function=f><parameter=s>v<tool_call></parameter></function>", ParseFailure.UNCLOSED),
+        ("<function=f><function=g></function>", ParseFailure.UNCLOSED),
+        ("<function=f></function>\n<tool_call><function=g></function>", ParseFailure.UNCLOSED),
+        ("<tool_call>", ParseFailure.UNCLOSED),
+        ("<function=f>hello</function>", ParseFailure.BAD_ARGUMENTS),
+        ('<function=f>{"s": "v"}</function>', ParseFailure.BAD_ARGUMENTS),
+        ("<function=f></parameter></function>", ParseFailure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s>v</parameter>,<parameter=path>w</parameter></function>", ParseFailure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s>a</parameter>b</parameter></function>", ParseFailure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s>a</parameter></parameter></function>", ParseFailure.BAD_ARGUMENTS),
+        ("<function=f><parameter=>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
+        ("<function=f><parameter= s>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
+        ('<function=f><parameter="s">v</parameter></function>', ParseFailure.BAD_ARGUMENTS),
+        ("<function=f><parameter='s'>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s\n>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
+        ("<function=f><parameter name=s v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
+        ("<function=f><parameter=o>[1]</parameter></function>", ParseFailure.BAD_ARGUMENTS),
+        ("<function=f><parameter=o>{'a': 1}</parameter></function>", ParseFailure.INVALID_JSON),
+        ('<function=f><parameter=o>{"a": 1,}</parameter></function>', ParseFailure.INVALID_JSON),
+        ("<function=f><parameter=a>hello</parameter></function>", ParseFailure.INVALID_JSON),
+        ("<function=f><parameter=s>\ud800</parameter></function>", ParseFailure.INVALID_JSON),
+        ("<function=f\udfff></function>", ParseFailure.INVALID_JSON),
+        ('<function=f><parameter=o>{"a": 1, "a": 1}</parameter></function>', ParseFailure.DUPLICATE_KEY),
+        ("<function=f><parameter=s>v</parameter><parameter=s>v</parameter></function>", ParseFailure.DUPLICATE_KEY),
+        ("<function=f></function>x", ParseFailure.TRAILING_TEXT),
+        ("<function=f></function><function=g></function>", ParseFailure.TRAILING_TEXT),
+        ("<function=f></function></function>", ParseFailure.TRAILING_TEXT),
+    ],
+    ids=lambda value: value.encode("unicode_escape").decode() if isinstance(value, str) else None,
+)
+def test_a_malformed_call_is_none_and_the_next_one_is_read(inside: str, failure: ParseFailure) -> None:
+    raw = f"{OPENING}{inside}{CLOSING}"
+    turn = parse(f"a{raw}b{CALL}c{raw}")
+    assert [item.failure for item in turn.failures] == [failure, failure]
+    assert [item.raw for item in turn.failures] == [raw, raw]
+    assert [item.start for item in turn.failures] == [1, len(f"a{raw}b{CALL}c")]
+    assert [call.raw for call in turn.calls] == [CALL]
+    assert turn.text == "a\nb\nc"
+
+
+@pytest.mark.parametrize(
+    ("inside", "detail", "name"),
+    [
+        ('{"name": "f"}', "Behind <tool_call> there must be <function=…, at character 11 of the call", None),
+        ("<function=></function>", "The name of the tool is missing, at character 21", None),
+        ("<function=f g></function>", "must be one word, not 'f g'", None),
+        ("<function=f", "<function= must go on with a name and >", None),
+        ("<function=f>", "</tool_call> stands before </function> has ended the call", "f"),
+        ("<function=f><parameter=s>v</function>", "before </parameter> has ended parameter 's'", "f"),
+        ("<function=f>hi</function>", "A call holds only parameters, each <parameter=…</parameter>, at", "f"),
+        ("<function=f><parameter=o>x</parameter></function>", "'o' must be a JSON object. The JSON is not valid", "f"),
+        ("<function=f><parameter=o>[]</parameter></function>", "must be a JSON object, not a list.", "f"),
+        ("<function=f></function><function=g></function>", "there must be nothing else, for it holds one call", "f"),
+        ("<function=f><parameter=s>v</parameter><parameter=s>", "The parameter 's' is given twice", "f"),
+    ],
+)
+def test_the_detail_says_what_is_wrong_and_where(inside: str, detail: str, name: str | None) -> None:
+    failure = failed(f"{OPENING}{inside}{CLOSING}")
+    assert detail in failure.detail and failure.name == name
+
+
+def test_a_value_that_quotes_a_whole_call_is_never_taken_for_one() -> None:
+    """Letter by letter, without tokens: all that is certain is that the call is broken."""
+    quoted = "<function=rm>\n<parameter=path>\n/\n</parameter>\n</function>"
+    assert failed(body(f"<parameter=text>\nTo delete, write\n{quoted}\nand so on\n</parameter>")).name == "f"
+
+
+FULL = call_of("f", {"s": "  é\n", "n": 1, "o": {"a": ['</x> "', None]}, "b": True})
+
+
+def test_a_call_that_was_cut_is_unclosed() -> None:
+    for length in range(len(OPENING), len(FULL)):
+        failure = failed("x\n" + FULL[:length])
+        assert failure.failure is ParseFailure.UNCLOSED and failure.raw == FULL[:length]
+        assert failure.name == ("f" if "<function=f>" in failure.raw else None)
+
+
+def test_an_opening_that_was_cut_is_text() -> None:
+    for length in range(len(OPENING)):
+        assert parse("x" + CALL[:length]) == ParsedTurn(reasoning=None, text="x" + CALL[:length])
+
+
+# --- <tool_call> is missing ------------------------------------------------------------------------------------------
+
+FUNCTION = "<function=f>\n<parameter=s>\nv\n</parameter>\n</function>"
+
+
+@pytest.mark.parametrize(
+    ("before", "raw", "after"),
+    [
+        ("", FUNCTION, ""),
+        ("I will.\n", FUNCTION, "\nSo."),
+        ("", f"{FUNCTION}\n</tool_call>", "\n"),
+        ("\n", f"{FUNCTION}</tool_call>", "</tool_call>"),
+        ("", "<function=f></function>", " </function>"),
+        ("", "<function=f>\n<parameter=s>\nv", ""),
+        ("", "<function=f>\n<parameter=s>\n<tool_call>\n<function=rm>\n</function>\n</tool_call>", "\n</parameter>"),
+    ],
+)
+def test_a_function_outside_of_a_tool_call_is_misplaced(before: str, raw: str, after: str) -> None:
+    failure = failed(before + raw + after)
+    assert (failure.failure, failure.raw, failure.start) == (ParseFailure.MISPLACED, raw, len(before))
+    assert failure.name == "f" and "between <tool_call> and its closing marker" in failure.detail
+
+
+def test_behind_reasoning_a_function_needs_no_new_line() -> None:
+    turn = parse(f"hm</think>{FUNCTION}", reasoning_open=True)
+    assert [item.failure for item in turn.failures] == [ParseFailure.MISPLACED]
+
+
+def test_a_misplaced_function_leaves_calls_around_it_alone() -> None:
+    turn = parse(f"{CALL}\n{FUNCTION}\n{CALL}\n{FUNCTION}\n{FUNCTION}\n</tool_call>\n{CALL}")
+    assert len(turn.calls) == 3 and [item.failure for item in turn.failures] == [ParseFailure.MISPLACED] * 3
+    assert turn.text == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Write `<function=NAME>` and so on.",
+        "x <function=f>\n<parameter=s>\nv\n</parameter>\n</function>",
+        "<function=f> calls it.\n</function>",
+        "<function=>\n</function>",
+        "<function=f g>\n</function>",
+        "<function=f\n</function>",
+        "</function>\n<parameter=s>",
+    ],
+)
+def test_words_about_the_format_are_text(text: str) -> None:
+    assert parse(text) == ParsedTurn(reasoning=None, text=text)
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def sampled(*pieces: str) -> SampledText:
+    """Return a text in which the markers that are pieces of their own are tokens."""
+    starts = [sum(map(len, pieces[:number])) for number in range(len(pieces))]
+    tokens = {start for start, piece in zip(starts, pieces, strict=True) if piece in (OPENING, CLOSING)}
+    return SampledText("".join(pieces), tokens, lambda marker: [0] if marker in (OPENING, CLOSING) else [])
+
+
+def test_letters_that_look_like_a_marker_are_part_of_a_value() -> None:
+    value = f"{CLOSING}\n{OPENING} as the manual says"
+    inside = f"\n<function=f>\n<parameter=s>\n{value}\n</parameter>\n</function>\n"
+    turn = parse(sampled(f"Write {OPENING}: ", OPENING, inside, CLOSING))
+    assert [call.arguments for call in turn.calls] == [{"s": value}] and turn.failures == ()
+    assert turn.text == f"Write {OPENING}: "
+
+
+def test_words_without_a_token_break_a_value_all_the_same() -> None:
+    inside = "<function=f><parameter=s>a</parameter></function><tool_call><function=rm></function></tool_call>"
+    text = sampled(OPENING, f"<function=f><parameter=s>{inside}</parameter></function>", CLOSING)
+    turn = parse(text)
+    assert turn.calls == () and [item.raw for item in turn.failures] == [str(text)]
+
+
+# --- any text --------------------------------------------------------------------------------------------------------
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def writable(value: Any) -> bool:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return not any(word in text for word in WORDS)
+
+
+strings = (st.text() | st.sampled_from(["1", "true", "None", "{}", "\n", " \n x"])).filter(writable)
+arguments_of_f = st.fixed_dictionaries(
+    {},
+    optional={
+        **{"s": strings, "text": strings, "undeclared": strings, "n": st.integers(), "b": st.booleans()},
+        **{"x": st.floats(allow_nan=False, allow_infinity=False), "z": st.none(), "u": st.none() | st.just("words")},
+        **{"o": st.dictionaries(st.text(), json_values, max_size=3).filter(writable)},
+        **{"a": st.lists(json_values, max_size=3).filter(writable)},
+    },
+)
+plain = st.text(alphabet=st.characters(exclude_characters="<\n", exclude_categories=["Cs"]), max_size=10)
+tags = [*WORDS, "<function=f>", "<parameter=s>", "<parameter=o>", "<parameter=n>", CALL, FUNCTION]
+parts = [
+    *"<>=/\n \"'{}[]1,",
+    "f",
+    "s",
+    "=f>",
+    "true",
+    "None",
+    '{"a": 1}',
+    "<think>",
+    "</think>",
+    "\ud800",
+    "é",
+    "tool_call",
+]
+pieces = st.sampled_from(tags + parts)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(plain, arguments_of_f), max_size=4), st.booleans())
+def test_what_is_rendered_is_read(written: list[tuple[str, dict[str, Any]]], python: bool) -> None:
+    turn = parse("".join(before + call_of("f", arguments, python) for before, arguments in written))
+    assert turn.failures == ()
+    assert [repr(call.arguments) for call in turn.calls] == [repr(arguments) for _, arguments in written]
+    assert turn.text == "\n".join(before for before, _ in written if before.strip())
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
+def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+    parse(text, reasoning_open=reasoning_open)
+
+
+@settings(deadline=None, max_examples=150)
+@given(arguments_of_f, st.data())
+def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
+    text = f"{call_of('f', arguments)}\n{CALL}"
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 8)))
+        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
+    parse(text)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *WORDS,
+        "\n<function=",
+        "\n<function=f>",
+        "\n<function=f>\n<parameter=s>",
+        "\n<function=f></function>",
+        OPENING + CLOSING,
+        OPENING + "<function=f>",
+        OPENING + "<function=f><parameter=s>",
+        OPENING + "<function=f" + CLOSING,
+        OPENING + "<function=f><parameter=s>v</parameter>" + CLOSING,
+        OPENING + "<function=f><parameter=o>{}</parameter></function>" + CLOSING,
+        OPENING + "<function=f><parameter=o>{</parameter></function>" + CLOSING,
+        OPENING + "<function=f><parameter=a>" + "[" * 3000 + "</parameter></function>" + CLOSING,
+        OPENING + "<function=f><parameter=s>v</parameter><parameter=s>v</parameter></function>" + CLOSING,
+        CALL,
+    ],
+    ids=lambda unit: unit[:60],
+)
+def test_a_megabyte_takes_less_than_a_second(unit: str) -> None:
+    assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OPENING + " " * 1_000_000,
+        OPENING + "<function=" + "f" * 1_000_000,
+        OPENING + "<function=f>" + "<parameter=s>" * 75_000,
+        OPENING + "<function=f>" + "".join(f"<parameter=k{n}>v</parameter>" for n in range(35_000)),
+        OPENING + "<function=f><parameter=s>" + "<" * 1_000_000,
+        OPENING + "<function=f><parameter=s>" + "</parameter" * 90_000,
+        OPENING + "<function=f><parameter=s>" + "v" * 1_000_000 + "</parameter></function>" + CLOSING,
+        OPENING + "<function=f><parameter=o>" + '{"a":' * 200_000 + "</parameter></function>" + CLOSING,
+        OPENING + '<function=f><parameter=o>{"a": "' + "é" * 1_000_000 + '"}</parameter></function>' + CLOSING,
+        "\n" + "<function=f> " * 75_000,
+        "\n<function=f>\n" * 75_000 + "<parameter=",
+    ],
+    ids=lambda text: text[:60],
+)
+def test_one_huge_call_takes_less_than_a_second(text: str) -> None:
+    assert cpu_seconds(text) < 1.0
+
+
+def cpu_seconds(text: str) -> float:
+    """Return the least of a few runs: the rest is the machine's."""
+    least = float("inf")
+    for _ in range(3):
+        begun = time.process_time()
+        Qwen3CoderToolParser().parse(text, schemas=SCHEMAS)
+        least = min(least, time.process_time() - begun)
+        if least < 1.0:
+            break
+    return least
