@@ -2,7 +2,7 @@
 
 A line of stdin is one case: `{"parser": "qwen25", "text": "...", "tools": [...]}`, tools as in an OpenAI request. A
 line of stdout is the answer to it: `{"calls": [{"name": ..., "arguments": "JSON text"}], "normal_text": ...}`, or
-`{"error": ...}` where the parser raised or took more than a second. Answers come in the order of the cases.
+`{"error": ...}` where the parser raised or took more than half a second. Answers come in the order of the cases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ with contextlib.redirect_stdout(sys.stderr):  # stdout is for answers
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
 
-SECONDS = 1.0
+SECONDS = 0.5
 """What one output may take; some take hours."""
 
 

@@ -22,7 +22,9 @@ def calls_forever(prompt: str) -> str:
 
 def ends_on_results(agent: Any, model: SGLangModel) -> None:
     """The conversation ends on tool results, and the trajectory on what was sampled."""
-    assert agent.messages[-1]["role"] == "user" and all("toolResult" in block for block in agent.messages[-1]["content"])
+    assert agent.messages[-1]["role"] == "user" and all(
+        "toolResult" in block for block in agent.messages[-1]["content"]
+    )
     asked = [block["toolUse"]["toolUseId"] for block in agent.messages[-2]["content"] if "toolUse" in block]
     assert [block["toolResult"]["toolUseId"] for block in agent.messages[-1]["content"]] == asked
     (trajectory,) = model.current_episode.trajectories()
@@ -119,9 +121,9 @@ async def test_a_turn_that_is_interrupted_counts_once() -> None:
     agent = agent_on(model, tools=[ask, calculator], hooks=[limiter])
     result = await agent.invoke_async("go")
     assert result.stop_reason == "interrupt" and limiter.tool_iter_count == 1
-    (interrupt,) = result.interrupts
-    response = {"interruptResponse": {"interruptId": interrupt.id, "response": "yes"}}
-    result = await agent.invoke_async([response])
+    assert result.interrupts is not None
+    response: Any = [{"interruptResponse": {"interruptId": result.interrupts[0].id, "response": "yes"}}]
+    result = await agent.invoke_async(response)
     assert limiter.tool_iter_count == 2 and limiter.reason is ToolLimit.TOOL_ITERATIONS
     assert result.stop_reason == "cancelled" and len(engine.calls) == 2
 
@@ -152,6 +154,6 @@ async def test_with_a_stream_it_is_the_same() -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, "3", True])
 def test_a_limit_is_a_whole_number(limit: Any) -> None:
-    for make in (lambda: ToolLimiter(limit), lambda: ToolLimiter(max_tool_calls=limit)):
-        with pytest.raises(ValueError, match="whole number above 0"):
-            make()
+    for name in ("max_tool_iters", "max_tool_calls"):
+        with pytest.raises(ValueError, match=f"{name} must be a whole number above 0"):
+            ToolLimiter(**{name: limit})

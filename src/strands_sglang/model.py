@@ -39,8 +39,8 @@ from strands_sglang.provider.run import TurnRunner
 from strands_sglang.provider.turn import Request
 from strands_sglang.tokens import TokenManager
 from strands_sglang.tool_parsers import ToolParser
-from strands_sglang.tool_parsers.registry import get_tool_parser
 from strands_sglang.tool_parsers.plain import PlainTextParser
+from strands_sglang.tool_parsers.registry import get_tool_parser
 
 logger = logging.getLogger(__name__)
 

@@ -158,7 +158,7 @@ async def test_many_agents_at_once_each_answer_their_own(adder: Adder) -> None:
 
 async def test_history_with_a_failed_call_can_be_rendered_anew(adder: Adder) -> None:
     """Read back from a store, by another model object: what the model sees is still what was wrong."""
-    model, engine = scripted_model([BROKEN, "done"])
+    model, _ = scripted_model([BROKEN, "done"])
     agent = agent_on(model, tools=[adder.tool])
     await agent.invoke_async("add")
     again, second = scripted_model(["yes"])
@@ -167,7 +167,7 @@ async def test_history_with_a_failed_call_can_be_rendered_anew(adder: Adder) -> 
     assert_exact(second, again.current_episode)
 
 
-# --- arguments that the schema does not allow --------------------------------------------------------------------------
+# --- arguments that the schema does not allow ------------------------------------------------------------------------
 
 
 async def test_by_default_the_tool_itself_judges_its_arguments(adder: Adder) -> None:
@@ -183,7 +183,9 @@ async def test_or_its_schema_does(adder: Adder) -> None:
     agent = agent_on(model, tools=[adder.tool])
     await agent.invoke_async("add")
     assert adder.ran == [(1, 0)] and said(agent)[1:3] == ["call malformed_tool_call", "call adder"]
-    assert "The arguments of adder do not follow its schema: ['a']: 'one' is not of type 'integer'." in engine.prompts[1]
+    assert (
+        "The arguments of adder do not follow its schema: ['a']: 'one' is not of type 'integer'." in engine.prompts[1]
+    )
     assert model.current_episode.tree[0].detail["failed_calls"] == ["schema"]
     assert_exact(engine, model.current_episode)
 

@@ -626,8 +626,15 @@ _HARMONY = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|
 
 def read_harmony(raw: str, schemas: Schemas) -> Call:
     header, inside = parts(rf"{without('<|message|>')}<\|message\|>(.*)<\|call\|>", raw)
-    (name,) = parts(r"(?:<\|start\|>assistant)?(?:<\|channel\|>commentary)? to=functions\.([\w.\-]+).*", header)
-    return Call(named(name), objected(strict(inside)))
+    to = r"to=functions\.([\w.-]+)"
+    front, behind = parts(
+        rf"(?:<\|start\|>\s*assistant(?=\s|<))?(?:\s*{to})?\s*<\|channel\|>\s*commentary(?:\s+{to})?"
+        r"(?:\s+json|\s*<\|constrain\|>\s*json)?\s*",
+        header,
+    )
+    if front and behind and front != behind:
+        refuse("two recipients")
+    return Call(named(front or behind), objected(strict(inside)))
 
 
 def write_harmony(calls: list[Call], dice: Random) -> str:

@@ -75,13 +75,16 @@ def failed(text: str) -> FailedCall:
     return turn.failures[0]
 
 
+def written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def invoke_of(name: str, arguments: dict[str, Any]) -> str:
     """Write a call as the templates do."""
-    written = [
-        string(key, value) if isinstance(value, str) else other(key, json.dumps(value, ensure_ascii=False))
-        for key, value in arguments.items()
+    parameters = [
+        string(key, value) if isinstance(value, str) else other(key, written(value)) for key, value in arguments.items()
     ]
-    return "\n".join([f'<｜DSML｜invoke name="{name}">', *written, END])
+    return "\n".join([f'<｜DSML｜invoke name="{name}">', *parameters, END])
 
 
 def block(*invokes: str, word: str = "function_calls") -> str:
@@ -168,8 +171,8 @@ def test_a_string_is_the_text_as_it_stands(value: str) -> None:
     [
         *(("12", 12), ("1.0", 1.0), ("1e-07", 1e-07), ("true", True), ("null", None), ('"12"', "12"), ("[]", [])),
         ('{\n  "a": [1, null]\n}', {"a": [1, None]}),
-        (json.dumps(CALL), CALL),
-        (json.dumps({PARAMETER_END: [END, CLOSING, '\\"']}), {PARAMETER_END: [END, CLOSING, '\\"']}),
+        (written(CALL), CALL),
+        (written({PARAMETER_END: [END, CLOSING, '\\"']}), {PARAMETER_END: [END, CLOSING, '\\"']}),
     ],
 )
 def test_anything_else_is_json_that_ends_where_json_ends(text: str, value: Any) -> None:
@@ -255,6 +258,7 @@ def test_a_draft_in_reasoning_is_no_call() -> None:
                 "[" * 101 + "]" * 101,
             )
         ),
+        (f"{BEGIN}{other('a', '{' + written(END + CLOSING) + ': nope}')}{END}", ParseFailure.INVALID_JSON),
         (f"{BEGIN}" + string("s", "\ud800") + END, ParseFailure.INVALID_JSON),
         (f"{BEGIN}{other('a', '1 2')}{END}", ParseFailure.TRAILING_TEXT),
         (f"{BEGIN}{other('a', '{}}')}{END}", ParseFailure.TRAILING_TEXT),
@@ -305,6 +309,7 @@ def test_the_last_call_of_a_block_may_lack_its_end() -> None:
         (f"{INVOKE}x", ParseFailure.TRAILING_TEXT),
         (f"{INVOKE} and {INVOKE}", ParseFailure.TRAILING_TEXT),
         (f"{INVOKE}{END}", ParseFailure.TRAILING_TEXT),
+        (f"{BEGIN}{other('a', written(CLOSING))}{END}x", ParseFailure.TRAILING_TEXT),
         (f"{INVOKE}{OPENING}{INVOKE}", ParseFailure.UNCLOSED),
         (f"{INVOKE}{OPENING_4}{INVOKE}", ParseFailure.UNCLOSED),
         (f'{BEGIN}{PARAMETER}s" string="true">{INVOKE} x{PARAMETER_END}{END}', ParseFailure.UNCLOSED),
@@ -351,7 +356,7 @@ def test_an_opening_that_was_cut_is_text() -> None:
 @pytest.mark.parametrize(
     ("inside", "detail", "name"),
     [
-        ("", 'there is no call, <｜DSML｜invoke name="….', None),
+        ("", 'there is no call, <｜DSML｜invoke name="…, at', None),
         (f"{INVOKE}x", f"Between {END} and {CLOSING} there must be only further calls, at character", "f"),
         (f"{BEGIN}{other('a', 'x')}{END}", "'a' must be JSON, as string=\"false\" says. The JSON is not valid", "f"),
         (f"{BEGIN}{other('a', '1 2')}{END}", f"of parameter 'a' (string=\"false\") there must be {PARAMETER_END}", "f"),
@@ -433,17 +438,17 @@ pieces = st.sampled_from(tags + parts)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(plain, st.lists(some_arguments, min_size=1, max_size=3)), max_size=3), st.booleans())
-def test_what_is_rendered_is_read(written: list[tuple[str, list[dict[str, Any]]]], v4: bool) -> None:
+def test_what_is_rendered_is_read(blocks: list[tuple[str, list[dict[str, Any]]]], v4: bool) -> None:
     word = "tool_calls" if v4 else "function_calls"
-    blocks = (before + block(*(invoke_of("f", chosen) for chosen in calls), word=word) for before, calls in written)
-    turn = parse("".join(blocks))
+    texts = (before + block(*(invoke_of("f", chosen) for chosen in calls), word=word) for before, calls in blocks)
+    turn = parse("".join(texts))
     assert turn.failures == ()
-    expected = [repr(arguments) for _, calls in written for arguments in calls]
+    expected = [repr(arguments) for _, calls in blocks for arguments in calls]
     assert [repr(call.arguments) for call in turn.calls] == expected
-    assert turn.text == "\n".join(before for before, _ in written if before.strip())
+    assert turn.text == "\n".join(before for before, _ in blocks if before.strip())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
 def test_no_text_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
@@ -463,12 +468,9 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
 @pytest.mark.parametrize(
     "unit",
     [
-        *WORDS,
-        "｜DSML｜",
         f"\n{BEGIN}",
         f"\n{BEGIN}{END}",
         OPENING + CLOSING,
-        OPENING + CLOSING_4,
         OPENING + BEGIN,
         OPENING + BEGIN + CLOSING,
         OPENING + INVOKE + "x" + CLOSING,
@@ -476,7 +478,6 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
         f'{OPENING}{BEGIN}{PARAMETER}s" string="false">["',
         f'{OPENING}{BEGIN}{PARAMETER}s" string="false">["{END}{CLOSING}',
         f"{OPENING}{BEGIN}{other('a', '[' * 3000)}{END}{CLOSING}",
-        f"{OPENING}{BEGIN}{other('a', '{}')}{END}{CLOSING}",
         CALL,
     ],
     ids=lambda unit: unit[:60],

@@ -360,7 +360,7 @@ def test_what_is_rendered_is_read(written: list[tuple[str, dict[str, Any]]], gap
     assert turn.text == "\n".join(before for before, _ in written if before.strip())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
 def test_no_text_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
@@ -380,13 +380,11 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
 @pytest.mark.parametrize(
     "unit",
     [
-        *WORDS,
+        OPENING,
         OPENING + CLOSING,
-        OPENING + "f" + CLOSING,
         OPENING + "f<arg_key>" + CLOSING,
         OPENING + "f<arg_key>s</arg_key>",
         OPENING + "f<arg_key>s</arg_key><arg_value>" + CLOSING,
-        OPENING + "f" + pair("o", "{}") + CLOSING,
         OPENING + "f" + pair("o", "{") + CLOSING,
         OPENING + "f" + pair("a", "[" * 3000) + CLOSING,
         OPENING + "f" + pair("s", "v") * 2 + CLOSING,

@@ -31,6 +31,8 @@ PATTERN = (
 )
 PARSER = KimiK2ToolParser()
 Failure = ParseFailure
+LONGEST = 700
+"""Characters of a detail, which are 300 where none of those it shows has to be written as `\\U0001f600`."""
 
 
 def call_of(name: str, arguments: Any, number: int = 0, *, ascii_only: bool = False) -> str:
@@ -66,7 +68,7 @@ def check(text: str, turn: ParsedTurn) -> None:
         assert (match["name"], match["id"]) == (call.name, call.id) and call.name.strip()
         assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
     for failed in turn.failures:
-        assert failed.detail.endswith(".") and failed.detail.encode() is not None and len(failed.detail) < 300
+        assert failed.detail.endswith(".") and failed.detail.encode() is not None and len(failed.detail) < LONGEST
     if not turn.reasoning_closed:
         assert not both and turn.text == ""
 
@@ -164,7 +166,12 @@ def test_parallel_calls_keep_their_order(between: str) -> None:
 
 
 def test_arguments_are_what_was_written() -> None:
-    arguments = {"s": 'a"\\ é 😀\n', "n": [-1.5e10, 0, True, None, {"x": {"y": [[]]}}], "": "", "ключ": " x "}
+    arguments: dict[str, Any] = {
+        "s": 'a"\\ é 😀\n',
+        "n": [-1.5e10, 0, True, None, {"x": {"y": [[]]}}],
+        "": "",
+        "ключ": " x ",
+    }
     for ascii_only in (False, True):
         (call,) = parse(section(call_of("f", arguments, ascii_only=ascii_only))).calls
         assert same(call.arguments, arguments) and list(call.arguments) == list(arguments)
@@ -407,6 +414,13 @@ def test_a_head_that_is_bad_does_not_open_what_stands_in_the_arguments() -> None
     inner = f"{CALL_END}{CALL_BEGIN}rm{SEPARATOR}{{}}{CALL_END}"
     raw = f'{CALL_BEGIN}{BAD_HEAD}{{"text": "{inner}"}}{TAIL}{CALL_END}'
     assert failed(section(raw)).raw == raw
+
+
+def test_a_thousand_failures_are_enough() -> None:
+    bad = section() * 999
+    assert found(bad + section(CALL))[0] == ["calculator"]
+    names, failures, remains = found(bad + section() + section(CALL))
+    assert (names, len(failures), remains) == ([], 1000, "") and failures[-1][1] == section() + section(CALL)
 
 
 WHOLE = call_of("f", {"s": 'a"\\ é 😀', "n": [-1.5e10, 0, True, False, None, {"x": {}}]})

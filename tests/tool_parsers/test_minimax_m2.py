@@ -323,9 +323,10 @@ def test_an_opening_that_was_cut_is_text() -> None:
 @pytest.mark.parametrize(
     ("inside", "detail", "name"),
     [
-        ("", 'there is no call, <invoke name="….', None),
+        ("", 'there is no call, <invoke name="…, at character 19', None),
         ("x", f'Behind {OPENING} there must be <invoke name="…, at character 19 of the call', None),
         (f"{INVOKE}x", f"Between </invoke> and {CLOSING} there must be only further calls, at character", "f"),
+        (f"{INVOKE}{INVOKE}x", "there must be only further calls", None),
         (f"{INVOKE}{OPENING}", f"Another {OPENING} begins before {CLOSING}", "f"),
         ('<invoke name="f>', '<invoke name=" must go on with a name and ">, at', None),
         ('<invoke name="f"><parameter name="s">v</invoke>', "before </parameter> has ended parameter 's'", "f"),
@@ -438,7 +439,7 @@ def test_what_is_rendered_is_read(written: list[tuple[str, list[dict[str, Any]]]
     assert turn.text == "\n".join(before for before, _ in written if before.strip())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
 def test_no_text_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
@@ -458,7 +459,6 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
 @pytest.mark.parametrize(
     "unit",
     [
-        *WORDS,
         '\n<invoke name="f">',
         '\n<invoke name="f"></invoke>',
         OPENING + CLOSING,
@@ -467,7 +467,6 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
         OPENING + '<invoke name="f"><parameter name="s">',
         OPENING + INVOKE,
         OPENING + INVOKE + "x" + CLOSING,
-        OPENING + '<invoke name="f">' + parameter("o", "{}") + "</invoke>" + CLOSING,
         OPENING + '<invoke name="f">' + parameter("a", "[" * 3000) + "</invoke>" + CLOSING,
         CALL,
     ],

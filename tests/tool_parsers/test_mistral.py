@@ -22,6 +22,8 @@ THINK, THOUGHT = "[THINK]", "[/THINK]"
 NAMED = '[TOOL_CALLS]calculator[ARGS]{"expression": "12*7+3"}'
 PARSER = MistralToolParser()
 Failure = ParseFailure
+LONGEST = 700
+"""Characters of a detail, which are 300 where none of those it shows has to be written as `\\U0001f600`."""
 
 
 def listed(*objects: str) -> str:
@@ -61,7 +63,7 @@ def check(text: str, turn: ParsedTurn) -> None:
         assert same((value["name"], value["arguments"]), (call.name, call.arguments))
         assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
     for failed in turn.failures:
-        assert failed.detail.endswith(".") and failed.detail.encode() is not None and len(failed.detail) < 300
+        assert failed.detail.endswith(".") and failed.detail.encode() is not None and len(failed.detail) < LONGEST
     if not turn.reasoning_closed:
         assert not both and turn.text == ""
 
@@ -125,7 +127,12 @@ def test_parallel_calls_keep_their_order() -> None:
 
 
 def test_arguments_are_what_was_written() -> None:
-    arguments = {"s": 'a"\\ é 😀\n', "n": [-1.5e10, 0, True, None, {"x": {"y": [[]]}}], "": "", "ключ": " x "}
+    arguments: dict[str, Any] = {
+        "s": 'a"\\ é 😀\n',
+        "n": [-1.5e10, 0, True, None, {"x": {"y": [[]]}}],
+        "": "",
+        "ключ": " x ",
+    }
     for ascii_only in (False, True):
         (call,) = parse(listed(json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=ascii_only))).calls
         assert same(call.arguments, arguments) and list(call.arguments) == list(arguments)
@@ -243,7 +250,6 @@ BROKEN = [
     ('{"name": "f", "arguments": {}} x', Failure.INVALID_JSON),
     ('{"name": 3, "arguments": {}},', Failure.MISSING_NAME),
     ("f(1)", Failure.INVALID_JSON),
-    (",{}", Failure.INVALID_JSON),
     ("\u00a0{}", Failure.INVALID_JSON),
     ("[" * 50_000 + "]" * 50_000, Failure.INVALID_JSON),
 ]
@@ -270,8 +276,6 @@ def test_where_the_list_breaks_the_rest_of_it_is_one_failed_call(raw: str, failu
     """Objects before it were closed by their commas; those behind it are not looked at."""
     broken = f"{raw}, {ONE}]{CLOSING}"
     names, failures, remains = found(f"a\n{OPENING}[{ONE}, {broken}{CALL}")
-    if raw.endswith(","):
-        broken = f"{raw}, {ONE}]{CLOSING}"
     assert names == ["calculator", "calculator"] and failures == [(failure, broken)] and remains == "a"
     alone = f"{OPENING}[{raw}]{CLOSING}"
     assert found(f"a\n{alone}{CALL}") == (["calculator"], [(failure, alone)], "a")
@@ -286,7 +290,9 @@ def test_where_the_list_breaks_the_rest_of_it_is_one_failed_call(raw: str, failu
         (f"{OPENING}[{ONE}][{ONE}]{CLOSING}", Failure.TRAILING_TEXT),
         (f"{OPENING}[{ONE}]]{CLOSING}", Failure.TRAILING_TEXT),
         (f"{OPENING}[] x{CLOSING}", Failure.TRAILING_TEXT),
-        (f"{OPENING}[{ONE}{CLOSING}", Failure.UNCLOSED),
+        (f"{OPENING}[,{ONE}]{CLOSING}", Failure.INVALID_JSON),
+        (f"{OPENING}[{ONE},]{CLOSING}", Failure.INVALID_JSON),
+        (f"{OPENING}[{ONE}, ,{ONE}]{CLOSING}", Failure.INVALID_JSON),
         (f"{OPENING}[{ONE}]\nDone.", Failure.TRAILING_TEXT),
         (f"{OPENING}[x]", Failure.INVALID_JSON),
         (f"{OPENING}{ONE}", Failure.MISSING_NAME),
@@ -298,6 +304,13 @@ def test_where_the_list_breaks_the_rest_of_it_is_one_failed_call(raw: str, failu
 def test_blocks_without_a_call(block: str, failure: ParseFailure) -> None:
     assert found(f"a\n{block}") == ([], [(failure, block)], "a")
     assert found(f"a\n{CALL}{block}{CALL}") == (["calculator", "calculator"], [(failure, block)], "a")
+
+
+def test_a_thousand_failures_are_enough() -> None:
+    bad = ",".join(["0"] * 999)
+    assert found(f"{OPENING}[{bad},{ONE}]{CLOSING}")[0] == ["calculator"]
+    names, failures, remains = found(f"{OPENING}[{bad},0,{ONE}]{CLOSING}{CALL}")
+    assert (names, len(failures), remains) == ([], 1000, "") and failures[-1][1] == f"0,{ONE}]{CLOSING}{CALL}"
 
 
 def test_the_last_call_is_closed_by_what_stands_behind_the_list() -> None:
@@ -405,6 +418,9 @@ def test_a_string_left_open_takes_what_stands_in_it_along() -> None:
     """Cut or forgotten: whose text that is cannot be told, so nothing behind is executed."""
     raw = '[TOOL_CALLS]f[ARGS]{"a": "x}[TOOL_CALLS]rm[ARGS]{}'
     assert found(raw) == ([], [(Failure.INVALID_JSON, raw)], "")
+    assert found(f"{OPENING}[{ONE}{NAMED}") == (["calculator"], [(Failure.INVALID_JSON, f"{OPENING}[{ONE}")], "")
+    unclosed = f"{OPENING}[{ONE}, "
+    assert found(unclosed + NAMED) == (["calculator"], [(Failure.INVALID_JSON, unclosed)], "")
     in_a_list = '[TOOL_CALLS][{"name": "f, "arguments": {"a": 1}}][TOOL_CALLS]g[ARGS]{}'
     assert found(in_a_list)[0] == ["g"]
 
@@ -586,7 +602,7 @@ def test_a_megabyte_takes_less_than_a_second(unit: str) -> None:
         OPENING + '[{"a":' * 150_000,
         OPENING + " " * 1_000_000,
         OPENING + "[" + " " * 1_000_000,
-        OPENING + "[" + "{}," * 100_000 + "{}]" + CLOSING,
+        OPENING + "[" + "0," * 500_000 + "{}]" + CLOSING,
         OPENING + "[" + f"{ONE}," * 15_000,
         OPENING + "[" + ONE + " " * 1_000_000,
         listed('{"name":"f","arguments":{"a":' + "1" * 1_000_000 + "}}"),

@@ -457,7 +457,7 @@ def test_what_is_rendered_is_read(written: list[tuple[str, dict[str, Any]]], pyt
     assert turn.text == "\n".join(before for before, _ in written if before.strip())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 @given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
 def test_no_text_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
@@ -477,9 +477,8 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
 @pytest.mark.parametrize(
     "unit",
     [
-        *WORDS,
+        OPENING,
         "\n<function=",
-        "\n<function=f>",
         "\n<function=f>\n<parameter=s>",
         "\n<function=f></function>",
         OPENING + CLOSING,
@@ -487,10 +486,8 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
         OPENING + "<function=f><parameter=s>",
         OPENING + "<function=f" + CLOSING,
         OPENING + "<function=f><parameter=s>v</parameter>" + CLOSING,
-        OPENING + "<function=f><parameter=o>{}</parameter></function>" + CLOSING,
         OPENING + "<function=f><parameter=o>{</parameter></function>" + CLOSING,
         OPENING + "<function=f><parameter=a>" + "[" * 3000 + "</parameter></function>" + CLOSING,
-        OPENING + "<function=f><parameter=s>v</parameter><parameter=s>v</parameter></function>" + CLOSING,
         CALL,
     ],
     ids=lambda unit: unit[:60],

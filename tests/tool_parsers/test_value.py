@@ -166,6 +166,8 @@ def test_no_scalar_of_the_type_goes_to_the_tool_as_it_stands(schema: Any, text: 
         (union(STRING, NULL), "null", None),
         (union(STRING, NULL), "None", None),
         (union(STRING, NULL), " null", " null"),
+        (union(STRING, NULL), "null\n", "null\n"),
+        (union(STRING, OBJECT), '{"a":1}\n', '{"a":1}\n'),
         (union(STRING, NULL), "True", "True"),
         (union(STRING, BOOLEAN), "True", True),
         (union(STRING, BOOLEAN), "false", False),

@@ -80,7 +80,9 @@ class Encoder:
             found = list(self.control.find(text))
             known = [token.id for token in found] == [ids[place] for place in places]
             return SampledText(text, {token.start for token in found} if known else None, self._parts)
-        pieces, starts, size, at = [], set(), 0, 0
+        pieces: list[str] = []
+        starts: set[int] = set()
+        size = at = 0
         for place in places:
             literal = self.control.texts[ids[place]]
             piece = self.decode(ids[at:place]) if place > at else ""

@@ -6,10 +6,8 @@ Invariant: nothing is changed before all of it is known to be good.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strands_sglang.chat.content import tool_schema
 from strands_sglang.chat.control import ControlTokens
 from strands_sglang.chat.failed_call import called
 from strands_sglang.engine import FinishReason, Generation
@@ -22,6 +20,7 @@ from strands_sglang.provider.turn import STATE_KEY, Ready, Recorded, Request
 from strands_sglang.tokens import Turn
 from strands_sglang.tool_parsers import ParsedTurn, ToolCall, ToolParser
 from strands_sglang.tool_parsers.argument_check import checked_by_schema
+from strands_sglang.tool_parsers.base import Schemas
 
 
 def record(
@@ -31,6 +30,7 @@ def record(
     generation: Generation,
     parser: ToolParser,
     *,
+    schemas: Schemas,
     latency_ms: int,
     live: LiveEvents | None = None,
     check: ArgumentCheck = ArgumentCheck.TOOL,
@@ -43,6 +43,7 @@ def record(
         ready: What was asked.
         generation: What was sampled.
         parser: Takes it apart.
+        schemas: JSON schema of each tool on offer.
         latency_ms: Milliseconds from the question to the whole turn.
         live: What was shown of it already; None when nothing is shown before the turn is whole.
         check: Who judges the arguments of its calls.
@@ -55,7 +56,6 @@ def record(
     ended_by = ids[-1] if len(ids) and ids[-1] in encoder.control else None
     ended, words = _words(encoder.control, ids, parser)
     text = encoder.sampled(words)
-    schemas = schemas_of(request.tool_specs)
     if request.schema is not None:
         parsed = ParsedTurn(None, text, (), (), True)
     else:
@@ -135,10 +135,6 @@ def _words(control: ControlTokens, ids: array[int], parser: ToolParser) -> tuple
         return True, ids
     ended = last is not None and last not in parser.markers
     return ended, ids[:-1] if ended else ids
-
-
-def schemas_of(tool_specs: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
-    return {spec["name"]: tool_schema(spec) for spec in tool_specs or ()}
 
 
 def _detail(generation: Generation, parsed: ParsedTurn, request: Request, latency_ms: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from strands_sglang.provider.live import LiveEvents, LiveText
 from strands_sglang.provider.plan import Planner
 from strands_sglang.provider.policy import ArgumentCheck, FailedCallPolicy, RewritePolicy
 from strands_sglang.provider.prepare import prepare
-from strands_sglang.provider.record import record, schemas_of
+from strands_sglang.provider.record import record
 from strands_sglang.provider.turn import Ready, Recorded, Request
 from strands_sglang.tool_parsers import ToolParser
 
@@ -83,6 +83,7 @@ class TurnRunner:
                     yield item
         if generation is None:
             raise TurnAbortedError("the engine's stream ended without a whole turn")
+        schemas = request.schemas()
         latency = int(1000 * (time.monotonic() - began))
         recorded = record(
             self.planner,
@@ -90,6 +91,7 @@ class TurnRunner:
             ready,
             generation,
             self.parser,
+            schemas=schemas,
             latency_ms=latency,
             live=live,
             check=config.get("arguments_checked_by", ArgumentCheck.TOOL),
@@ -106,7 +108,6 @@ class TurnRunner:
             )
         episode.made(recorded.turn)
         if not recorded.cut and request.schema is None:
-            schemas = schemas_of(request.tool_specs)
             self._alarm.look(recorded.text, recorded.parsed, schemas, config.get("alarm_after", ALARM_AFTER))
         settle_failed_calls(recorded, agent, on_failed)
         try:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strands_sglang.chat.content import tool_schema
 from strands_sglang.chat.lineage import Lineage, Preamble
 from strands_sglang.provider.blocks import Block
 from strands_sglang.provider.plan import Plan
@@ -37,6 +38,10 @@ class Request:
     """JSON schema the reply must follow; None: free text."""
     side: bool = False
     """Whether this is no turn of an agent, whoever calls."""
+
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Return the JSON schema of the parameters of each tool on offer, by the tool's name."""
+        return {spec["name"]: tool_schema(spec) for spec in self.tool_specs or ()}
 
     @property
     def is_side(self) -> bool:

@@ -4,7 +4,8 @@
 
 Here each object is a call, with a text of its own; the markers, the brackets and the comma are the frame.
 
-Invariant: a frame is no call and no failure, and the reader never sees it.
+Invariant: a frame is no call and no failure, and the reader never sees it. A list of half a million zeros is one
+mistake, not half a million, so a turn is not looked at any further behind its `MAX_FAILED`th failed call.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from strands_sglang.tool_parsers.base import Schemas, ToolParser, assemble
 from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ToolCall
 from strands_sglang.tool_parsers.reasoning import split_reasoning
 from strands_sglang.tool_parsers.sampled import SampledText
+
+MAX_FAILED = 1000
+"""Failed calls of one turn; the last of them takes the rest of the turn along."""
 
 
 class Frame(NamedTuple):
@@ -42,7 +46,7 @@ class FramedToolParser(ToolParser):
         """Take one turn apart; see `ToolParser.parse`. Frames are taken out of the text as calls are."""
         sampled = SampledText.of(text)
         split = split_reasoning(sampled, reasoning_open, *self.reasoning_markers)
-        found = list(self.read(sampled, split.rest_start, schemas or {}))
+        found = list(self._found(sampled, split.rest_start, schemas or {}))
         turn = assemble(sampled, split, (item for item in found if not isinstance(item, Frame)))
         if len(turn.calls) + len(turn.failures) == len(found):
             return turn
@@ -57,8 +61,18 @@ class FramedToolParser(ToolParser):
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
         """Yield what `read` finds, without the frames."""
-        return (item for item in self.read(text, at, schemas) if not isinstance(item, Frame))
+        return (item for item in self._found(text, at, schemas) if not isinstance(item, Frame))
 
     def read(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
         """Yield calls, failed calls and frames in the order of the text; see `ToolParser.scan`."""
         raise NotImplementedError(f"{type(self).__name__} must define read")
+
+    def _found(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
+        failed = 0
+        for item in self.read(text, at, schemas):
+            if isinstance(item, FailedCall):
+                failed += 1
+                if failed == MAX_FAILED:
+                    yield replace(item, raw=text[item.start :])
+                    return
+            yield item

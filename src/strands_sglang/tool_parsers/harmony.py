@@ -31,7 +31,7 @@ from strands_sglang.tool_parsers.base import Schemas, ToolParser
 from strands_sglang.tool_parsers.call_object import as_arguments
 from strands_sglang.tool_parsers.fault import CallFault
 from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure, ToolCall
-from strands_sglang.tool_parsers.sampled import Markers, SampledText
+from strands_sglang.tool_parsers.sampled import Mark, Markers, SampledText
 from strands_sglang.tool_parsers.strict_json import JsonReader, skip_space
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -41,7 +41,12 @@ _ANALYSIS = f"{_CHANNEL}analysis{_MESSAGE}"
 _ALL = Markers(_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
 _ENDS = Markers(_END, _CALL, _RETURN)
 _STOPS = Markers(_END, _CALL, _RETURN, _START)
+_HEADER_ENDS = Markers(_END, _CALL, _RETURN, _START, _MESSAGE)
+_CHANNELS = ("analysis", "commentary", "final")
 
+_ROLE = re.compile(r"assistant(?: to=([^\s<]+))?")
+_KIND = re.compile(r"(\w+)(?: to=([^\s<]+))?(?: ?(<\|constrain\|>)(\w+)| (\w+))?")
+_RECIPIENT = re.compile(r"\sto=([^\s<]*)")
 _FUNCTION = re.compile(r"functions\.([\w.-]+)")
 
 
@@ -65,25 +70,16 @@ class HarmonyToolParser(ToolParser):
 class _Header(NamedTuple):
     """What stands before the content of a message."""
 
-    is_ours: bool
-    """Whether it begins as a message of the assistant does."""
-    channels: list[str]
-    """Its channels; a good header has one."""
+    channel: str | None
+    """The channel; None when the header is broken."""
     recipients: set[str]
-    """Its recipients, of whom a call has one; nobody when it is for the user."""
-    others: list[str]
-    """All other words; a good header has none but a content type."""
-    has_content: bool
-    """Whether `<|message|>` ends it."""
+    """Who it is for, of whom a call has one; nobody when it is for the user."""
+    content_type: str | None
+    """What the content is said to be; None when that is not said."""
     was_cut: bool
     """Whether it is good as far as it goes, and the end of the text ends it."""
-    end: int
-    """Where it ends, `<|message|>` included."""
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether a message without a recipient can have this header."""
-        return self.is_ours and len(self.channels) == 1 and len(self.others) <= 1 and self.has_content
+    stop: Mark | None
+    """What ends it; `<|message|>` in a good one, None when that is the end of the text."""
 
 
 class _Turn:
@@ -126,17 +122,18 @@ class _Turn:
         if header.recipients:
             unended, self._unended = self._unended, False
             return self._call(start, header, unended)
-        channel = header.channels[0] if header.is_sound else None
-        if channel == "analysis":
-            return self._reason(header.end)
-        stop = _STOPS.next(text, header.end)
+        begin, stop = start, header.stop
+        if stop is not None and stop.marker == _MESSAGE:
+            if header.channel == "analysis":
+                return self._reason(stop.end)
+            begin = stop.end if header.channel in _CHANNELS else start
+            stop = _STOPS.next(text, stop.end)
         self._unended = stop is not None and stop.marker == _START
         if stop is not None and stop.marker == _CALL:
             words = f"A message that ends with {_CALL} must name a tool, as in {_CHANNEL}commentary to=functions.NAME"
             fault = CallFault(ParseFailure.MISSING_NAME, words, past=stop.end)
             self._failures.append(fault.failed(text, start, stop.end))
         elif not header.was_cut:
-            begin = header.end if channel in ("final", "commentary") else start
             self._pieces.append(text[begin : stop.start if stop is not None else len(text)])
         return len(text) if stop is None else stop.start if self._unended else stop.end
 
@@ -153,10 +150,11 @@ class _Turn:
     def _call(self, start: int, header: _Header, unended: bool) -> int:
         """Read a message that is for a tool; return where the next message begins."""
         text = self._text
-        name, value, past, invalid = None, None, header.end, None
-        if header.has_content:
+        name, value, invalid = None, None, None
+        past = len(text) if header.stop is None else header.stop.start
+        if header.stop is not None and header.stop.marker == _MESSAGE:
             try:
-                value, past = self._reader.read(past)
+                value, past = self._reader.read(header.stop.end)
             except CallFault as fault:
                 past, invalid = fault.past, fault
         try:
@@ -184,39 +182,27 @@ class _Turn:
 
 def _header(text: SampledText, start: int) -> _Header:
     """Read the header that begins at `start`; that of the first message has begun in the prompt."""
-    has_start = text.marks(_START, start)
-    at = start + len(_START) if has_start else start
+    begins = text.marks(_START, start)
+    at = start + len(_START) if begins else start
     mark = _ALL.next(text, at)
-    words = text[at : len(text) if mark is None else mark.start].split()
-    is_ours = start == 0
-    if has_start:
-        is_ours, words = words[:1] == ["assistant"], words[1:]
-    # In front of the channel, only the first word counts: prose without any header may hold the same letters.
-    recipients = {word for word in words[:1] if word.startswith("to=")}
-    is_ours = is_ours and len(words) == len(recipients)
-    channels: list[str] = []
-    others: list[str] = []
-    while mark is not None and mark.marker in (_CHANNEL, _CONSTRAIN):
-        after = _ALL.next(text, mark.end)
-        words = text[mark.end : len(text) if after is None else after.start].split()
-        if mark.marker == _CHANNEL:
-            channels.append(words[0] if words else "")
-            behind = {word for word in words[1:2] if word.startswith("to=")}
-            recipients |= behind
-            words = words[1 + len(behind) :]
-        recipients.update(word for word in words if word.startswith("to="))
-        others += words if channels else [mark.marker, *words]
-        mark = after
-    has_content = mark is not None and mark.marker == _MESSAGE
-    was_cut = mark is None and is_ours and bool(has_start or channels or recipients) and _begins(channels, others)
-    end = len(text) if mark is None else mark.end if has_content else mark.start
-    return _Header(is_ours, channels, {word[3:] for word in recipients}, others, has_content, was_cut, end)
-
-
-def _begins(channels: list[str], others: list[str]) -> bool:
-    """Return whether a header may go on so that it is good."""
-    is_channel = any(known.startswith("\n".join(channels)) for known in ("analysis", "commentary", "final"))
-    return is_channel and "json".startswith("\n".join(others))
+    before, rest, kind = text[at : len(text) if mark is None else mark.start], "", None
+    role = _ROLE.fullmatch(before if begins else f"assistant{before}") if begins or start == 0 else None
+    # Prose without any header may hold the same letters.
+    is_header = begins or role is not None or (mark is not None and mark.marker in (_CHANNEL, _CONSTRAIN, _MESSAGE))
+    recipients = set(_RECIPIENT.findall(before)) if is_header else set()
+    if mark is not None and mark.marker in (_CHANNEL, _CONSTRAIN):
+        is_channel, at = mark.marker == _CHANNEL, mark.end
+        mark = _HEADER_ENDS.next(text, at)
+        rest = text[at : len(text) if mark is None else mark.start]
+        recipients.update(_RECIPIENT.findall(rest))
+        kind = _KIND.fullmatch(rest) if is_channel and role is not None else None
+        if kind is not None and kind[3] and not text.marks(_CONSTRAIN, at + kind.start(3)):
+            kind = None
+    begun = role is not None and any(known.startswith(rest) for known in _CHANNELS)
+    was_cut = mark is None and (begun or bool(recipients))
+    if kind is None:
+        return _Header(None, recipients, None, was_cut, mark)
+    return _Header(kind[1], recipients, kind[4] or kind[5], was_cut, mark)
 
 
 def _name(header: _Header, past: int) -> str:
@@ -232,17 +218,21 @@ def _name(header: _Header, past: int) -> str:
 
 def _check(header: _Header, unended: bool, past: int) -> None:
     """Look at the rest of the header of a call."""
-    if unended or not header.is_ours:
-        words = f"A tool call must begin with {_START}assistant, behind the {_END} of the message before it"
-        raise CallFault(ParseFailure.MISPLACED, words, past=past)
-    if header.channels != ["commentary"]:
-        words = f"A tool call must go to the channel commentary, not to {ascii(' '.join(header.channels))[:40]}"
-        raise CallFault(ParseFailure.MISPLACED, words, past=past)
-    words = f"The tool call has no {_MESSAGE}, and so no arguments"
-    if header.has_content:
-        words = f"The content type of a tool call must be json, not {ascii(' '.join(header.others))[:40]}"
-    if not header.has_content or header.others not in ([], ["json"]):
-        raise CallFault(ParseFailure.BAD_ARGUMENTS, words, past=past)
+    kind, words = ParseFailure.MISPLACED, ""
+    if unended:
+        words = f"A tool call must not begin inside another message: {_END} must come before it"
+    elif header.channel is None:
+        words = f"The header of a tool call must be {_START}assistant{_CHANNEL}commentary to=functions.NAME"
+    elif header.channel != "commentary":
+        words = f"A tool call must go to the channel commentary, not to {ascii(header.channel)[:40]}"
+    else:
+        kind = ParseFailure.BAD_ARGUMENTS
+        if header.stop is None or header.stop.marker != _MESSAGE:
+            words = f"The tool call has no {_MESSAGE}, and so no arguments"
+        elif header.content_type not in (None, "json"):
+            words = f"The content type of a tool call must be json, not {ascii(header.content_type)[:40]}"
+    if words:
+        raise CallFault(kind, words, past=past)
 
 
 def _end(text: SampledText, past: int) -> int:

@@ -50,6 +50,8 @@ class ListEnd(NamedTuple):
         """Return where a block ends that is broken, and part of which reaches to `past`."""
         if self.marker is None:
             return len(text)
+        if past and text.marks(self.marker, past - 1):
+            past -= 1  # the decoder took the marker's own bracket for a list
         found = text.mark(self.marker, past)
         if 0 <= found < (past := json.pass_over(past, found)):
             found = text.mark(self.marker, past)
@@ -166,7 +168,8 @@ class CallList:
             return self._end.behind(text, at + 1), False
         if text.startswith(",", at):
             at = skip_space(text, at + 1)
-            if at < len(text) and text[at] not in ",]":
+            marker = self._end.marker
+            if at < len(text) and text[at] not in ",]" and not (marker is not None and text.marks(marker, at)):
                 return at, True
         if at == len(text):
             raise CallFault(ParseFailure.UNCLOSED, "The turn ended before the ] of a list of tool calls", past=past)

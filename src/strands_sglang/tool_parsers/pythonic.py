@@ -142,7 +142,7 @@ def _name(text: str, at: int) -> tuple[str, int]:
     name = found[0]
     if found.end() == len(text):
         raise _fault("The list of calls is not finished", found.end())
-    if not all(part.isidentifier() for part in name.split(".")):
+    if not name.isidentifier() and not all(part.isidentifier() for part in name.split(".")):
         words = "The name of a tool must be a Python identifier, or several joined by dots"
         raise CallFault(ParseFailure.MISSING_NAME, words, past=at, at=at)
     if not text.startswith("(", found.end()):

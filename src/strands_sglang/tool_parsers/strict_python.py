@@ -39,6 +39,7 @@ _NUMBER = re.compile(
 )
 _WORD = re.compile(r"(?:True|False|None)(?!\w)")
 _KEYWORD = re.compile(rf"(\w*){_BLANKS}((?:=(?!=))?){_BLANKS}")
+_KEY = re.compile(rf"(['\"])([^'\"\\\n\r\0\ud800-\udfff]*)\1{_BLANKS}:{_BLANKS}")
 _COLON = re.compile(rf"{_BLANKS}(:?){_BLANKS}")
 _CUT = re.compile(rf"{_BLANKS}|[+-]?\.?|[+-]?[0-9.]+[eE][+-]?|T(?:ru?)?|F(?:a(?:ls?)?)?|N(?:on?)?")
 """What can stand between a fault and the end of a text that was cut in the middle of a value."""
@@ -169,6 +170,8 @@ class PythonReader:
             if not found[2] or not key.isidentifier():
                 words = "The arguments of a call must be written as name=value"
                 raise CallFault(ParseFailure.BAD_ARGUMENTS, words, past=at, at=at)
+        elif found := _KEY.match(self._text, at):
+            key = found[2]
         else:
             if not self._text.startswith(("'", '"'), at):
                 raise _fault("expecting a key of a dict, which is a string in quotes", at)

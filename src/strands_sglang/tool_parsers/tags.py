@@ -55,16 +55,6 @@ class Block(NamedTuple):
     closing: str
 
 
-class _Read(NamedTuple):
-    """A call of a block, as far as it could be read."""
-
-    start: int
-    end: int
-    name: str | None
-    arguments: dict[str, Any]
-    fault: CallFault | None = None
-
-
 def checked_name(text: str, start: int, end: int) -> str:
     """Return the name of a tool that stands in a text.
 
@@ -145,28 +135,36 @@ class CallTags:
         return mark.start
 
     def _block(self, text: SampledText, start: int, block: Block, read: ReadParameter) -> list[ToolCall | FailedCall]:
-        calls: list[_Read] = []
+        found: list[ToolCall | FailedCall] = []
+        first: CallFault | None = None
         at = skip_space(text, start + len(block.opening))
+        closed = False
         try:
-            while not text.marks(block.closing, at):
-                self._expect_call(text, at, block, bool(calls))
-                calls.append(self._read(text, at, read))
-                at = skip_space(text, calls[-1].end)
-            if not calls:
-                words = f"Between {block.opening} and {block.closing} there is no call, {self._call.opening}…"
-                raise CallFault(ParseFailure.MISSING_NAME, words, past=at)
+            while not closed:
+                self._expect_call(text, at, block, bool(found))
+                name, outcome, end = self._read(text, at, read)
+                begin, at = at if found else start, skip_space(text, end)
+                closed = text.marks(block.closing, at)
+                end = at + len(block.closing) if closed else end
+                if isinstance(outcome, CallFault):
+                    found.append(outcome.failed(text, begin, end, name))
+                    first = first or outcome
+                else:
+                    found.append(ToolCall(name=name or "", arguments=outcome, raw=text[begin:end], start=begin))
         except CallFault as fault:
-            return [self._failed(text, start, block, calls, fault)]
-        calls[0] = calls[0]._replace(start=start)
-        calls[-1] = calls[-1]._replace(end=at + len(block.closing))
-        return [_made(text, call) for call in calls]
+            name = found[0].name if len(found) == 1 else None
+            return [self._failed(text, start, block, name, first or fault, fault.past)]
+        return found
 
     def _expect_call(self, text: SampledText, at: int, block: Block, another: bool) -> None:
         """Raise a fault where no call begins."""
         if text.marks(self._call.opening, at) and (self._several or not another):
             return
         failure = ParseFailure.UNCLOSED
-        if marker := next((word for word in self._blocks if text.marks(word, at)), None):
+        if text.marks(block.closing, at):
+            failure = ParseFailure.MISSING_NAME
+            words = f"Between {block.opening} and {block.closing} there is no call, {self._call.opening}…"
+        elif marker := next((word for word in self._blocks if text.marks(word, at)), None):
             words = f"Another {marker} begins before {block.closing}"
         elif marker := next((word for word in self._closings if text.marks(word, at)), None):
             words = f"{block.opening} must be closed with {block.closing}, not with {marker}"
@@ -179,18 +177,19 @@ class CallTags:
             words = f"Behind {block.opening} there must be {self._call.opening}…"
         raise CallFault(failure, words, past=at, at=at)
 
-    def _read(self, text: SampledText, start: int, read: ReadParameter) -> _Read:
+    def _read(
+        self, text: SampledText, start: int, read: ReadParameter
+    ) -> tuple[str | None, dict[str, Any] | CallFault, int]:
+        """Return the name of the call that begins here, its arguments or what is wrong with it, and where it ends."""
         name = None
         try:
             at = self._tag_end(text, start, self._call, ParseFailure.MISSING_NAME)
             name = checked_name(text, start + len(self._call.opening), at)
-            arguments, end = self._arguments(text, name, at + len(self._call.named), read)
+            return name, *self._arguments(text, name, at + len(self._call.named), read)
         except CallFault as fault:
             mark = self._end.next(text, fault.past)
             end = len(text) if mark is None else mark.end if mark.marker == self._call.closing else mark.start
-            # A traceback would keep every frame alive for as long as the block is being read.
-            return _Read(start, end, name, {}, fault.with_traceback(None))
-        return _Read(start, end, name, arguments)
+            return name, fault, end
 
     def _arguments(self, text: SampledText, tool: str, at: int, read: ReadParameter) -> tuple[dict[str, Any], int]:
         arguments: dict[str, Any] = {}
@@ -207,7 +206,7 @@ class CallTags:
         return arguments, at + len(self._call.closing)
 
     def _no_parameter(self, text: SampledText, at: int) -> CallFault:
-        enders = (self._call.opening, *self._blocks, *self._closings)
+        enders = (self._call.opening, *self._blocks, *self._closings) if text.startswith("<", at) else ()
         if marker := next((word for word in enders if text.marks(word, at)), None):
             words = f"{marker} stands before {self._call.closing} has ended the call"
             return CallFault(ParseFailure.UNCLOSED, words, past=at, at=at)
@@ -222,15 +221,15 @@ class CallTags:
         words = f"{tag.opening} must go on with a name and {tag.named}"
         raise CallFault(failure, words, past=at + len(tag.opening), at=end)
 
-    def _failed(self, text: SampledText, start: int, block: Block, calls: list[_Read], fault: CallFault) -> FailedCall:
-        """Return a whole block as one failed call: up to its closing marker, else to the end of the text."""
-        name = calls[0].name if len(calls) == 1 else None
-        mark = self._close.next(text, fault.past)
-        if mark is None:
-            words = f"{block.opening} is not closed with {block.closing}, so nothing behind it was run"
-            return CallFault(ParseFailure.UNCLOSED, words, past=len(text)).failed(text, start, len(text), name)
-        first = next((call.fault for call in calls if call.fault), fault)
-        return first.failed(text, start, mark.end, name)
+    def _failed(
+        self, text: SampledText, start: int, block: Block, name: str | None, fault: CallFault, past: int
+    ) -> FailedCall:
+        """Return a whole block as one failed call: up to the next closing marker, else to the end of the text."""
+        mark = self._close.next(text, past)
+        if mark is not None:
+            return fault.failed(text, start, mark.end, name)
+        words = f"{block.opening} is not closed with {block.closing}, so nothing behind it was run"
+        return CallFault(ParseFailure.UNCLOSED, words, past=len(text)).failed(text, start, len(text), name)
 
     def _misplaced(self, text: SampledText, start: int) -> list[ToolCall | FailedCall]:
         """Return the call that begins outside of a block, if it is one and not just its first word."""
@@ -248,9 +247,3 @@ class CallTags:
         end = next((behind + len(word) for word in self._closings if text.marks(word, behind)), end)
         words = f"A call must stand between {' or '.join(self._blocks)} and its closing marker; the first is missing"
         return [CallFault(ParseFailure.MISPLACED, words, past=end).failed(text, start, end, name)]
-
-
-def _made(text: str, call: _Read) -> ToolCall | FailedCall:
-    if call.fault is not None:
-        return call.fault.failed(text, call.start, call.end, call.name)
-    return ToolCall(name=call.name or "", arguments=call.arguments, raw=text[call.start : call.end], start=call.start)

@@ -1,0 +1,620 @@
+"""Calls of FunctionGemma and Gemma 4: what is well-formed is read exactly, and nothing else is a call."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
+from strands_sglang.tool_parsers.gemma import GemmaToolParser
+from strands_sglang.tool_parsers.sampled import SampledText
+
+
+class Dialect(NamedTuple):
+    opening: str
+    closing: str
+    mark: str
+
+    def string(self, text: str) -> str:
+        return f"{self.mark}{text}{self.mark}"
+
+    def raw(self, body: str) -> str:
+        return f"{self.opening}{body}{self.closing}"
+
+    def value(self, value: Any) -> str:
+        """Write a value as the chat templates do."""
+        if isinstance(value, str):
+            return self.string(value)
+        if isinstance(value, dict):
+            return f"{{{','.join(f'{key}:{self.value(value[key])}' for key in sorted(value))}}}"
+        if isinstance(value, list):
+            return f"[{','.join(map(self.value, value))}]"
+        return json.dumps(value)
+
+    def call(self, name: str, arguments: dict[str, Any]) -> str:
+        return self.raw(f"call:{name}{self.value(arguments)}")
+
+
+FUNCTION_GEMMA = Dialect("<start_function_call>", "<end_function_call>", "<escape>")
+GEMMA_4 = Dialect("<|tool_call>", "<tool_call|>", '<|"|>')
+both = pytest.mark.parametrize("dialect", [FUNCTION_GEMMA, GEMMA_4], ids=["functiongemma", "gemma4"])
+
+CALL = '<|tool_call>call:calculator{expression:<|"|>12*7+3<|"|>}<tool_call|>'
+
+
+def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
+    turn = GemmaToolParser().parse(text, reasoning_open=reasoning_open)
+    check(text, turn)
+    return turn
+
+
+def check(text: str, turn: ParsedTurn) -> None:
+    """Hold a turn against its text, in other ways than the parser's own."""
+    items: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
+    found = sorted(items, key=lambda item: item.start)
+    end = 0
+    for item in found:
+        assert item.start >= end and text[item.start :].startswith(item.raw)
+        assert item.raw.startswith((FUNCTION_GEMMA.opening, GEMMA_4.opening))
+        end = item.start + len(item.raw)
+    for call in turn.calls:
+        assert same(meant(call.raw), (call.name, call.arguments))
+        assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
+    for failed in turn.failures:
+        assert failed.detail.endswith(".") and failed.detail.encode() is not None
+        assert len(failed.detail) < 300 or not failed.raw.isprintable()
+    if not turn.reasoning_closed:
+        assert not found and turn.text == ""
+
+
+def meant(raw: str) -> tuple[str, Any]:
+    """Return what a call says: with its strings and keys in quotes, it is JSON."""
+    dialect = FUNCTION_GEMMA if raw.startswith(FUNCTION_GEMMA.opening) else GEMMA_4
+    assert raw.endswith(dialect.closing)
+    head, brace, inside = raw[len(dialect.opening) : -len(dialect.closing)].strip(" \t\n\r").partition("{")
+    parts = (brace + inside).split(dialect.mark)
+    assert head.startswith("call:") and len(parts) % 2 == 1
+    outside = [re.sub(r"([{,][ \t\n\r]*)([^{}\[\],:]+):", quoted, part) for part in parts[::2]]
+    outside = [re.sub(r"\bNone\b(?=[ \t\n\r,\]}])", "null", part) for part in outside]
+    strings = [json.dumps(part) for part in parts[1::2]]
+    whole = "".join(word for pair in zip(outside, [*strings, ""], strict=True) for word in pair)
+    return head.removeprefix("call:"), json.loads(whole, object_pairs_hook=once, parse_constant=pytest.fail)
+
+
+def quoted(key: re.Match[str]) -> str:
+    return f"{key[1]}{json.dumps(key[2])}:"
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len({key for key, _ in pairs}) == len(pairs)
+    return dict(pairs)
+
+
+def same(one: Any, other: Any) -> bool:
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def failed(text: str) -> FailedCall:
+    """Return the one failed call of a text that has no call."""
+    turn = parse(text)
+    assert turn.calls == () and len(turn.failures) == 1
+    return turn.failures[0]
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+def test_a_call() -> None:
+    (call,) = parse(f"Let me see.\n{CALL}").calls
+    assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
+    assert (call.raw, call.start) == (CALL, 12)
+
+
+def test_it_is_a_parser_with_a_name() -> None:
+    assert isinstance(GemmaToolParser(), ToolParser) and GemmaToolParser.name == "gemma"
+    assert {*FUNCTION_GEMMA, *GEMMA_4, "<|channel>", "<channel|>"} == set(GemmaToolParser.markers)
+
+
+@both
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("{}", {}),
+        ("{ }", {}),
+        ("{a:1}", {"a": 1}),
+        ("{a:S}", {"a": "text"}),
+        ("{a:S,b:S}", {"a": "text", "b": "text"}),
+        ("{b:1,a:2}", {"b": 1, "a": 2}),
+        ("{a:true,b:false,c:null,d:None}", {"a": True, "b": False, "c": None, "d": None}),
+        (
+            "{a:-0,b:-1.5,c:1e5,d:1.5E-05,e:1e+16,f:0.0}",
+            {"a": 0, "b": -1.5, "c": 1e5, "d": 1.5e-05, "e": 1e16, "f": 0.0},
+        ),
+        ("{a:[],b:{},c:[[],{}]}", {"a": [], "b": {}, "c": [[], {}]}),
+        ("{a:[1,S,[true,{b:{c:[S]}}]]}", {"a": [1, "text", [True, {"b": {"c": ["text"]}}]]}),
+        ("{a:{x:1},b:{x:1}}", {"a": {"x": 1}, "b": {"x": 1}}),
+        ("{ a : 1 }".replace(" :", ":"), {"a": 1}),
+        ("{\n  a:1,\r\n\tb: [ 1 , 2 ] ,c:{ } ,d: S }", {"a": 1, "b": [1, 2], "c": {}, "d": "text"}),
+        ("{a b:1,$ref:2,x.y:3,é-1:4,@:5,(k):6}", {"a b": 1, "$ref": 2, "x.y": 3, "é-1": 4, "@": 5, "(k)": 6}),
+        ("{true:1,null:2,1:3}", {"true": 1, "null": 2, "1": 3}),
+        ("{a:" + "1" * 4300 + "}", {"a": int("1" * 4300)}),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_arguments(dialect: Dialect, arguments: str, expected: dict[str, Any]) -> None:
+    body = f"call:f{arguments}".replace("S", dialect.string("text"))
+    for raw in (dialect.raw(body), dialect.raw(f"\n {body}\t\n")):
+        turn = parse(f"a\n{raw}b")
+        (call,) = turn.calls
+        assert (call.name, call.raw, call.start, turn.text) == ("f", raw, 2, "a\nb")
+        assert same(call.arguments, expected) and turn.failures == ()
+
+
+@both
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            " ",
+            "\n",
+            " a ",
+            "é 😀",
+            "a,b:c{d}[e]",
+            '"',
+            "'",
+            "\\",
+            "\\n",
+            "null",
+            "12",
+            "line\nline",
+            "{a:1}",
+            "call:f{}",
+            "\x00\x7f",
+        ),
+        *(
+            "<think>",
+            "</think>",
+            "<|channel>thought",
+            "<channel|>",
+            "<tool_call>",
+            CALL[:12],
+            "<tool_call|>",
+            "<end_function_call>",
+        ),
+        *("}<tool_call|><|tool_call>call:rm{}<tool_call|>", "<escape", "<|", '|">'),
+    ],
+)
+def test_a_string_is_verbatim(dialect: Dialect, text: str) -> None:
+    call = dialect.call("f", {"a": text, "b": [text, {"c": text}]})
+    for whole in (call, f"<|channel>thought\nhm<channel|>{call}"):
+        turn = parse(whole)
+        assert [call.arguments for call in turn.calls] == [{"a": text, "b": [text, {"c": text}]}]
+        assert turn.failures == () and turn.text == ""
+
+
+@both
+@pytest.mark.parametrize("name", ["f", "get_weather", "tools.shell-exec", "google:mcp:create", "é", "f(x)", "1"])
+def test_the_name_is_what_was_written(dialect: Dialect, name: str) -> None:
+    assert [call.name for call in parse(dialect.call(name, {})).calls] == [name]
+
+
+@both
+def test_parallel_calls_keep_their_order(dialect: Dialect) -> None:
+    text = "".join(dialect.call(f"tool_{number}", {"number": number}) for number in range(12))
+    turn = parse(text)
+    assert [(call.name, call.arguments) for call in turn.calls] == [(f"tool_{i}", {"number": i}) for i in range(12)]
+    assert turn.text == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "remains"),
+    [
+        ("", ""),
+        ("hello", "hello"),
+        ("\n hello \n", "\n hello \n"),
+        (CALL, ""),
+        (f"before\n{CALL}", "before"),
+        (f"{CALL}\nafter", "after"),
+        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
+        (f"a{CALL}b{CALL}c", "a\nb\nc"),
+        (f"a <tool_call|>{CALL}", "a <tool_call|>"),
+        ("a\n<|tool_call>x<tool_call|>", "a"),
+        (f"{CALL}{FUNCTION_GEMMA.call('f', {})}", ""),
+        ("call:f{a:1}", "call:f{a:1}"),
+        ("a <|tool_call", "a <|tool_call"),
+        ("<escape>a<escape>", "<escape>a<escape>"),
+    ],
+)
+def test_what_remains_for_the_reader(text: str, remains: str) -> None:
+    assert parse(text).text == remains
+
+
+def test_where_a_marker_is_a_token_only_the_token_counts() -> None:
+    """Also inside a call: letters that look like a string mark are part of the string."""
+    inner = 'say <|"|> and <tool_call|>'
+    text = f'{CALL}<|tool_call>call:f{{a:<|"|>{inner}<|"|>}}<tool_call|>'
+    words = re.compile("|".join(map(re.escape, GEMMA_4)))
+    at = len(CALL)
+    sampled = {found.start() for found in words.finditer(text, at)} - {
+        found.start() + text.index(inner) for found in words.finditer(inner)
+    }
+    turn = GemmaToolParser().parse(SampledText(text, sampled, lambda marker: [0] if words.match(marker) else []))
+    assert [(call.name, call.arguments, call.start) for call in turn.calls] == [("f", {"a": inner}, at)]
+    assert (turn.failures, turn.text) == ((), CALL)
+
+
+# --- reasoning -------------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_in_a_thought_is_no_call() -> None:
+    turn = parse(f"<|channel>thought\nmaybe {CALL}\n<channel|>{GEMMA_4.call('real', {})}")
+    assert turn.reasoning == f"maybe {CALL}"
+    assert [call.name for call in turn.calls] == ["real"] and turn.failures == () and turn.text == ""
+
+
+def test_a_draft_in_a_thought_the_prompt_opened_is_no_call() -> None:
+    turn = parse(f"maybe {CALL}<channel|>{GEMMA_4.call('real', {})}", reasoning_open=True)
+    assert (turn.reasoning, [call.name for call in turn.calls]) == (f"maybe {CALL}", ["real"])
+
+
+def test_an_empty_thought() -> None:
+    turn = parse("<|channel>thought\n<channel|>Hello")
+    assert (turn.reasoning, turn.text, turn.reasoning_closed) == ("", "Hello", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "opened"), [(f"<|channel>thought\n{CALL}", False), (CALL, True), (f"\n{CALL}\n", True)]
+)
+def test_an_unterminated_thought_holds_no_call(text: str, opened: bool) -> None:
+    turn = parse(text, reasoning_open=opened)
+    assert (turn.reasoning, turn.text, turn.calls, turn.reasoning_closed) == (CALL, "", (), False)
+
+
+def test_a_draft_in_a_later_thought_is_no_call() -> None:
+    later = f"<|channel>thought\n{CALL}<channel|>"
+    turn = parse(f"a{CALL}b{later}c{CALL}")
+    assert len(turn.calls) == 2 and turn.failures == () and turn.text == f"a\nb{later}c"
+    assert parse(f"a<|channel>thought\n{CALL}") == ParsedTurn(reasoning=None, text=f"a<|channel>thought\n{CALL}")
+
+
+# --- what is not a call ----------------------------------------------------------------------------------------------
+
+LITERAL, ARGUMENTS, NAME = ParseFailure.INVALID_LITERAL, ParseFailure.BAD_ARGUMENTS, ParseFailure.MISSING_NAME
+KEY, TRAILING, UNCLOSED = ParseFailure.DUPLICATE_KEY, ParseFailure.TRAILING_TEXT, ParseFailure.UNCLOSED
+
+
+@both
+@pytest.mark.parametrize(
+    ("body", "failure"),
+    [
+        ("", NAME),
+        ("\n", NAME),
+        ("f{}", NAME),
+        ("call{}", NAME),
+        ("call:{}", NAME),
+        ("call: f{}", NAME),
+        ("Call:f{}", NAME),
+        ("call :f{}", NAME),
+        ('{"name": "f", "arguments": {}}', NAME),
+        ("call:f", ARGUMENTS),
+        ("call:f ", ARGUMENTS),
+        ("call:f {}", ARGUMENTS),
+        ("call:f()", ARGUMENTS),
+        ("call:f[]", ARGUMENTS),
+        ("call:f<", ARGUMENTS),
+        ("call:f{a:1", LITERAL),
+        ("call:f{", LITERAL),
+        ("call:f{a", LITERAL),
+        ("call:f{a}", LITERAL),
+        ("call:f{a:}", LITERAL),
+        ("call:f{a:,b:1}", LITERAL),
+        ("call:f{a:1,}", LITERAL),
+        ("call:f{,}", LITERAL),
+        ("call:f{,a:1}", LITERAL),
+        ("call:f{a:1,,b:2}", LITERAL),
+        ("call:f{a:1 b:2}", LITERAL),
+        ("call:f{a:1;b:2}", LITERAL),
+        ("call:f{:1}", LITERAL),
+        ("call:f{a :1}", LITERAL),
+        ("call:f{\u00a0a:1}", LITERAL),
+        ("call:f{a=1}", LITERAL),
+        ("call:f{time=12:30}", LITERAL),
+        ("call:f{a='x'}", LITERAL),
+        ('call:f{"a":1}', LITERAL),
+        ("call:f{'a':1}", LITERAL),
+        ("call:f{`a`:1}", LITERAL),
+        ("call:f{STRING:1}", LITERAL),
+        ("call:f{a\n:1}", LITERAL),
+        ("call:f{a<b:1}", LITERAL),
+        ("call:f{a:text}", LITERAL),
+        ("call:f{a:two words,b:1}", LITERAL),
+        ('call:f{a:"text"}', LITERAL),
+        ("call:f{a:'text'}", LITERAL),
+        ('call:f{a:["x"]}', LITERAL),
+        ("call:f{a:True}", LITERAL),
+        ("call:f{a:False}", LITERAL),
+        ("call:f{a:nul}", LITERAL),
+        ("call:f{a:nullx}", LITERAL),
+        ("call:f{a:none}", LITERAL),
+        ("call:f{a:NaN}", LITERAL),
+        ("call:f{a:inf}", LITERAL),
+        ("call:f{a:-Infinity}", LITERAL),
+        ("call:f{a:01}", LITERAL),
+        ("call:f{a:+1}", LITERAL),
+        ("call:f{a:1.}", LITERAL),
+        ("call:f{a:.5}", LITERAL),
+        ("call:f{a:1e}", LITERAL),
+        ("call:f{a:0x1}", LITERAL),
+        ("call:f{a:1_0}", LITERAL),
+        ("call:f{a:--1}", LITERAL),
+        ("call:f{a:१}", LITERAL),
+        ("call:f{a:1e999}", LITERAL),
+        ("call:f{a:-1e999}", LITERAL),
+        ("call:f{a:" + "1" * 4301 + "}", LITERAL),
+        ("call:f{a:[1}", LITERAL),
+        ("call:f{a:[1,]}", LITERAL),
+        ("call:f{a:[1 2]}", LITERAL),
+        ("call:f{a:[a:1]}", LITERAL),
+        ("call:f{a:{1}}", LITERAL),
+        ("call:f{a:{b:1]}", LITERAL),
+        ("call:f{a:(1,2)}", LITERAL),
+        ("call:f{a:STRINGSTRING}", LITERAL),
+        ("call:f{a:STRINGx}", LITERAL),
+        ("call:f{a:S\ud800S}", LITERAL),
+        ("call:f{\ud800:1}", LITERAL),
+        ("call:f{a:" + "[" * 100 + "]" * 100 + "}", LITERAL),
+        ("call:f{a:" + "{a:" * 100 + "1" + "}" * 101, LITERAL),
+        ("call:f{a:" + "[" * 100_000 + "}", LITERAL),
+        ("call:f{a:1,a:2}", KEY),
+        ("call:f{a:1,b:2, a:1}", KEY),
+        ("call:f{a:[{b:{c:1,c:1}}]}", KEY),
+        ("call:f{a:1,a:STRING,b:}", KEY),
+        ("call:f{}}", TRAILING),
+        ("call:f{} x", TRAILING),
+        ("call:f{}call:g{}", TRAILING),
+        ("call:f{}STRING", TRAILING),
+        ("call:f{}{}", TRAILING),
+    ],
+    ids=lambda value: value[:40].encode("unicode_escape").decode() if isinstance(value, str) else None,
+)
+def test_a_malformed_call_is_none_and_the_next_one_is_read(dialect: Dialect, body: str, failure: ParseFailure) -> None:
+    raw = dialect.raw(body.replace("STRING", dialect.string("}")).replace("S", dialect.mark))
+    turn = parse(f"a{raw}b{CALL}c{raw}")
+    assert [item.failure for item in turn.failures] == [failure, failure]
+    assert [item.raw for item in turn.failures] == [raw, raw]
+    assert [item.start for item in turn.failures] == [1, len(f"a{raw}b{CALL}c")]
+    assert [call.name for call in turn.calls] == ["calculator"]
+    assert turn.text == "a\nb\nc"
+
+
+@pytest.mark.parametrize(
+    ("text", "failure", "name"),
+    [
+        ("<|tool_call>call:f{a:<escape>x<escape>}<tool_call|>", LITERAL, "f"),
+        ('<start_function_call>call:f{a:<|"|>x<|"|>}<end_function_call>', LITERAL, "f"),
+        ("<|tool_call>call:f{}<end_function_call>", UNCLOSED, "f"),
+        ("<start_function_call>call:f{}<tool_call|>", UNCLOSED, "f"),
+        ("<|tool_call>call:f{}<end_function_call><tool_call|>", TRAILING, "f"),
+        ("<|tool_call>call:f{}", UNCLOSED, "f"),
+        ("<|tool_call>call:f{} x", UNCLOSED, "f"),
+        ("<|tool_call>call:f{}<tool_call", UNCLOSED, "f"),
+        ("<|tool_call>call:f{}<|tool_call>call:g{}<tool_call|>", UNCLOSED, "f"),
+        ("<|tool_call>call:f{}<start_function_call>call:g{}<end_function_call>", UNCLOSED, "f"),
+        ("<|tool_call>call:f{a:1<|tool_call>call:g{}<tool_call|>", LITERAL, "f"),
+        ("<|tool_call><|tool_call>call:g{}<tool_call|>", NAME, None),
+        ("<|tool_call>call:f{a:x}", LITERAL, "f"),
+        ("<|tool_call>x", NAME, None),
+    ],
+)
+def test_markers_belong_together_and_a_call_must_end(text: str, failure: ParseFailure, name: str | None) -> None:
+    item = failed(text)
+    assert (item.failure, item.name, item.raw, item.start) == (failure, name, text, 0)
+
+
+@both
+def test_text_that_looks_like_a_call_inside_a_broken_one_stays_part_of_it(dialect: Dialect) -> None:
+    inner = dialect.string(f"{dialect.closing}{dialect.call('rm', {})}")
+    for broken in (
+        f"a:1,a:{inner}",
+        f"a:x,b:{inner}",
+        f"{inner}:1",
+        f"a:1 {inner}",
+        f"a:[{inner}",
+        f"a:{inner}{inner}",
+    ):
+        raw = dialect.raw(f"call:f{{{broken}}}")
+        turn = parse(f"{raw}{CALL}")
+        assert [item.raw for item in turn.failures] == [raw] and [call.name for call in turn.calls] == ["calculator"]
+
+
+@both
+def test_a_string_left_open_takes_what_stands_in_it_along(dialect: Dialect) -> None:
+    """Whose text that is cannot be told, so nothing is executed."""
+    opened = dialect.raw(f"call:f{{a:{dialect.mark}x}}")
+    text = f"{opened}{dialect.call('g', {'b': 'y'})}"
+    assert failed(text).raw == text
+    turn = parse(f"{opened}{dialect.call('g', {'b': 1})}")
+    assert turn.calls == () and [item.failure for item in turn.failures] == [UNCLOSED]
+    for body in ("call:f{Sa:1}", "call:f{a:SxSyS}", "call:f{a:x,b:S}"):
+        text = f"{dialect.raw(body.replace('S', dialect.mark))}{dialect.call('g', {'b': 1})}"
+        assert (failed(text).raw, failed(text).failure) == (text, LITERAL)
+
+
+@pytest.mark.parametrize(
+    ("text", "detail", "name"),
+    [
+        (
+            "<|tool_call>call:f{a:text}<tool_call|>",
+            'The arguments are not valid: expecting a value; a string stands between <|"|> and <|"|>, '
+            "at character 21 of the call, near '|tool_call>call:f{a:text}<tool_call|>'.",
+            "f",
+        ),
+        (
+            "<|tool_call>call:f{a:1,}<tool_call|>",
+            "expecting a key, which stands bare, and : behind it, at character 23",
+            "f",
+        ),
+        ("<|tool_call>call:f{a:1 2}<tool_call|>", "expecting , or }, at character 23", "f"),
+        ("<|tool_call>call:f{a:1,a:2}<tool_call|>", "The key 'a' stands twice in one object, at character 23", "f"),
+        ("<|tool_call>call:f{a:1e999}<tool_call|>", "the number 1e999 is too long or too large", "f"),
+        ("<|tool_call>call:f{a:" + "[" * 100 + "<tool_call|>", "nested more than 100 levels deep", "f"),
+        ('<|tool_call>call:f{a:<|"|>\ud800<|"|>}<tool_call|>', "A string holds half of a surrogate pair", "f"),
+        ("<|tool_call>f{}<tool_call|>", "Behind <|tool_call> there must be call:NAME{, with the name of a tool", None),
+        (
+            "<|tool_call>call:f<tool_call|>",
+            "must be followed by its arguments in braces, as in call:NAME{key:value}",
+            None,
+        ),
+        ("<|tool_call>call:f{}x<tool_call|>", "and <tool_call|> there must be nothing else, at character 20", "f"),
+        ("<|tool_call>call:f{}", "has no <tool_call|>", "f"),
+        ("<|tool_call>call:f{}<|tool_call>", "Another tool call begins before <tool_call|>", "f"),
+        ('<|tool_call>call:f{a:<|"|>x', "The turn ended in the middle of a tool call, before <tool_call|>.", "f"),
+    ],
+)
+def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: str | None) -> None:
+    failure = failed(text)
+    assert detail in failure.detail and failure.name == name
+
+
+EVERYTHING: dict[str, Any] = {"s": "a{é 😀", "n": [-1.5e10, 0, True, False, None, {"x y": {}}], "t": ""}
+
+
+@both
+def test_a_call_that_was_cut_is_unclosed(dialect: Dialect) -> None:
+    whole = dialect.call("get_it", EVERYTHING)
+    for length in range(len(dialect.opening), len(whole)):
+        failure = failed(f"x{whole[:length]}")
+        assert (failure.failure, failure.raw) == (UNCLOSED, whole[:length]), whole[:length]
+    for length in range(len(dialect.opening)):
+        assert parse(f"x{whole[:length]}") == ParsedTurn(reasoning=None, text=f"x{whole[:length]}")
+
+
+@both
+def test_depth_counts_from_the_arguments(dialect: Dialect) -> None:
+    assert parse(dialect.raw("call:f{a:" + "[" * 99 + "]" * 99 + "}")).failures == ()
+
+
+# --- any text ---------------------------------------------------------------------------------------------------------
+
+strings = st.text().filter(lambda text: not any(dialect.mark in text for dialect in (FUNCTION_GEMMA, GEMMA_4)))
+keys = st.from_regex(r"[a-zA-Z_$é][a-z0-9_. -]{0,5}[a-z]", fullmatch=True)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | strings,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
+)
+names = st.from_regex(r"[a-z_][a-z0-9_.-]{0,8}", fullmatch=True)
+plain = st.text(alphabet=st.characters(exclude_characters="<\n", exclude_categories=["Cs"]), max_size=10)
+dialects = st.sampled_from([FUNCTION_GEMMA, GEMMA_4])
+marks = [*FUNCTION_GEMMA, *GEMMA_4, "<|channel>thought", "<channel|>", CALL]
+words = ["call:", "call:f{", "a:", "a:1,", "null", "None", "1e999", "1.5", *"{}[]:,\"'=\\ \n01-.etnf<>|é\ud800"]
+pieces = st.sampled_from(marks + words)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(plain, dialects, names, st.dictionaries(keys, values, max_size=4)), max_size=4))
+def test_what_is_rendered_is_read(written: list[tuple[str, Dialect, str, dict[str, Any]]]) -> None:
+    text = "".join(f"{before}{dialect.call(name, arguments)}" for before, dialect, name, arguments in written)
+    turn = parse(text)
+    assert turn.failures == ()
+    assert [call.name for call in turn.calls] == [name for _, _, name, _ in written]
+    assert same([call.arguments for call in turn.calls], [arguments for *_, arguments in written])
+    assert turn.text == "\n".join(before for before, *_ in written if before.strip())
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
+def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+    parse(text, reasoning_open=reasoning_open)
+    parse(f"<|tool_call>call:f{{{text}", reasoning_open=reasoning_open)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.dictionaries(keys, values, max_size=3), dialects, st.data())
+def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], dialect: Dialect, data: st.DataObject) -> None:
+    text = f"{dialect.call('f', arguments)}\n{CALL}"
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 6)))
+        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
+    parse(text)
+
+
+O, C, S = GEMMA_4  # noqa: E741
+HEAD = f"{O}call:f{{"
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        O,
+        C,
+        S,
+        "<|tool_cal",
+        "<|channel>",
+        "<|channel><channel|>",
+        O + C,
+        O + "<start_function_call>",
+        HEAD,
+        HEAD + C,
+        HEAD + "a:",
+        HEAD + "a:" + S,
+        HEAD + "a:" + S + C,
+        HEAD + "a:1" + C,
+        HEAD + "a:1,a:1}" + C,
+        HEAD + "x" + S + "y",
+        HEAD + "a:" + S + S + S + C,
+        HEAD + "a:" + "[" * 3000 + C,
+        HEAD + "a:" + "1" * 5000 + "}" + C,
+        HEAD + "}",
+        HEAD + "}" + C,
+        HEAD + "} x" + C,
+    ],
+    ids=lambda unit: unit[:40],
+)
+def test_a_megabyte_takes_less_than_a_second(unit: str) -> None:
+    assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD + "a:" + "[" * 1_000_000,
+        HEAD + "a:{" * 300_000,
+        HEAD + "a:" + S + "é" * 1_000_000 + S + "}" + C,
+        HEAD + "a:" + S + "x" * 1_000_000,
+        HEAD + "a:" + "1" * 1_000_000 + "}" + C,
+        HEAD + "a:x" + S * 200_000 + C,
+        HEAD + "a:[" + "1.5," * 200_000 + "1]}" + C,
+        HEAD + "a:[" + (S + S + ",") * 90_000 + "1]}" + C,
+        HEAD + "a:[" + "[]," * 80_000 + "1]}" + C,
+        HEAD + ",".join(f"a{number}:1" for number in range(100_000)) + "}" + C,
+        HEAD + "a" * 1_000_000,
+        HEAD + " " * 1_000_000,
+        HEAD + "a:1}" + " " * 1_000_000,
+        O + " " * 1_000_000,
+        O + "call:" + "a" * 1_000_000,
+    ],
+    ids=lambda text: text[:40],
+)
+def test_one_huge_call_takes_less_than_a_second(text: str) -> None:
+    assert cpu_seconds(text) < 1.0
+
+
+def cpu_seconds(text: str) -> float:
+    """Return the least of a few runs: the rest is the machine's."""
+    least = float("inf")
+    for _ in range(3):
+        begun = time.process_time()
+        GemmaToolParser().parse(text)
+        least = min(least, time.process_time() - begun)
+        if least < 0.5:
+            break
+    return least

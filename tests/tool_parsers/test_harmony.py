@@ -1,0 +1,603 @@
+"""Harmony turns: each message goes where its channel says, and only a well-formed call is a call."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from families import tokenizer
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
+from strands_sglang.tool_parsers.harmony import HarmonyToolParser
+from strands_sglang.tool_parsers.sampled import SampledText
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, CALLED, RETURN = "<|end|>", "<|call|>", "<|return|>"
+ASSISTANT = f"{START}assistant"
+ALL = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALLED, RETURN)
+
+
+def on(channel: str, content: str, end: str = END) -> str:
+    """Return a message, as it stands behind `<|start|>assistant`."""
+    return f"{CHANNEL}{channel}{MESSAGE}{content}{end}"
+
+
+def call_of(name: str, arguments: Any) -> str:
+    return on(f"commentary to=functions.{name} {CONSTRAIN}json", json.dumps(arguments, ensure_ascii=False), CALLED)
+
+
+def turn_of(*messages: str) -> str:
+    return ASSISTANT.join(messages)
+
+
+THOUGHT = on("analysis", "I think.")
+CALL = call_of("calculator", {"expression": "12*7+3"})
+
+
+def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
+    turn = HarmonyToolParser().parse(text, reasoning_open=reasoning_open)
+    check(text, turn)
+    return turn
+
+
+def check(text: str, turn: ParsedTurn) -> None:
+    """Hold a turn against its text, in other ways than the parser's own."""
+    both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
+    end = turn.rest_start
+    for item in sorted(both, key=lambda item: item.start):
+        assert item.start >= end and text[item.start :].startswith(item.raw)
+        end = item.start + len(item.raw)
+    for call in turn.calls:
+        header, _, content = call.raw.partition(MESSAGE)
+        match = re.fullmatch(
+            r"(?:<\|start\|>assistant)?(?: to=functions\.([\w.-]+))?"
+            r"<\|channel\|>commentary(?: to=functions\.([\w.-]+))?(?: json| ?<\|constrain\|>json)?",
+            header,
+        )
+        assert match is not None and {match[1], match[2]} - {None} == {call.name}
+        assert content.endswith(CALLED)
+        value = json.loads(content.removesuffix(CALLED), object_pairs_hook=once, parse_constant=pytest.fail)
+        assert isinstance(call.arguments, dict) and same(value, call.arguments)
+        assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
+    for failed in turn.failures:
+        assert failed.detail.endswith(".") and failed.detail.encode() is not None
+        assert len(failed.detail) < 300 or not failed.raw.isprintable()
+    if turn.reasoning is None:
+        assert turn.reasoning_closed and turn.rest_start == 0
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len({key for key, _ in pairs}) == len(pairs)
+    return dict(pairs)
+
+
+def same(one: Any, other: Any) -> bool:
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def failed(text: str) -> FailedCall:
+    """Return the one failed call of a text that has no call."""
+    turn = parse(text)
+    assert turn.calls == () and len(turn.failures) == 1
+    return turn.failures[0]
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+def test_a_call_behind_reasoning() -> None:
+    turn = parse(turn_of(THOUGHT, CALL))
+    (call,) = turn.calls
+    assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
+    assert (call.raw, call.start) == (f"{ASSISTANT}{CALL}", len(THOUGHT))
+    assert (turn.reasoning, turn.text, turn.reasoning_closed, turn.rest_start) == ("I think.", "", True, len(THOUGHT))
+
+
+def test_it_is_a_parser_with_a_name() -> None:
+    assert isinstance(HarmonyToolParser(), ToolParser) and HarmonyToolParser.name == "harmony"
+    assert HarmonyToolParser.endings == (CALLED,) and set(HarmonyToolParser.markers) == {*ALL} - {RETURN}
+    assert HarmonyToolParser.reasoning_markers == (f"{CHANNEL}analysis{MESSAGE}", END)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        " to=functions.f<|channel|>commentary json",
+        " to=functions.f<|channel|>commentary",
+        " to=functions.f<|channel|>commentary <|constrain|>json",
+        "<|channel|>commentary to=functions.f <|constrain|>json",
+        "<|channel|>commentary to=functions.f<|constrain|>json",
+        "<|channel|>commentary to=functions.f json",
+        "<|channel|>commentary to=functions.f",
+        " to=functions.f<|channel|>commentary to=functions.f json",
+    ],
+)
+@pytest.mark.parametrize("before", ["", THOUGHT + ASSISTANT, ASSISTANT, THOUGHT + "\n" + ASSISTANT])
+def test_every_good_header(header: str, before: str) -> None:
+    raw = f'{header}{MESSAGE}{{"a": 1}}{CALLED}'
+    turn = parse(before + raw)
+    (call,) = turn.calls
+    assert (call.name, call.arguments, turn.failures, turn.text) == ("f", {"a": 1}, (), "")
+    assert call.raw == (ASSISTANT if before else "") + raw
+
+
+@pytest.mark.parametrize("name", ["f", "get_weather", "a.b", "a-b", "functions.f", "é"])
+def test_the_name_is_what_was_written(name: str) -> None:
+    assert [call.name for call in parse(call_of(name, {})).calls] == [name]
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments"),
+    [
+        ("{}", {}),
+        (' {\n  "a": [1, -2.5e3, null, true, {"b": {}}]\n} \n', {"a": [1, -2500.0, None, True, {"b": {}}]}),
+        ('{"a": "\\u00e9\\ud83d\\ude00 é"}', {"a": "é😀 é"}),
+    ],
+)
+def test_arguments_are_json(content: str, arguments: dict[str, Any]) -> None:
+    (call,) = parse(on("commentary to=functions.f", content, CALLED)).calls
+    assert same(call.arguments, arguments)
+
+
+def test_several_calls_keep_their_order() -> None:
+    turn = parse(turn_of(*(call_of(f"tool_{number}", {"number": number}) for number in range(12))))
+    assert [(call.name, call.arguments) for call in turn.calls] == [(f"tool_{i}", {"number": i}) for i in range(12)]
+
+
+@pytest.mark.parametrize("marker", [*ALL, "<think>", f"{END}{ASSISTANT}{CALL}", f"{CALLED}{ASSISTANT}{CALL}"])
+def test_a_marker_inside_an_argument_is_part_of_it(marker: str) -> None:
+    turn = parse(turn_of(THOUGHT, call_of("f", {"code": f"a {marker} b"})))
+    assert [call.arguments for call in turn.calls] == [{"code": f"a {marker} b"}]
+    assert turn.failures == () and turn.text == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "remains", "rest_start"),
+    [
+        ("", None, "", 0),
+        ("hello", None, "hello", 0),
+        ("\n hello \n", None, "\n hello \n", 0),
+        ("hello to=functions.f, said he", None, "hello to=functions.f, said he", 0),
+        (f"hello{END}", None, "hello", 0),
+        (on("final", "Hi.", ""), None, "Hi.", 0),
+        (on("final", "\nHi.\n"), None, "\nHi.\n", 0),
+        (on("final", "Hi.", RETURN), None, "Hi.", 0),
+        (on(f"final {CONSTRAIN}json", "{}"), None, "{}", 0),
+        (on("commentary", "First this."), None, "First this.", 0),
+        (THOUGHT, "I think.", "", len(THOUGHT)),
+        (on("analysis", ""), "", "", 37),
+        (on("analysis", "\n a \n"), " a ", "", 42),
+        (turn_of(THOUGHT, on("final", "Hi.", "")), "I think.", "Hi.", len(THOUGHT)),
+        (turn_of(THOUGHT, THOUGHT, on("final", "Hi.")), "I think.\nI think.", "Hi.", 2 * len(THOUGHT) + len(ASSISTANT)),
+        (turn_of(on("commentary", "a\n"), on("final", "b")), None, "a\nb", 0),
+        (
+            turn_of(THOUGHT, on("commentary", "a"), THOUGHT, on("final", "b")),
+            "I think.\nI think.",
+            "a\nb",
+            len(THOUGHT),
+        ),
+        (turn_of(THOUGHT, on("commentary", "\nPlan.\n"), CALL), "I think.", "Plan.", len(THOUGHT)),
+        (turn_of(CALL, on("final", "Done.")), None, "Done.", 0),
+        # What is cut in a header has nothing for the reader yet.
+        (f"{THOUGHT}{ASSISTANT}", "I think.", "", len(THOUGHT)),
+        (f"{THOUGHT}{ASSISTANT}{CHANNEL}", "I think.", "", len(THOUGHT)),
+        (f"{THOUGHT}{ASSISTANT}{CHANNEL}fin", "I think.", "", len(THOUGHT)),
+        (f"{CHANNEL}final", None, "", 0),
+        # Broken headers without a recipient: text as it stands.
+        (f"{CHANNEL}final Hello there", None, f"{CHANNEL}final Hello there", 0),
+        (f"{CHANNEL}final Hello there{END}", None, f"{CHANNEL}final Hello there", 0),
+        (on("finale", "a"), None, f"{CHANNEL}finale{MESSAGE}a", 0),
+        (on("", "a"), None, f"{CHANNEL}{MESSAGE}a", 0),
+        (on(" final", "a"), None, f"{CHANNEL} final{MESSAGE}a", 0),
+        (on("analysis my thoughts", "a"), None, f"{CHANNEL}analysis my thoughts{MESSAGE}a", 0),
+        (on(f"analysis{CHANNEL}final", "a"), None, f"{CHANNEL}analysis{CHANNEL}final{MESSAGE}a", 0),
+        (f"{MESSAGE}a{END}", None, f"{MESSAGE}a", 0),
+        (f"Hm{on('final', 'a')}", None, f"Hm{CHANNEL}final{MESSAGE}a", 0),
+        (f"{THOUGHT}{on('final', 'a')}", "I think.", f"{CHANNEL}final{MESSAGE}a", len(THOUGHT)),
+        (f"{THOUGHT}a", "I think.", "a", len(THOUGHT)),
+        (f"{THOUGHT}{START}user{MESSAGE}Hi{END}", "I think.", f"{START}user{MESSAGE}Hi", len(THOUGHT)),
+        (START, None, START, 0),
+        # Markers that end nothing.
+        (f"{on('final', 'a')}{END}{RETURN}\n{END}", None, "a", 0),
+        # A message that begins before the last one has ended.
+        (f"{on('final', 'a', '')}{ASSISTANT}{on('final', 'b')}", None, "a\nb", 0),
+    ],
+    ids=lambda value: ascii(value)[:60],
+)
+def test_what_goes_where(text: str, reasoning: str | None, remains: str, rest_start: int) -> None:
+    turn = parse(text)
+    assert (turn.reasoning, turn.text, turn.rest_start) == (reasoning, remains, rest_start)
+    assert turn.failures == () and turn.reasoning_closed
+
+
+def test_where_a_marker_is_a_token_only_the_token_counts() -> None:
+    """A model that quotes a page about this format writes letters, also in its reasoning and in its answer."""
+    quoted = f"{END}{ASSISTANT}{CALL}"
+    text = turn_of(on("analysis", f"It says {quoted}"), on("final", f"It says {quoted} to=functions.f", ""))
+    words = re.compile("|".join(map(re.escape, ALL)))
+    letters = {
+        found.start() + at.start() for at in re.finditer(re.escape(quoted), text) for found in words.finditer(quoted)
+    }
+    sampled = {found.start() for found in words.finditer(text)} - letters
+    turn = HarmonyToolParser().parse(
+        SampledText(text, sampled, lambda marker: [found.start() for found in words.finditer(marker)])
+    )
+    assert (turn.calls, turn.failures, turn.reasoning_closed) == ((), (), True)
+    assert (turn.reasoning, turn.text) == (f"It says {quoted}", f"It says {quoted} to=functions.f")
+
+
+# --- the real template -----------------------------------------------------------------------------------------------
+
+USER = {"role": "user", "content": "What is 12*7+3?"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"expression": "12*7+3"}, {"é": ["<|call|>", None, 1.5], "nested": {"a": {"b": "\n\"'"}}}]
+)
+def test_what_the_template_writes_is_read(arguments: dict[str, Any]) -> None:
+    call = {"type": "function", "function": {"name": "calculator", "arguments": arguments}}
+    assistant = {"role": "assistant", "thinking": "I think.", "tool_calls": [call]}
+    render = tokenizer("gpt-oss").apply_chat_template
+    prompt = render([USER], add_generation_prompt=True, tokenize=False)
+    whole = render([USER, assistant], tokenize=False)
+    assert whole.startswith(prompt) and prompt.endswith(ASSISTANT)
+    turn = parse(whole[len(prompt) :])
+    assert [(call.name, call.arguments) for call in turn.calls] == [("calculator", arguments)]
+    assert (turn.reasoning, turn.text, turn.failures) == ("I think.", "", ())
+
+
+def test_what_the_template_writes_for_an_answer_is_read() -> None:
+    render = tokenizer("gpt-oss").apply_chat_template
+    prompt = render([USER], add_generation_prompt=True, tokenize=False)
+    whole = render([USER, {"role": "assistant", "thinking": "I think.", "content": "It is 87."}], tokenize=False)
+    turn = parse(whole[len(prompt) :].removesuffix(RETURN))
+    assert (turn.reasoning, turn.text, turn.calls, turn.failures) == ("I think.", "It is 87.", (), ())
+
+
+def test_every_marker_is_one_token() -> None:
+    vocabulary = tokenizer("gpt-oss").get_added_vocab()
+    assert set(ALL) <= set(vocabulary)
+
+
+# --- reasoning -------------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_in_reasoning_is_no_call() -> None:
+    """Only its end marker ends it: not the beginning of another message, and not the end of a call."""
+    draft = f"maybe {ASSISTANT}{CALL}"
+    turn = parse(turn_of(on("analysis", draft), call_of("real", {})))
+    assert turn.reasoning == draft and [call.name for call in turn.calls] == ["real"] and turn.failures == ()
+
+
+def test_a_draft_in_reasoning_the_prompt_opened_is_no_call() -> None:
+    for again in ("", f"\n{CHANNEL}analysis{MESSAGE}"):
+        turn = parse(f"{again}maybe {CALL}{END}{ASSISTANT}{call_of('real', {})}", reasoning_open=True)
+        assert (turn.reasoning, [call.name for call in turn.calls]) == (f"maybe {CALL}", ["real"])
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning_open"),
+    [(on("analysis", CALL, ""), False), (CALL, True), (on("analysis", f"\n{CALL}\n", ""), False), (CALL, True)],
+)
+def test_unterminated_reasoning_holds_no_call(text: str, reasoning_open: bool) -> None:
+    turn = parse(text, reasoning_open=reasoning_open)
+    assert (turn.reasoning, turn.text, turn.calls, turn.failures) == (CALL, "", (), ())
+    assert (turn.reasoning_closed, turn.rest_start) == (False, len(text))
+
+
+def test_later_reasoning_that_is_unterminated() -> None:
+    turn = parse(turn_of(on("commentary", "Plan."), on("analysis", f"hm {CALL}", "")))
+    assert (turn.reasoning, turn.text, turn.reasoning_closed) == (f"hm {CALL}", "Plan.", False)
+    assert turn.calls == () and turn.failures == ()
+
+
+# --- what is not a call ----------------------------------------------------------------------------------------------
+
+JSON, ARGUMENTS, NAME = ParseFailure.INVALID_JSON, ParseFailure.BAD_ARGUMENTS, ParseFailure.MISSING_NAME
+KEY, TRAILING, UNCLOSED = ParseFailure.DUPLICATE_KEY, ParseFailure.TRAILING_TEXT, ParseFailure.UNCLOSED
+MISPLACED = ParseFailure.MISPLACED
+TO_F = "commentary to=functions.f"
+
+
+@pytest.mark.parametrize(
+    ("raw", "failure", "name"),
+    [
+        (on(TO_F, '{"a": 1,}', CALLED), JSON, "f"),
+        (on(TO_F, "{'a': 1}", CALLED), JSON, "f"),
+        (on(TO_F, '{"a": "x\ny"}', CALLED), JSON, "f"),
+        (on(TO_F, '{"a": 1', CALLED), JSON, "f"),
+        (on(TO_F, '{"a": NaN}', CALLED), JSON, "f"),
+        (on(TO_F, '{"a": 1e999}', CALLED), JSON, "f"),
+        (on(TO_F, '{"a": "\\ud800"}', CALLED), JSON, "f"),
+        (on(TO_F, '{"a": ' + "[" * 100 + "]" * 100 + "}", CALLED), JSON, "f"),
+        (on(TO_F, "[" * 100_000, CALLED), JSON, "f"),
+        (on(TO_F, "", CALLED), JSON, "f"),
+        (on(TO_F, "f(a=1)", CALLED), JSON, "f"),
+        (on(TO_F, "```json\n{}\n```", CALLED), JSON, "f"),
+        (on(TO_F, f"{MESSAGE}{{}}", CALLED), JSON, "f"),
+        (on(TO_F, '{"a": 1, "a": 1}', CALLED), KEY, "f"),
+        (on(TO_F, f'{{"a": 1, "a": "{CALLED}{ASSISTANT}"}}', CALLED), KEY, "f"),
+        (on(TO_F, "[]", CALLED), ARGUMENTS, "f"),
+        (on(TO_F, "null", CALLED), ARGUMENTS, "f"),
+        (on(TO_F, '"{}"', CALLED), ARGUMENTS, "f"),
+        (on(TO_F, "12", CALLED), ARGUMENTS, "f"),
+        (on(TO_F, "{} {}", CALLED), TRAILING, "f"),
+        (on(TO_F, "{}}", CALLED), TRAILING, "f"),
+        (on(TO_F, f"{{}}{CHANNEL}", CALLED), TRAILING, "f"),
+        (on(TO_F, "{} x", END), TRAILING, "f"),
+        (on(TO_F, "{}", END), UNCLOSED, "f"),
+        (on(TO_F, "{}", RETURN), UNCLOSED, "f"),
+        (on(TO_F, f"{{}}{ASSISTANT}", CALLED), UNCLOSED, "f"),
+        (on(f"{TO_F} code", "{}", CALLED), ARGUMENTS, "f"),
+        (on(f"{TO_F} {CONSTRAIN}python", "{}", CALLED), ARGUMENTS, "f"),
+        (on(f"{TO_F} JSON", "{}", CALLED), ARGUMENTS, "f"),
+        (f"{CHANNEL}{TO_F}{CALLED}", ARGUMENTS, "f"),
+        (f"{CHANNEL}{TO_F} json{END}", ARGUMENTS, "f"),
+        (f" to=functions.f{CHANNEL}commentary{END}", ARGUMENTS, "f"),
+        (on("commentary to=f", "{}", CALLED), NAME, None),
+        (on("commentary to=functions", "{}", CALLED), NAME, None),
+        (on("commentary to=functions.", "{}", CALLED), NAME, None),
+        (on("commentary to=functions.f?", "{}", CALLED), NAME, None),
+        (on("commentary to=functions:f", "{}", CALLED), NAME, None),
+        (on("commentary to=Functions.f", "{}", CALLED), NAME, None),
+        (on("commentary to=browser.search", '{"query": "x"}', CALLED), NAME, None),
+        (on("analysis to=python", "print(1)", CALLED), NAME, None),
+        (on("commentary to=assistant", "{}", END), NAME, None),
+        (on("commentary to=", "{}", CALLED), NAME, None),
+        (f" to=functions.f{on('commentary to=functions.g', '{}', CALLED)}", NAME, None),
+        (f" to=functions.f{on('commentary json to=functions.g', '{}', CALLED)}", NAME, None),
+        (on("commentary", "{}", CALLED), NAME, None),
+        (on("commentary", '{"name": "f", "arguments": {}}', CALLED), NAME, None),
+        (on("commentary functions.f", "{}", CALLED), NAME, None),
+        (on("final", "bye", CALLED), NAME, None),
+        (f"{MESSAGE}{{}}{CALLED}", NAME, None),
+        (on("analysis to=functions.f", "{}", CALLED), MISPLACED, "f"),
+        (on("analysis to=functions.f code", '{"pattern": "x"}', CALLED), MISPLACED, "f"),
+        (on("analysis to=functions.f", "I should", END), MISPLACED, "f"),
+        (on("final to=functions.f", "{}", CALLED), MISPLACED, "f"),
+        (on("comment to=functions.f", "{}", CALLED), MISPLACED, "f"),
+        (f" to=functions.f{on('analysis', '{}', CALLED)}", MISPLACED, "f"),
+        (f" to=functions.f{MESSAGE}{{}}{CALLED}", MISPLACED, "f"),
+        (on(" commentary to=functions.f", "{}", CALLED), MISPLACED, "f"),
+        (on("commentary  to=functions.f", "{}", CALLED), MISPLACED, "f"),
+        (on("commentary\nto=functions.f", "{}", CALLED), MISPLACED, "f"),
+        (on("commentary json to=functions.f", "{}", CALLED), MISPLACED, "f"),
+        (on(f"commentary {CONSTRAIN}json to=functions.f", "{}", CALLED), MISPLACED, "f"),
+        (on(f"{TO_F} {CONSTRAIN} json", "{}", CALLED), MISPLACED, "f"),
+        (on(f"{TO_F} json json", "{}", CALLED), MISPLACED, "f"),
+        (on(f"{TO_F} {CONSTRAIN}", "{}", CALLED), MISPLACED, "f"),
+        (on(f"analysis{CHANNEL}{TO_F}", "{}", CALLED), MISPLACED, "f"),
+        (f"{CONSTRAIN}json{on(TO_F, '{}', CALLED)}", MISPLACED, "f"),
+        (f"  to=functions.f{on('commentary', '{}', CALLED)}", MISPLACED, "f"),
+        (f"Hm to=functions.f{on('commentary', '{}', CALLED)}", MISPLACED, "f"),
+        (f"Hm{on(TO_F, '{}', CALLED)}", MISPLACED, "f"),
+    ],
+    ids=lambda value: ascii(value)[:70] if isinstance(value, str) else None,
+)
+def test_a_malformed_call_is_none_and_the_next_one_is_read(raw: str, failure: ParseFailure, name: str | None) -> None:
+    alone = parse(f"{raw}{ASSISTANT}{CALL}")
+    assert [(item.raw, item.start, item.failure, item.name) for item in alone.failures] == [(raw, 0, failure, name)]
+    assert [call.name for call in alone.calls] == ["calculator"] and alone.text == ""
+    before = THOUGHT + ASSISTANT + on("commentary", "a")
+    turn = parse(f"{before}{ASSISTANT}{raw}{ASSISTANT}{CALL}{ASSISTANT}{raw}")
+    assert [item.failure for item in turn.failures] == [failure, failure]
+    assert [item.raw for item in turn.failures] == [f"{ASSISTANT}{raw}"] * 2
+    assert [item.start for item in turn.failures] == [len(before), len(f"{before}{ASSISTANT}{raw}{ASSISTANT}{CALL}")]
+    assert [call.name for call in turn.calls] == ["calculator"] and (turn.reasoning, turn.text) == ("I think.", "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "failure", "raw"),
+    [
+        (f"{START}user{CALL}", MISPLACED, f"{START}user{CALL}"),
+        (f"{START}{CALL}", MISPLACED, f"{START}{CALL}"),
+        (f"{START} assistant{CALL}", MISPLACED, f"{START} assistant{CALL}"),
+        (f"{START}functions.f to=assistant{on('commentary', '87')}", NAME, None),
+        (f"{THOUGHT}{CALL}", MISPLACED, CALL),
+        (f"{on('final', 'Hi', '')}{ASSISTANT}{CALL}", MISPLACED, f"{ASSISTANT}{CALL}"),
+        (f"Hi{ASSISTANT}{CALL}", MISPLACED, f"{ASSISTANT}{CALL}"),
+        (f"hello{CALLED}", NAME, None),
+        (CALLED, NAME, None),
+        (f"{THOUGHT}{ASSISTANT}{CALLED}", NAME, f"{ASSISTANT}{CALLED}"),
+    ],
+)
+def test_a_call_where_none_can_be(text: str, failure: ParseFailure, raw: str | None) -> None:
+    item = failed(text)
+    assert (item.failure, item.raw) == (failure, text if raw is None else raw)
+
+
+def test_text_that_looks_like_a_call_inside_a_broken_one_stays_part_of_it() -> None:
+    inner = f"{ASSISTANT}{call_of('rm', {})}"
+    for content in (f'{{"a": "{inner}', f'{{"a": 1{inner}', f"{{}} {inner}", f'{{"a": 1, "a": "{inner}"}}{inner}'):
+        text = on(TO_F, content, "")
+        assert failed(text).raw == text
+
+
+@pytest.mark.parametrize(
+    ("text", "detail", "name"),
+    [
+        (
+            on(TO_F, '{"a": nope}', CALLED),
+            "The JSON is not valid: expecting value, at character 53 of the call, "
+            "near 's.f<|message|>{\"a\": nope}<|call|>'.",
+            "f",
+        ),
+        (on(TO_F, "[]", CALLED), "must be a JSON object, not a list", "f"),
+        (on(TO_F, "{} x", CALLED), "of a tool call and <|call|> there must be nothing else, at character 50", "f"),
+        (on(TO_F, "{}", END), "A tool call must end with <|call|>, not with <|end|>, at character 49", "f"),
+        (on(TO_F, "{}", ""), "The tool call has no <|call|>.", "f"),
+        (on(TO_F, '{"a', ""), "The turn ended in the middle of the JSON of a tool call, before <|call|>.", "f"),
+        (f"{CHANNEL}{TO_F}", "The turn ended in the header of a tool call.", None),
+        (f"{CHANNEL}{TO_F}{END}", "The tool call has no <|message|>, and so no arguments.", "f"),
+        (on(f"{TO_F} code", "{}", CALLED), "The content type of a tool call must be json, not 'code'.", "f"),
+        (on("commentary to=f", "{}", CALLED), "must name one tool in its header, as in to=functions.NAME.", None),
+        (on("analysis to=functions.f", "{}", CALLED), "must go to the channel commentary, not to 'analysis'.", "f"),
+        (on("commentary", "{}", CALLED), "A message that ends with <|call|> must name a tool", None),
+        (f"Hi{ASSISTANT}{CALL}", "must not begin inside another message: <|end|> must come before it.", "calculator"),
+        (f"{THOUGHT}{CALL}", "must be <|start|>assistant<|channel|>commentary to=functions.NAME.", "calculator"),
+    ],
+)
+def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: str | None) -> None:
+    failure = failed(text)
+    assert detail in failure.detail and failure.name == name
+
+
+WITH_EVERYTHING = call_of("get_it", {"s": 'a"\\ é 😀', "n": [-1.5e10, 0, True, False, None, {"x": {}}]})
+
+
+@pytest.mark.parametrize("length", range(len(f"{CHANNEL}commentary to="), len(WITH_EVERYTHING)))
+def test_a_call_that_was_cut_is_unclosed(length: int) -> None:
+    failure = failed(turn_of(THOUGHT, WITH_EVERYTHING[:length]))
+    assert (failure.failure, failure.raw) == (UNCLOSED, f"{ASSISTANT}{WITH_EVERYTHING[:length]}")
+
+
+@pytest.mark.parametrize("length", range(5, len(" to=functions.get_it")))
+def test_a_call_that_was_cut_in_front_of_its_channel_is_unclosed(length: int) -> None:
+    text = " to=functions.get_it"[:length]
+    assert (failed(text).failure, failed(text).raw, failed(text).name) == (UNCLOSED, text, None)
+
+
+def test_depth_is_that_of_json() -> None:
+    assert parse(on(TO_F, '{"a": ' + "[" * 99 + "]" * 99 + "}", CALLED)).failures == ()
+
+
+# --- any text ---------------------------------------------------------------------------------------------------------
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+names = st.from_regex(r"[a-z_][a-z0-9_.-]{0,8}", fullmatch=True)
+plain = st.text(alphabet=st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=10)
+messages = (
+    st.tuples(st.sampled_from(["analysis", "commentary", "final"]), plain)
+    | st.tuples(names, st.dictionaries(st.text(), json_values, max_size=4))
+)  # fmt: skip
+words = [
+    "assistant",
+    "user",
+    "analysis",
+    "commentary",
+    "final",
+    " to=functions.f",
+    " to=",
+    "to=x",
+    "json",
+    "{}",
+    '{"a": "',
+    CALL,
+]
+pieces = st.sampled_from([*ALL, *ALL, ASSISTANT, THOUGHT, *words, *'{}[]":,\\ \n01te<|>é\ud800'])
+
+
+@settings(deadline=None)
+@given(st.lists(messages, max_size=5), st.data())
+def test_what_is_written_is_read(written: list[tuple[str, Any]], data: st.DataObject) -> None:
+    made = []
+    for channel, content in written:
+        if isinstance(content, str):
+            made.append(on(channel, content))
+        else:
+            lead, behind = data.draw(
+                st.sampled_from([(f" to=functions.{channel}", ""), ("", f" to=functions.{channel}")])
+            )
+            kind = data.draw(st.sampled_from(["", " json", f" {CONSTRAIN}json"]))
+            made.append(f"{lead}{on(f'commentary{behind}{kind}', json.dumps(content), CALLED)}")
+    turn = parse(turn_of(*made))
+    calls = [(name, content) for name, content in written if not isinstance(content, str)]
+    assert turn.failures == () and turn.reasoning_closed
+    assert [call.name for call in turn.calls] == [name for name, _ in calls]
+    assert same([call.arguments for call in turn.calls], [arguments for _, arguments in calls])
+    thoughts = [
+        content.strip("\n") for channel, content in written if channel == "analysis" and isinstance(content, str)
+    ]
+    assert turn.reasoning == ("\n".join(thoughts) if thoughts else None)
+    said = [content for channel, content in written if channel in ("final", "commentary") and isinstance(content, str)]
+    if len(said) == 1 and not calls:
+        assert turn.text == said[0]
+    else:
+        assert turn.text == "\n".join(content.strip("\n") for content in said if content.strip())
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
+def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+    parse(text, reasoning_open=reasoning_open)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.data())
+def test_a_damaged_turn_has_good_calls_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
+    text = turn_of(THOUGHT, on("commentary", "a"), call_of("f", arguments), CALL)
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 8)))
+        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
+    parse(text)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *ALL,
+        "<|star",
+        ASSISTANT,
+        f"{START}{CHANNEL}{MESSAGE}",
+        f"{END}a",
+        f"to=x{END}",
+        f"{CHANNEL}a to=x ",
+        ASSISTANT + THOUGHT,
+        ASSISTANT + on("analysis", "", ""),
+        ASSISTANT + on("final", "a"),
+        ASSISTANT + on("final", "a", ""),
+        ASSISTANT + on(TO_F, "{}", CALLED),
+        ASSISTANT + on(TO_F, "{}", END),
+        ASSISTANT + on(TO_F, "{}", ""),
+        ASSISTANT + on(TO_F, "{", END),
+        ASSISTANT + on(TO_F, '{"a":"', CALLED),
+        ASSISTANT + on(TO_F, "[" * 3000, CALLED),
+        ASSISTANT + on(TO_F, "", ""),
+        ASSISTANT + on("analysis to=functions.f", '{"a":1}', CALLED),
+    ],
+    ids=lambda unit: unit[:60],
+)
+def test_a_megabyte_takes_less_than_a_second(unit: str) -> None:
+    assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        on(TO_F, "[" * 1_000_000, ""),
+        on(TO_F, '{"a":"' + "é" * 1_000_000 + '"}', CALLED),
+        on(TO_F, "{}" + " " * 1_000_000, CALLED),
+        on(f"commentary to=functions.{'f' * 1_000_000}", "{}", CALLED),
+        on("commentary " + "to=x " * 200_000, "{}", CALLED),
+        on("a " * 500_000, "{}"),
+        " to=" + "x" * 1_000_000,
+        " " * 1_000_000,
+        THOUGHT + " " * 1_000_000,
+        "a " * 500_000 + CHANNEL,
+    ],
+    ids=lambda text: text[:60],
+)
+def test_one_huge_message_takes_less_than_a_second(text: str) -> None:
+    assert cpu_seconds(text) < 1.0
+
+
+def cpu_seconds(text: str) -> float:
+    """Return the least of a few runs: the rest is the machine's."""
+    least = float("inf")
+    for _ in range(3):
+        begun = time.process_time()
+        HarmonyToolParser().parse(text)
+        least = min(least, time.process_time() - begun)
+        if least < 0.5:
+            break
+    return least

@@ -1,0 +1,438 @@
+"""Llama 3 calls: a turn that is one, and nothing else; an answer in JSON stays an answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from families import tokenizer
+from strands_sglang.tool_parsers.base import Schemas, ToolParser
+from strands_sglang.tool_parsers.llama3_json import Llama3JsonToolParser
+from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure
+from strands_sglang.tool_parsers.sampled import SampledText
+
+TAG = "<|python_tag|>"
+CALL = '{"name": "calculator", "parameters": {"expression": "12*7+3"}}'
+KNOWN: Schemas = {"calculator": {"type": "object"}, "f": {}}
+PARSER = Llama3JsonToolParser()
+Failure = ParseFailure
+LONGEST = 700
+"""Characters of a detail, which are 300 where none of those it shows has to be written as `\\U0001f600`."""
+
+
+def parse(text: str, *, reasoning_open: bool = False, schemas: Schemas | None = None) -> ParsedTurn:
+    turn = PARSER.parse(text, reasoning_open=reasoning_open, schemas=schemas)
+    check(text, turn)
+    return turn
+
+
+def check(text: str, turn: ParsedTurn) -> None:
+    """Hold a turn against its text, in other ways than the parser's own."""
+    assert len(turn.calls) + len(turn.failures) <= 1
+    for call in turn.calls:
+        assert text[call.start :].startswith(call.raw) and text[call.start + len(call.raw) :].strip(" \t\r\n") == ""
+        match = re.fullmatch(r"(?:<\|python_tag\|>)?(.*)", call.raw, re.DOTALL)
+        assert match is not None and turn.text == ""
+        value = json.loads(match[1], object_pairs_hook=once, parse_constant=pytest.fail)
+        assert isinstance(value["parameters"], dict) and "arguments" not in value and call.name.strip()
+        assert same((value["name"], value["parameters"], None), (call.name, call.arguments, call.id))
+        assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
+    for failed in turn.failures:
+        assert failed.raw and text[failed.start :] == failed.raw
+        assert failed.detail.endswith(".") and failed.detail.encode() is not None and len(failed.detail) < LONGEST
+    if not turn.reasoning_closed:
+        assert not turn.calls and not turn.failures and turn.text == ""
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len({key for key, _ in pairs}) == len(pairs)
+    return dict(pairs)
+
+
+def same(one: Any, other: Any) -> bool:
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def failed(text: str, schemas: Schemas | None = None) -> FailedCall:
+    """Return the one failed call of a text that has no call."""
+    turn = parse(text, schemas=schemas)
+    assert turn.calls == () and len(turn.failures) == 1
+    return turn.failures[0]
+
+
+def shown(value: Any) -> str | None:
+    return value[:60].encode("unicode_escape").decode() if isinstance(value, str) else None
+
+
+# --- what is read ---------------------------------------------------------------------------------------------------
+
+
+def test_a_call() -> None:
+    (call,) = parse(f"\n{CALL}\n").calls
+    assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
+    assert (call.raw, call.start) == (CALL, 1)
+
+
+def test_it_is_a_parser_with_a_name_and_every_marker() -> None:
+    assert isinstance(PARSER, ToolParser) and PARSER.name == "llama3_json"
+    assert PARSER.call_markers == (TAG, "{") and PARSER.markers == (TAG,)
+
+
+@pytest.mark.parametrize("schemas", [None, KNOWN, {"other": {}}])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"name":"f","parameters":{}}',
+        '{"parameters": {}, "name": "f"}',
+        '{"type": "function", "name": "f", "parameters": {}, "id": 7}',
+        '{\n  "name": "f",\n  "parameters": {\n  }\n}',
+        f'{TAG}{{"name": "f", "parameters": {{}}}}',
+        f'{TAG} \r\n\t{{"name": "f", "parameters": {{}}}}',
+    ],
+)
+def test_tag_whitespace_order_and_other_keys_do_not_matter(raw: str, schemas: Schemas | None) -> None:
+    for before in ("", " \n", "<think>hm</think>\n\n"):
+        turn = parse(f"{before}{raw} \r\n\t", schemas=schemas)
+        (call,) = turn.calls
+        assert (call.name, call.arguments, call.raw, turn.text) == ("f", {}, raw, "")
+
+
+@pytest.mark.parametrize("family", ["llama-3.1", "llama-3.2", "llama-3.3"])
+def test_what_the_template_writes_is_read(family: str) -> None:
+    arguments = {"path": 'a\n"b"', "lines": [1, None]}
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    text = tokenizer(family).apply_chat_template(messages, tokenize=False)
+    turn = parse(text.rpartition("<|end_header_id|>")[2].removesuffix("<|eot_id|>"), schemas=KNOWN)
+    assert [(call.name, call.arguments) for call in turn.calls] == [("f", arguments)]
+
+
+def test_arguments_are_what_was_written() -> None:
+    arguments: dict[str, Any] = {
+        "s": 'a"\\ é 😀\n',
+        "n": [-1.5e10, 0, True, None, {"x": {"y": [[]]}}],
+        "": "",
+        "ключ": " x ",
+    }
+    for ascii_only in (False, True):
+        (call,) = parse(json.dumps({"name": "f", "parameters": arguments}, ensure_ascii=ascii_only)).calls
+        assert same(call.arguments, arguments) and list(call.arguments) == list(arguments)
+
+
+@pytest.mark.parametrize("marker", ["<think>", "</think>", TAG, CALL, "}", "; "])
+def test_a_marker_inside_an_argument_is_part_of_it(marker: str) -> None:
+    written = json.dumps({"name": "f", "parameters": {"code": f"a {marker} b", marker: 1}})
+    for text in (written, f"<think>hm</think>{written}", TAG + written):
+        assert parse(text).calls[0].arguments == {"code": f"a {marker} b", marker: 1}
+
+
+# --- reasoning -------------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_in_reasoning_is_no_call() -> None:
+    turn = parse(f'{CALL}\n</think>\n\n{{"name": "real", "parameters": {{}}}}', reasoning_open=True)
+    assert turn.reasoning == CALL and [call.name for call in turn.calls] == ["real"]
+    turn = parse(f"<think>{CALL}</think>done")
+    assert (turn.reasoning, turn.text, turn.calls, turn.failures) == (CALL, "done", (), ())
+
+
+@pytest.mark.parametrize(("text", "reasoning_open"), [(f"<think>\n{CALL}", False), (CALL, True), (TAG + CALL, True)])
+def test_unterminated_reasoning_holds_no_call(text: str, reasoning_open: bool) -> None:
+    turn = parse(text, reasoning_open=reasoning_open)
+    assert (turn.calls, turn.failures, turn.reasoning_closed) == ((), (), False)
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schemas", [None, KNOWN])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "\n", "hello", "\n hello \n", "{", "{}", "{ }", "{{", "[", "[]", f"[{CALL}]", "12", '"f"', "null", "{x}"),
+        '{"answer": 42}',
+        '{"answer": 42} and more',
+        '{"parameters": {}}',
+        '{"function": "f", "parameters": {}}',
+        '{"Name": "f", "parameters": {}}',
+        '{"a": {"name": "f", "parameters": {}}}',
+        '{"parameters": {}, "name": "f"',
+        '{"parameters": {"a": NaN}, "name": "f"}',
+        '{"a": 1, "name": "f", "name": "g"}',
+        "{'name': 'f', 'parameters': {}}",
+        '{name: "f", "parameters": {}}',
+        '{"name',
+        '{"name"',
+        '{"name" "f"}',
+        f"Here it is: {CALL}",
+        f"```json\n{CALL}\n```",
+        f"\u00a0{CALL}",
+        f"a\n{CALL}",
+        "{" * 100_000,
+        '{"a":' * 100_000,
+    ],
+    ids=shown,
+)
+def test_other_json_and_text_are_an_answer(text: str, schemas: Schemas | None) -> None:
+    assert parse(text, schemas=schemas) == ParsedTurn(reasoning=None, text=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "unknown"),
+    [
+        ('{"name": "f"}', Failure.BAD_ARGUMENTS, Failure.BAD_ARGUMENTS),
+        ('{"name": "f", "arguments": {}}', Failure.BAD_ARGUMENTS, Failure.BAD_ARGUMENTS),
+        ('{"name": "f", "age": 7} x', Failure.BAD_ARGUMENTS, Failure.BAD_ARGUMENTS),
+        ('{"name": "Bob"}', None, Failure.BAD_ARGUMENTS),
+        ('{"name": "Bob", "arguments": {}}', None, Failure.BAD_ARGUMENTS),
+        ('{"name": "Bob", "parameters": 7}', Failure.BAD_ARGUMENTS, Failure.BAD_ARGUMENTS),
+        ('{"name": "Bob", "parameters": {}} x', Failure.TRAILING_TEXT, Failure.TRAILING_TEXT),
+        ('{"name": "Bob", ', Failure.UNCLOSED, Failure.UNCLOSED),
+        ('{"name": ["f"], "parameters": {}}', None, Failure.MISSING_NAME),
+        ('{"name": null}', None, Failure.MISSING_NAME),
+        ('{"name": " ", "parameters": {}}', Failure.MISSING_NAME, Failure.MISSING_NAME),
+    ],
+)
+def test_what_is_meant_as_a_call(text: str, known: ParseFailure | None, unknown: ParseFailure | None) -> None:
+    for schemas, failure in ((KNOWN, known), (None, unknown), ({}, unknown)):
+        turn = parse(text, schemas=schemas)
+        assert [item.failure for item in turn.failures] == ([failure] if failure else [])
+        assert (turn.calls, turn.text) == ((), "" if failure else text)
+
+
+# --- what is not a call ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schemas", [None, KNOWN])
+@pytest.mark.parametrize("before", ["", TAG, f"{TAG}\n"])
+@pytest.mark.parametrize(
+    ("body", "failure"),
+    [
+        ('{"name": "f", "parameters": {"a": 1,}}', Failure.INVALID_JSON),
+        ('{"name": "f", "parameters": {},}', Failure.INVALID_JSON),
+        ('{ "name" :\n"f", \'parameters\': {}}', Failure.INVALID_JSON),
+        ('{"name": f, "parameters": {}}', Failure.INVALID_JSON),
+        ('{"name": "f", "parameters": {"a": "x\ny"}}', Failure.INVALID_JSON),
+        ('{"name": "f", "parameters": {"a": "\\x"}}', Failure.INVALID_JSON),
+        ('{"name": "f", "parameters": {"a": 01}}', Failure.INVALID_JSON),
+        ('{"name": "f", "parameters": {"a": NaN}}', Failure.INVALID_JSON),
+        ('{"name": "f", "parameters": {"a": 1e999}}', Failure.INVALID_JSON),
+        ('{"name": "f", "parameters": {"a": "\\ud800"}}', Failure.INVALID_JSON),
+        ('{"name": "f", "parameters": {"a": "\ud800"}}', Failure.INVALID_JSON),
+        ('{"name": "f", "parameters": {"a": ' + "1" * 4301 + "}}", Failure.INVALID_JSON),
+        ('{"name": "f", "parameters": {"a": ' + "[" * 99 + "]" * 99 + "}}", Failure.INVALID_JSON),
+        ('{"name": "f", "parameters": {"a": ' + "[" * 50_000, Failure.INVALID_JSON),
+        ('{"name": "f" "parameters": {}}', Failure.INVALID_JSON),
+        ('{"name": "f", "name": "g", "parameters": {}}', Failure.DUPLICATE_KEY),
+        ('{"name": "f", "parameters": {"a": [{"b": 1, "b": 1}]}}', Failure.DUPLICATE_KEY),
+        ('{"name": "f"}', Failure.BAD_ARGUMENTS),
+        ('{"name": "f", "arguments": {}}', Failure.BAD_ARGUMENTS),
+        ('{"name": "f", "parameters": {}, "arguments": {}}', Failure.BAD_ARGUMENTS),
+        ('{"name": "f", "parameters": null}', Failure.BAD_ARGUMENTS),
+        ('{"name": "f", "parameters": "{}"}', Failure.BAD_ARGUMENTS),
+        ('{"name": "f", "parameters": "{\\"a\\": 1}"}', Failure.BAD_ARGUMENTS),
+        ('{"name": "f", "parameters": []}', Failure.BAD_ARGUMENTS),
+        ('{"name": "f", "parameters": 0}', Failure.BAD_ARGUMENTS),
+        ('{"name": "", "parameters": {}}', Failure.MISSING_NAME),
+        (f"{CALL}; {CALL}", Failure.TRAILING_TEXT),
+        (f"{CALL}\n{CALL}", Failure.TRAILING_TEXT),
+        (f"{CALL};", Failure.TRAILING_TEXT),
+        (f"{CALL}}}", Failure.TRAILING_TEXT),
+        (f"{CALL} // why", Failure.TRAILING_TEXT),
+        (f"{CALL}\u00a0", Failure.TRAILING_TEXT),
+        (f"{CALL}{TAG}", Failure.TRAILING_TEXT),
+        (f"{CALL}{TAG}{CALL}", Failure.TRAILING_TEXT),
+    ],
+    ids=shown,
+)
+def test_a_malformed_call_is_none(before: str, body: str, failure: ParseFailure, schemas: Schemas | None) -> None:
+    raw = before + body
+    item = failed(f"\n {raw}", schemas)
+    assert (item.failure, item.raw, item.start) == (failure, raw, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        (TAG, Failure.UNCLOSED),
+        (f"{TAG} \n", Failure.UNCLOSED),
+        (f"{TAG}{{", Failure.UNCLOSED),
+        (f"{TAG}{{}}", Failure.MISSING_NAME),
+        (f'{TAG}{{"a": 1}}', Failure.MISSING_NAME),
+        (f'{TAG}{{"name": 7, "parameters": {{}}}}', Failure.MISSING_NAME),
+        (f"{TAG}[{CALL}]", Failure.NOT_AN_OBJECT),
+        (f'{TAG}"f"', Failure.NOT_AN_OBJECT),
+        (f"{TAG}null", Failure.NOT_AN_OBJECT),
+        (f"{TAG}print(1)", Failure.INVALID_JSON),
+        (f'{TAG}brave_search.call(query="x")', Failure.INVALID_JSON),
+        (f"{TAG}{TAG}{CALL}", Failure.INVALID_JSON),
+        (f"{TAG}; {CALL}", Failure.INVALID_JSON),
+    ],
+)
+def test_a_tag_always_means_a_call(text: str, failure: ParseFailure) -> None:
+    for schemas in (None, KNOWN, {"other": {}}):
+        item = failed(text, schemas)
+        assert (item.failure, item.raw) == (failure, text)
+
+
+@pytest.mark.parametrize(
+    ("before", "remains"), [("Let me see. ", "Let me see. "), ('{"a": 1}\n', '{"a": 1}'), ("{\n", "{"), (";", ";")]
+)
+def test_a_tag_behind_other_words_is_misplaced(before: str, remains: str) -> None:
+    turn = parse(f"{before}{TAG}{CALL}")
+    assert [(item.failure, item.raw) for item in turn.failures] == [(Failure.MISPLACED, TAG + CALL)]
+    assert (turn.calls, turn.text) == ((), remains)
+
+
+def test_a_tag_in_a_string_of_an_answer_is_part_of_it() -> None:
+    for text in (f'{{"a": "{TAG}"}}', f'{{"a": "{TAG}{{}}'):
+        assert parse(text) == ParsedTurn(reasoning=None, text=text)
+
+
+def test_letters_that_were_not_sampled_as_a_token_are_text() -> None:
+    text = f"{TAG}{CALL}"
+    turn = PARSER.parse(SampledText(text, set(), lambda marker: [0] if marker == TAG else []))
+    assert turn == ParsedTurn(reasoning=None, text=text)
+    assert len(PARSER.parse(SampledText(text, {0}, lambda marker: [0] if marker == TAG else [])).calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "detail", "name"),
+    [
+        ('{"name": "f", "parameters": {"a": nope}}', "expecting value, at character 34 of the call, near", None),
+        (
+            '{"name": "f", "parameters": "{}"}',
+            'The "parameters" of a tool call must be a JSON object, not a string',
+            "f",
+        ),
+        ('{"name": "f", "arguments": {}}', 'has no key "parameters"', "f"),
+        ('{"name": "f", "parameters": {}, "arguments": {}}', 'both "parameters" and "arguments"', "f"),
+        (f"{CALL}; {CALL}", "A turn can hold one tool call, and nothing else may stand behind it, at", "calculator"),
+        ('{"name": "f", "par', "The turn ended in the middle of the JSON", None),
+        (f"ok {TAG}{CALL}", f"{TAG} can stand at its beginning only", None),
+    ],
+)
+def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: str | None) -> None:
+    failure = failed(text)
+    assert detail in failure.detail and failure.name == name
+
+
+EVERYTHING = json.dumps(
+    {"name": "f", "parameters": {"s": 'a"\\ é 😀', "n": [-1.5e10, 0, True, False, None, {"x": {}}]}}
+)
+BEGUN = len('{"name":')
+
+
+@pytest.mark.parametrize("length", range(BEGUN, len(EVERYTHING)))
+def test_a_call_that_was_cut_is_unclosed(length: int) -> None:
+    for before in ("", TAG):
+        failure = failed(before + EVERYTHING[:length])
+        assert (failure.failure, failure.raw) == (Failure.UNCLOSED, before + EVERYTHING[:length])
+
+
+# --- any text ---------------------------------------------------------------------------------------------------------
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+names = st.text(min_size=1).filter(str.strip)
+pieces = st.sampled_from(
+    [
+        *(
+            TAG,
+            TAG[:-1],
+            CALL,
+            "<think>",
+            "</think>",
+            '{"name": ',
+            '"f", ',
+            '"parameters": ',
+            '"arguments": ',
+            "; ",
+            "{}",
+        ),
+        *(
+            '{"name": "f", "parameters": {}}',
+            "null",
+            "NaN",
+            "1e999",
+            "\\ud800",
+            "\ud800",
+            "é",
+            *'{}[]":,\\ \n01-.e<>tnf',
+        ),
+    ]
+)
+known = st.sampled_from([None, KNOWN])
+
+
+@settings(deadline=None)
+@given(names, st.dictionaries(st.text(), json_values, max_size=4), st.booleans(), st.sampled_from([None, 0, 2]), known)
+def test_what_is_rendered_is_read(
+    name: str, arguments: dict[str, Any], ascii_only: bool, indent: int | None, schemas: Schemas | None
+) -> None:
+    text = json.dumps({"name": name, "parameters": arguments}, ensure_ascii=ascii_only, indent=indent)
+    for before in ("", TAG, "\n", "<think>x</think>\n\n"):
+        turn = parse(before + text, schemas=schemas)
+        assert turn.failures == () and [call.name for call in turn.calls] == [name]
+        assert same(turn.calls[0].arguments, arguments)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans(), known)
+def test_no_text_raises(text: str, reasoning_open: bool, schemas: Schemas | None) -> None:
+    parse(text, reasoning_open=reasoning_open, schemas=schemas)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.data())
+def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
+    text = data.draw(st.sampled_from(["", TAG])) + json.dumps({"name": "f", "parameters": arguments})
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 6)))
+        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
+    parse(text, schemas=data.draw(known))
+
+
+@pytest.mark.parametrize("before", ["", TAG, '{"name": '])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        *(
+            TAG,
+            TAG[:-1],
+            "{",
+            "[",
+            '{"',
+            '{"name":',
+            '{"name": "f", ',
+            CALL,
+            f"{CALL};",
+            " ",
+            "\n",
+            "x",
+            '"',
+            '{"a":"\\',
+        ),
+        *('{"a":1,', '{"a":{"a":1}}', "1", "<think>", '"é', "\\u00e9", '{"name": "f", "parameters": {"a": "'),
+    ],
+)
+def test_a_megabyte_takes_less_than_a_second(before: str, unit: str) -> None:
+    text = (before + unit * (1_000_000 // len(unit) + 1))[:1_000_000]
+    least = float("inf")
+    for _ in range(3):
+        begun = time.process_time()
+        PARSER.parse(text)
+        least = min(least, time.process_time() - begun)
+        if least < 0.5:
+            break
+    assert least < 1.0

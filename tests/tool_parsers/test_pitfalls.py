@@ -1,0 +1,245 @@
+"""Ways in which tool calls were seen to go wrong, each for every parser it can happen to.
+
+A call here is written by hand, with a place for its arguments: `BODY` for formats in which they are one JSON object,
+`VALUE` for formats that write each value bare.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from strands_sglang.tool_parsers import ParsedTurn, get_tool_parser, tool_parser_names
+
+JSON = {
+    "hermes": '<tool_call>\n{"name": "t", "arguments": BODY}\n</tool_call>',
+    "llama3_json": '{"name": "t", "parameters": BODY}',
+    "mistral": "[TOOL_CALLS]t[ARGS]BODY",
+    "phi4": '<|tool_call|>[{"name": "t", "arguments": BODY}]<|/tool_call|>',
+    "nemotron": '<TOOLCALL>[{"name": "t", "arguments": BODY}]</TOOLCALL>',
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>t\n```json\nBODY\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>t<｜tool▁sep｜>BODY<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.t:0<|tool_call_argument_begin|>BODY<|tool_call_end|>"
+        "<|tool_calls_section_end|>"
+    ),
+    "harmony": "<|channel|>commentary to=functions.t <|constrain|>json<|message|>BODY<|call|>",
+}
+"""Formats whose arguments are one JSON object."""
+BARE = {
+    "qwen3_coder": (
+        "<tool_call>\n<function=t>\n<parameter=a>\nVALUE\n</parameter>\n<parameter=b>\nx\n</parameter>\n</function>\n"
+        "</tool_call>"
+    ),
+    "glm": (
+        "<tool_call>t\n<arg_key>a</arg_key>\n<arg_value>VALUE</arg_value>\n"
+        "<arg_key>b</arg_key>\n<arg_value>x</arg_value>\n"
+        "</tool_call>"
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="t">\n'
+        '<parameter name="a">VALUE</parameter>\n<parameter name="b">x</parameter>\n'
+        "</invoke>\n</minimax:tool_call>"
+    ),
+    "deepseek_v32": (
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="t">\n'
+        '<｜DSML｜parameter name="a" string="true">VALUE</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="b" string="true">x</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'
+    ),
+}
+"""Formats that write every value bare."""
+LITERAL = {
+    "pythonic": '[t(a="VALUE", b="x")]',
+    "gemma": '<|tool_call>call:t{a:<|"|>VALUE<|"|>,b:<|"|>x<|"|>}<tool_call|>',
+}
+"""Formats with literals of their own."""
+CLOSING = {
+    "hermes": "\n</tool_call>",
+    "phi4": "<|/tool_call|>",
+    "nemotron": "</TOOLCALL>",
+    "deepseek_v3": "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "kimi_k2": "<|tool_call_end|><|tool_calls_section_end|>",
+    "harmony": "<|call|>",
+    "llama3_json": "}",
+    "qwen3_coder": "\n</function>\n</tool_call>",
+    "glm": "\n</tool_call>",
+    "minimax_m2": "\n</invoke>\n</minimax:tool_call>",
+    "deepseek_v32": "\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "pythonic": ")]",
+    "gemma": "<tool_call|>",
+    "mistral": "}",
+}
+"""How a call of each format ends."""
+PARAMETER_END = {
+    "qwen3_coder": "\n</parameter>",
+    "glm": "</arg_value>",
+    "minimax_m2": "</parameter>",
+    "deepseek_v32": "</｜DSML｜parameter>",
+}
+SCHEMAS = {"t": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}}}}
+EVERY = sorted({*JSON, *BARE, *LITERAL})
+
+
+def good(name: str, value: str = "v") -> str:
+    """Return a well-formed call of a format, with a value that needs no quoting."""
+    if name in JSON:
+        return JSON[name].replace("BODY", f'{{"a": "{value}", "b": "x"}}')
+    return (BARE.get(name) or LITERAL[name]).replace("VALUE", value)
+
+
+def parse(name: str, text: str, *, reasoning_open: bool = False) -> ParsedTurn:
+    return get_tool_parser(name).parse(text, reasoning_open=reasoning_open, schemas=SCHEMAS)
+
+
+def no_call(turn: ParsedTurn) -> bool:
+    """Return whether nothing would run, and that is not silent."""
+    return not turn.calls and bool(turn.failures)
+
+
+def test_every_parser_is_here() -> None:
+    assert set(EVERY) == set(tool_parser_names()) and set(CLOSING) == set(EVERY)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_calls_written_here_are_calls(name: str) -> None:
+    (call,) = parse(name, good(name)).calls
+    assert (call.name, call.arguments) == ("t", {"a": "v", "b": "x"})
+
+
+@pytest.mark.parametrize("name", sorted(JSON))
+@pytest.mark.parametrize("body", ['{"a": "v",}', '{"a": "v", }', '{"a": 1,, "b": 2}', "{,}", "{'a': 'v'}", '{"a": v}'])
+def test_a_trailing_comma_does_not_run_with_defaults(name: str, body: str) -> None:
+    assert no_call(parse(name, JSON[name].replace("BODY", body)))
+
+
+@pytest.mark.parametrize("name", sorted(JSON))
+@pytest.mark.parametrize("body", ['"{}"', '"{\\"a\\": 1}"', "[]", '[{"a": 1}]', "null", "1", "true", '""', ""])
+def test_arguments_that_are_no_object_or_absent(name: str, body: str) -> None:
+    assert no_call(parse(name, JSON[name].replace("BODY", body)))
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "phi4", "nemotron"])
+def test_a_call_without_the_key_of_its_arguments(name: str) -> None:
+    key = "parameters" if name == "llama3_json" else "arguments"
+    assert no_call(parse(name, JSON[name].replace(f', "{key}": BODY', "")))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_unclosed_call_is_a_failed_one(name: str) -> None:
+    whole = good(name)
+    assert whole.endswith(CLOSING[name])
+    assert no_call(parse(name, whole.removesuffix(CLOSING[name])))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_beginning_of_a_call_is_a_call(name: str) -> None:
+    """Wherever a turn is cut, nothing runs, but for sections whose call has its own end behind it already."""
+    whole = good(name)
+    sections = {"deepseek_v3", "deepseek_v31", "kimi_k2"}
+    for end in range(len(whole)):
+        turn = parse(name, whole[:end])
+        if turn.calls:
+            assert name in sections and turn.calls[0].arguments == {"a": "v", "b": "x"}
+
+
+@pytest.mark.parametrize("name", sorted(set(JSON) | set(LITERAL)))
+def test_the_closing_marker_inside_a_string_is_part_of_the_string(name: str) -> None:
+    marker = CLOSING[name].strip("\n")
+    value = f"a {marker} b"
+    if name == "gemma":
+        turn = parse(name, good(name, value))
+    else:
+        turn = parse(name, good(name, value.replace('"', '\\"')))
+    assert [call.arguments["a"] for call in turn.calls] == [value] and not turn.failures
+
+
+@pytest.mark.parametrize("name", sorted(BARE))
+def test_a_closing_marker_inside_a_bare_value_is_never_another_call(name: str) -> None:
+    for marker in (CLOSING[name], PARAMETER_END[name]):
+        assert no_call(parse(name, good(name, f"a{marker}b")))
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("ended", ["closed", "never closed"])
+def test_a_draft_in_reasoning_that_the_prompt_opened(name: str, ended: str) -> None:
+    if name == "harmony":
+        begin = f"<|channel|>analysis<|message|>maybe {good(name).replace('<|call|>', '')} no"
+        turn = parse(name, begin + "<|end|><|start|>assistant<|channel|>final<|message|>ok" * (ended == "closed"))
+    else:
+        closing = get_tool_parser(name).reasoning_markers[1]
+        text = f"maybe {good(name)} no{closing}ok" if ended == "closed" else f"maybe {good(name)} no"
+        turn = parse(name, text, reasoning_open=True)
+    if name != "harmony":
+        assert not turn.failures and turn.reasoning_closed == (ended == "closed")
+    assert not turn.calls
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "harmony"])
+def test_an_unterminated_reasoning_block_runs_no_draft(name: str) -> None:
+    opening, _ = get_tool_parser(name).reasoning_markers
+    turn = parse(name, f"{opening}I could call {good(name)}")
+    assert not turn.calls and not turn.failures and not turn.reasoning_closed
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_reasoning_markers_inside_an_argument_stay_there(name: str) -> None:
+    opening, closing = ("<think>", "</think>") if name == "harmony" else get_tool_parser(name).reasoning_markers
+    value = f"{opening}hm{closing}".replace("\n", " ")
+    (call,) = parse(name, good(name, value)).calls
+    assert call.arguments["a"] == value
+
+
+@pytest.mark.parametrize("name", sorted(BARE))
+@pytest.mark.parametrize(
+    "value", ["123", "-1.50", "1e5", "true", "True", "null", "None", "[]", '{"a": 1}', '"q"', " 7 "]
+)
+def test_a_string_parameter_is_a_string(name: str, value: str) -> None:
+    (call,) = parse(name, good(name, value)).calls
+    assert call.arguments["a"] == value
+
+
+@pytest.mark.parametrize("name", sorted(BARE))
+@pytest.mark.parametrize(
+    "value",
+    [
+        "    indented = 1\n    more = 2",
+        "\n  after an empty line\n",
+        "  ",
+        "\ttab",
+        "x = 1  ",
+        "a\r\nb",
+        "def f():\n\treturn 1",
+    ],
+)
+def test_white_space_of_a_value_is_kept(name: str, value: str) -> None:
+    (call,) = parse(name, good(name, value)).calls
+    assert call.arguments["a"] == value
+
+
+@pytest.mark.parametrize("name", sorted(BARE))
+def test_a_missing_end_of_a_parameter_drops_no_argument(name: str) -> None:
+    assert no_call(parse(name, good(name).replace(PARAMETER_END[name], "", 1)))
+    last = PARAMETER_END[name].join(good(name).rsplit(PARAMETER_END[name], 1)[:1]) + CLOSING[name]
+    assert no_call(parse(name, last))
+
+
+@pytest.mark.parametrize("name", sorted(set(EVERY) - {"llama3_json", "harmony", "pythonic"}))
+def test_good_calls_beside_a_broken_one_are_read(name: str) -> None:
+    """Where the format has several calls in a turn, one that fails takes no other with it; a Python list is one."""
+    whole = good(name)
+    if name in ("phi4", "nemotron"):
+        inner = whole[whole.index("[") + 1 : whole.rindex("]")]
+        text = whole.replace(inner, f'{inner}, {{"name": "t", "arguments": 1}}, {inner}')
+    elif name in JSON:
+        text = f"{whole}\n{JSON[name].replace('BODY', '[]')}\n{whole}"
+    elif name == "gemma":
+        text = f"{whole}<|tool_call>call:t{{a:nope}}<tool_call|>{whole}"
+    else:
+        text = f"{whole}\n{whole.replace(PARAMETER_END[name], '', 1)}\n{whole}"
+    turn = parse(name, text)
+    assert turn.failures
+    assert [call.arguments for call in turn.calls] == [{"a": "v", "b": "x"}] * 2

@@ -1,0 +1,492 @@
+"""Calls written as Python: a turn is a list of well-formed calls, or holds a failed one, or is text."""
+
+from __future__ import annotations
+
+import ast
+import json
+import keyword
+import re
+import time
+import warnings
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
+from strands_sglang.tool_parsers.pythonic import PythonicToolParser
+from strands_sglang.tool_parsers.sampled import SampledText
+
+OPENING, CLOSING = "<|python_start|>", "<|python_end|>"
+CALL = '[calculator(expression="12*7+3")]'
+
+
+def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
+    turn = PythonicToolParser().parse(text, reasoning_open=reasoning_open)
+    check(text, turn)
+    return turn
+
+
+def check(text: str, turn: ParsedTurn) -> None:
+    """Hold a turn against its text, in other ways than the parser's own."""
+    both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
+    found = sorted(both, key=lambda item: item.start)
+    end = 0
+    for item in found:
+        assert item.start >= end and text[item.start :].startswith(item.raw)
+        end = item.start + len(item.raw)
+    for call in turn.calls:
+        written = call.raw.removeprefix(OPENING).removesuffix(CLOSING)
+        written = re.sub(r"^\s*\[|^\s*,|,?\s*\]\s*$", "", written).strip()
+        name, _, arguments = written.partition("(")
+        assert name == call.name and all(part.isidentifier() for part in name.split("."))
+        assert same(meant(f"f({arguments}"), call.arguments)
+        assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
+    for failed in turn.failures:
+        assert failed.detail.endswith(".") and failed.detail.encode() is not None
+        assert len(failed.detail) < 300 or not failed.raw.isprintable()
+        assert failed.start + len(failed.raw) == len(text) and len(turn.failures) == 1
+    if found:
+        assert turn.text.count(OPENING) == 0 or turn.failures == ()
+    if not turn.reasoning_closed:
+        assert not found and turn.text == ""
+
+
+def meant(call: str) -> dict[str, Any]:
+    """Return what Python makes of the arguments of a call."""
+    words = "|".join(keyword.kwlist)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            tree = ast.parse(call, mode="eval").body
+        except SyntaxError:  # a parameter is named by a reserved word
+            tree = ast.parse(re.sub(rf"\b({words})(?=\s*=)", r"\1_", call), mode="eval").body
+            call = ""
+    assert isinstance(tree, ast.Call) and not tree.args
+    named = {str(word.arg): ast.literal_eval(word.value) for word in tree.keywords}
+    assert len(named) == len(tree.keywords)
+    return named if call else {key.removesuffix("_"): value for key, value in named.items()}
+
+
+def same(one: Any, other: Any) -> bool:
+    return repr(one) == repr(other)
+
+
+def failed(text: str) -> FailedCall:
+    """Return the one failed call of a text that has no call."""
+    turn = parse(text)
+    assert turn.calls == () and len(turn.failures) == 1
+    return turn.failures[0]
+
+
+def written(*calls: tuple[str, dict[str, Any]]) -> str:
+    """Return what a model writes for some calls."""
+    return f"[{', '.join(f'{name}({arguments_of(arguments)})' for name, arguments in calls)}]"
+
+
+def arguments_of(arguments: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+def test_a_call() -> None:
+    (call,) = parse(CALL).calls
+    assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
+    assert (call.raw, call.start) == (CALL, 0)
+
+
+def test_a_call_between_markers() -> None:
+    turn = parse(f"Let me see.\n{OPENING}{CALL}{CLOSING}")
+    (call,) = turn.calls
+    assert (call.name, call.arguments, turn.text) == ("calculator", {"expression": "12*7+3"}, "Let me see.")
+    assert (call.raw, call.start) == (f"{OPENING}{CALL}{CLOSING}", 12)
+
+
+def test_it_is_a_parser_with_a_name() -> None:
+    assert isinstance(PythonicToolParser(), ToolParser) and PythonicToolParser.name == "pythonic"
+    assert set(PythonicToolParser.markers) == {OPENING, CLOSING} and PythonicToolParser.call_markers == ("[", OPENING)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("[f()]", [("f", {})]),
+        ("[f(),]", [("f", {})]),
+        (" \n[ f( ) ]\t\n", [("f", {})]),
+        ("[\n    f(\n        a=1,\n        b='x',\n    ),\n    g(),\n]", [("f", {"a": 1, "b": "x"}), ("g", {})]),
+        ("[f(a = 1)]", [("f", {"a": 1})]),
+        ("[a.b.c(d=None)]", [("a.b.c", {"d": None})]),
+        ("[_f1(é=True), f1(g=False)]", [("_f1", {"é": True}), ("f1", {"g": False})]),
+        ("[mail(from='a', to='b', class=1)]", [("mail", {"from": "a", "to": "b", "class": 1})]),
+        ("[f(a=[1, {'b': [2.5, -3]}, []], c={'d': {}})]", [("f", {"a": [1, {"b": [2.5, -3]}, []], "c": {"d": {}}})]),
+        ("[f(a='é 😀 日本')]", [("f", {"a": "é 😀 日本"})]),
+        (r"[f(a='It\'s', b=\"\")]".replace('\\"', '"'), [("f", {"a": "It's", "b": ""})]),
+        ("[f(a='''two\nlines''')]", [("f", {"a": "two\nlines"})]),
+        ("[f(a=1), f(a=1)]", [("f", {"a": 1}), ("f", {"a": 1})]),
+        ("[print(x=1)]", [("print", {"x": 1})]),
+    ],
+)
+def test_calls_with_markers_and_without(text: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
+    for whole in (text, f"{OPENING}{text}{CLOSING}", f"\n{OPENING} {text}\n{CLOSING}\n", f"<think>hm</think>\n{text}"):
+        turn = parse(whole)
+        assert [call.name for call in turn.calls] == [name for name, _ in calls] and turn.failures == ()
+        assert same([call.arguments for call in turn.calls], [arguments for _, arguments in calls])
+        assert turn.text == ""
+
+
+def test_the_calls_of_a_list_share_out_its_text() -> None:
+    text = f"a{OPENING}[ f(a=1) , g(b='),') ,\n h() , ]{CLOSING}b"
+    assert [call.raw for call in parse(text).calls] == [f"{OPENING}[ f(a=1)", " , g(b='),')", f" ,\n h() , ]{CLOSING}"]
+    assert parse(text).text == "a\nb"
+    assert [call.raw for call in parse("  [f(), g()]  ").calls] == ["[f()", ", g()]"]
+
+
+def test_parallel_calls_keep_their_order() -> None:
+    names = [f"tool_{number}" for number in range(12)]
+    turn = parse(written(*((name, {"number": number}) for number, name in enumerate(names))))
+    assert [(call.name, call.arguments) for call in turn.calls] == [(f"tool_{i}", {"number": i}) for i in range(12)]
+
+
+def test_several_lists_between_markers() -> None:
+    turn = parse(f"a{OPENING}[f()]{CLOSING}b{OPENING}[g(), h()]{CLOSING}c")
+    assert [call.name for call in turn.calls] == ["f", "g", "h"] and turn.text == "a\nb\nc"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello",
+        "\n hello \n",
+        "[a link](https://example.org/f(a=1))",
+        "[link](f())",
+        '[{"name": "f", "arguments": {}}]',
+        "[1, 2, 3]",
+        "[]",
+        "['f()']",
+        "[f]",
+        "[f, g()]",
+        "[see (this)]",
+        "[f (a=1)]",
+        "[(f())]",
+        "[1f()]",
+        "[.f()]",
+        "f(a=1)",
+        "```python\n[f(a=1)]\n```",
+        f"I would call {CALL}",
+        f"Sure!\n{CALL}",
+        f"{CLOSING}{CALL}",
+        "<|python_start|",
+        CLOSING,
+        f"a {CLOSING} b",
+    ],
+)
+def test_what_is_text(text: str) -> None:
+    assert parse(text) == ParsedTurn(reasoning=None, text=text)
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [OPENING, CLOSING, "<think>", "</think>", CALL, "[f()]", ")]", "),g(", f"{CLOSING}{OPENING}[g()]{CLOSING}"],
+)
+def test_a_marker_inside_an_argument_is_part_of_it(marker: str) -> None:
+    call = written(("f", {"code": f"a {marker} b"}))
+    for text in (call, f"{OPENING}{call}{CLOSING}", f"<think>hm</think>{call}", f"x{OPENING}{call}{CLOSING}y"):
+        turn = parse(text)
+        assert [call.arguments for call in turn.calls] == [{"code": f"a {marker} b"}] and turn.failures == ()
+
+
+def test_where_a_marker_is_a_token_only_the_token_counts() -> None:
+    text = f"{OPENING}[f()]{CLOSING}"
+    places = (0, len(OPENING) + 5)
+    for tokens, calls in ((places, 1), ((), 0), (places[1:], 0)):
+        turn = PythonicToolParser().parse(SampledText(text, tokens, lambda marker: (0,) if marker in text else ()))
+        assert len(turn.calls) == calls and turn.failures == ()
+        assert turn.text == ("" if calls else text)
+    half = PythonicToolParser().parse(SampledText(text, places[:1], lambda marker: (0,)))
+    assert [item.failure for item in half.failures] == [ParseFailure.UNCLOSED] and half.calls == ()
+
+
+# --- reasoning -------------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_in_reasoning_the_prompt_opened_is_no_call() -> None:
+    turn = parse(f"maybe {OPENING}{CALL}{CLOSING}\n</think>\n\n[real()]", reasoning_open=True)
+    assert turn.reasoning == f"maybe {OPENING}{CALL}{CLOSING}"
+    assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
+
+
+def test_a_draft_in_reasoning_is_no_call() -> None:
+    turn = parse(f"<think>{CALL}</think>done")
+    assert (turn.reasoning, turn.text, turn.calls, turn.reasoning_closed) == (CALL, "done", (), True)
+
+
+@pytest.mark.parametrize(("text", "reasoning_open"), [(f"<think>\n{CALL}", False), (CALL, True)])
+def test_unterminated_reasoning_holds_no_call(text: str, reasoning_open: bool) -> None:
+    turn = parse(text, reasoning_open=reasoning_open)
+    assert (turn.reasoning, turn.text, turn.calls, turn.reasoning_closed) == (CALL, "", (), False)
+
+
+# --- what is not a call ----------------------------------------------------------------------------------------------
+
+LITERAL, ARGUMENTS, NAME = ParseFailure.INVALID_LITERAL, ParseFailure.BAD_ARGUMENTS, ParseFailure.MISSING_NAME
+KEY, TRAILING, UNCLOSED = ParseFailure.DUPLICATE_KEY, ParseFailure.TRAILING_TEXT, ParseFailure.UNCLOSED
+
+BROKEN: list[tuple[str, ParseFailure, str | None]] = [
+    ("[f(1)]", ARGUMENTS, "f"),
+    ("[f('a', b=1)]", ARGUMENTS, "f"),
+    ("[f(x)]", ARGUMENTS, "f"),
+    ("[f(*a)]", ARGUMENTS, "f"),
+    ("[f(**{'a': 1})]", ARGUMENTS, "f"),
+    ("[f({'a': 1})]", ARGUMENTS, "f"),
+    ("[f(a: 1)]", ARGUMENTS, "f"),
+    ("[f(,)]", ARGUMENTS, "f"),
+    ("[f(), g]", ARGUMENTS, None),
+    ("[f(), g (a=1)]", ARGUMENTS, None),
+    ("[f(), g[0]]", ARGUMENTS, None),
+    ("[f(a=1, a=2)]", KEY, "f"),
+    ("[f(a={'b': 1, 'b': 1})]", KEY, "f"),
+    ("[f(a=1), g(b=1, b=2), h()]", KEY, None),
+    ("[f(a=x)]", LITERAL, "f"),
+    ("[f(a=true)]", LITERAL, "f"),
+    ("[f(a=null)]", LITERAL, "f"),
+    ("[f(a=(1, 2))]", LITERAL, "f"),
+    ("[f(a={1, 2})]", LITERAL, "f"),
+    ("[f(a={1: 2})]", LITERAL, "f"),
+    ("[f(a=1 + 2)]", LITERAL, "f"),
+    ("[f(a=g())]", LITERAL, "f"),
+    ("[f(a=1_000)]", LITERAL, "f"),
+    ("[f(a=f'x')]", LITERAL, "f"),
+    ("[f(a='x' 'y')]", LITERAL, "f"),
+    ("[f(a='x\ny')]", LITERAL, "f"),
+    ("[f(a='It's')]", LITERAL, "f"),
+    (r"[f(a='\x4')]", LITERAL, "f"),
+    (r"[f(a='\ud800')]", LITERAL, "f"),
+    ("[f(a='\ud800')]", LITERAL, "f"),
+    ("[f(a=1e999)]", LITERAL, "f"),
+    ("[f(a=" + "1" * 4301 + ")]", LITERAL, "f"),
+    ("[f(a=" + "[" * 100 + "]" * 100 + ")]", LITERAL, "f"),
+    ("[f(a=" + "[" * 100_000 + ")]", LITERAL, "f"),
+    ("[f(a=1]", LITERAL, "f"),
+    ("[f(a=1)}", LITERAL, "f"),
+    ("[f(a=1))]", LITERAL, "f"),
+    ("[f(a=1) g(b=2)]", LITERAL, "f"),
+    ("[f(a=1); g(b=2)]", LITERAL, "f"),
+    ("[f(a=1) for a in range(3)]", LITERAL, "f"),
+    ("[f(a=1) if x else g(b=2)]", LITERAL, "f"),
+    ("[f(a=1).b, g()]", LITERAL, "f"),
+    ("[f(a=1)(b=2)]", LITERAL, "f"),
+    ("[f(a=1), g(b=2) for b in c]", LITERAL, None),
+    ("[f(a=1), g(b=c)]", LITERAL, None),
+    ("[f(a=1),, g()]", NAME, None),
+    ("[f(a=1), 1]", NAME, None),
+    ("[f(a=1), 'g()']", NAME, None),
+    ("[f(), (g())]", NAME, None),
+    ("[f(), lambda: g()]", ARGUMENTS, None),
+    ("[get-weather(city='Paris')]", NAME, None),
+    ("[f..g()]", NAME, None),
+    ("[f.()]", NAME, None),
+    ("[f.1g()]", NAME, None),
+    ("[x²(a=1)]", NAME, None),
+    ("[f(), *g()]", NAME, None),
+    ("[\u00a0f()]", NAME, None),
+]
+
+
+@pytest.mark.parametrize(("text", "failure", "name"), BROKEN, ids=lambda value: ascii(value)[:50])
+def test_a_broken_list_is_one_failed_call(text: str, failure: ParseFailure, name: str | None) -> None:
+    """Nothing behind it is trusted, also not what looks like a list of its own."""
+    for before in ("", "\n ", "<think>hm</think>\n\n"):
+        item = failed(f"{before}{text}\n{CALL}")
+        assert (item.failure, item.name, item.raw) == (failure, name, f"{text}\n{CALL}")
+        assert item.start == len(before) and parse(f"{before}{text}").text == ""
+    between = f"{OPENING}{text}{CLOSING}{OPENING}{CALL}{CLOSING}"
+    item = failed(f"a{between}")
+    assert (item.failure, item.name, item.raw, item.start) == (failure, name, between, 1)
+    assert parse(f"a{between}").text == "a"
+
+
+@pytest.mark.parametrize(
+    ("text", "failure", "name"),
+    [
+        ("[f(a=1)] done", TRAILING, "f"),
+        ("[f(a=1)][0]", TRAILING, "f"),
+        ("[f(a=1)]]", TRAILING, "f"),
+        ("[f(a=1)](https://example.org)", TRAILING, "f"),
+        ("[f(), g()] and more", TRAILING, None),
+        (f"[f(a=1)]{CLOSING}", TRAILING, "f"),
+        (f"[f(a=1)]\n{OPENING}[g()]{CLOSING}", TRAILING, "f"),
+        (f"{OPENING}[f()] x{CLOSING}", TRAILING, "f"),
+        (f"{OPENING}[f()]{OPENING}[g()]{CLOSING}", TRAILING, "f"),
+        (f"{OPENING}[f()]", UNCLOSED, "f"),
+        (f"{OPENING}[f()] x", UNCLOSED, "f"),
+        (f"{OPENING}[f(), g()]\n", UNCLOSED, None),
+        (f"{OPENING}f(){CLOSING}", LITERAL, None),
+        (f"{OPENING}print('hi'){CLOSING}", LITERAL, None),
+        (f"{OPENING}{{}}{CLOSING}", LITERAL, None),
+        (f"{OPENING}{CLOSING}", LITERAL, None),
+        (f"{OPENING}{OPENING}[f()]{CLOSING}", LITERAL, None),
+        (f"{OPENING}[]{CLOSING}", NAME, None),
+        (f"{OPENING}[,]{CLOSING}", NAME, None),
+        (f"{OPENING}[1]{CLOSING}", NAME, None),
+        (f"{OPENING}[f]{CLOSING}", ARGUMENTS, None),
+        (f"{OPENING}[f(a='x{CLOSING}", UNCLOSED, "f"),
+        (OPENING, UNCLOSED, None),
+        (f"{OPENING}\n", UNCLOSED, None),
+    ],
+)
+def test_a_list_that_does_not_end_well(text: str, failure: ParseFailure, name: str | None) -> None:
+    item = failed(text)
+    assert (item.failure, item.name, item.raw, item.start) == (failure, name, text, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "detail"),
+    [
+        ("[f(1)]", "must be written as name=value, at character 3 of the call, near '[f(1)]'."),
+        (
+            "[f(a=x)]",
+            "not valid: expecting a string in quotes, a number, a list, a dict, True, False or None, at character 5",
+        ),
+        ("[f(a=1, a=2)]", "The key 'a' stands twice in one call, at character 8 of the call"),
+        ("[f(a=1) b]", "Behind a call there must be , or ], at character 8 of the call, near '[f(a=1) b]'."),
+        ("[f(a=1)] b", "Behind a list of calls there must be nothing else, at character 9"),
+        ("[get-it()]", "must be a Python identifier, or several joined by dots, at character 1"),
+        ("[f(), g]", "must be followed by its arguments in parentheses, as in name(key=value), at character 6"),
+        ("[f(a=1", "The turn ended in the middle of a list of calls."),
+        (f"{OPENING}[f()]", f"The list of calls has no {CLOSING} behind it."),
+        (f"{OPENING}x{CLOSING}", "there must be a list of calls, as in [name(key=value)], at character 16"),
+    ],
+)
+def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str) -> None:
+    assert detail in failed(text).detail
+
+
+LIST_WITH_EVERYTHING = (
+    r"""[f(s='a\'\x41\N{DIGIT ONE} é', t='''x'y''', n=[-1.5e+10, 0, True, None, {"x": {}}]), a.g(b="[f()]", ), h()]"""
+)
+
+
+@pytest.mark.parametrize("length", range(3, len(LIST_WITH_EVERYTHING)))
+def test_a_list_that_was_cut_is_unclosed(length: int) -> None:
+    for before in ("", OPENING):
+        text = f"{before}{LIST_WITH_EVERYTHING[:length]}"
+        item = failed(text)
+        assert (item.failure, item.raw) == (UNCLOSED, text)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2])
+def test_an_opening_that_was_cut_is_text(length: int) -> None:
+    assert parse(LIST_WITH_EVERYTHING[:length]) == ParsedTurn(reasoning=None, text=LIST_WITH_EVERYTHING[:length])
+
+
+def test_depth_counts_from_the_arguments() -> None:
+    assert len(parse("[f(a=" + "[" * 99 + "]" * 99 + ")]").calls) == 1
+
+
+# --- any text ---------------------------------------------------------------------------------------------------------
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+identifiers = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
+names = st.lists(identifiers, min_size=1, max_size=3).map(".".join)
+calls = st.lists(st.tuples(names, st.dictionaries(identifiers, values, max_size=3)), min_size=1, max_size=4)
+words = [OPENING, CLOSING, "<think>", "</think>", CALL, "[f(a=1), ", "f(", "g()", "a=", "b='", '"""', "None", "\\x"]
+pieces = st.sampled_from([*words, *"[](){}=,.'\"\\ \n:1-é\ud800"])
+
+
+@settings(deadline=None)
+@given(calls, st.booleans())
+def test_what_is_written_is_read(made: list[tuple[str, dict[str, Any]]], marked: bool) -> None:
+    text = written(*made)
+    turn = parse(f"before {OPENING}{text}{CLOSING} after" if marked else text)
+    assert turn.failures == () and [call.name for call in turn.calls] == [name for name, _ in made]
+    assert same([call.arguments for call in turn.calls], [arguments for _, arguments in made])
+    assert turn.text == ("before \n after" if marked else "")
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
+def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+    parse(text, reasoning_open=reasoning_open)
+    parse(f"[f({text}", reasoning_open=reasoning_open)
+
+
+@settings(deadline=None, max_examples=300)
+@given(calls, st.data())
+def test_a_damaged_list_is_a_good_one_or_none(made: list[tuple[str, dict[str, Any]]], data: st.DataObject) -> None:
+    text = written(*made)
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 6)))
+        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
+    parse(text)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        OPENING,
+        CLOSING,
+        "<|python_st",
+        "[",
+        "[f(",
+        "[f()",
+        "f(",
+        "[f(a='",
+        "[f()],",
+        OPENING + CLOSING,
+        OPENING + "[f()]",
+        OPENING + "[f()]" + CLOSING,
+        OPENING + "[f(a=1" + CLOSING,
+        "<think>",
+        "a.",
+        "-",
+        " ",
+    ],
+)
+def test_a_megabyte_takes_less_than_a_second(unit: str) -> None:
+    assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[f(a=" + "[" * 1_000_000,
+        "[f(a='" + "x" * 1_000_000,
+        "[f(a='" + "\\" * 1_000_000,
+        "[f(a=" + "1" * 1_000_000 + ")]",
+        "[f(a=[" + "1.5," * 250_000 + "])]",
+        "[f(" + " " * 1_000_000,
+        "[f(" + "a" * 1_000_000,
+        "[" + "f" * 1_000_000,
+        "[" + "a." * 500_000 + "b()]",
+        "[f()" + " " * 1_000_000,
+        "[f()]" + " " * 1_000_000 + "x",
+        "[" + " " * 1_000_000 + "f()]",
+        " " * 1_000_000 + "[f()]",
+        "[f()" + ", g(a=1)" * 40_000 + "]",
+        "[f(" + ",".join(f"a{number}=1" for number in range(100_000)) + ")]",
+    ],
+    ids=lambda text: text[:20],
+)
+def test_one_huge_list_takes_less_than_a_second(text: str) -> None:
+    assert cpu_seconds(text) < 1.0
+
+
+def cpu_seconds(text: str) -> float:
+    """Return the least of a few runs: the rest is the machine's."""
+    least = float("inf")
+    for _ in range(3):
+        begun = time.process_time()
+        PythonicToolParser().parse(text)
+        least = min(least, time.process_time() - begun)
+        if least < 0.5:
+            break
+    return least
