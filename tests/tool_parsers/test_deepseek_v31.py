@@ -27,7 +27,7 @@ ESCAPED = f"{CALL_BEGIN}calculator{SEPARATOR}{{}}{CALL_END}"
 PATTERN = rf"{CALL_BEGIN}(?P<name>(?:(?!{SEPARATOR}).)+){SEPARATOR}(?P<arguments>.*){CALL_END}"
 PARSER = DeepSeekV31ToolParser()
 Failure = ParseFailure
-LONGEST = 700
+LONGEST = 300
 """Characters of a detail, which are 300 where none of those it shows has to be written as `\\U0001f600`."""
 
 

@@ -99,8 +99,7 @@ def test_it_is_a_parser_with_a_name() -> None:
     assert set(GlmToolParser.markers) == set(WORDS) and GlmToolParser.call_markers == (OPENING,)
 
 
-@pytest.mark.parametrize("family", ["glm-4.6", "glm-4.7-flash"])
-def test_what_the_template_renders_is_read(family: str) -> None:
+def test_what_the_template_renders_is_read() -> None:
     arguments: dict[str, Any] = {
         **{"s": "123", "path": "", "text": "  def f():\n\n      return '<b>' & 1\n"},
         **{"n": -7, "x": 1e-07, "b": True, "z": None, "u": None, "a": []},
@@ -108,7 +107,7 @@ def test_what_the_template_renders_is_read(family: str) -> None:
     }
     calls = [{"function": {"name": "f", "arguments": chosen}} for chosen in (arguments, {})]
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "Now.", "tool_calls": calls}]
-    text = tokenizer(family).apply_chat_template(messages, tokenize=False)
+    text = tokenizer("glm-4.6").apply_chat_template(messages, tokenize=False)
     turn = parse(text[text.rindex("Now.") :])
     assert [repr(call.arguments) for call in turn.calls] == [repr(arguments), "{}"]
     assert (turn.text, turn.failures) == ("Now.", ())
@@ -366,7 +365,7 @@ def test_no_text_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(arguments_of_f, st.data())
 def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = f"{call_of('f', arguments)}\n{CALL}"

@@ -117,7 +117,7 @@ def test_it_is_a_parser_with_a_name() -> None:
         " to=functions.f<|channel|>commentary to=functions.f json",
     ],
 )
-@pytest.mark.parametrize("before", ["", THOUGHT + ASSISTANT, ASSISTANT, THOUGHT + "\n" + ASSISTANT])
+@pytest.mark.parametrize("before", ["", THOUGHT + ASSISTANT, ASSISTANT, "\n" + ASSISTANT, THOUGHT + "\n" + ASSISTANT])
 def test_every_good_header(header: str, before: str) -> None:
     raw = f'{header}{MESSAGE}{{"a": 1}}{CALLED}'
     turn = parse(before + raw)
@@ -200,6 +200,8 @@ def test_a_marker_inside_an_argument_is_part_of_it(marker: str) -> None:
         (f"Hm{on('final', 'a')}", None, f"Hm{CHANNEL}final{MESSAGE}a", 0),
         (f"{THOUGHT}{on('final', 'a')}", "I think.", f"{CHANNEL}final{MESSAGE}a", len(THOUGHT)),
         (f"{THOUGHT}a", "I think.", "a", len(THOUGHT)),
+        (f" \n{THOUGHT}{ASSISTANT}{on('final', 'a')}", "I think.", "a", len(THOUGHT) + 2),
+        (f" {ASSISTANT}{on('final', 'a')}", None, "a", 0),
         (f"{THOUGHT}{START}user{MESSAGE}Hi{END}", "I think.", f"{START}user{MESSAGE}Hi", len(THOUGHT)),
         (START, None, START, 0),
         # Markers that end nothing.
@@ -367,10 +369,13 @@ TO_F = "commentary to=functions.f"
         (on("commentary  to=functions.f", "{}", CALLED), MISPLACED, "f"),
         (on("commentary\nto=functions.f", "{}", CALLED), MISPLACED, "f"),
         (on("commentary json to=functions.f", "{}", CALLED), MISPLACED, "f"),
-        (on(f"commentary {CONSTRAIN}json to=functions.f", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} {CONSTRAIN} json", "{}", CALLED), MISPLACED, "f"),
+        (on(f"commentary {CONSTRAIN}json to=functions.f", "{}", CALLED), ARGUMENTS, "f"),
+        (on(f"{TO_F} {CONSTRAIN} json", "{}", CALLED), ARGUMENTS, "f"),
         (on(f"{TO_F} json json", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} {CONSTRAIN}", "{}", CALLED), MISPLACED, "f"),
+        (on(f"{TO_F} ", "{}", CALLED), MISPLACED, "f"),
+        (on(f"{TO_F} json{CONSTRAIN}json", "{}", CALLED), MISPLACED, "f"),
+        (on(f"{TO_F}  {CONSTRAIN}json", "{}", CALLED), MISPLACED, "f"),
+        (on(f"{TO_F} {CONSTRAIN}", "{}", CALLED), ARGUMENTS, "f"),
         (on(f"analysis{CHANNEL}{TO_F}", "{}", CALLED), MISPLACED, "f"),
         (f"{CONSTRAIN}json{on(TO_F, '{}', CALLED)}", MISPLACED, "f"),
         (f"  to=functions.f{on('commentary', '{}', CALLED)}", MISPLACED, "f"),

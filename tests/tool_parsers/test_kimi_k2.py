@@ -31,7 +31,7 @@ PATTERN = (
 )
 PARSER = KimiK2ToolParser()
 Failure = ParseFailure
-LONGEST = 700
+LONGEST = 300
 """Characters of a detail, which are 300 where none of those it shows has to be written as `\\U0001f600`."""
 
 

@@ -22,7 +22,7 @@ CALL = '{"name": "calculator", "parameters": {"expression": "12*7+3"}}'
 KNOWN: Schemas = {"calculator": {"type": "object"}, "f": {}}
 PARSER = Llama3JsonToolParser()
 Failure = ParseFailure
-LONGEST = 700
+LONGEST = 300
 """Characters of a detail, which are 300 where none of those it shows has to be written as `\\U0001f600`."""
 
 

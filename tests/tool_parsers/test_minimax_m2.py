@@ -445,7 +445,7 @@ def test_no_text_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(arguments_of_f, st.data())
 def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = f"{block(invoke_of('f', arguments), INVOKE)}\n{CALL}"

@@ -22,7 +22,7 @@ THINK, THOUGHT = "[THINK]", "[/THINK]"
 NAMED = '[TOOL_CALLS]calculator[ARGS]{"expression": "12*7+3"}'
 PARSER = MistralToolParser()
 Failure = ParseFailure
-LONGEST = 700
+LONGEST = 300
 """Characters of a detail, which are 300 where none of those it shows has to be written as `\\U0001f600`."""
 
 

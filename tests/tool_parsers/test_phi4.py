@@ -20,7 +20,7 @@ OPENING, CLOSING = "<|tool_call|>", "<|/tool_call|>"
 THINK, THOUGHT = "<think>", "</think>"
 PARSER = Phi4ToolParser()
 Failure = ParseFailure
-LONGEST = 700
+LONGEST = 300
 """Characters of a detail, which are 300 where none of those it shows has to be written as `\\U0001f600`."""
 
 

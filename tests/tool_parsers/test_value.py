@@ -199,7 +199,8 @@ def test_a_string_or_something_else(schema: Any, text: str, value: Any) -> None:
     ("text", "value"),
     [
         *(("7", 7), ("2.5", 2.5), ("true", True), ("null", None), ("[1]", [1]), ('{"a": 1}', {"a": 1})),
-        *((text, text) for text in ("True", "None", '"a"', "abc", " 7", "1e5", "[1,]", "[NaN]", "")),
+        *(("True", True), ("False", False), ("None", None)),
+        *((text, text) for text in ("TRUE", '"a"', "abc", " 7", "1e5", "[1,]", "[NaN]", "")),
         ("[" * 101 + "]" * 101, "[" * 101 + "]" * 101),
     ],
 )

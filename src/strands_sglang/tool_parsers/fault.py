@@ -6,6 +6,14 @@ from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure
 
 _NEAR = 20
 """Characters shown on each side of the place where a call went wrong."""
+_LONG = 60
+"""Characters of a quoted text that are shown, quotes and escapes included."""
+
+
+def shown(text: str) -> str:
+    """Return a text for a sentence: quoted, short, and such that UTF-8 can hold it."""
+    written = repr(text)
+    return written if len(written) <= _LONG else f"{written[:_LONG]}…"
 
 
 class CallFault(Exception):
@@ -26,6 +34,6 @@ class CallFault(Exception):
         """Return the failed call that is `text[start:end]`."""
         detail = f"{self.words}."
         if self.at is not None:
-            near = text[max(start, self.at - _NEAR) : min(end, self.at + _NEAR)]
-            detail = f"{self.words}, at character {self.at - start} of the call, near {near!r}."
+            near = shown(text[max(start, self.at - _NEAR) : min(end, self.at + _NEAR)])
+            detail = f"{self.words}, at character {self.at - start} of the call, near {near}."
         return FailedCall(raw=text[start:end], start=start, failure=self.failure, detail=detail, name=name)

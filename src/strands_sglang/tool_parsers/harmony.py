@@ -41,12 +41,11 @@ _ANALYSIS = f"{_CHANNEL}analysis{_MESSAGE}"
 _ALL = Markers(_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
 _ENDS = Markers(_END, _CALL, _RETURN)
 _STOPS = Markers(_END, _CALL, _RETURN, _START)
-_HEADER_ENDS = Markers(_END, _CALL, _RETURN, _START, _MESSAGE)
 _CHANNELS = ("analysis", "commentary", "final")
 
-_ROLE = re.compile(r"assistant(?: to=([^\s<]+))?")
-_KIND = re.compile(r"(\w+)(?: to=([^\s<]+))?(?: ?(<\|constrain\|>)(\w+)| (\w+))?")
-_RECIPIENT = re.compile(r"\sto=([^\s<]*)")
+_ROLE = re.compile(r"assistant(?: to=\S+)?")
+_KIND = re.compile(r"(\w+)(?: to=\S+)?(?: (\w*))?")
+_RECIPIENT = re.compile(r"\sto=(\S*)")
 _FUNCTION = re.compile(r"functions\.([\w.-]+)")
 
 
@@ -107,18 +106,21 @@ class _Turn:
 
     def read(self, reasoning_open: bool) -> None:
         """Read all messages."""
-        text, at = self._text, 0
+        text = self._text
+        at = len(text) - len(text.lstrip())
         if reasoning_open:
-            again = len(text) - len(text.lstrip())
-            at = self._reason(again + len(_ANALYSIS) if text.marks(_ANALYSIS, again) else 0)
+            at = self._reason(at + len(_ANALYSIS) if text.marks(_ANALYSIS, at) else 0)
+        elif not text.marks(_START, at) and not text.marks(_CHANNEL, at):
+            at = 0
+        is_first = not reasoning_open
         while at < len(text):
-            at = skip_space(text, self._message(at))
+            at, is_first = skip_space(text, self._message(at, is_first)), False
             while marker := next((end for end in (_END, _CALL, _RETURN) if text.marks(end, at)), ""):
                 at = skip_space(text, at + len(marker))  # it ends nothing
 
-    def _message(self, start: int) -> int:
+    def _message(self, start: int, is_first: bool) -> int:
         """Read a message; return where the next one begins."""
-        text, header = self._text, _header(self._text, start)
+        text, header = self._text, _header(self._text, start, is_first)
         if header.recipients:
             unended, self._unended = self._unended, False
             return self._call(start, header, unended)
@@ -180,29 +182,28 @@ class _Turn:
         return fault.failed(self._text, start, len(self._text) if mark is None else mark.end, name)
 
 
-def _header(text: SampledText, start: int) -> _Header:
+def _header(text: SampledText, start: int, is_first: bool) -> _Header:
     """Read the header that begins at `start`; that of the first message has begun in the prompt."""
     begins = text.marks(_START, start)
-    at = start + len(_START) if begins else start
-    mark = _ALL.next(text, at)
-    before, rest, kind = text[at : len(text) if mark is None else mark.start], "", None
-    role = _ROLE.fullmatch(before if begins else f"assistant{before}") if begins or start == 0 else None
+    mark = _ALL.next(text, start + len(_START) if begins else start)
+    markers, words = [""], [text[start + len(_START) * begins : len(text) if mark is None else mark.start]]
+    while mark is not None and mark.marker in (_CHANNEL, _CONSTRAIN):
+        at = mark.end
+        markers.append(mark.marker)
+        mark = _ALL.next(text, at)
+        words.append(text[at : len(text) if mark is None else mark.start])
+    is_ours = (begins or is_first) and _ROLE.fullmatch(words[0] if begins else f"assistant{words[0]}") is not None
+    recipients = {name for piece in words[1:] for name in _RECIPIENT.findall(piece)}
     # Prose without any header may hold the same letters.
-    is_header = begins or role is not None or (mark is not None and mark.marker in (_CHANNEL, _CONSTRAIN, _MESSAGE))
-    recipients = set(_RECIPIENT.findall(before)) if is_header else set()
-    if mark is not None and mark.marker in (_CHANNEL, _CONSTRAIN):
-        is_channel, at = mark.marker == _CHANNEL, mark.end
-        mark = _HEADER_ENDS.next(text, at)
-        rest = text[at : len(text) if mark is None else mark.start]
-        recipients.update(_RECIPIENT.findall(rest))
-        kind = _KIND.fullmatch(rest) if is_channel and role is not None else None
-        if kind is not None and kind[3] and not text.marks(_CONSTRAIN, at + kind.start(3)):
-            kind = None
-    begun = role is not None and any(known.startswith(rest) for known in _CHANNELS)
-    was_cut = mark is None and (begun or bool(recipients))
-    if kind is None:
-        return _Header(None, recipients, None, was_cut, mark)
-    return _Header(kind[1], recipients, kind[4] or kind[5], was_cut, mark)
+    if begins or is_ours or len(words) > 1 or (mark is not None and mark.marker == _MESSAGE):
+        recipients.update(_RECIPIENT.findall(words[0]))
+    channel = content_type = None
+    kind = _KIND.fullmatch(words[1]) if is_ours and markers[1:] in ([_CHANNEL], [_CHANNEL, _CONSTRAIN]) else None
+    # A content type follows a blank or its marker, or both; never one of each.
+    if kind is not None and (kind[2] != "" if len(words) == 2 else not kind[2]):
+        channel, content_type = kind[1], kind[2] if len(words) == 2 else words[2]
+    begun = is_ours and any(known.startswith("".join(words[1:])) for known in _CHANNELS)
+    return _Header(channel, recipients, content_type, mark is None and (begun or bool(recipients)), mark)
 
 
 def _name(header: _Header, past: int) -> str:

@@ -13,7 +13,7 @@ import re
 from functools import partial
 from typing import Any
 
-from strands_sglang.tool_parsers.fault import CallFault
+from strands_sglang.tool_parsers.fault import CallFault, shown
 from strands_sglang.tool_parsers.parsed import ParseFailure
 
 MAX_DEPTH = 100
@@ -101,7 +101,7 @@ def _object(problems: _Problems, pairs: list[tuple[str, Any]]) -> dict[str, Any]
         left = set(made)
         for key, _ in pairs:
             if key not in left:
-                problems.append((ParseFailure.DUPLICATE_KEY, f"The key {_shown(key)} stands twice in one JSON object"))
+                problems.append((ParseFailure.DUPLICATE_KEY, f"The key {shown(key)} stands twice in one JSON object"))
                 break
             left.remove(key)
     return made
@@ -113,7 +113,7 @@ def _constant(problems: _Problems, word: str) -> None:
 
 def _float(problems: _Problems, digits: str) -> float:
     if math.isinf(value := float(digits)):
-        problems.append((ParseFailure.INVALID_JSON, f"The number {_shown(digits)} in the JSON is too large"))
+        problems.append((ParseFailure.INVALID_JSON, f"The number {shown(digits)} in the JSON is too large"))
     return value
 
 
@@ -142,7 +142,7 @@ def _check(problems: _Problems, value: Any) -> None:
                 below.extend(item)
         for string in strings:
             if not string.isascii() and _SURROGATE.search(string):
-                words = f"The JSON string {_shown(string)} holds half of a surrogate pair"
+                words = f"The JSON string {shown(string)} holds half of a surrogate pair"
                 problems.append((ParseFailure.INVALID_JSON, words))
                 return
         if depth == MAX_DEPTH and any(isinstance(item, (dict, list)) for item in level):
@@ -151,6 +151,3 @@ def _check(problems: _Problems, value: Any) -> None:
         level = below
         depth += 1
 
-
-def _shown(string: str) -> str:
-    return ascii(string if len(string) <= 40 else f"{string[:40]}…")

@@ -5,11 +5,11 @@
     {"anyOf": [{"type": "string"}, {...}]}    123    -> 123 if the other is a number, else "123"
 
 Where only strings are allowed, and where nothing is known, the text is the value, as it stands. Where no string is
-allowed, the text is read as strict JSON with white space around it; `True`, `False` and `None` count too, because
-chat templates write scalars the way Python does. Where both are, nothing may be lost: the text is something else than
-a string only if it is exactly how that is written (`1.10` and `1e5` stay strings; the numbers would not write them).
-A text that is no scalar of the allowed types is handed over as it is, for the tool itself to refuse; but where a list
-or an object is due, text that is none is a malformed call.
+allowed, the text is read as strict JSON with white space around it. Where both are, nothing may be lost: the text is
+something else than a string only if it is exactly how that is written (`1.10` and `1e5` stay strings: the numbers
+would be written otherwise). `True`, `False` and `None` count as JSON, because chat templates write scalars the way
+Python does. A text that is no scalar of the allowed types is handed over as it is, for the tool itself to refuse; but
+where an object or a list is due (or null), text that is none is a malformed call.
 
 Invariant: total. Any schema, however wrong, and any text give a value or a `CallFault`; what a schema says in words
 that are not JSON Schema's, or in places outside of it, counts as not known. Values can be encoded as UTF-8.
@@ -107,7 +107,7 @@ def type_of(value: Any) -> str | None:
 
 def _lossless(words: str, types: frozenset[str]) -> Any:
     """Return what a text is where strings are allowed, and other types too."""
-    if types != _ANY and words in _PYTHON:
+    if words in _PYTHON:
         return _PYTHON[words] if type_of(_PYTHON[words]) in types else words
     if not words or words[0] not in "{[-0123456789tfn" or words[-1] in _SPACE:
         return words
