@@ -30,7 +30,7 @@ from tool_parsers.mutations import turn
 
 sys.path.append(str(LAB))
 
-import engine  # noqa: E402 - the lab is not a package
+import engine
 
 pytestmark = pytest.mark.engine
 
@@ -151,8 +151,37 @@ def rendered(pair: Pair, calls: list[Call]) -> str:
 
 
 _STRINGS = (
-    *("null", "None", "nil", "true", "True", "false", "123", "1.0", "1e5", "NaN", "[1, 2]", '{"a": 1}', '"quoted"', "'q'"),
-    *(" ", "\n", " both ", "\n\ntwo\n\n", "  indented\n", "\\n", "\\u0041", "a\\", "don't", 'say "hi"', "a=b, c)", "]", "}"),
+    *(
+        "null",
+        "None",
+        "nil",
+        "true",
+        "True",
+        "false",
+        "123",
+        "1.0",
+        "1e5",
+        "NaN",
+        "[1, 2]",
+        '{"a": 1}',
+        '"quoted"',
+        "'q'",
+    ),
+    *(
+        " ",
+        "\n",
+        " both ",
+        "\n\ntwo\n\n",
+        "  indented\n",
+        "\\n",
+        "\\u0041",
+        "a\\",
+        "don't",
+        'say "hi"',
+        "a=b, c)",
+        "]",
+        "}",
+    ),
 )
 _NUMBERS = (0, -1, 2**53 + 1, 10**30, 0.5, -0.5, 3.0, -0.0, 1e-7, 1e22, 1.5e300)
 
@@ -165,7 +194,12 @@ def odd_calls(grammar: Grammar) -> list[list[Call]]:
     odd += [("ping", "undeclared", text) for text in _STRINGS]
     odd += [("set_options", "ratio", number) for number in _NUMBERS]
     odd += [("set_options", "count", number) for number in _NUMBERS if isinstance(number, int)]
-    odd += [("set_options", key, value) for key in ("items", "options") for value in ([None, 1e-7], {"a": None}) if _is(key, value)]
+    odd += [
+        ("set_options", key, value)
+        for key in ("items", "options")
+        for value in ([None, 1e-7], {"a": None})
+        if _is(key, value)
+    ]
     odd += [("set_options", "either", 7), ("set_options", "either", "words"), ("set_options", "level", 3)]
     odd += [("set_options", "maybe", None), ("set_options", "maybe", "words"), ("set_options", "nothing", None)]
     odd += [("set_options", "on", True), ("set_options", "on", False)]
@@ -269,9 +303,11 @@ DIFFERENCES = [
     Listed(
         ("hermes", "deepseekv3", "deepseekv31"),
         "No call of the turn, where a string argument holds the format's closing marker (DeepSeek-V3.1: or its separator).",
-        lambda it: is_turn(it)
-        and it.read == []
-        and holds([call.arguments for call in it.wrote], "</tool_call>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+        lambda it: (
+            is_turn(it)
+            and it.read == []
+            and holds([call.arguments for call in it.wrote], "</tool_call>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>")
+        ),
     ),
     Listed(
         ("kimi_k2",),
@@ -286,9 +322,11 @@ DIFFERENCES = [
     Listed(
         ("gemma4",),
         "A call cut short, where a string holds `<tool_call|>`: the string ends there, and later arguments are lost.",
-        lambda it: holds([call.arguments for call in it.wrote], "<tool_call|>")
-        if is_turn(it)
-        else is_text(it) and "<tool_call|>" in it.wrote and it.read == it.wrote.partition("<tool_call|>")[0],
+        lambda it: (
+            holds([call.arguments for call in it.wrote], "<tool_call|>")
+            if is_turn(it)
+            else is_text(it) and "<tool_call|>" in it.wrote and it.read == it.wrote.partition("<tool_call|>")[0]
+        ),
     ),
     Listed(
         ("gemma4",),
@@ -398,7 +436,9 @@ def differences(case: Case, answer: dict[str, Any]) -> list[Difference]:
     if "error" in answer:
         return [Difference(case, case.calls, answer["error"])]
     read = [Call(call["name"], loaded(call["arguments"])) for call in answer["calls"]]
-    if [(call.name, list(call.arguments)) for call in read] != [(call.name, list(call.arguments)) for call in case.calls]:
+    if [(call.name, list(call.arguments)) for call in read] != [
+        (call.name, list(call.arguments)) for call in case.calls
+    ]:
         return [Difference(case, case.calls, read)]
     pairs = zip(read, case.calls, strict=True)
     found = [(key, wrote.arguments[key], theirs.arguments[key]) for theirs, wrote in pairs for key in wrote.arguments]

@@ -80,6 +80,8 @@ class Grammar:
     """What a key of an object inside a value must match to be writable."""
     parallel: bool = True
     """Whether a turn can hold several calls."""
+    dialects: tuple[str, ...] = ()
+    """What begins a call in each dialect. Where one of them is a token, those that are none are another model's words."""
     placed: Callable[[str, str, str], bool] = lambda before, raw, after: True
     """Whether a call can stand between two texts: what can be said about that for certain, with little effort."""
 
@@ -208,7 +210,11 @@ def typed(text: str, name: str, key: str, schemas: Schemas) -> Any:
     except NotACall:
         pass
     # A scalar of another type is the tool's business; what should be a list or an object, and is none, is malformed.
-    return refuse("no list, or no object") if types & {"object", "array"} and types <= {"object", "array", "null"} else text
+    return (
+        refuse("no list, or no object")
+        if types & {"object", "array"} and types <= {"object", "array", "null"}
+        else text
+    )
 
 
 def _exact(text: str) -> Any:
@@ -332,7 +338,14 @@ def write_glm(calls: list[Call], dice: Random) -> str:
 
 # --- minimax_m2 ------------------------------------------------------------------------------------------------------
 
-_MINIMAX = ("<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', "</invoke>", '<parameter name="', "</parameter>")
+_MINIMAX = (
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    '<invoke name="',
+    "</invoke>",
+    '<parameter name="',
+    "</parameter>",
+)
 
 
 def read_minimax_m2(raw: str, schemas: Schemas) -> Call:
@@ -358,7 +371,8 @@ _DEEPSEEK = tuple(f"<｜tool▁{word}｜>" for word in ("calls▁begin", "calls�
 
 def read_deepseek_v3(raw: str, schemas: Schemas) -> Call:
     head, inside = parts(
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{without(*_DEEPSEEK, chr(10))}\n```json\n(.*)\n```<｜tool▁call▁end｜>", raw
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{without(*_DEEPSEEK, chr(10))}\n```json\n(.*)\n```<｜tool▁call▁end｜>",
+        raw,
     )
     return Call(named(head), objected(strict(inside)))
 
@@ -379,7 +393,8 @@ def read_deepseek_v31(raw: str, schemas: Schemas) -> Call:
 
 def write_deepseek_v31(calls: list[Call], dice: Random) -> str:
     written = (
-        f"<｜tool▁call▁begin｜>{call.name}<｜tool▁sep｜>{dumped(call.arguments, dice)}<｜tool▁call▁end｜>" for call in calls
+        f"<｜tool▁call▁begin｜>{call.name}<｜tool▁sep｜>{dumped(call.arguments, dice)}<｜tool▁call▁end｜>"
+        for call in calls
     )
     return f"<｜tool▁calls▁begin｜>{''.join(written)}<｜tool▁calls▁end｜>"
 
@@ -516,8 +531,12 @@ def literal(node: ast.expr) -> Any:
         case ast.List(elts=items):
             return [literal(item) for item in items]
         case ast.Dict(keys=keys, values=values):
-            made = [(literal(key) if key else refuse("**"), literal(value)) for key, value in zip(keys, values, strict=True)]
-            return _once([(key if isinstance(key, str) else refuse("a key that is no string"), value) for key, value in made])
+            made = [
+                (literal(key) if key else refuse("**"), literal(value)) for key, value in zip(keys, values, strict=True)
+            ]
+            return _once(
+                [(key if isinstance(key, str) else refuse("a key that is no string"), value) for key, value in made]
+            )
     return refuse(f"{ast.dump(node)[:40]} is no literal")
 
 
@@ -628,8 +647,8 @@ def read_harmony(raw: str, schemas: Schemas) -> Call:
     header, inside = parts(rf"{without('<|message|>')}<\|message\|>(.*)<\|call\|>", raw)
     to = r"to=functions\.([\w.-]+)"
     front, behind = parts(
-        rf"(?:<\|start\|>\s*assistant(?=\s|<))?(?:\s*{to})?\s*<\|channel\|>\s*commentary(?:\s+{to})?"
-        r"(?:\s+json|\s*<\|constrain\|>\s*json)?\s*",
+        rf"(?:<\|start\|>\s*assistant(?=\s|<))?(?:\s*{to})?\s*<\|channel\|>\s*(?:commentary|analysis)(?:\s+{to})?"
+        r"(?:\s+\w+|\s*<\|constrain\|>\s*\w+)?\s*",
         header,
     )
     if front and behind and front != behind:
@@ -686,7 +705,8 @@ GRAMMARS: dict[str, Grammar] = {
     "qwen3_coder": Grammar(read_qwen3_coder, write_qwen3_coder, (*_CODER, ">"), _CODER),
     "glm": Grammar(read_glm, write_glm, _GLM, _GLM),
     "deepseek_v3": Grammar(
-        *(read_deepseek_v3, write_deepseek_v3, (*_DEEPSEEK, "function", "```json\n", "\n```")), placed=within(_DEEPSEEK[0])
+        *(read_deepseek_v3, write_deepseek_v3, (*_DEEPSEEK, "function", "```json\n", "\n```")),
+        placed=within(_DEEPSEEK[0]),
     ),
     "deepseek_v31": Grammar(read_deepseek_v31, write_deepseek_v31, _DEEPSEEK, placed=within(_DEEPSEEK[0])),
     "deepseek_v32": Grammar(
@@ -717,6 +737,7 @@ GRAMMARS: dict[str, Grammar] = {
         (*_GEMMA, "<end_function_call>", "<escape>", "<tool_call|>", '<|"|>', "call:", "<|channel>", "<channel|>"),
         ("<escape>", '<|"|>'),
         keys=rf"(?!\s){_GEMMA_KEY}(?<!\s)",
+        dialects=tuple(_GEMMA),
     ),
     "phi4": Grammar(
         *(read_phi4, write_phi4, ("<|tool_call|>", "<|/tool_call|>", "functools[", "[{", "}]", "}, {")),

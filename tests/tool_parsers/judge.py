@@ -152,7 +152,9 @@ def _said(calls: Sequence[ToolCall], grammar: Grammar, case: Case) -> Finding | 
         try:
             said = grammar.read(call.raw, case.schemas)
         except NotACall as reason:
-            return Finding("wrong_call", f"{call.raw!r} is no call ({reason}), read as {call.name!r} {call.arguments!r}")
+            return Finding(
+                "wrong_call", f"{call.raw!r} is no call ({reason}), read as {call.name!r} {call.arguments!r}"
+            )
         if not grammar.placed(case.text[: call.start], call.raw, case.text[call.start + len(call.raw) :]):
             return Finding("wrong_call", f"{call.raw!r} stands where no call can")
         if said.name != call.name or repr(said.arguments) != repr(call.arguments):
@@ -167,7 +169,14 @@ def _tokens(turn: ParsedTurn, parser: ToolParser, grammar: Grammar, case: Case) 
         other = parser.parse(neutral.text, reasoning_open=case.reasoning_open, schemas=case.schemas)
     except Exception as error:
         return Finding("crash", f"{type(error).__name__} without tokens: {error}")
-    for ours, theirs, kind in ((turn.calls, other.calls, "wrong_call"), (turn.failures, other.failures, "wrong_failure")):
+    names = [word for call in other.calls for word in (call.name, *call.arguments)]
+    names += [failure.name for failure in other.failures if failure.name]
+    if any(chr(neutral) in name for name in names for neutral in back):
+        return None  # a name can hold what means nothing, and cannot hold a bracket
+    for ours, theirs, kind in (
+        (turn.calls, other.calls, "wrong_call"),
+        (turn.failures, other.failures, "wrong_failure"),
+    ):
         if [(one.start, len(one.raw)) for one in ours] != [(one.start, len(one.raw)) for one in theirs]:  # type: ignore[attr-defined]
             words = f"with tokens {ours!r}, without the words that are none {theirs!r}"
             return Finding(kind, words[:1000])

@@ -8,7 +8,7 @@ gives the same inputs again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -24,12 +24,62 @@ ATOMS = (
     *"{}[]()<>\"'`:;,.=\\/|_-+ \n\t\r\0",
     *("null", "true", "false", "None", "True", "False", "NaN", "-Infinity", "Infinity", "nan", "inf"),
     *("0", "-0", "01", "1.0", "1e5", "1E400", "-1", "0x10", "1_000", "9" * 25, "1" * 5000, "1.", ".5", "--1", "1j"),
-    *('"', "'", '\\"', "\\'", '"""', "'''", "\\", "\\\\", "\\n", "\\x41", "\\u0041", "\\ud83d", "\\ud83d\\ude00", "\\u12"),
+    *(
+        '"',
+        "'",
+        '\\"',
+        "\\'",
+        '"""',
+        "'''",
+        "\\",
+        "\\\\",
+        "\\n",
+        "\\x41",
+        "\\u0041",
+        "\\ud83d",
+        "\\ud83d\\ude00",
+        "\\u12",
+    ),
     *("\ud800", "\udfff", "é", "e\u0301", "😀", "\u2028", "\u00a0", "\u200b", "\ufeff", "\x7f", "\x85", "｜", "▁", "İ"),
-    *("{}", "[]", '""', "''", '{"a": 1}', '{"a": 1, "a": 2}', "[1, 2]", '"a": 1', '"a"', "a=1", "a=", "**a", "*a", "b''"),
-    *('"name"', '"arguments"', '"parameters"', '"id"', '{"name": "f", "arguments": {}}', '{"name": "f", "parameters": {}}'),
+    *(
+        "{}",
+        "[]",
+        '""',
+        "''",
+        '{"a": 1}',
+        '{"a": 1, "a": 2}',
+        "[1, 2]",
+        '"a": 1',
+        '"a"',
+        "a=1",
+        "a=",
+        "**a",
+        "*a",
+        "b''",
+    ),
+    *(
+        '"name"',
+        '"arguments"',
+        '"parameters"',
+        '"id"',
+        '{"name": "f", "arguments": {}}',
+        '{"name": "f", "parameters": {}}',
+    ),
     *("name", "arguments", "parameters", "function", "functions.", "calculator", "ping", "call:", ":0", "to=", "json"),
-    *('string="true"', 'string="false"', "```", "```json", "```\n", "//", "/*", "#", "&lt;", "&amp;", "<![CDATA[", "<br>"),
+    *(
+        'string="true"',
+        'string="false"',
+        "```",
+        "```json",
+        "```\n",
+        "//",
+        "/*",
+        "#",
+        "&lt;",
+        "&amp;",
+        "<![CDATA[",
+        "<br>",
+    ),
     *("[" * 120, "]" * 120, "{" * 120, '{"a":' * 120, "(" * 120, " " * 50, "\n\n\n"),
 )
 
@@ -39,9 +89,47 @@ _PAIR = re.compile(r'"?\w{1,20}"? ?[:=] ?(?:"[^"]{0,99}"|\'[^\']{0,99}\'|[^\s,{}
 
 _STRINGS = (
     *("", " ", "\n", "12*7+3", "123", "-1.5", "true", "True", "null", "None", "NaN", "{}", "[]", '"', "'", "\\", "a b"),
-    *("line\nline", "\n  indented", "trailing \n", "\ttab", "tab\t", "é", "😀", "e\u0301", "\u2028", "\u00a0", "\u200b"),
-    *('say "hi"', "it's", "back\\slash", "\\n", "\\u0041", "C:\\new", "a=b", "a, b", "f(x)", "x)", "]", "}", "```", "a:b"),
-    *('{"a": 1}', '{"name": "f", "arguments": {}}', "[1, 2]", "<b>", "</b>", "&lt;", "1 < 2 > 0", "if a < b:", "<", ">"),
+    *(
+        "line\nline",
+        "\n  indented",
+        "trailing \n",
+        "\ttab",
+        "tab\t",
+        "é",
+        "😀",
+        "e\u0301",
+        "\u2028",
+        "\u00a0",
+        "\u200b",
+    ),
+    *(
+        'say "hi"',
+        "it's",
+        "back\\slash",
+        "\\n",
+        "\\u0041",
+        "C:\\new",
+        "a=b",
+        "a, b",
+        "f(x)",
+        "x)",
+        "]",
+        "}",
+        "```",
+        "a:b",
+    ),
+    *(
+        '{"a": 1}',
+        '{"name": "f", "arguments": {}}',
+        "[1, 2]",
+        "<b>",
+        "</b>",
+        "&lt;",
+        "1 < 2 > 0",
+        "if a < b:",
+        "<",
+        ">",
+    ),
     *("a;b", "日本語", "\x7f", "\u0001", "#!/bin/sh\necho '$1' | sed \"s/a/b/\"\n", "def f(x):\n    return x\n"),
 )
 _SAFE = tuple(string for string in _STRINGS if not re.search(r"[<>\[\]{}|]", string))
@@ -130,6 +218,16 @@ def turn(dice: Random, grammar: Grammar) -> tuple[str, list[Call]]:
     if not grammar.parallel:
         del calls[1:]
     return grammar.write(calls, dice), calls
+
+
+def tokens(dice: Random, grammar: Grammar, words: Iterable[str]) -> tuple[str, ...]:
+    """Return some words of a format, to be the tokens of a tokenizer: such that stand on their own."""
+    known = sorted(words)
+    single = [word for word in known if not any(other in word for other in known if other != word)]
+    drawn = {word for word in single if not word[0].isalnum() and dice.random() < 0.7}
+    if drawn.intersection(grammar.dialects):
+        drawn.update(grammar.dialects)
+    return tuple(sorted(drawn))
 
 
 class Mutator:

@@ -17,7 +17,7 @@ from strands_sglang.tool_parsers import HermesToolParser, ParsedTurn, ToolCall, 
 from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
 from tool_parsers.grammars import GRAMMARS, SCHEMAS, Call, NotACall
 from tool_parsers.judge import Case, Finding, Hang, judge, judge_written, neutralised, occurrences, shrunk, watched
-from tool_parsers.mutations import Mutator, turn
+from tool_parsers.mutations import Mutator, tokens, turn
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = [name for name in tool_parser_names() if name in GRAMMARS]
@@ -44,10 +44,10 @@ def test_mutated_turns(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_mutated_turns_with_tokens(name: str) -> None:
     parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(name)
-    controls = tuple(word for word in parser.markers if not any(one in word for one in parser.markers if one != word))
     mutator = Mutator(grammar, dice)
     for _ in range(300):
         text = mutator.next()
+        controls = tokens(dice, grammar, {*parser.markers, *parser.reasoning_markers})
         sampled = tuple(place for place in occurrences(text, controls) if dice.random() < 0.8)
         assert judge(parser, grammar, Case(text, controls=controls, sampled=sampled)) is None
 
@@ -160,7 +160,12 @@ class Typist(HermesToolParser):
     def parse(self, text: str, **options: Any) -> ParsedTurn:
         read = super().parse(text, **options)
         calls = [
-            ToolCall(call.name, {key: int(v) if v in (0, 1) else v for key, v in call.arguments.items()}, call.raw, call.start)
+            ToolCall(
+                call.name,
+                {key: int(v) if v in (0, 1) else v for key, v in call.arguments.items()},
+                call.raw,
+                call.start,
+            )
             for call in read.calls
         ]
         return ParsedTurn(read.reasoning, read.text, tuple(calls), read.failures)
@@ -219,7 +224,9 @@ def test_a_broken_parser_is_found_out(broken: type[ToolParser], kind: str) -> No
         finding = judge(parser, grammar, case)
         if finding is not None:
             found.add(finding.kind)
-            smaller = shrunk(case, lambda other: (judge(parser, grammar, other) or Finding("", "")).kind == kind, tries=300)
+            smaller = shrunk(
+                case, lambda other: (judge(parser, grammar, other) or Finding("", "")).kind == kind, tries=300
+            )
             assert finding.kind != kind or len(smaller.text) <= len(text)
         if kind in found:
             break

@@ -33,7 +33,8 @@ class LiveText:
         """
         self._decode = decode
         self._opening, self._closing = parser.reasoning_markers
-        self._stops = parser.call_markers
+        self._stops = tuple(marker for marker in parser.call_markers if len(marker) > 1)
+        self._first = tuple(marker for marker in parser.call_markers if len(marker) == 1)
         self._ends = ends
         self._ids: list[int] = []
         self._waiting: list[int] = []
@@ -73,6 +74,8 @@ class LiveText:
             self._decide()
         if self._stage is _Stage.REASONING:
             shown += self._show("reasoning", (self._closing,), blanks="\n")
+        if self._stage is _Stage.TEXT and not self._shown["text"] and self._buffer.lstrip().startswith(self._first):
+            self._stage = _Stage.CALLS
         if self._stage is _Stage.TEXT:
             shown += self._show("text", self._stops, blanks=None)
         return shown

@@ -26,7 +26,8 @@ class ToolParser(ABC):
     reasoning_markers: ClassVar[tuple[str, str]] = ("<think>", "</think>")
     """What opens and closes reasoning; a prompt that ends with the first has opened it."""
     call_markers: ClassVar[tuple[str, ...]] = ()
-    """Texts that a call may begin with; a live stream holds its text back from there on."""
+    """Texts that a call may begin with; a live stream holds its text back from there on. A single character counts only
+    at the beginning of the turn's text."""
     markers: ClassVar[tuple[str, ...]] = ()
     """Every word the format is made of. A turn whose last token is one of them was cut there: it did not end."""
     endings: ClassVar[tuple[str, ...]] = ()

@@ -29,12 +29,12 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.fault import CallFault
+from strands_sglang.tool_parsers.fault import CallFault, shown
 from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure, ToolCall
 from strands_sglang.tool_parsers.sampled import SampledText
 from strands_sglang.tool_parsers.strict_json import JsonReader, skip_space
 from strands_sglang.tool_parsers.tags import Block, CallTags, Tag
-from strands_sglang.tool_parsers.value import shown, whole
+from strands_sglang.tool_parsers.value import whole
 
 _WORD = "｜DSML｜"
 _BLOCKS = tuple(Block(f"<{_WORD}{word}>", f"</{_WORD}{word}>") for word in ("function_calls", "tool_calls"))

@@ -6,7 +6,7 @@ from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure
 
 _NEAR = 20
 """Characters shown on each side of the place where a call went wrong."""
-_LONG = 60
+_LONG = 48
 """Characters of a quoted text that are shown, quotes and escapes included."""
 
 

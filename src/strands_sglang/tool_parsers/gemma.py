@@ -77,7 +77,11 @@ class GemmaToolParser(ToolParser):
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
         """Yield what begins with an opening marker; see `ToolParser.scan`. The format has types of its own."""
+        own = {opening for opening in _DIALECTS if text.has_token(opening)}
         while (mark := _BEGINNINGS.next(text, at)) is not None:
+            if own and mark.marker in _DIALECTS and mark.marker not in own:
+                at = mark.end  # the other model's marker: letters here
+                continue
             if mark.marker == _THOUGHT:
                 end = text.mark(_THOUGHT_END, mark.end)
                 if end < 0:

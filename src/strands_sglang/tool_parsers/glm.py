@@ -21,12 +21,12 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.fault import CallFault
+from strands_sglang.tool_parsers.fault import CallFault, shown
 from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure, ToolCall
 from strands_sglang.tool_parsers.sampled import Mark, Markers, SampledText
 from strands_sglang.tool_parsers.strict_json import skip_space
 from strands_sglang.tool_parsers.tags import checked_key, checked_name
-from strands_sglang.tool_parsers.value import Values, shown
+from strands_sglang.tool_parsers.value import Values
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"

@@ -7,12 +7,14 @@ There is no newline between messages, and the prompt ends with `<|start|>assista
 A header names a channel; a recipient (` to=functions.NAME`), in front of the channel, as the chat template writes it,
 or behind it, as the models write it; and perhaps a content type, ` json` or ` <|constrain|>json`.
 
-- `analysis` is reasoning. It ends with `<|end|>` and with nothing else: a call in it is a draft.
+- `analysis` without a recipient is reasoning. It ends with `<|end|>` and with nothing else: a call in it is a draft.
 - `final` is text, and so is `commentary` without a recipient. `<|end|>` ends it, or the end of the turn.
-- `commentary` to `functions.NAME` is a call. Its content is one JSON object, and its end is `<|call|>`.
+- `commentary` to `functions.NAME` is a call. Its content is one JSON object, and its end is `<|call|>`. So is `analysis`
+  to `functions.NAME`: the models address tools there almost as often, and a message to a tool is no thought. Whatever
+  word stands for the content type (`json`, `code`), the content is read as JSON.
 
 All else that is meant for a tool is a failed call: another recipient, or two (MISSING_NAME); no channel, another one,
-or a message inside one that has not ended (MISPLACED); another content type (BAD_ARGUMENTS); another end (UNCLOSED).
+or a message inside one that has not ended (MISPLACED); another end (UNCLOSED).
 So is a message that ends with `<|call|>` and has no recipient. Other messages with a broken header are text as they
 stand, as is a turn without any header. Text is joined with newlines, and so is reasoning.
 
@@ -73,8 +75,6 @@ class _Header(NamedTuple):
     """The channel; None when the header is broken."""
     recipients: set[str]
     """Who it is for, of whom a call has one; nobody when it is for the user."""
-    content_type: str | None
-    """What the content is said to be; None when that is not said."""
     was_cut: bool
     """Whether it is good as far as it goes, and the end of the text ends it."""
     stop: Mark | None
@@ -197,13 +197,13 @@ def _header(text: SampledText, start: int, is_first: bool) -> _Header:
     # Prose without any header may hold the same letters.
     if begins or is_ours or len(words) > 1 or (mark is not None and mark.marker == _MESSAGE):
         recipients.update(_RECIPIENT.findall(words[0]))
-    channel = content_type = None
+    channel = None
     kind = _KIND.fullmatch(words[1]) if is_ours and markers[1:] in ([_CHANNEL], [_CHANNEL, _CONSTRAIN]) else None
     # A content type follows a blank or its marker, or both; never one of each.
-    if kind is not None and (kind[2] != "" if len(words) == 2 else not kind[2]):
-        channel, content_type = kind[1], kind[2] if len(words) == 2 else words[2]
+    if kind is not None and (kind[2] != "" if len(words) == 2 else not kind[2] and words[2].isidentifier()):
+        channel = kind[1]
     begun = is_ours and any(known.startswith("".join(words[1:])) for known in _CHANNELS)
-    return _Header(channel, recipients, content_type, mark is None and (begun or bool(recipients)), mark)
+    return _Header(channel, recipients, mark is None and (begun or bool(recipients)), mark)
 
 
 def _name(header: _Header, past: int) -> str:
@@ -224,14 +224,12 @@ def _check(header: _Header, unended: bool, past: int) -> None:
         words = f"A tool call must not begin inside another message: {_END} must come before it"
     elif header.channel is None:
         words = f"The header of a tool call must be {_START}assistant{_CHANNEL}commentary to=functions.NAME"
-    elif header.channel != "commentary":
+    elif header.channel not in ("commentary", "analysis"):
         words = f"A tool call must go to the channel commentary, not to {ascii(header.channel)[:40]}"
     else:
         kind = ParseFailure.BAD_ARGUMENTS
         if header.stop is None or header.stop.marker != _MESSAGE:
             words = f"The tool call has no {_MESSAGE}, and so no arguments"
-        elif header.content_type not in (None, "json"):
-            words = f"The content type of a tool call must be json, not {ascii(header.content_type)[:40]}"
     if words:
         raise CallFault(kind, words, past=past)
 

@@ -81,6 +81,6 @@ class ParsedTurn:
     failures: tuple[FailedCall, ...] = ()
     """The failed calls, in the order of the text."""
     reasoning_closed: bool = True
-    """False: reasoning was opened and never closed, so everything is reasoning and there is no call at all."""
+    """False: reasoning was opened and never closed, so everything behind that is reasoning, and no call is in it."""
     rest_start: int = 0
     """Where the turn goes on behind its reasoning, in characters of the parsed text."""

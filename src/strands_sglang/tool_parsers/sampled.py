@@ -43,6 +43,10 @@ class SampledText(str):
         """Return a text as it is if it is one already; else one in which the letters count."""
         return text if isinstance(text, SampledText) else cls(text)
 
+    def has_token(self, marker: str) -> bool:
+        """Return whether the tokenizer is known to have a marker, or a part of it, as a token."""
+        return self._parts is not None and bool(self._parts(marker))
+
     def marks(self, marker: str, at: int) -> bool:
         """Return whether a marker stands at an offset."""
         return self.startswith(marker, at) and self._sampled(marker, at)

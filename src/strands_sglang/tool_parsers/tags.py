@@ -23,11 +23,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from strands_sglang.tool_parsers.fault import CallFault
+from strands_sglang.tool_parsers.fault import CallFault, shown
 from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure, ToolCall
 from strands_sglang.tool_parsers.sampled import Markers, SampledText
 from strands_sglang.tool_parsers.strict_json import skip_space
-from strands_sglang.tool_parsers.value import shown, whole
+from strands_sglang.tool_parsers.value import whole
 
 _NAME = re.compile(r"[^\s<>\"'{}]+")
 _INSIDE_TAG = re.compile(r'[^<>"\n]*')

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from strands_sglang.tool_parsers.call_object import kind_of
-from strands_sglang.tool_parsers.fault import CallFault
+from strands_sglang.tool_parsers.fault import CallFault, shown
 from strands_sglang.tool_parsers.parsed import ParseFailure
 from strands_sglang.tool_parsers.strict_json import JsonReader, skip_space
 
@@ -90,12 +90,6 @@ def whole(text: str, start: int, end: int, what: str) -> str:
         reason = f"{what} holds half of a surrogate pair"
         raise CallFault(ParseFailure.INVALID_JSON, reason, past=end, at=start + half.start())
     return words
-
-
-def shown(name: str) -> str:
-    """Return a name for a sentence: short, and such that it can be encoded."""
-    written = repr(name)
-    return written if len(written) <= 32 else f"{written[:31]}…"
 
 
 def type_of(value: Any) -> str | None:
