@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import pytest
-from strands.hooks import AfterToolCallEvent
+from strands import Agent
+from strands.hooks import AfterToolCallEvent, BeforeToolCallEvent, HookOrder
 
 from provider.agents import agent_on, ask, calculator, lookup, said, scripted_model
 from scripted_engine import Reply, assert_exact, tool_call
@@ -157,3 +159,59 @@ def test_a_limit_is_a_whole_number(limit: Any) -> None:
     for name in ("max_tool_iters", "max_tool_calls"):
         with pytest.raises(ValueError, match=f"{name} must be a whole number above 0"):
             ToolLimiter(**{name: limit})
+
+
+async def test_ids_that_come_again_are_other_turns() -> None:
+    """Other providers may give every call of a tool the same id."""
+    from strands.models.model import Model
+
+    class Same(Model):
+        calls = 0
+
+        def update_config(self, **_: Any) -> None: ...
+
+        def get_config(self) -> Any: ...
+
+        def structured_output(self, *_: Any, **__: Any) -> Any: ...
+
+        async def stream(self, *_: Any, **__: Any) -> Any:
+            self.calls += 1
+            yield {"messageStart": {"role": "assistant"}}
+            yield {"contentBlockStart": {"start": {"toolUse": {"toolUseId": "same", "name": "lookup"}}}}
+            yield {"contentBlockDelta": {"delta": {"toolUse": {"input": '{"word": "a"}'}}}}
+            yield {"contentBlockStop": {}}
+            yield {"messageStop": {"stopReason": "tool_use"}}
+
+    model, limiter = Same(), ToolLimiter(max_tool_iters=3)
+    await Agent(model=model, tools=[lookup], hooks=[limiter], callback_handler=None).invoke_async("go")
+    assert (model.calls, limiter.tool_iter_count, limiter.tool_call_count) == (3, 3, 3)
+
+
+@pytest.mark.parametrize("order", [HookOrder.SDK_FIRST, HookOrder.DEFAULT, HookOrder.SDK_LAST])
+async def test_a_call_that_another_hook_cancelled_is_none(order: int) -> None:
+    def deny(event: BeforeToolCallEvent) -> None:
+        event.cancel_tool = "no"
+
+    model, _ = scripted_model([CALL, CALL, "2"])
+    limiter = ToolLimiter(max_tool_calls=1)
+    agent = agent_on(model, hooks=[limiter])
+    agent.add_hook(deny, BeforeToolCallEvent, order=order)
+    result = await agent.invoke_async("go")
+    assert (limiter.tool_call_count, limiter.tool_iter_count, result.stop_reason) == (0, 2, "end_turn")
+
+
+async def test_another_agent_with_the_same_state_is_not_said_to_be_limited() -> None:
+    state: dict[str, Any] = {}
+    model, _ = scripted_model(calls_forever)
+    result = await agent_on(model, hooks=[ToolLimiter(1)]).invoke_async("go", invocation_state=state)
+    assert result.state["tool_limit"] == "tool_iterations"
+    other, _ = scripted_model(["done"])
+    result = await agent_on(other, hooks=[ToolLimiter(1)]).invoke_async("go", invocation_state=state)
+    assert "tool_limit" not in result.state
+
+
+def test_a_limiter_can_be_sent_to_another_process() -> None:
+    for limiter in (ToolLimiter(2, 3), ToolIterationLimiter(2)):
+        copy = pickle.loads(pickle.dumps(limiter))
+        assert type(copy) is type(limiter) and copy.max_tool_iters == 2 and copy.tool_iter_count == 0
+        assert copy.max_tool_calls == limiter.max_tool_calls

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import json
 import math
-import os
 import re
 import subprocess
 import sys
@@ -145,7 +144,8 @@ def rendered(pair: Pair, calls: list[Call]) -> str:
     answer = {"role": "assistant", "content": None if pair.as_text else "", "tool_calls": tool_calls}
     prompt = template.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
     whole = template.apply_chat_template([question, answer], tokenize=False)
-    turn_text = whole[len(os.path.commonprefix([prompt, whole])) :]
+    same = next(at for at in range(len(whole)) if whole[at : at + 1] != prompt[at : at + 1])
+    turn_text = whole[same:]
     turn_text = re.sub(r"\A\s*(?:<think>\s*)?<?/think>\s*", "", turn_text)
     return _TURN_END.sub("", turn_text, count=1)
 
@@ -302,7 +302,7 @@ _STARTED = "<|start|>assistant<|channel|>commentary"
 DIFFERENCES = [
     Listed(
         ("hermes", "deepseekv3", "deepseekv31"),
-        "No call of the turn, where a string argument holds the format's closing marker (DeepSeek-V3.1: or its separator).",
+        "No call of the turn, where a string holds the format's closing marker (DeepSeek-V3.1: or its separator).",
         lambda it: (
             is_turn(it)
             and it.read == []
@@ -321,7 +321,7 @@ DIFFERENCES = [
     ),
     Listed(
         ("gemma4",),
-        "A call cut short, where a string holds `<tool_call|>`: the string ends there, and later arguments are lost.",
+        "A call cut short, where a string holds `<tool_call|>`: it ends there, and later arguments are lost.",
         lambda it: (
             holds([call.arguments for call in it.wrote], "<tool_call|>")
             if is_turn(it)
@@ -340,7 +340,7 @@ DIFFERENCES = [
     ),
     Listed(
         ("pythonic",),
-        "Nothing within half a second, for calls with several arguments and lists in them: each comma doubles the work.",
+        "Nothing in half a second, for calls with several arguments and lists in them: each comma doubles the work.",
         lambda it: is_turn(it) and "TooLong" in it.read,
     ),
     Listed(
@@ -350,7 +350,7 @@ DIFFERENCES = [
     ),
     Listed(
         ("mistral",),
-        "No call in `[TOOL_CALLS][{...}]`, as Mistral-Nemo's template writes it: a blank is expected between the brackets.",
+        "No call in `[TOOL_CALLS][{...}]`, which Mistral-Nemo's template writes: a blank is expected between the two.",
         lambda it: is_turn(it) and it.read == [] and it.case.text.startswith("[TOOL_CALLS]["),
     ),
     Listed(
@@ -360,12 +360,12 @@ DIFFERENCES = [
     ),
     Listed(
         ("gpt-oss",),
-        "No call with the recipient in front of the channel, as the template writes it (` to=functions.f<|channel|>`).",
+        "No call whose recipient stands in front of the channel, where the template writes it.",
         lambda it: is_turn(it) and re.search(r" to=functions\.\w+<\|channel\|>", it.case.text) is not None,
     ),
     Listed(
         ("gpt-oss",),
-        "No call in a turn that begins with one: `<|start|>assistant`, which the prompt ends with, is expected before it.",
+        "No call in a turn that begins with one: `<|start|>assistant` is expected, and the prompt has that.",
         lambda it: is_turn(it) and it.read == [] and _STARTED not in it.case.text,
     ),
     Listed(
@@ -395,7 +395,7 @@ DIFFERENCES = [
     ),
     Listed(
         ("qwen3_coder", "minimax-m2"),
-        "Whole numbers above 2^53 rounded, where the schema says `number` (MiniMax: also 3.0 as 3, and 1e22 with 23 digits).",
+        "Whole numbers above 2^53 rounded, where the schema says `number` (MiniMax: also 3.0 as 3, 1e22 in full).",
         lambda it: it.key == "ratio" and it.read == int(float(it.wrote)) and isinstance(it.read, int),
     ),
     Listed(

@@ -8,7 +8,8 @@ the model is not asked again. So a trajectory that was limited ends on a tool re
 call without an answer, every sampled token trainable. The agent's result has the stop reason "cancelled", and
 `result.state["tool_limit"]` says which limit it was.
 
-Invariant: no more tools are run than `max_tool_calls`, and no turn is sampled behind `max_tool_iters`.
+Invariant: no more tools are run than `max_tool_calls`, and in one invocation no turn is sampled behind a limit.
+(Whoever goes on with `invoke_async(None)` behind one asks for one more turn, and gets it.)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from enum import Enum
 from typing import Any
 
 from strands.hooks import (
+    AfterToolCallEvent,
     AfterToolsEvent,
     BeforeInvocationEvent,
     BeforeToolCallEvent,
@@ -110,9 +112,18 @@ class ToolLimiter(HookProvider):
         registry.add_callback(BeforeInvocationEvent, self._begin)
         registry.add_callback(BeforeToolsEvent, self._count_turn)
         registry.add_callback(BeforeToolCallEvent, self._count_call)
+        registry.add_callback(AfterToolCallEvent, self._uncount_call)
         registry.add_callback(AfterToolsEvent, self._stop)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What was counted is of agents of this process.
+        return {"max_tool_iters": self.max_tool_iters, "max_tool_calls": self.max_tool_calls}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ToolLimiter.__init__(self, **state)
+
     def _begin(self, event: BeforeInvocationEvent) -> None:
+        (event.invocation_state.get("request_state") or {}).pop(STATE_KEY, None)
         if event.messages:
             self._counts[event.agent] = _Counts()
         self._of(event.agent)
@@ -127,7 +138,7 @@ class ToolLimiter(HookProvider):
     def _count_call(self, event: BeforeToolCallEvent) -> None:
         call_id, name = str(event.tool_use.get("toolUseId")), event.tool_use.get("name")
         counts = self._of(event.agent)
-        if name == FAILED_CALL or call_id in counts.run or call_id not in counts.turn:
+        if event.cancel_tool or name == FAILED_CALL or call_id in counts.run or call_id not in counts.turn:
             return
         if self.max_tool_calls is not None and counts.calls >= self.max_tool_calls:
             event.cancel_tool = f"not executed: the limit of {self.max_tool_calls} tool calls is reached"
@@ -135,10 +146,17 @@ class ToolLimiter(HookProvider):
         counts.run.add(call_id)
         counts.calls += 1
 
+    def _uncount_call(self, event: AfterToolCallEvent) -> None:
+        counts, call_id = self._of(event.agent), str(event.tool_use.get("toolUseId"))
+        if event.cancel_message is not None and call_id in counts.run:
+            counts.run.discard(call_id)  # another hook had the last word: no tool was run
+            counts.calls -= 1
+
     def _stop(self, event: AfterToolsEvent) -> None:
         counts = self._of(event.agent)
         if len(event.message["content"]) < len(counts.turn):
             return  # interrupted: the rest of the turn is yet to come
+        counts.turn = ()
         if self.max_tool_calls is not None and counts.calls >= self.max_tool_calls:
             counts.reason = ToolLimit.TOOL_CALLS
         elif self.max_tool_iters is not None and counts.iterations >= self.max_tool_iters:

@@ -165,3 +165,22 @@ def test_no_name_of_a_model_is_in_the_code() -> None:
     texts = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
     words = ("qwen", "llama", "glm", "kimi", "deepseek", "mistral", "gemma", "gpt", "minimax", "nemotron", "phi")
     assert not [text for text in texts if isinstance(text, str) and any(word in text.lower() for word in words)]
+
+
+def test_calls_that_are_written_only_where_tools_are_on_offer() -> None:
+    guarded = tokenizer("qwen2.5").chat_template.replace("message.tool_calls", "tools and message.tool_calls")
+    assert guarded != tokenizer("qwen2.5").chat_template
+    found = detected("qwen2.5", chat_template=guarded)
+    assert found.parser is not None and found.parser.name == "hermes"
+
+
+def test_a_class_that_is_made_anew_is_the_one_that_counts(at_parser: type[ToolParser]) -> None:
+    assert isinstance(detected("qwen2.5", chat_template=UNKNOWN_TEMPLATE).parser, at_parser)
+    again = type("AtParser", (AtParser,), {"__module__": AtParser.__module__, "__qualname__": AtParser.__qualname__})
+    register_tool_parser(again)
+    assert type(detected("qwen2.5", chat_template=UNKNOWN_TEMPLATE).parser) is again
+
+
+def test_no_parser_at_all_has_a_name_too() -> None:
+    model, _ = scripted_model([], "qwen2.5", tool_parser="none")
+    assert model.tool_parser.name == "none"

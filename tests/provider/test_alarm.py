@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from families import tokenizer
 from provider.agents import agent_on, scripted_model
 from scripted_engine import Reply, tool_call
 from strands_sglang.provider.alarm import ParserAlarm
-from strands_sglang.tool_parsers import get_tool_parser
+from strands_sglang.tool_parsers import ToolParser, get_tool_parser, register_tool_parser, registry
 
 HERMES = tool_call("calculator", expression="1+1")
 CODER = "<tool_call>\n<function=calculator>\n<parameter=expression>\n1+1\n</parameter>\n</function>\n</tool_call>"
@@ -88,3 +89,38 @@ async def test_markers_that_are_spelled_out_are_noticed(caplog: pytest.LogCaptur
     await agent.invoke_async("1+1?")
     assert agent.messages[-1]["content"] == [{"text": HERMES}]
     assert "not sampled as the tokens" in caplog.text
+
+
+async def test_turns_with_calls_prove_the_parser_right(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "strands_sglang.provider.alarm")
+    model, _ = scripted_model([LLAMA, HERMES, "2"] * 5, alarm_after=2)
+    for _ in range(10):
+        with model.episode():
+            await agent_on(model).invoke_async("1+1?")
+    assert "look like tool calls" not in caplog.text
+
+
+async def test_arguments_against_the_schema_are_no_sign_of_another_parser(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "strands_sglang.provider.alarm")
+    wrong = tool_call("calculator", expression=5)
+    model, _ = scripted_model([wrong, wrong, "2"], alarm_after=1, arguments_checked_by="schema")
+    await agent_on(model).invoke_async("1+1?")
+    assert "look like tool calls" not in caplog.text
+
+
+async def test_a_parser_that_raises_harms_no_other_model() -> None:
+    class Raising(ToolParser):
+        name = "raising"
+        call_markers = ("an",)
+
+        def parse(self, text: str, **_: Any) -> Any:
+            raise RuntimeError(text)
+
+    register_tool_parser(Raising)
+    try:
+        model, _ = scripted_model(["an answer"])
+        assert model.tool_parser.name == "hermes"
+        result = await agent_on(model).invoke_async("1+1?")
+        assert str(result).strip() == "an answer"
+    finally:
+        del registry._known["raising"]

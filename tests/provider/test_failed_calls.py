@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from strands import tool
-from strands.hooks import AfterToolCallEvent
+from strands.hooks import AfterModelCallEvent, AfterToolCallEvent, BeforeToolCallEvent
 from strands.types.exceptions import EventLoopException
 
-from provider.agents import agent_on, outline, said, scripted_model
+from provider.agents import agent_on, ask, outline, said, scripted_model
 from scripted_engine import Reply, assert_exact, tool_call
 from strands_sglang import Episode, SGLangModel
 from strands_sglang.engine import FinishReason
@@ -96,38 +96,114 @@ async def test_after_it_ended_a_new_question_goes_on(adder: Adder) -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_agents_that_share_an_invocation_state_are_told_and_ended_all_the_same(adder: Adder) -> None:
-    """Whose call it is cannot be told there, so no agent is touched: the answer comes with the rendering."""
+class Strangers:
+    """Hands every call another agent as the caller, as parallel agents do that share one `invocation_state`."""
+
+    def __init__(self, *known: int) -> None:
+        self._known, self._calls = known, 0
+        self._stream = SGLangModel.stream
+
+    def __enter__(self) -> Strangers:
+        def stream(model: SGLangModel, *args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
+            if self._calls not in self._known:
+                kwargs["invocation_state"] = {**kwargs["invocation_state"], "agent": None}
+            return self._stream(model, *args, **kwargs)
+
+        SGLangModel.stream = stream  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        SGLangModel.stream = self._stream  # type: ignore[method-assign]
+
+
+async def test_an_agent_nobody_knows_is_told_all_the_same(adder: Adder) -> None:
+    """No agent is touched then: the answer comes with the rendering."""
     model, engine = scripted_model([BROKEN, "done"])
-    agent, other = agent_on(model, tools=[adder.tool]), agent_on(model, tools=[adder.tool])
-
-    async def stream(self: SGLangModel, *args: Any, **kwargs: Any) -> Any:
-        kwargs["invocation_state"]["agent"] = other
-        async for event in original(self, *args, **kwargs):
-            yield event
-
-    original = SGLangModel.stream
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SGLangModel, "stream", stream)
+    agent = agent_on(model, tools=[adder.tool])
+    with Strangers():
         await agent.invoke_async("add")
-        assert said(agent)[2] == "error: Unknown tool: malformed_tool_call"
-        assert f"<tool_response>\n{TOLD}" in engine.prompts[1] and "Unknown tool" not in engine.prompts[1]
-        assert_exact(engine, model.current_episode)
-        ending, engine = scripted_model([BROKEN, "done"], on_failed_call="end")
-        agent = agent_on(ending, tools=[adder.tool])
-        with pytest.raises(EventLoopException) as raised:
-            await agent.invoke_async("add")
+    assert said(agent)[2] == "error: Unknown tool: malformed_tool_call" and adder.ran == []
+    assert f"<tool_response>\n{TOLD}" in engine.prompts[1] and "Unknown tool" not in engine.prompts[1]
+    assert_exact(engine, model.current_episode)
+
+
+@pytest.mark.parametrize("known", [(), (2,)], ids=["never known", "known too late"])
+async def test_an_agent_nobody_knew_in_time_ends_with_an_error(adder: Adder, known: tuple[int, ...]) -> None:
+    model, engine = scripted_model([BROKEN, "done", "yes"], on_failed_call="end")
+    agent = agent_on(model, tools=[adder.tool])
+    with Strangers(*known), pytest.raises(EventLoopException) as raised:
+        await agent.invoke_async("add")
     assert isinstance(raised.value.original_exception, FailedCallError) and len(engine.calls) == 1
-    assert adder.ran == []
+    await agent.invoke_async("so?")  # a new question goes on
+    assert len(engine.calls) == 2 and adder.ran == []
 
 
-async def test_a_hook_may_answer_in_its_own_words(adder: Adder) -> None:
-    def own(event: AfterToolCallEvent) -> None:
+async def test_an_agent_once_known_is_known_by_its_cancel_signal(adder: Adder) -> None:
+    model, engine = scripted_model([tool_call("adder", a=1), BROKEN, "done"], on_failed_call="end")
+    agent = agent_on(model, tools=[adder.tool])
+    with Strangers(1):
+        result = await agent.invoke_async("add")
+    assert result.stop_reason == "cancelled" and len(engine.calls) == 2 and TOLD in said(agent)[-1]
+
+
+async def test_it_ends_behind_an_interrupt_too(adder: Adder) -> None:
+    model, engine = scripted_model([f"{tool_call('ask', question='?')}\n{BROKEN}", "went on"], on_failed_call="end")
+    agent = agent_on(model, tools=[adder.tool, ask])
+    result = await agent.invoke_async("add")
+    assert result.stop_reason == "interrupt" and result.interrupts is not None
+    response: Any = [{"interruptResponse": {"interruptId": result.interrupts[0].id, "response": "yes"}}]
+    result = await agent.invoke_async(response)
+    assert result.stop_reason == "cancelled" and len(engine.calls) == 1
+    assert sorted(line[:7] for line in said(agent)[-2:]) == ["error: ", "success"]
+
+
+async def test_a_turn_that_was_thrown_away_ends_nothing(adder: Adder) -> None:
+    def again(event: AfterModelCallEvent) -> None:
+        message = event.stop_response.message if event.stop_response is not None else None
+        event.retry = message is not None and "malformed_tool_call" in str(message["content"])
+
+    model, engine = scripted_model([BROKEN, tool_call("adder", a=1), "done"], on_failed_call="end")
+    agent = agent_on(model, tools=[adder.tool])
+    agent.add_hook(again, AfterModelCallEvent)
+    result = await agent.invoke_async("add")
+    assert result.stop_reason == "end_turn" and adder.ran == [(1, 0)]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_a_model_cannot_answer_itself(adder: Adder) -> None:
+    pretended = tool_call("malformed_tool_call", error="The answer is 42.")
+    model, engine = scripted_model([pretended, "done"])
+    agent = agent_on(model, tools=[adder.tool])
+    await agent.invoke_async("add")
+    answer = engine.prompts[1].rpartition("<tool_response>")[2]
+    assert "There is no tool named malformed_tool_call." in answer and "42" not in answer
+    assert model.current_episode.tree[0].detail["failed_calls"] == ["missing_name"]
+
+
+async def test_without_tools_what_looks_like_a_call_is_what_the_agent_says() -> None:
+    for text in (BROKEN, tool_call("adder", a=1), f"I saw {BROKEN} there"):
+        model, engine = scripted_model([text])
+        agent = agent_on(model, tools=[])
+        result = await agent.invoke_async("add")
+        assert result.stop_reason == "end_turn" and agent.messages[-1]["content"] == [{"text": text}]
+        assert_exact(engine, model.current_episode)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_hook_may_answer_in_its_own_words(adder: Adder, when: str) -> None:
+    def before(event: BeforeToolCallEvent) -> None:
+        event.cancel_tool = "try harder"
+
+    def after(event: AfterToolCallEvent) -> None:
         event.result = {**event.result, "content": [{"text": "try harder"}]}
 
     model, engine = scripted_model([BROKEN, "done"])
     agent = agent_on(model, tools=[adder.tool])
-    agent.add_hook(own, AfterToolCallEvent)
+    if when == "before":
+        agent.add_hook(before, BeforeToolCallEvent)
+    else:
+        agent.add_hook(after, AfterToolCallEvent)
     await agent.invoke_async("add")
     assert "try harder" in engine.prompts[1] and TOLD not in engine.prompts[1]
 
@@ -163,7 +239,8 @@ async def test_history_with_a_failed_call_can_be_rendered_anew(adder: Adder) -> 
     await agent.invoke_async("add")
     again, second = scripted_model(["yes"])
     await agent_on(again, tools=[adder.tool], messages=agent.messages).invoke_async("sure?")
-    assert TOLD in second.prompts[0] and "malformed_tool_call" not in second.prompts[0].partition("# Tools")[0]
+    behind = second.prompts[0].rpartition("</tools>")[2]
+    assert TOLD in behind and '"name": "malformed_tool_call", "arguments": {"call": ' in behind
     assert_exact(second, again.current_episode)
 
 

@@ -26,7 +26,7 @@ WORDS = (
     '{"a": 1}',
     '"quoted"',
     "'single'",
-    "it's \"both\"",
+    'it\'s "both"',
     "back\\slash \\n \\u0041",
     "tab\tand\rreturn",
     "naïve café — “quotes” … №5",

@@ -78,10 +78,18 @@ class Grammar:
     """Words that no value can hold, in formats that write values bare."""
     keys: str = ".*"
     """What a key of an object inside a value must match to be writable."""
+    openings: tuple[str, ...] = ()
+    """Words that begin a call or a frame of calls: behind the reasoning, none may go by without a word about it."""
+    framed: bool = False
+    """Whether such a word belongs to the frame, and not to the text of a call."""
+    data: str = ""
+    """Behind which word of a call its data stands; empty: behind the first."""
+    channel: str = ""
+    """What opens reasoning in the middle of a turn, where a format has that."""
     parallel: bool = True
     """Whether a turn can hold several calls."""
     dialects: tuple[str, ...] = ()
-    """What begins a call in each dialect. Where one of them is a token, those that are none are another model's words."""
+    """What begins a call in each dialect. Where one is a token, those that are none are another model's words."""
     placed: Callable[[str, str, str], bool] = lambda before, raw, after: True
     """Whether a call can stand between two texts: what can be said about that for certain, with little effort."""
 
@@ -370,19 +378,17 @@ _DEEPSEEK = tuple(f"<｜tool▁{word}｜>" for word in ("calls▁begin", "calls�
 
 
 def read_deepseek_v3(raw: str, schemas: Schemas) -> Call:
-    head, inside = parts(
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{without(*_DEEPSEEK, chr(10))}\n```json\n(.*)\n```<｜tool▁call▁end｜>",
-        raw,
-    )
-    return Call(named(head), objected(strict(inside)))
+    head = f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{without(*_DEEPSEEK, chr(10))}"
+    name, inside = parts(f"{head}\n```json\n(.*)\n```<｜tool▁call▁end｜>", raw)
+    return Call(named(name), objected(strict(inside)))
 
 
 def write_deepseek_v3(calls: list[Call], dice: Random) -> str:
-    written = (
-        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call.name}\n```json\n{dumped(call.arguments, dice)}\n```<｜tool▁call▁end｜>"
-        for call in calls
-    )
-    return f"<｜tool▁calls▁begin｜>{chr(10).join(written)}<｜tool▁calls▁end｜>"
+    def one(call: Call) -> str:
+        block = f"```json\n{dumped(call.arguments, dice)}\n```"
+        return f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call.name}\n{block}<｜tool▁call▁end｜>"
+
+    return f"<｜tool▁calls▁begin｜>{chr(10).join(map(one, calls))}<｜tool▁calls▁end｜>"
 
 
 def read_deepseek_v31(raw: str, schemas: Schemas) -> Call:
@@ -508,8 +514,9 @@ _RESERVED = "reserved_"
 
 def _without_reserved_words(source: str) -> str:
     """Return Python in which no argument is named by a reserved word: a tool's parameter may well be called `from`."""
-    words = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    lines = source.splitlines(keepends=True)
+    found = tokenize.generate_tokens(io.StringIO(source).readline)
+    words = [word for word in found if word.type != tokenize.NL]
+    lines = io.StringIO(source).readlines()
     for word, following in reversed(list(itertools.pairwise(words))):
         if word.type == tokenize.NAME and keyword.iskeyword(word.string) and following.string == "=":
             row, column = word.start
@@ -701,50 +708,82 @@ def pythonic_list(before: str, raw: str, after: str) -> bool:
 
 
 GRAMMARS: dict[str, Grammar] = {
-    "hermes": Grammar(read_hermes, write_hermes, ("<tool_call>", "</tool_call>")),
-    "qwen3_coder": Grammar(read_qwen3_coder, write_qwen3_coder, (*_CODER, ">"), _CODER),
-    "glm": Grammar(read_glm, write_glm, _GLM, _GLM),
+    "hermes": Grammar(read_hermes, write_hermes, ("<tool_call>", "</tool_call>"), openings=("<tool_call>",)),
+    "qwen3_coder": Grammar(
+        *(read_qwen3_coder, write_qwen3_coder, (*_CODER, ">"), _CODER),
+        openings=("<tool_call>",),
+    ),
+    "glm": Grammar(read_glm, write_glm, _GLM, _GLM, openings=("<tool_call>",)),
     "deepseek_v3": Grammar(
         *(read_deepseek_v3, write_deepseek_v3, (*_DEEPSEEK, "function", "```json\n", "\n```")),
+        openings=_DEEPSEEK[::2],
+        framed=True,
         placed=within(_DEEPSEEK[0]),
     ),
-    "deepseek_v31": Grammar(read_deepseek_v31, write_deepseek_v31, _DEEPSEEK, placed=within(_DEEPSEEK[0])),
+    "deepseek_v31": Grammar(
+        *(read_deepseek_v31, write_deepseek_v31, _DEEPSEEK),
+        openings=_DEEPSEEK[::2],
+        framed=True,
+        placed=within(_DEEPSEEK[0]),
+    ),
     "deepseek_v32": Grammar(
         *(read_deepseek_v32, write_deepseek_v32, (*_DSML, "｜DSML｜", 'string="true"', 'string="false"', '">'), _DSML),
+        openings=(_DSML[0], _DSML[2]),
         placed=within(_DSML[0], _DSML[2]),
     ),
-    "kimi_k2": Grammar(read_kimi_k2, write_kimi_k2, (*_KIMI, "functions.", ":0"), placed=within(_KIMI[0])),
+    "kimi_k2": Grammar(
+        *(read_kimi_k2, write_kimi_k2, (*_KIMI, "functions.", ":0")),
+        openings=(_KIMI[0], *_KIMI[2:4]),
+        framed=True,
+        placed=within(_KIMI[0]),
+    ),
     "llama3_json": Grammar(
         *(read_llama3_json, write_llama3_json, ("<|python_tag|>", '{"name": "', '"parameters": ', "}}")),
         parallel=False,
         placed=alone,
     ),
     "pythonic": Grammar(
-        *(read_pythonic, write_pythonic, (*"[]()=", ", ", "<|python_start|>", "<|python_end|>")), placed=pythonic_list
+        *(read_pythonic, write_pythonic, (*"[]()=", ", ", "<|python_start|>", "<|python_end|>")),
+        openings=("<|python_start|>",),
+        data="(",
+        placed=pythonic_list,
     ),
     "mistral": Grammar(
-        *(read_mistral, write_mistral, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[{", "}]", "}, {")), placed=mistral_list
+        *(read_mistral, write_mistral, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[{", "}]", "}, {")),
+        openings=("[TOOL_CALLS]",),
+        framed=True,
+        placed=mistral_list,
     ),
     "harmony": Grammar(
         *(read_harmony, write_harmony),
         (*_HARMONY, "assistant", "commentary", " to=functions.", "json", "analysis", "final"),
+        data="<|message|>",
     ),
     "minimax_m2": Grammar(
-        *(read_minimax_m2, write_minimax_m2, (*_MINIMAX, '">'), _MINIMAX), placed=within(_MINIMAX[0])
+        *(read_minimax_m2, write_minimax_m2, (*_MINIMAX, '">'), _MINIMAX),
+        openings=_MINIMAX[:1],
+        placed=within(_MINIMAX[0]),
     ),
     "gemma": Grammar(
         *(read_gemma, write_gemma),
         (*_GEMMA, "<end_function_call>", "<escape>", "<tool_call|>", '<|"|>', "call:", "<|channel>", "<channel|>"),
         ("<escape>", '<|"|>'),
         keys=rf"(?!\s){_GEMMA_KEY}(?<!\s)",
+        openings=tuple(_GEMMA),
+        channel="<|channel>",
         dialects=tuple(_GEMMA),
     ),
     "phi4": Grammar(
         *(read_phi4, write_phi4, ("<|tool_call|>", "<|/tool_call|>", "functools[", "[{", "}]", "}, {")),
+        openings=("<|tool_call|>",),
+        framed=True,
         placed=listed("<|tool_call|>", "functools["),
     ),
     "nemotron": Grammar(
-        *(read_nemotron, write_nemotron, ("<TOOLCALL>", "</TOOLCALL>", "[{", "}]", "}, {")), placed=listed("<TOOLCALL>")
+        *(read_nemotron, write_nemotron, ("<TOOLCALL>", "</TOOLCALL>", "[{", "}]", "}, {")),
+        openings=("<TOOLCALL>",),
+        framed=True,
+        placed=listed("<TOOLCALL>"),
     ),
 }
 """Every family, by the name of its parser."""

@@ -15,18 +15,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from types import FrameType
 from typing import Any, NamedTuple
 
 from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ToolCall, ToolParser
 from strands_sglang.tool_parsers.sampled import SampledText
 from tool_parsers.grammars import SCHEMAS, Call, Grammar, NotACall, Schemas
+from tool_parsers.mutations import pick, turn
 
 KINDS = ("crash", "wrong_call", "wrong_failure", "missed_call", "hang")
 """What can be found: an exception; a call that is none or says something else; a failure that is not exact; a
 well-formed call that was not read; an input that takes too long."""
 
 LONGEST_DETAIL = 400
+CANARY = "canary"
+"""A tool that is only ever called inside of other calls."""
 _NEUTRAL = 0xE000
 
 
@@ -81,32 +85,48 @@ def judge(parser: ToolParser, grammar: Grammar, case: Case) -> Finding | None:
     """Let a parser read a text, and return what is wrong with the outcome."""
     text = case.given
     try:
-        turn = parser.parse(text, reasoning_open=case.reasoning_open, schemas=case.schemas)
+        read = parser.parse(text, reasoning_open=case.reasoning_open, schemas=case.schemas)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return Finding("crash", f"{type(error).__name__} in {where.name}, line {where.lineno}: {str(error)[:200]}")
-    if not turn.calls and not turn.failures and case.sampled is None:
-        return None
-    found: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
+    found: list[ToolCall | FailedCall] = [*read.calls, *read.failures]
+    if not found and case.sampled is None:
+        return _unspoken(case, found, parser, grammar)
     return (
         _places(case.text, found, parser, case)
-        or _details(turn)
-        or (_said(turn.calls, grammar, case) if case.sampled is None else _tokens(turn, parser, grammar, case))
+        or _details(read)
+        or (_said(read.calls, grammar, case) if case.sampled is None else _tokens(read, parser, grammar, case))
+        or _unspoken(case, found, parser, grammar)
     )
 
 
 def judge_written(parser: ToolParser, text: str, calls: Sequence[Call]) -> Finding | None:
     """Let a parser read a well-formed turn, and return what it missed."""
     try:
-        turn = parser.parse(text, schemas=SCHEMAS)
+        read = parser.parse(text, schemas=SCHEMAS)
     except Exception as error:
         return Finding("crash", f"{type(error).__name__}: {error}")
-    if turn.failures:
-        return Finding("missed_call", f"well-formed, yet: {turn.failures[0].detail}")
-    read = [(call.name, call.arguments) for call in turn.calls]
-    if repr(read) != repr([tuple(call) for call in calls]):
-        return Finding("missed_call", f"wrote {[tuple(call) for call in calls]!r}, read {read!r}")
-    return None
+    if read.failures:
+        return Finding("missed_call", f"well-formed, yet: {read.failures[0].detail}")
+    said = [Call(call.name, call.arguments) for call in read.calls]
+    return None if repr(said) == repr(list(calls)) else Finding("missed_call", f"wrote {calls!r}, read {said!r}")
+
+
+def judge_smuggled(parser: ToolParser, grammar: Grammar, dice: Random) -> tuple[Case, Finding | None]:
+    """Put a whole call inside another, as data does that nobody escaped: it must not be run."""
+    text, _ = turn(dice, grammar)
+    inner = grammar.write([Call(CANARY, {})], dice)
+    canaries = parser.parse(inner).calls
+    calls = parser.parse(text, schemas=SCHEMAS).calls
+    if not calls or not canaries:  # `judge_written` tells
+        return Case(text), None
+    outer = pick(dice, calls)
+    head = max([len(word) for word in grammar.words if outer.raw.startswith(word)], default=1)
+    head = outer.raw.index(grammar.data) + len(grammar.data) if grammar.data else head
+    at = outer.start + head + int(dice.random() * (len(outer.raw) - head))
+    is_whole = "<|end|>" not in inner and dice.random() < 0.5  # a marker that ends the outer call ends it
+    case = Case(text[:at] + (inner if is_whole else canaries[0].raw) + text[at:])
+    return case, judge(parser, grammar, case)
 
 
 def _places(text: str, found: list[ToolCall | FailedCall], parser: ToolParser, case: Case) -> Finding | None:
@@ -134,8 +154,23 @@ def _reasoning_end(text: str, parser: ToolParser, case: Case) -> int:
     return end if end >= 0 else len(text) + 1
 
 
-def _details(turn: ParsedTurn) -> Finding | None:
-    for failure in turn.failures:
+def _unspoken(case: Case, found: list[ToolCall | FailedCall], parser: ToolParser, grammar: Grammar) -> Finding | None:
+    """Whether something begins as a call behind the reasoning and comes out neither as one nor as a failed one."""
+    if case.sampled is not None or (grammar.framed and found) or (grammar.channel and grammar.channel in case.text):
+        return None
+    rest = _reasoning_end(case.text, parser, case)
+    spans = [(one.start, one.start + len(one.raw)) for one in found]
+    for opening in grammar.openings:
+        at = case.text.find(opening, rest)
+        while at >= 0:
+            if not any(start <= at < end for start, end in spans):
+                return Finding("missed_call", f"{opening} at {at} is part of no call and of no failure")
+            at = case.text.find(opening, at + 1)
+    return None
+
+
+def _details(read: ParsedTurn) -> Finding | None:
+    for failure in read.failures:
         detail = failure.detail
         try:
             detail.encode()
@@ -149,6 +184,8 @@ def _details(turn: ParsedTurn) -> Finding | None:
 def _said(calls: Sequence[ToolCall], grammar: Grammar, case: Case) -> Finding | None:
     """Whether each call is one under the grammar and says what the parser took it to say, types included."""
     for call in calls:
+        if call.name == CANARY:
+            return Finding("wrong_call", f"a call inside another call was read: {call.raw!r}")
         try:
             said = grammar.read(call.raw, case.schemas)
         except NotACall as reason:
@@ -162,7 +199,7 @@ def _said(calls: Sequence[ToolCall], grammar: Grammar, case: Case) -> Finding | 
     return None
 
 
-def _tokens(turn: ParsedTurn, parser: ToolParser, grammar: Grammar, case: Case) -> Finding | None:
+def _tokens(read: ParsedTurn, parser: ToolParser, grammar: Grammar, case: Case) -> Finding | None:
     """Whether the same is found where words that only look like tokens do not even look like them."""
     neutral, back = neutralised(case)
     try:
@@ -174,13 +211,13 @@ def _tokens(turn: ParsedTurn, parser: ToolParser, grammar: Grammar, case: Case) 
     if any(chr(neutral) in name for name in names for neutral in back):
         return None  # a name can hold what means nothing, and cannot hold a bracket
     for ours, theirs, kind in (
-        (turn.calls, other.calls, "wrong_call"),
-        (turn.failures, other.failures, "wrong_failure"),
+        (read.calls, other.calls, "wrong_call"),
+        (read.failures, other.failures, "wrong_failure"),
     ):
-        if [(one.start, len(one.raw)) for one in ours] != [(one.start, len(one.raw)) for one in theirs]:  # type: ignore[attr-defined]
+        if [(one.start, len(one.raw)) for one in ours] != [(one.start, len(one.raw)) for one in theirs]:
             words = f"with tokens {ours!r}, without the words that are none {theirs!r}"
             return Finding(kind, words[:1000])
-    for call, same in zip(turn.calls, other.calls, strict=True):
+    for call, same in zip(read.calls, other.calls, strict=True):
         if call.name != same.name.translate(back) or repr(call.arguments) != repr(_restored(same.arguments, back)):
             return Finding("wrong_call", f"with tokens {call!r}, without the words that are none {same!r}"[:1000])
     return _said(other.calls, grammar, neutral)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from tool_parsers.grammars import GRAMMARS, SCHEMAS, Call, Grammar
+
+T = TypeVar("T")
 
 THINKING = ("<think>", "</think>", "[THINK]", "[/THINK]", "<|channel|>analysis<|message|>", "<|end|>")
 """What opens and closes reasoning, in one family or another."""
@@ -24,64 +26,29 @@ ATOMS = (
     *"{}[]()<>\"'`:;,.=\\/|_-+ \n\t\r\0",
     *("null", "true", "false", "None", "True", "False", "NaN", "-Infinity", "Infinity", "nan", "inf"),
     *("0", "-0", "01", "1.0", "1e5", "1E400", "-1", "0x10", "1_000", "9" * 25, "1" * 5000, "1.", ".5", "--1", "1j"),
+    *('"', "'", '\\"', "\\'", '"""', "'''", "\\", "\\\\", "\\n", "\\x41", "\\u0041", "\\ud83d", "\\u12"),
     *(
-        '"',
-        "'",
-        '\\"',
-        "\\'",
-        '"""',
-        "'''",
-        "\\",
-        "\\\\",
-        "\\n",
-        "\\x41",
-        "\\u0041",
-        "\\ud83d",
         "\\ud83d\\ude00",
-        "\\u12",
+        "\ud800",
+        "\udfff",
+        "é",
+        "e\u0301",
+        "😀",
+        "\u2028",
+        "\u00a0",
+        "\u200b",
+        "\ufeff",
+        "\x7f",
+        "\x85",
     ),
-    *("\ud800", "\udfff", "é", "e\u0301", "😀", "\u2028", "\u00a0", "\u200b", "\ufeff", "\x7f", "\x85", "｜", "▁", "İ"),
-    *(
-        "{}",
-        "[]",
-        '""',
-        "''",
-        '{"a": 1}',
-        '{"a": 1, "a": 2}',
-        "[1, 2]",
-        '"a": 1',
-        '"a"',
-        "a=1",
-        "a=",
-        "**a",
-        "*a",
-        "b''",
-    ),
-    *(
-        '"name"',
-        '"arguments"',
-        '"parameters"',
-        '"id"',
-        '{"name": "f", "arguments": {}}',
-        '{"name": "f", "parameters": {}}',
-    ),
+    *("｜", "▁", "İ", "{}", "[]", '""', "''", '{"a": 1}', '{"a": 1, "a": 2}', "[1, 2]", '"a": 1', '"a"', "a=1", "a="),
+    *("**a", "*a", "b''", '"name"', '"arguments"', '"parameters"', '"id"', '{"name": "f", "arguments": {}}'),
     *("name", "arguments", "parameters", "function", "functions.", "calculator", "ping", "call:", ":0", "to=", "json"),
-    *(
-        'string="true"',
-        'string="false"',
-        "```",
-        "```json",
-        "```\n",
-        "//",
-        "/*",
-        "#",
-        "&lt;",
-        "&amp;",
-        "<![CDATA[",
-        "<br>",
-    ),
-    *("[" * 120, "]" * 120, "{" * 120, '{"a":' * 120, "(" * 120, " " * 50, "\n\n\n"),
+    *('{"name": "f", "parameters": {}}', 'string="true"', 'string="false"', "```", "```json", "```\n", "//", "/*", "#"),
+    *("&lt;", "&amp;", "<![CDATA[", "<br>", " " * 50, "\n\n\n"),
+    *("[" * 120, "]" * 120, "{" * 120, '{"a":' * 120, "(" * 120),
 )
+"""What JSON, Python and tags are made of, and what breaks them."""
 
 _PIECES = re.compile(r'<[^<>\s]{1,40}>|\[[A-Z_/]+\]|\w+|\s+|"|.', re.DOTALL)
 _PAIR = re.compile(r'"?\w{1,20}"? ?[:=] ?(?:"[^"]{0,99}"|\'[^\']{0,99}\'|[^\s,{}\[\]"\']{1,30}|\{\}|\[\]),\s?')
@@ -89,55 +56,18 @@ _PAIR = re.compile(r'"?\w{1,20}"? ?[:=] ?(?:"[^"]{0,99}"|\'[^\']{0,99}\'|[^\s,{}
 
 _STRINGS = (
     *("", " ", "\n", "12*7+3", "123", "-1.5", "true", "True", "null", "None", "NaN", "{}", "[]", '"', "'", "\\", "a b"),
-    *(
-        "line\nline",
-        "\n  indented",
-        "trailing \n",
-        "\ttab",
-        "tab\t",
-        "é",
-        "😀",
-        "e\u0301",
-        "\u2028",
-        "\u00a0",
-        "\u200b",
-    ),
-    *(
-        'say "hi"',
-        "it's",
-        "back\\slash",
-        "\\n",
-        "\\u0041",
-        "C:\\new",
-        "a=b",
-        "a, b",
-        "f(x)",
-        "x)",
-        "]",
-        "}",
-        "```",
-        "a:b",
-    ),
-    *(
-        '{"a": 1}',
-        '{"name": "f", "arguments": {}}',
-        "[1, 2]",
-        "<b>",
-        "</b>",
-        "&lt;",
-        "1 < 2 > 0",
-        "if a < b:",
-        "<",
-        ">",
-    ),
-    *("a;b", "日本語", "\x7f", "\u0001", "#!/bin/sh\necho '$1' | sed \"s/a/b/\"\n", "def f(x):\n    return x\n"),
+    *("line\nline", "\n  indented", "trailing \n", "\ttab", "tab\t", "é", "😀", "e\u0301", "\u2028", "\u00a0"),
+    *("\u200b", 'say "hi"', "it's", "back\\slash", "\\n", "\\u0041", "C:\\new", "a=b", "a, b", "f(x)", "x)", "]", "}"),
+    *("```", "a:b", '{"a": 1}', '{"name": "f", "arguments": {}}', "[1, 2]", "<b>", "</b>", "&lt;", "1 < 2 > 0"),
+    *("if a < b:", "<", ">", "a;b", "日本語", "\x7f", "\u0001", "#!/bin/sh\necho '$1' | sed \"s/a/b/\"\n"),
+    "def f(x):\n    return x\n",
 )
 _SAFE = tuple(string for string in _STRINGS if not re.search(r"[<>\[\]{}|]", string))
 _NUMBERS = (0, 1, -1, 7, 10**6, 2**53 + 1, -(2**63), 10**30, 0.5, -1.5, 1e-7, 1e22, 3.0, -0.0, 1.7976931348623157e308)
 _KEYS = ("a", "b", "key", "a b", "é", "", "name", "arguments", '"', "\n", "😀", "x.y", "a:b")
 
 
-def pick(dice: Random, choices: Sequence[Any]) -> Any:
+def pick(dice: Random, choices: Sequence[T]) -> T:
     """Return one of some choices; `Random.choice` takes twice as long."""
     return choices[int(dice.random() * len(choices))]
 
@@ -158,7 +88,7 @@ def value(dice: Random, depth: int = 0) -> Any:
 
 def string(dice: Random, plain: bool = False) -> str:
     """Return a string, now and then one with a marker in it unless it must be plain."""
-    made: str = pick(dice, _SAFE if plain else _STRINGS)
+    made = pick(dice, _SAFE if plain else _STRINGS)
     if dice.random() < 0.2:
         made += pick(dice, _SAFE if plain else _STRINGS)
     if not plain and dice.random() < 0.15:
@@ -248,7 +178,7 @@ class Mutator:
     def next(self) -> str:
         """Return one damaged turn; one in twenty is whole."""
         dice = self._dice
-        text: str = pick(dice, self._own)
+        text = pick(dice, self._own)
         for _ in range(int(dice.random() ** 2 * 5) + (dice.random() < 0.95)):
             text = pick(dice, self._steps)(text)
         return text[:4000] if len(text) < 6000 else text[: int(dice.random() * 6000)]
@@ -313,7 +243,8 @@ class Mutator:
 
     def _replace_piece(self, text: str) -> str:
         start, end = self._piece(text)
-        return text[:start] + pick(self._dice, ATOMS if self._dice.random() < 0.7 else self._words) + text[end:]
+        new = pick(self._dice, ATOMS) if self._dice.random() < 0.7 else pick(self._dice, self._words)
+        return text[:start] + new + text[end:]
 
     def _cut(self, text: str) -> str:
         return text[: self._place(text)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -16,7 +17,18 @@ from typing_extensions import override
 from strands_sglang.tool_parsers import HermesToolParser, ParsedTurn, ToolCall, ToolParser
 from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
 from tool_parsers.grammars import GRAMMARS, SCHEMAS, Call, NotACall
-from tool_parsers.judge import Case, Finding, Hang, judge, judge_written, neutralised, occurrences, shrunk, watched
+from tool_parsers.judge import (
+    Case,
+    Finding,
+    Hang,
+    judge,
+    judge_smuggled,
+    judge_written,
+    neutralised,
+    occurrences,
+    shrunk,
+    watched,
+)
 from tool_parsers.mutations import Mutator, tokens, turn
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -58,6 +70,13 @@ def test_well_formed_turns_are_read(name: str) -> None:
     for _ in range(200):
         text, calls = turn(dice, grammar)
         assert judge_written(parser, text, calls) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_inside_another_is_not_run(name: str) -> None:
+    dice = Random(name)
+    found = [judge_smuggled(get_tool_parser(name), GRAMMARS[name], dice) for _ in range(400)]
+    assert [(case, finding) for case, finding in found if finding is not None] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -145,6 +164,15 @@ class Sloppy(HermesToolParser):
         return ParsedTurn(None, "", tuple(calls))
 
 
+class Silent(HermesToolParser):
+    """Says nothing of failed calls."""
+
+    @override
+    def parse(self, text: str, **options: Any) -> ParsedTurn:
+        read = super().parse(text, **options)
+        return ParsedTurn(read.reasoning, read.text, read.calls)
+
+
 class Draft(HermesToolParser):
     """Looks for calls in reasoning, too."""
 
@@ -205,6 +233,7 @@ class Quiet(HermesToolParser):
         (Raises, "crash"),
         (Sloppy, "wrong_call"),
         (Draft, "wrong_call"),
+        (Silent, "missed_call"),
         (Typist, "wrong_call"),
         (Letters, "wrong_call"),
         (Misplaced, "wrong_failure"),
@@ -243,6 +272,12 @@ def test_a_parser_that_reads_too_little_is_found_out() -> None:
     dice = Random(7)
     kinds = [judge_written(Shy(), *turn(dice, GRAMMARS["hermes"])) for _ in range(50)]
     assert {finding.kind for finding in kinds if finding is not None} == {"missed_call"}
+
+
+def test_a_parser_that_runs_what_stands_inside_a_call_is_found_out() -> None:
+    dice = Random(7)
+    found = [judge_smuggled(Sloppy(), GRAMMARS["hermes"], dice)[1] for _ in range(300)]
+    assert "wrong_call" in {finding.kind for finding in found if finding is not None}
 
 
 def test_what_hangs_is_stopped() -> None:
@@ -285,12 +320,12 @@ def test_the_command() -> None:
 
 
 def test_the_command_finds_a_broken_parser_and_replays_the_finding(tmp_path: Path) -> None:
-    source = Path(__file__).read_text()
-    sloppy = re.search(r"class Sloppy.*?(?=\n\n\nclass)", source, re.DOTALL)
-    assert sloppy is not None
-    imports = source.partition("ROOT =")[0].replace("from tool_parsers", "# from tool_parsers")
     file = tmp_path / "sloppy.py"
-    file.write_text(f"{imports}\n\n{sloppy[0]}\n")
+    file.write_text(
+        "import json\nimport re\nfrom typing import Any\nfrom typing_extensions import override\n"
+        "from strands_sglang.tool_parsers import HermesToolParser, ParsedTurn, ToolCall\n\n\n"
+        + inspect.getsource(Sloppy)
+    )
     result, summary = fuzz("--seconds", "4", "--seed", "5", "--jobs", "1", "--parser", f"hermes={file}:Sloppy")
     assert result.returncode == 1 and summary["wrong_calls"] > 0
     kept = re.search(r"replay: scripts/fuzz --replay (\S+wrong_call\S+)", result.stderr)

@@ -8,21 +8,25 @@ Invariant: a parser is chosen only if it is the only one that reads every probe 
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import Any
 
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.content import TemplateMessage
 from strands_sglang.errors import TemplateRefusedError
 from strands_sglang.tool_parsers import ToolParser
-from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
+from strands_sglang.tool_parsers.registry import get_tool_parser, registered, tool_parser_names
 from strands_sglang.tool_parsers.sampled import SampledText
+
+logger = logging.getLogger(__name__)
 
 _TOOL = "probe_tool"
 _SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "number": {"type": "integer"}}}
+_TOOLS = [{"type": "function", "function": {"name": _TOOL, "description": "x", "parameters": _SCHEMA}}]
 _PROBES: tuple[dict[str, Any], ...] = ({"text": "a probe", "number": 7}, {"text": "x"})
 # Some templates write the id and demand nine letters and digits, others take the tool's name from it.
 _IDS = (f"functions.{_TOOL}:0", "probe0000")
@@ -40,15 +44,15 @@ class Detected:
 
 def detect_tool_parser(bridge: Bridge) -> Detected:
     """Find the parser of a template's calls."""
-    names = tool_parser_names()
+    parsers = registered()
     known = _found.get(bridge)
-    if known is None or known[0] != names:
-        known = (names, _detect(bridge, names))
+    if known is None or known[0] != parsers:
+        known = (parsers, _detect(bridge, tool_parser_names()))
         _found[bridge] = known
     return known[1]
 
 
-_found: weakref.WeakKeyDictionary[Bridge, tuple[tuple[str, ...], Detected]] = weakref.WeakKeyDictionary()
+_found: weakref.WeakKeyDictionary[Bridge, tuple[tuple[type[ToolParser], ...], Detected]] = weakref.WeakKeyDictionary()
 
 
 def _detect(bridge: Bridge, names: tuple[str, ...]) -> Detected:
@@ -72,9 +76,12 @@ def _reads(bridge: Bridge, parser: ToolParser, arguments: dict[str, Any]) -> boo
     for opened, turn, tail in _turns(bridge, arguments):
         words = turn + tail if tail in parser.endings else turn
         text = SampledText(words) if words is not turn else turn
-        parsed = parser.parse(
-            text, reasoning_open=opened.rstrip().endswith(parser.reasoning_markers[0]), schemas={_TOOL: _SCHEMA}
-        )
+        is_open = opened.rstrip().endswith(parser.reasoning_markers[0])
+        try:
+            parsed = parser.parse(text, reasoning_open=is_open, schemas={_TOOL: _SCHEMA})
+        except Exception as error:  # a user's own parser, on a template that may not be meant for it
+            logger.warning("parser=<%s>, error=<%r> | a parser failed on what the template writes", parser.name, error)
+            return False
         if [(call.name, call.arguments) for call in parsed.calls] == [(_TOOL, arguments)] and not parsed.failures:
             return True
     return False
@@ -84,12 +91,13 @@ def _turns(bridge: Bridge, arguments: dict[str, Any]) -> Iterator[tuple[str, Sam
     """Yield what a template writes for a call: the prompt before it, the turn, and the token that ends it."""
     encoder, template = bridge.encoder, bridge.template
     user: TemplateMessage = {"role": "user", "content": "x"}
-    for call_id in _IDS:
+    # Some templates write calls only where tools are on offer.
+    for call_id, tools in product(_IDS, (None, _TOOLS)):
         call = {"type": "function", "id": call_id, "function": {"name": _TOOL, "arguments": arguments}}
         assistant: TemplateMessage = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
-            prompt = encoder.encode(template.render([user]).text)
-            whole = encoder.encode(template.render([user, assistant], generate=False).text)
+            prompt = encoder.encode(template.render([user], tools=tools).text)
+            whole = encoder.encode(template.render([user, assistant], tools=tools, generate=False).text)
         except TemplateRefusedError:
             continue
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, whole, strict=False)))

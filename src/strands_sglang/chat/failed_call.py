@@ -10,26 +10,29 @@ Invariant: what the model is told of a failed call is what the parser found wron
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from strands_sglang.tool_parsers.parsed import FailedCall
+from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure
 
 FAILED_CALL = "malformed_tool_call"
 """The tool that a failed call calls. There is none of this name."""
 
 _UNKNOWN = f"Unknown tool: {FAILED_CALL}"
 """How the framework itself answers such a call."""
+_END = "end"
 _LONG = 2000
 """Characters of a failed call that are kept in the message; all of them are in the turn's tokens."""
 
 
-def failed_use(failed: FailedCall, call_id: str, *, more: int = 0) -> dict[str, Any]:
+def failed_use(failed: FailedCall, call_id: str, *, more: int = 0, ends: bool = False) -> dict[str, Any]:
     """Return the `toolUse` that stands for a failed call.
 
     Args:
         failed: The call.
         call_id: An id for it.
         more: Further failed calls of the same turn that have no block of their own.
+        ends: Whether the agent is to stop behind it.
     """
     error = f"This tool call was not executed, because it is malformed. {failed.detail}"
     if more:
@@ -38,6 +41,8 @@ def failed_use(failed: FailedCall, call_id: str, *, more: int = 0) -> dict[str, 
     given: dict[str, Any] = {"error": error, "kind": failed.failure.value, "call": raw}
     if failed.name is not None:
         given["tool"] = failed.name
+    if ends:
+        given["then"] = _END
     return {"toolUseId": call_id, "name": FAILED_CALL, "input": given}
 
 
@@ -48,6 +53,26 @@ def answer_to(use: Mapping[str, Any]) -> str | None:
         return None
     error = given.get("error")
     return error if isinstance(error, str) else None
+
+
+def ends_here(use: Mapping[str, Any]) -> bool:
+    """Return whether a `toolUse` stands for a failed call that the agent is to stop behind."""
+    return answer_to(use) is not None and use["input"].get("then") == _END
+
+
+def without_pretended(parsed: ParsedTurn) -> ParsedTurn:
+    """Return a turn in which a well-formed call of the tool that does not exist is a failed call like any other.
+
+    A model that has seen that name may call it; it must not write its own answer.
+    """
+    pretended = [call for call in parsed.calls if call.name == FAILED_CALL]
+    if not pretended:
+        return parsed
+    said = f"There is no tool named {FAILED_CALL}."
+    failed = [FailedCall(call.raw, call.start, ParseFailure.MISSING_NAME, said) for call in pretended]
+    failures = sorted([*parsed.failures, *failed], key=lambda failure: failure.start)
+    calls = tuple(call for call in parsed.calls if call.name != FAILED_CALL)
+    return replace(parsed, calls=calls, failures=tuple(failures))
 
 
 def answered(use: Mapping[str, Any], result: str) -> str:

@@ -18,6 +18,10 @@ from strands_sglang.chat.control import ControlTokens, Escapes
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError
 
 _PROBE = "xQzProbeqZx"
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "xQzToolqZx", "description": "x", "parameters": {"type": "object", "properties": {}}},
+}
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -147,20 +151,25 @@ class ChatTemplate:
             ) from error
 
     def _writes_tools(self) -> bool:
-        function = {"name": _PROBE, "description": "x", "parameters": {"type": "object", "properties": {}}}
         try:
-            text = self.official([{"role": "user", "content": "x"}], tools=[{"type": "function", "function": function}])
+            text = self.official([{"role": "user", "content": "x"}], tools=[_TOOL])
         except TemplateRefusedError:
             return False
-        return _PROBE in text
+        return _TOOL["function"]["name"] in text
 
     def _writes(self, message: TemplateMessage) -> str | None:
         """Return what the template writes for an assistant turn, None when it refuses or drops its probe text."""
-        try:
-            text = self.official([{"role": "user", "content": "x"}, self._fitted(message)], generate=False)
-        except TemplateRefusedError:
-            return None
-        return text if _PROBE in text else None
+        # Some templates write calls only where tools are on offer.
+        for tools in (None, [_TOOL]) if self.tools else (None,):
+            try:
+                text = self.official(
+                    [{"role": "user", "content": "x"}, self._fitted(message)], tools=tools, generate=False
+                )
+            except TemplateRefusedError:
+                continue
+            if _PROBE in text:
+                return text
+        return None
 
     def _find_call_format(self) -> bool:
         call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {"key": _PROBE}}}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from strands_sglang.tool_parsers import ParsedTurn, ToolParser
+from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, ToolParser
 from strands_sglang.tool_parsers.base import Schemas
 from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
 
@@ -41,7 +41,10 @@ class ParserAlarm:
         Returns:
             The parser that would have found calls; None when there is none, or no more need to look.
         """
-        if self._rung or after is None or parsed.calls or not schemas:
+        if parsed.calls or any(failed.failure is ParseFailure.SCHEMA for failed in parsed.failures):
+            self._seen.clear()  # the parser reads this model's calls; what it leaves was not meant
+            return None
+        if self._rung or after is None or not schemas:
             return None
         # As letters: a marker that was spelled out is what the model's own parser would not take for one.
         rest = str(text[parsed.rest_start :])
@@ -85,4 +88,9 @@ class ParserAlarm:
 
 def _calls(name: str, text: str, schemas: Schemas) -> bool:
     """Return whether a parser finds calls of tools on offer in a text."""
-    return any(call.name in schemas for call in get_tool_parser(name).parse(text, schemas=schemas).calls)
+    try:
+        calls = get_tool_parser(name).parse(text, schemas=schemas).calls
+    except Exception as error:  # a user's own parser, which nobody asked about this text
+        logger.debug("parser=<%s>, error=<%r> | a parser failed on a text", name, error)
+        return False
+    return any(call.name in schemas for call in calls)

@@ -32,7 +32,13 @@ def shown_calls(parsed: ParsedTurn) -> list[ToolCall | FailedCall]:
 
 
 def blocks_of(
-    parsed: ParsedTurn, calls: Sequence[ToolCall | FailedCall], call_ids: Sequence[str], *, cut: bool, raw: str
+    parsed: ParsedTurn,
+    calls: Sequence[ToolCall | FailedCall],
+    call_ids: Sequence[str],
+    *,
+    cut: bool,
+    raw: str,
+    ends: bool = False,
 ) -> list[Block]:
     """Return the content blocks of a turn.
 
@@ -43,6 +49,7 @@ def blocks_of(
         cut: Whether the turn was cut by its budget. No call of such a turn is run: the framework would replace each
             by a sentence of its own, and message and tokens would part; they stay in the text as they were written.
         raw: The turn's text behind its reasoning, calls included.
+        ends: Whether the agent is to stop behind a failed call.
 
     Returns:
         Reasoning, text and calls, in this order; none of them blank. Newlines in front of the text are left out, as
@@ -61,7 +68,7 @@ def blocks_of(
         if isinstance(call, ToolCall):
             use = {"toolUseId": call_id, "name": call.name, "input": call.arguments}
         else:
-            use = failed_use(call, call_id, more=max(0, more) if (call,) == last else 0)
+            use = failed_use(call, call_id, more=max(0, more) if (call,) == last else 0, ends=ends)
         blocks.append({"toolUse": use})
     return blocks
 

@@ -60,6 +60,8 @@ class Episode:
         self._serial = 0
         self.replaced: dict[int, int] = {}
         """Turns that were rejected because the agent asked again, each with the turn it got instead."""
+        self.ends_behind: set[int] = set()
+        """Turns with failed calls that no conversation is to go on from."""
         self.sampled_tokens = 0
         """Tokens sampled so far, rejected and side turns included."""
 

@@ -6,10 +6,11 @@ Invariant: nothing is changed before all of it is known to be good.
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from typing import Any
 
 from strands_sglang.chat.control import ControlTokens
-from strands_sglang.chat.failed_call import called
+from strands_sglang.chat.failed_call import called, without_pretended
 from strands_sglang.engine import FinishReason, Generation
 from strands_sglang.provider.blocks import blocks_of, shown_calls
 from strands_sglang.provider.episode import Episode
@@ -34,6 +35,7 @@ def record(
     latency_ms: int,
     live: LiveEvents | None = None,
     check: ArgumentCheck = ArgumentCheck.TOOL,
+    ends: bool = False,
 ) -> Recorded:
     """Take a sampled turn apart, commit it to the tree and file it under its conversation.
 
@@ -47,6 +49,7 @@ def record(
         latency_ms: Milliseconds from the question to the whole turn.
         live: What was shown of it already; None when nothing is shown before the turn is whole.
         check: Who judges the arguments of its calls.
+        ends: Whether the agent is to stop behind a failed call.
 
     Returns:
         The turn, recorded.
@@ -59,7 +62,10 @@ def record(
     if request.schema is not None:
         parsed = ParsedTurn(None, text, (), (), True)
     else:
-        parsed = parser.parse(text, reasoning_open=ready.reasoning_open, schemas=schemas)
+        parsed = without_pretended(parser.parse(text, reasoning_open=ready.reasoning_open, schemas=schemas))
+        if not schemas and (parsed.calls or parsed.failures):
+            # Without tools there is nothing to call: what looks like a call is what the agent has to say.
+            parsed = replace(parsed, text=text[parsed.rest_start :], calls=(), failures=())
         if check is ArgumentCheck.SCHEMA:
             parsed = checked_by_schema(parsed, schemas)
     # The engine looks at the budget first: a turn whose very last token ends it counts as cut there, and is not.
@@ -70,7 +76,7 @@ def record(
     known = parent.count if parent is not None and ready.plan.aligned else 0
     calls = shown_calls(parsed)
     call_ids = episode.mint(len(calls), request.messages[known:])
-    blocks = blocks_of(parsed, calls, call_ids, cut=cut, raw=text[parsed.rest_start :])
+    blocks = blocks_of(parsed, calls, call_ids, cut=cut, raw=text[parsed.rest_start :], ends=ends)
     if live is not None:
         blocks = live.settled(blocks)
     native = {

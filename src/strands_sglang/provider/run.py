@@ -70,7 +70,7 @@ class TurnRunner:
             on_rewrite=config.get("on_template_rewrite", RewritePolicy.KEEP),
             on_trim=config.get("on_trim", RewritePolicy.FORK),
         )
-        end_behind_failure(ready, agent, on_failed)
+        end_behind_failure(episode, ready)
         live = self._live(ready, config)
         if live is not None:
             yield {"messageStart": {"role": "assistant"}}
@@ -95,6 +95,7 @@ class TurnRunner:
             latency_ms=latency,
             live=live,
             check=config.get("arguments_checked_by", ArgumentCheck.TOOL),
+            ends=on_failed is FailedCallPolicy.END,
         )
         if generation.finish_reason is FinishReason.ABORT:
             ready.tree.reject(recorded.turn)
@@ -106,16 +107,16 @@ class TurnRunner:
             logger.warning(
                 "turns=<%d> | one episode grows without end: reset() or model.episode() begin new ones", _MANY_TURNS
             )
-        episode.made(recorded.turn)
-        if not recorded.cut and request.schema is None:
-            self._alarm.look(recorded.text, recorded.parsed, schemas, config.get("alarm_after", ALARM_AFTER))
-        settle_failed_calls(recorded, agent, on_failed)
         try:
+            episode.made(recorded.turn)
+            if not recorded.cut and request.schema is None:
+                self._alarm.look(recorded.text, recorded.parsed, schemas, config.get("alarm_after", ALARM_AFTER))
+            settle_failed_calls(episode, recorded, agent, on_failed)
             for event in _told(episode, recorded, generation, live):
                 if cancel_signal is not None and cancel_signal.is_set():
                     raise CallCancelledError("cancelled while the framework was told of the turn")
                 yield event
-        except (GeneratorExit, CallCancelledError):
+        except BaseException:
             # The framework takes a message whole or not at all: this reply is part of no conversation.
             ready.tree.reject(recorded.turn)
             raise

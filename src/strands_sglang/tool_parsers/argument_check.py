@@ -49,14 +49,19 @@ def _problem(arguments: dict[str, Any], schema: Mapping[str, Any]) -> str | None
     """Return what is wrong with arguments; None when nothing is."""
     try:
         error = exceptions.best_match(_validator(json.dumps(schema)).iter_errors(arguments))
-    except Exception as problem:  # the schema is the tool author's, and may be anything
-        logger.warning("error=<%s> | the schema of a tool cannot be used; its arguments are not checked", problem)
+    except Exception as broken:  # the schema is the tool author's, and may be anything
+        _say_once(repr(broken))
         return None
     if error is None:
         return None
     where = "".join(f"[{step!r}]" for step in error.absolute_path)
-    message = error.message if len(error.message) <= _LONG else f"{error.message[:_LONG]}…"
-    return f"{where}: {message}" if where else str(message)
+    problem = f"{where}: {error.message}" if where else str(error.message)
+    return problem if len(problem) <= _LONG else f"{problem[:_LONG]}…"
+
+
+@lru_cache(maxsize=1024)
+def _say_once(problem: str) -> None:
+    logger.warning("error=<%s> | the schema of a tool cannot be used; its arguments are not checked", problem)
 
 
 @lru_cache(maxsize=1024)

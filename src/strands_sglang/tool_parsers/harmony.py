@@ -9,9 +9,9 @@ or behind it, as the models write it; and perhaps a content type, ` json` or ` <
 
 - `analysis` without a recipient is reasoning. It ends with `<|end|>` and with nothing else: a call in it is a draft.
 - `final` is text, and so is `commentary` without a recipient. `<|end|>` ends it, or the end of the turn.
-- `commentary` to `functions.NAME` is a call. Its content is one JSON object, and its end is `<|call|>`. So is `analysis`
-  to `functions.NAME`: the models address tools there almost as often, and a message to a tool is no thought. Whatever
-  word stands for the content type (`json`, `code`), the content is read as JSON.
+- `commentary` to `functions.NAME` is a call. Its content is one JSON object, and its end is `<|call|>`. So is
+  `analysis` to `functions.NAME`: the models address tools there almost as often, and a message to a tool is no
+  thought. Whatever word stands for the content type (`json`, `code`), the content is read as JSON.
 
 All else that is meant for a tool is a failed call: another recipient, or two (MISSING_NAME); no channel, another one,
 or a message inside one that has not ended (MISPLACED); another end (UNCLOSED).

@@ -24,6 +24,7 @@ from strands_sglang.tool_parsers.minimax_m2 import MiniMaxM2ToolParser
 from strands_sglang.tool_parsers.mistral import MistralToolParser
 from strands_sglang.tool_parsers.nemotron import NemotronToolParser
 from strands_sglang.tool_parsers.phi4 import Phi4ToolParser
+from strands_sglang.tool_parsers.plain import PlainTextParser
 from strands_sglang.tool_parsers.pythonic import PythonicToolParser
 from strands_sglang.tool_parsers.qwen3_coder import Qwen3CoderToolParser
 
@@ -67,7 +68,7 @@ def register_tool_parser(parser: P) -> P:
     if not (isinstance(parser, type) and issubclass(parser, ToolParser)):
         raise ConfigurationError(f"a tool parser is a subclass of ToolParser, not {parser!r}")
     name = getattr(parser, "name", None)
-    if not isinstance(name, str) or not name or name == "auto":
+    if not isinstance(name, str) or name in ("", "auto", PlainTextParser.name):
         raise ConfigurationError(f'{parser.__name__} needs a name of its own: name = "my_format"')
     with _lock:
         if _is_other(_known.get(name), parser):
@@ -81,16 +82,23 @@ def tool_parser_names() -> tuple[str, ...]:
     return tuple(_known)
 
 
+def registered() -> tuple[type[ToolParser], ...]:
+    """Return every known parser."""
+    return tuple(_known.values())
+
+
 def get_tool_parser(name: str) -> ToolParser:
     """Return a parser by its name.
 
     Raises:
         ConfigurationError: No parser has this name.
     """
+    if name == PlainTextParser.name:
+        return PlainTextParser()
     if name not in _known:
         close = difflib.get_close_matches(name, list(_known), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
-        raise ConfigurationError(f"unknown tool parser {name!r}{hint} Known: {', '.join(_known)}, and 'auto'")
+        raise ConfigurationError(f"unknown tool parser {name!r}{hint} Known: {', '.join(_known)}, 'auto', 'none'")
     return _known[name]()
 
 

@@ -150,4 +150,3 @@ def _check(problems: _Problems, value: Any) -> None:
             return
         level = below
         depth += 1
-
