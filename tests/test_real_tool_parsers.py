@@ -508,3 +508,8 @@ def test_sglang_still_has_no_parser_for_the_others() -> None:
     """Once it has, the table can grow."""
     compared = {pair.ours for pair in PAIRS}
     assert {name for name in tool_parser_names() if get_tool_parser(name).markers} - compared == {"phi4", "nemotron"}
+
+
+def test_every_difference_is_in_the_documentation() -> None:
+    page = (LAB.parent / "docs" / "tools.md").read_text().replace("\\|", "|")
+    assert not [listed.what for listed in DIFFERENCES if listed.what not in page]

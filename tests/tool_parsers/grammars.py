@@ -533,8 +533,9 @@ def literal(node: ast.expr) -> Any:
             return _short(str(value)) if value < 10**4300 else refuse("the number is too long")
         case ast.Constant(value=float() as value):
             return _finite(repr(value))
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)) if value is not True:
-            return -literal(node.operand)
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=int() | float() as value)):
+            number = literal(node.operand) if not isinstance(value, bool) else refuse("a sign before a word")
+            return -number if isinstance(sign, ast.USub) else number
         case ast.List(elts=items):
             return [literal(item) for item in items]
         case ast.Dict(keys=keys, values=values):
@@ -655,7 +656,7 @@ def read_harmony(raw: str, schemas: Schemas) -> Call:
     to = r"to=functions\.([\w.-]+)"
     front, behind = parts(
         rf"(?:<\|start\|>\s*assistant(?=\s|<))?(?:\s*{to})?\s*<\|channel\|>\s*(?:commentary|analysis)(?:\s+{to})?"
-        r"(?:\s+\w+|\s*<\|constrain\|>\s*\w+)?\s*",
+        r"(?:\s+(?!to=)[^\s<]+|\s*<\|constrain\|>\s*(?!to=)[^\s<]+)?\s*",
         header,
     )
     if front and behind and front != behind:
