@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
-from strands_sglang.tool_parsers import ParsedTurn
+from strands_sglang.tool_parsers import ParsedTurn, get_tool_parser
 from tool_parsers.generated import Call, turn
+from tool_parsers.grammars import GRAMMARS
+from tool_parsers.grammars import Call as Written
 from tool_parsers.written import WITH_TOOLS, bridge_of, most_of, read
 
 CASES = 1000
@@ -55,3 +59,30 @@ def test_a_draft_in_the_reasoning_is_no_call(family: str) -> None:
         text, parsed = read(family, calls, reasoning=f"Maybe this:\n{draft}\nNo.")
         assert same_calls(parsed, calls), (seed, text, parsed)
         assert not parsed.failures and "Maybe this:" not in parsed.text
+
+
+def plain_keys(value: Any, *, depth: int = 100) -> Any:
+    """Return a value whose keys are words, down to some depth."""
+    if isinstance(value, dict) and depth:
+        return {f"k{number}": plain_keys(item, depth=depth - 1) for number, item in enumerate(value.values())}
+    if isinstance(value, list) and depth:
+        return [plain_keys(item, depth=depth - 1) for item in value]
+    return value
+
+
+@pytest.mark.parametrize("name", ["gemma", "nemotron", "phi4", "pythonic"])
+def test_what_is_written_in_a_format_without_a_template_here_is_read_back(name: str) -> None:
+    """No template of these is among the fixtures that writes calls: they are written by the second grammar."""
+    parser = get_tool_parser(name)
+    for seed in range(CASES):
+        calls = turn(seed)
+        if name == "gemma":  # bare keys, at any depth
+            calls = [replace(call, arguments=plain_keys(call.arguments)) for call in calls]
+        elif name == "pythonic":  # names and keywords of Python
+            calls = [
+                replace(call, name=call.name.replace("-", "_"), arguments=plain_keys(call.arguments, depth=1))
+                for call in calls
+            ]
+        text = GRAMMARS[name].write([Written(call.name, call.arguments) for call in calls], Random(seed))
+        parsed = parser.parse(text, schemas={call.name: call.schema for call in calls})
+        assert same_calls(parsed, calls) and not parsed.failures, (seed, text, parsed)

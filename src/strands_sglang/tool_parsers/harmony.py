@@ -5,7 +5,7 @@
 
 There is no newline between messages, and the prompt ends with `<|start|>assistant`: the first one begins behind that.
 A header names a channel; a recipient (` to=functions.NAME`), in front of the channel, as the chat template writes it,
-or behind it, as the models write it; and perhaps a content type, ` json` or ` <|constrain|>json`.
+or behind it, as the models write it; and perhaps a content type, such as ` json` or ` <|constrain|>json`.
 
 - `analysis` without a recipient is reasoning. It ends with `<|end|>` and with nothing else: a call in it is a draft.
 - `final` is text, and so is `commentary` without a recipient. `<|end|>` ends it, or the end of the turn.
