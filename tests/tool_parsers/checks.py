@@ -39,8 +39,14 @@ def shown(value: Any) -> str | None:
     return value[:60].encode("unicode_escape").decode() if isinstance(value, str) else None
 
 
-def check_turn(text: str, turn: ParsedTurn) -> None:
-    """Hold against its text what is the same in a turn of any format."""
+def check_turn(text: str, turn: ParsedTurn, *, escapes: bool = False) -> None:
+    """Hold against its text what is the same in a turn of any format.
+
+    Args:
+        text: The text.
+        turn: What was read of it.
+        escapes: A detail may be longer where it shows characters that are not printable.
+    """
     both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
     end = 0
     for item in sorted(both, key=lambda item: item.start):
@@ -50,17 +56,18 @@ def check_turn(text: str, turn: ParsedTurn) -> None:
         assert call.name.strip()
         assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
     for failed in turn.failures:
-        assert failed.detail.endswith(".") and failed.detail.encode() is not None and len(failed.detail) < LONGEST
+        assert failed.detail.endswith(".") and failed.detail.encode() is not None
+        assert len(failed.detail) < LONGEST or (escapes and not failed.raw.isprintable())
     if not turn.reasoning_closed:
         assert not both and turn.text == ""
 
 
-def cpu_seconds(parse: Callable[[str], object], text: str) -> float:
-    """Return the least of a few runs: the rest is the machine's."""
+def least_seconds(work: Callable[[], object]) -> float:
+    """Return the processor's time of the least of a few runs: the rest is the machine's."""
     least = float("inf")
     for _ in range(3):
         begun = time.process_time()
-        parse(text)
+        work()
         least = min(least, time.process_time() - begun)
         if least < 0.5:
             break
@@ -114,4 +121,4 @@ class Format(ABC):
         return turn.failures[0]
 
     def cpu_seconds(self, text: str) -> float:
-        return cpu_seconds(self.parser.parse, text)
+        return least_seconds(lambda: self.parser.parse(text))

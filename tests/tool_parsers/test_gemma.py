@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
 from strands_sglang.tool_parsers.gemma import GemmaToolParser
 from strands_sglang.tool_parsers.sampled import SampledText
+from tool_parsers.checks import check_turn, least_seconds, once, same
 
 
 class Dialect(NamedTuple):
@@ -56,21 +56,12 @@ def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
 
 def check(text: str, turn: ParsedTurn) -> None:
     """Hold a turn against its text, in other ways than the parser's own."""
-    items: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
-    found = sorted(items, key=lambda item: item.start)
-    end = 0
-    for item in found:
-        assert item.start >= end and text[item.start :].startswith(item.raw)
+    check_turn(text, turn, escapes=True)
+    both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
+    for item in both:
         assert item.raw.startswith((FUNCTION_GEMMA.opening, GEMMA_4.opening))
-        end = item.start + len(item.raw)
     for call in turn.calls:
         assert same(meant(call.raw), (call.name, call.arguments))
-        assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
-    for failed in turn.failures:
-        assert failed.detail.endswith(".") and failed.detail.encode() is not None
-        assert len(failed.detail) < 300 or not failed.raw.isprintable()
-    if not turn.reasoning_closed:
-        assert not found and turn.text == ""
 
 
 def meant(raw: str) -> tuple[str, Any]:
@@ -89,15 +80,6 @@ def meant(raw: str) -> tuple[str, Any]:
 
 def quoted(key: re.Match[str]) -> str:
     return f"{key[1]}{json.dumps(key[2])}:"
-
-
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    assert len({key for key, _ in pairs}) == len(pairs)
-    return dict(pairs)
-
-
-def same(one: Any, other: Any) -> bool:
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def failed(text: str) -> FailedCall:
@@ -609,12 +591,4 @@ def test_one_huge_call_takes_less_than_a_second(text: str) -> None:
 
 
 def cpu_seconds(text: str) -> float:
-    """Return the least of a few runs: the rest is the machine's."""
-    least = float("inf")
-    for _ in range(3):
-        begun = time.process_time()
-        GemmaToolParser().parse(text)
-        least = min(least, time.process_time() - begun)
-        if least < 0.5:
-            break
-    return least
+    return least_seconds(lambda: GemmaToolParser().parse(text))

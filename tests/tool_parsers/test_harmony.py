@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from families import tokenizer
 from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
 from strands_sglang.tool_parsers.sampled import SampledText
+from tool_parsers.checks import least_seconds, once, same
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALLED, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -69,15 +69,6 @@ def check(text: str, turn: ParsedTurn) -> None:
         assert len(failed.detail) < 300 or not failed.raw.isprintable()
     if turn.reasoning is None:
         assert turn.reasoning_closed and turn.rest_start == 0
-
-
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    assert len({key for key, _ in pairs}) == len(pairs)
-    return dict(pairs)
-
-
-def same(one: Any, other: Any) -> bool:
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def failed(text: str) -> FailedCall:
@@ -599,12 +590,4 @@ def test_one_huge_message_takes_less_than_a_second(text: str) -> None:
 
 
 def cpu_seconds(text: str) -> float:
-    """Return the least of a few runs: the rest is the machine's."""
-    least = float("inf")
-    for _ in range(3):
-        begun = time.process_time()
-        HarmonyToolParser().parse(text)
-        least = min(least, time.process_time() - begun)
-        if least < 0.5:
-            break
-    return least
+    return least_seconds(lambda: HarmonyToolParser().parse(text))

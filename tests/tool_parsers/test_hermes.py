@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import FailedCall, HermesToolParser, ParsedTurn, ParseFailure, ToolCall, ToolParser
+from tool_parsers.checks import check_turn, least_seconds, once, same
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*7+3"}}\n</tool_call>'
@@ -25,33 +25,16 @@ def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
 
 def check(text: str, turn: ParsedTurn) -> None:
     """Hold a turn against its text, in other ways than the parser's own."""
+    check_turn(text, turn)
     both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
-    found = sorted(both, key=lambda item: item.start)
-    end = 0
-    for item in found:
-        assert item.start >= end and text[item.start :].startswith(item.raw)
-        end = item.start + len(item.raw)
+    for item in both:
         assert item.raw.startswith(OPENING)
     for call in turn.calls:
         match = re.fullmatch(r"<tool_call>[ \t\n\r]*(\{.*\})[ \t\n\r]*</tool_call>", call.raw, re.DOTALL)
         assert match is not None
         value = json.loads(match[1], object_pairs_hook=once, parse_constant=pytest.fail)
-        assert isinstance(value["arguments"], dict) and call.name.strip()
+        assert isinstance(value["arguments"], dict)
         assert same((value["name"], value["arguments"]), (call.name, call.arguments))
-        assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
-    for failed in turn.failures:
-        assert failed.detail.endswith(".") and failed.detail.encode() is not None and len(failed.detail) < 300
-    if not turn.reasoning_closed:
-        assert not found and turn.text == ""
-
-
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    assert len({key for key, _ in pairs}) == len(pairs)
-    return dict(pairs)
-
-
-def same(one: Any, other: Any) -> bool:
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def failed(text: str) -> FailedCall:
@@ -380,12 +363,4 @@ def test_one_huge_call_takes_less_than_a_second(text: str) -> None:
 
 
 def cpu_seconds(text: str) -> float:
-    """Return the least of a few runs: the rest is the machine's."""
-    least = float("inf")
-    for _ in range(3):
-        begun = time.process_time()
-        HermesToolParser().parse(text)
-        least = min(least, time.process_time() - begun)
-        if least < 0.5:
-            break
-    return least
+    return least_seconds(lambda: HermesToolParser().parse(text))
