@@ -10,7 +10,7 @@ from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias
 
-from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ToolCall
+from strands_sglang.tool_parsers.parsed import FailedCall, Found, ParsedTurn, ToolCall
 from strands_sglang.tool_parsers.reasoning import ReasoningSplit, split_reasoning
 from strands_sglang.tool_parsers.sampled import SampledText
 
@@ -50,8 +50,8 @@ class ToolParser(ABC):
         split = split_reasoning(sampled, reasoning_open, *self.reasoning_markers)
         return assemble(sampled, split, self.scan(sampled, split.rest_start, schemas or {}))
 
-    def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield the calls and failed calls of a turn in the order of the text, none overlapping another.
+    def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
+        """Yield the calls, failed calls and frames of a turn in the order of the text, none overlapping another.
 
         Args:
             text: The whole turn.
@@ -61,13 +61,13 @@ class ToolParser(ABC):
         raise NotImplementedError(f"{type(self).__name__} must define scan, or parse")
 
 
-def assemble(text: str, split: ReasoningSplit, found: Iterable[ToolCall | FailedCall]) -> ParsedTurn:
+def assemble(text: str, split: ReasoningSplit, found: Iterable[Found]) -> ParsedTurn:
     """Put a turn together from its parts.
 
     Args:
         text: The whole turn.
         split: Its reasoning, cut off.
-        found: The calls and failed calls behind the reasoning, in the order of the text.
+        found: The calls, failed calls and frames behind the reasoning, in the order of the text.
 
     Returns:
         The turn. Its text is what stands behind the reasoning; where calls, good or failed, were taken out of it, the
@@ -80,7 +80,7 @@ def assemble(text: str, split: ReasoningSplit, found: Iterable[ToolCall | Failed
     for item in found:
         if isinstance(item, FailedCall):
             failures.append(item)
-        else:
+        elif isinstance(item, ToolCall):
             calls.append(item)
         pieces.append(text[at : item.start])
         at = item.start + len(item.raw)

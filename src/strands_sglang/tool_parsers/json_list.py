@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from strands_sglang.tool_parsers.call_object import arguments_of, kind_of, name_of
 from strands_sglang.tool_parsers.fault import CallFault
-from strands_sglang.tool_parsers.framed import Found, Frame
-from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.parsed import FailedCall, Found, Frame, ParseFailure, ToolCall
 from strands_sglang.tool_parsers.sampled import SampledText
 from strands_sglang.tool_parsers.strict_json import skip_space
 from strands_sglang.tool_parsers.turn_json import TurnJson, is_whole

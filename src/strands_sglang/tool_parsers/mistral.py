@@ -24,9 +24,9 @@ from typing_extensions import override
 from strands_sglang.tool_parsers.base import Schemas
 from strands_sglang.tool_parsers.call_object import as_arguments
 from strands_sglang.tool_parsers.fault import CallFault
-from strands_sglang.tool_parsers.framed import Found, FramedToolParser
+from strands_sglang.tool_parsers.framed import FramedToolParser
 from strands_sglang.tool_parsers.json_list import CallList, ListEnd
-from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.parsed import FailedCall, Found, ParseFailure, ToolCall
 from strands_sglang.tool_parsers.sampled import Mark, Markers, SampledText
 from strands_sglang.tool_parsers.strict_json import skip_space
 from strands_sglang.tool_parsers.turn_json import TurnJson

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 
 class ParseFailure(str, Enum):
@@ -66,6 +66,19 @@ class FailedCall:
     """What is wrong and where, in a sentence for the model; always encodable as UTF-8."""
     name: str | None = None
     """The tool that was meant; None when that cannot be told for certain."""
+
+
+class Frame(NamedTuple):
+    """A piece of a frame."""
+
+    raw: str
+    """The exact text."""
+    start: int
+    """Where it begins in the parsed text, in characters."""
+
+
+Found: TypeAlias = ToolCall | FailedCall | Frame
+"""Whatever is taken out of the text that the reader sees."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from typing import ClassVar
 from typing_extensions import override
 
 from strands_sglang.tool_parsers.base import Schemas
-from strands_sglang.tool_parsers.framed import Found, FramedToolParser
+from strands_sglang.tool_parsers.framed import FramedToolParser
 from strands_sglang.tool_parsers.json_list import CallList, ListEnd
+from strands_sglang.tool_parsers.parsed import Found
 from strands_sglang.tool_parsers.sampled import SampledText
 from strands_sglang.tool_parsers.strict_json import skip_space
 from strands_sglang.tool_parsers.turn_json import TurnJson
