@@ -10,6 +10,8 @@
     ├── TurnAbortedError                      the engine cut the turn, and the policy is not to go on with it
     ├── TreeError                             a turn that cannot be part of this tree
     │   └── RecordError                       a recorded tree or trajectory that cannot be read back
+    ├── LedgerError                           a ledger that cannot be read or written
+    ├── DivergedError                         a replayed agent did something else than what is on record
     └── EngineError                           the engine, or the way to it
         ├── RequestRejectedError              the engine said no, and would say no again
         │   └── ContextOverflowError          prompt, or prompt plus budget, longer than the engine's context
@@ -62,6 +64,21 @@ class TreeError(StrandsSGLangError):
 
 class RecordError(TreeError):
     """A recorded tree or trajectory of an unknown format, or one whose content does not fit together."""
+
+
+class LedgerError(StrandsSGLangError):
+    """A ledger on disk that cannot be read, or not be written; the message names the file and the place."""
+
+
+class DivergedError(StrandsSGLangError):
+    """A replayed agent did something else than what is on record."""
+
+    def __init__(self, message: str, *, episode: str = "", event: int | None = None) -> None:
+        super().__init__(message)
+        self.episode = episode
+        """Id of the episode."""
+        self.event = event
+        """Number of the first event that was not repeated; None when the agent went on behind the last one."""
 
 
 class TemplateRefusedError(StrandsSGLangError):

@@ -130,13 +130,14 @@ class SGLangModel(Model):
         self.current_episode.reset()
 
     @contextmanager
-    def episode(self, id: str | None = None) -> Iterator[Episode]:
+    def episode(self, id: str | Episode | None = None) -> Iterator[Episode]:
         """Open an episode of its own for every call made in this context, and in tasks and threads started from it.
 
         Args:
-            id: A name for it; None: a random one. Runs with the same names mint the same tool-call ids.
+            id: A name for it; None: a random one. Runs with the same names mint the same tool-call ids. An `Episode`
+                that was made before is opened as it is.
         """
-        episode = Episode(id)
+        episode = id if isinstance(id, Episode) else Episode(id)
         token = scopes.set((*scopes.get(), (self._key, episode)))
         try:
             yield episode

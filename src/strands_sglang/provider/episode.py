@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from strands_sglang.chat.lineage import Entry, Lineage, call_ids_in
 from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import CountMismatchError
+from strands_sglang.provider.witness import Witness
 from strands_sglang.tokens import TokenManager, TokenTree, Trajectory, Turn, TurnPurpose
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -45,9 +46,11 @@ last_turn: ContextVar[LastTurn | None] = ContextVar("strands_sglang_last_turn", 
 class Episode:
     """One agent on one task: its turns, by content and by token."""
 
-    def __init__(self, id: str | None = None) -> None:
+    def __init__(self, id: str | None = None, witness: Witness | None = None) -> None:
         self.token_manager = TokenManager(TokenTree(id))
         """The published view of its latest branch."""
+        self.witness = witness
+        """Who watches it; None: nobody."""
         self.lock = threading.Lock()
         """Held while the lineage is read or changed; never while waiting."""
         self._begin()

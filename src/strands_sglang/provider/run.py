@@ -71,11 +71,12 @@ class TurnRunner:
             on_trim=config.get("on_trim", RewritePolicy.FORK),
         )
         end_behind_failure(episode, ready)
-        live = self._live(ready, config)
+        engine = self.engine if episode.witness is None else episode.witness.engine
+        live = self._live(engine, ready, config)
         if live is not None:
             yield {"messageStart": {"role": "assistant"}}
         generation: Generation | None = None
-        async with aclosing(self._sample(episode, ready, config, cancel_signal, live)) as sampling:
+        async with aclosing(self._sample(engine, episode, ready, config, cancel_signal, live)) as sampling:
             async for item in sampling:
                 if isinstance(item, Generation):
                     generation = item
@@ -97,6 +98,12 @@ class TurnRunner:
             check=config.get("arguments_checked_by", ArgumentCheck.TOOL),
             ends=on_failed is FailedCallPolicy.END,
         )
+        if episode.witness is not None:
+            try:
+                episode.witness.committed(recorded.turn, generation)
+            except BaseException:
+                ready.tree.reject(recorded.turn)
+                raise
         if generation.finish_reason is FinishReason.ABORT:
             ready.tree.reject(recorded.turn)
             raise TurnAbortedError(
@@ -111,6 +118,8 @@ class TurnRunner:
             episode.made(recorded.turn)
             if not recorded.cut and request.schema is None:
                 self._alarm.look(recorded.text, recorded.parsed, schemas, config.get("alarm_after", ALARM_AFTER))
+            if episode.witness is not None and agent is not None:
+                episode.witness.calls(agent)
             settle_failed_calls(episode, recorded, agent, on_failed)
             for event in _told(episode, recorded, generation, live):
                 if cancel_signal is not None and cancel_signal.is_set():
@@ -122,7 +131,13 @@ class TurnRunner:
             raise
 
     async def _sample(
-        self, episode: Episode, ready: Ready, config: Mapping[str, Any], cancel_signal: Any, live: LiveEvents | None
+        self,
+        engine: TokenEngine,
+        episode: Episode,
+        ready: Ready,
+        config: Mapping[str, Any],
+        cancel_signal: Any,
+        live: LiveEvents | None,
     ) -> AsyncGenerator[Event | Generation, None]:
         """Yield what can be shown while the turn is sampled, and at last the whole of it."""
         limit = min(filter(None, (config.get("context_window_limit"), self.context_limit)), default=None)
@@ -130,9 +145,9 @@ class TurnRunner:
             try:
                 sampling, asked = self._asked(episode, ready, config, limit)
                 if live is None:
-                    yield await self.engine.generate(ready.prepared.ids, sampling, cancel_signal=cancel_signal, **asked)
+                    yield await engine.generate(ready.prepared.ids, sampling, cancel_signal=cancel_signal, **asked)
                     return
-                stream = self.engine.stream  # type: ignore[attr-defined]
+                stream = engine.stream  # type: ignore[attr-defined]
                 asked.pop("routed_experts_start", None)
                 chunks = stream(ready.prepared.ids, sampling, cancel_signal=cancel_signal, **asked)
                 async with aclosing(chunks):
@@ -164,7 +179,9 @@ class TurnRunner:
         )
         if ready.request.schema is not None:
             sampling["json_schema"] = ready.request.schema
-        asked: dict[str, Any] = {"routing_key": episode.id, "on_abort": config.get("on_abort", AbortPolicy.CONTINUE)}
+        kept_together = None if episode.witness is None else episode.witness.routing_key
+        asked: dict[str, Any] = {"routing_key": kept_together or episode.id}
+        asked["on_abort"] = config.get("on_abort", AbortPolicy.CONTINUE)
         for name in ("deadline", "extra"):
             if config.get(name) is not None:
                 asked[name] = config[name]
@@ -173,8 +190,8 @@ class TurnRunner:
             asked["routed_experts_start"] = max(0, parent.end - 1) if parent is not None else 0
         return sampling, asked
 
-    def _live(self, ready: Ready, config: Mapping[str, Any]) -> LiveEvents | None:
-        if not config.get("streaming") or not hasattr(self.engine, "stream"):
+    def _live(self, engine: TokenEngine, ready: Ready, config: Mapping[str, Any]) -> LiveEvents | None:
+        if not config.get("streaming") or not hasattr(engine, "stream"):
             return None
         encoder = self.planner.bridge.encoder
         return LiveEvents(

@@ -22,7 +22,7 @@ from strands_sglang.tokens.turn import Turn
 _FORMAT = 1
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Trajectory:
     """A branch as flat numpy arrays, one entry per token. Equal to another by value."""
 
@@ -49,6 +49,11 @@ class Trajectory:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def __repr__(self) -> str:
+        trained = int(self.loss_mask.sum(dtype=np.int64))
+        about = f"tokens={len(self)}, trained={trained}, turns={self.num_turns}"
+        return f"Trajectory(tree={self.tree!r}, branch={self.branch}, {about})"
 
     @property
     def prompt_length(self) -> int:

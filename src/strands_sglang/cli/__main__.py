@@ -1,0 +1,7 @@
+"""`python -m strands_sglang.cli`: the same as `strands-sglang`."""
+
+import sys
+
+from strands_sglang.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,43 @@
+"""`strands-sglang`: one command line, one command a file.
+
+Invariant: what a command was asked for goes to standard output, everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from strands_sglang._version import __version__
+from strands_sglang.cli import replay, verify
+from strands_sglang.errors import StrandsSGLangError
+
+COMMANDS = (verify, replay)
+"""Every command: a module with `add`, which declares it and sets `run`."""
+
+USAGE = 2
+"""Exit code where what was asked for makes no sense."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        arguments: What was typed behind the name; None: what the process was started with.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(prog="strands-sglang", description="Strands agents on SGLang, token by token.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add(commands)
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except (StrandsSGLangError, OSError) as error:
+        print(f"strands-sglang: {error}", file=sys.stderr)
+        return USAGE
+    return code

@@ -1,0 +1,185 @@
+"""Proving a whole ledger offline, without the word of the code that wrote it: `verify`.
+
+Read twice: once to see which events there are, and again to prove each episode as soon as all its events were seen.
+Memory holds the events of episodes that are not complete yet, and one digest per episode.
+
+Invariant: nothing here imports what samples, records or lays flat. What is proved is proved from the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from strands_sglang.proof.certificate import Certificate, ExportedState, SealState
+from strands_sglang.proof.exported import Exported
+from strands_sglang.proof.finding import Finding, FindingKind
+from strands_sglang.proof.proofs import EventSource, Memory, proved
+from strands_sglang.proof.prove import EpisodeProof
+from strands_sglang.proof.sealed_files import SealedFiles
+
+
+def verify(
+    directory: str | Path,
+    *,
+    exported: Any = None,
+    exported_part: bool = False,
+    episodes: Collection[str] | None = None,
+) -> Certificate:
+    """Prove the ledger of a run.
+
+    Args:
+        directory: The run's directory.
+        exported: Trajectories that were handed to a trainer, to be held against the ledger: the path of a file of
+            JSON lines or of a Parquet file, or an iterable of trajectories. None: none.
+        exported_part: Whether whole episodes may be left out of the export, as those of dropped groups.
+        episodes: Ids of the only episodes to look at; the seal's word on all of them is then left out. None: all.
+
+    Returns:
+        The certificate. Whatever is wrong with the ledger is in it.
+
+    Raises:
+        LedgerError: There is no ledger, or no export, to look at.
+    """
+    files = SealedFiles(Path(directory))
+    certificate = Certificate(source=str(directory), files=files.states, seal=files.seal_state)
+    for finding in files.findings:
+        certificate.add(finding)
+    check = _Check(
+        certificate, files.run, None if exported is None else Exported(exported, part=exported_part), episodes
+    )
+    check.go_through(files, files_lost=files.lost)
+    check.finish(files.seal, whole=files.whole)
+    return certificate
+
+
+def verify_events(
+    events: Iterable[bytes],
+    *,
+    run: Mapping[str, Any] | None = None,
+    seal: Mapping[str, Any] | None = None,
+    exported: Any = None,
+) -> Certificate:
+    """Prove events that are in memory, as `Chain` handed them to its sink.
+
+    Args:
+        events: The events of any number of episodes, in any order.
+        run: What run.json would say; None: nothing is known of the run.
+        seal: What seal.json would say of the episodes ("episodes", "root"); None: there is no seal.
+        exported: As for `verify`.
+
+    Returns:
+        The certificate.
+    """
+    certificate = Certificate()
+    check = _Check(certificate, run, None if exported is None else Exported(exported), None)
+    memory = Memory(events)
+    for finding in memory.findings:
+        certificate.add(finding)
+    check.go_through(memory)
+    check.finish(seal)
+    return certificate
+
+
+class _Check:
+    """Goes through all episodes of a ledger and fills in its certificate."""
+
+    def __init__(
+        self,
+        certificate: Certificate,
+        run: Mapping[str, Any] | None,
+        exported: Exported | None,
+        episodes: Collection[str] | None,
+    ) -> None:
+        self.certificate = certificate
+        certificate.run = None if run is None else run.get("run")
+        self._run = run
+        self._wanted = episodes
+        self._exported = exported
+        self._heads: dict[str, bytes] = {}
+
+    def go_through(self, source: EventSource, *, files_lost: bool = False) -> None:
+        """Prove every episode."""
+        for proof in proved(source, self._run, self._wanted, files_lost):
+            self._take(proof)
+
+    def finish(self, seal: Mapping[str, Any] | None, *, whole: bool = True) -> None:
+        """Say what can be said of all episodes together.
+
+        Args:
+            seal: What the seal says; None: there is none.
+            whole: Whether the files are those that were sealed; else the episodes cannot be, and that is no news.
+        """
+        certificate = self.certificate
+        certificate.root = root_digest(self._heads)
+        if self._wanted is not None:
+            for id in sorted(set(self._wanted) - set(self._heads)):
+                certificate.add(Finding(FindingKind.NOT_BEGUN, "the ledger has no such episode", id))
+            certificate.seal = SealState.NONE if seal is None else SealState.UNCHECKED
+        elif seal is None:
+            self._look_for_samples()
+        elif whole:
+            self._hold_against(seal)
+        if self._exported is not None:
+            self._exported.finish(self._wanted)
+            for finding in self._exported.findings:
+                certificate.add(finding)
+            state = self._exported
+            certificate.exported = ExportedState(state.name, state.rows, state.agreed, state.left_out)
+
+    def _take(self, proof: EpisodeProof) -> None:
+        certificate = self.certificate
+        self._heads[proof.id] = proof.head
+        certificate.episodes[proof.verdict] += 1
+        certificate.turns += len(proof.turns)
+        certificate.orphans += proof.orphans
+        certificate.tokens.add(proof.tokens)
+        certificate.versions.update(proof.versions)
+        certificate.events.update({kind.value: count for kind, count in proof.events.items()})
+        for finding in proof.findings:
+            certificate.add(finding)
+        if proof.finished:
+            certificate.trajectories += len(proof.trajectories)
+            if self._exported is not None:
+                self._exported.compare(proof.trajectories, proof.reward)
+
+    def _hold_against(self, seal: Mapping[str, Any]) -> None:
+        certificate = self.certificate
+        for name, count in (("episodes", len(self._heads)), ("finished", certificate.events["end"])):
+            if seal.get(name, count) != count:
+                message = f"{name}: {seal[name]!r:.50} were sealed, {count} are there"
+                certificate.add(Finding(FindingKind.SEAL, message))
+        if seal.get("root") != certificate.root:
+            message = (
+                f"root digest {seal.get('root')!r:.50} was sealed; that of the episodes there is {certificate.root}"
+            )
+            certificate.add(Finding(FindingKind.SEAL, message))
+        if certificate.found[FindingKind.SEAL]:
+            certificate.seal = SealState.DIFFERS
+        elif certificate.seal is SealState.NONE:
+            certificate.seal = SealState.AGREES
+
+    def _look_for_samples(self) -> None:
+        """Say which samples are not there of tasks of which others are."""
+        samples = None if self._run is None else self._run.get("samples_per_task")
+        if type(samples) is not int:
+            return
+        there: dict[str, set[str]] = {}
+        for id in self._heads:
+            task, _, sample = id.rpartition("/")
+            there.setdefault(task, set()).add(sample)
+        for task, known in there.items():
+            for number in range(samples) if len(known) < samples else ():
+                if str(number) not in known:
+                    message = f"other samples of task {task} are on record, this one is not"
+                    self.certificate.add(Finding(FindingKind.NOT_BEGUN, message, f"{task}/{number}"))
+
+
+def root_digest(heads: Mapping[str, bytes]) -> str:
+    """Return one digest for all episodes of a run, from the digest of the last event of each, by their ids."""
+    whole = hashlib.blake2b(digest_size=16)
+    for id in sorted(heads):
+        whole.update(id.encode() + b"\0" + heads[id])
+    return whole.hexdigest()

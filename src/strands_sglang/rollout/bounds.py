@@ -1,0 +1,37 @@
+"""How far an episode may go: `Limits`.
+
+Invariant: a limit ends an episode with a reason and the tokens it has; none of them raises into the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from strands_sglang.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one episode; None: no bound."""
+
+    turns: int | None = None
+    """Turns of the agent: engine calls of its loop."""
+    tool_calls: int | None = None
+    """Tool calls in all."""
+    tokens_per_turn: int | None = None
+    """Tokens one turn may sample: `max_new_tokens`."""
+    tokens_per_episode: int | None = None
+    """Tokens an episode may sample in all, those of sub-agents included."""
+    context: int | None = None
+    """Tokens of prompt and turn together; None: what the engine can take."""
+    seconds_per_tool: float | None = None
+    """Seconds one tool call may take; the model is told that it timed out."""
+    seconds_per_episode: float | None = None
+    """Seconds an episode may take from its first call on, waiting for the engine included."""
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            kinds = (int, float) if limit.name.startswith("seconds") else (int,)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value > 0):
+                raise ConfigurationError(f"Limits.{limit.name} must be a number above 0 or None, not {value!r}")

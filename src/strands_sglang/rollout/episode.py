@@ -1,0 +1,73 @@
+"""One finished episode: `Episode`, what a run gives back for each sample of each task.
+
+Invariant: what it says is what the ledger says; one that was read back equals the one that was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from strands_sglang.rollout.ended import Ended
+from strands_sglang.rollout.measures import EpisodeMetrics
+from strands_sglang.rollout.reward import Reward
+from strands_sglang.rollout.task import Task
+from strands_sglang.tokens import TokenTree, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What broke in an episode."""
+
+    kind: str
+    """Name of the error's class."""
+    message: str
+    """Its words."""
+    where: str = ""
+    """Its traceback; "" where there is none."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """One agent on one task, from its beginning to its end."""
+
+    id: str
+    """Task id, "/", number of the sample."""
+    task: Task
+    """What it was asked."""
+    sample: int
+    """Number among the samples of its task, from 0."""
+    ended: Ended
+    """Why it ended."""
+    source: TokenTree | Callable[[], TokenTree] = field(repr=False)
+    """All its turns, or how to get them (they may still be on another machine)."""
+    score: Reward = field(default_factory=Reward)
+    """What it is worth, in full."""
+    metrics: EpisodeMetrics = field(default_factory=EpisodeMetrics)
+    """What it used."""
+    failure: Failure | None = None
+    """What broke; None when nothing did."""
+    text: str = ""
+    """The agent's last words."""
+    messages: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    """The agent's conversation; empty when the episode was read back from the ledger, which keeps tokens."""
+    epoch: int = 0
+    """How often it was resumed."""
+
+    @property
+    def reward(self) -> float | None:
+        """What it is worth in one number; None when nobody scored it, or scoring failed (see `score.error`)."""
+        return self.score.value
+
+    @property
+    def tree(self) -> TokenTree:
+        """All its turns."""
+        if not isinstance(self.source, TokenTree):
+            self.source = self.source()
+        return self.source
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Every branch laid flat; each sampled token is trained in one of them only."""
+        return self.tree.trajectories()

@@ -1,0 +1,73 @@
+"""Playing one episode: the agent is built and driven in a scope of its own. `Play`.
+
+Invariant: the episode scope and the watch over its tools are set in the task that `act` runs in, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from strands_sglang.limits import ToolLimiter
+from strands_sglang.model import SGLangModel
+from strands_sglang.provider.episode import Episode as TokenEpisode
+from strands_sglang.rollout.bounds import Limits
+from strands_sglang.rollout.drive import Outcome, drive, outcome_of
+from strands_sglang.rollout.history import quick_to_copy
+from strands_sglang.rollout.journal import Journal
+from strands_sglang.rollout.task import Task
+from strands_sglang.rollout.tool_watch import ToolWatch, watch_of, watch_tools
+from strands_sglang.tokens import TokenTree
+
+
+@dataclass(slots=True)
+class Play:
+    """An episode while it runs."""
+
+    id: str
+    """Id of the episode."""
+    task: Task
+    """What is asked."""
+    journal: Journal
+    """Who answers its calls."""
+    tokens: TokenEpisode = field(init=False)
+    """Its turns."""
+    agent: Any = None
+    """What `build` returned; None: nothing yet."""
+
+    def __post_init__(self) -> None:
+        self.tokens = TokenEpisode(self.id, self.journal)
+        self.journal.on_agent = watch_tools
+
+    async def act(
+        self, build: Callable[..., Any], model: SGLangModel, limits: Limits, rerun_tools: frozenset[str]
+    ) -> Outcome:
+        """Build the agent and drive it; in a task of its own, or what is set here is seen by others."""
+        await self.journal.breathe()
+        watch_of.set(ToolWatch(self.journal, limits.seconds_per_tool, rerun_tools))
+        with model.episode(self.tokens):
+            try:
+                agent = build(self.task, model)
+                self.agent = agent = await agent if inspect.isawaitable(agent) else agent
+                quick_to_copy(agent)
+                if limits.tool_calls is not None and hasattr(agent, "hooks"):
+                    agent.hooks.add_hook(ToolLimiter(max_tool_calls=limits.tool_calls))
+            except (Exception, SystemExit) as error:
+                return outcome_of(error, limits, self.tokens)
+            return await drive(agent, self.task, limits, self.tokens)
+
+    @property
+    def tree(self) -> TokenTree:
+        """Its turns, without any that came too late to be recorded: one of a thread that was left behind, say."""
+        tree, recorded = self.tokens.tree, self.journal.turns
+        if len(tree) <= recorded:
+            return tree
+        whole = tree.to_dict()
+        return TokenTree.from_dict({**whole, "turns": whole["turns"][:recorded]})
+
+    @property
+    def messages(self) -> list[Any]:
+        """The agent's conversation; empty when it has none."""
+        return list(getattr(self.agent, "messages", ()))

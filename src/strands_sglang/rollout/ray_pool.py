@@ -1,0 +1,194 @@
+"""Episodes spread over processes, on one machine or a cluster, by Ray: `RayPool`.
+
+The agents' code then runs in none of the caller's threads: a trainer's process only hears of results. Turns and
+messages stay where they were made until somebody looks at them.
+
+Invariant: an episode whose worker died goes on in another from its last event on record; it is reported once. One that
+takes three workers with it is given up, and is a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import itertools
+import logging
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.ledger import Ledger
+from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.rollout.drive import Outcome
+from strands_sglang.rollout.ended import Ended
+from strands_sglang.rollout.episode import Episode, Failure
+from strands_sglang.rollout.job import Job, Setup, fingerprint
+from strands_sglang.rollout.local import LocalWorker
+from strands_sglang.rollout.measures import OnTurn
+from strands_sglang.rollout.ray_worker import RayWorker
+from strands_sglang.rollout.resume import restored
+from strands_sglang.tokens import TokenTree
+
+logger = logging.getLogger(__name__)
+
+_DEATHS = 3  # workers an episode may lose
+_POLL = 0.5  # seconds between two looks at how many turns were made
+
+
+@dataclass(slots=True, eq=False)
+class _Actor:
+    """One process."""
+
+    handle: Any
+    name: str
+    jobs: dict[str, Job] = field(default_factory=dict)
+    dead: asyncio.Future[dict[str, EpisodeRecord]] | None = None
+
+
+class RayPool:
+    """Workers of one run; a `Worker` itself."""
+
+    def __init__(self, setup: Setup, workers: int, concurrency: int) -> None:
+        """Start the workers, on the Ray that is running, else on one of this machine alone.
+
+        Args:
+            setup: What the episodes have in common.
+            workers: How many processes.
+            concurrency: Episodes at once, in all of them together.
+
+        Raises:
+            ConfigurationError: Ray is not installed.
+        """
+        try:
+            ray: Any = importlib.import_module("ray")
+        except ImportError as error:
+            raise ConfigurationError("workers= needs Ray: pip install 'strands-sglang[ray]'") from error
+        self._ray, self._setup = ray, setup
+        if not ray.is_initialized():
+            # It stays until the program ends: results are looked at after the run.
+            cpus = max(workers, os.cpu_count() or 1)
+            ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
+        # Waiting for a core that will never come free would be waiting for ever.
+        cores = 1 if ray.cluster_resources().get("CPU", 0) >= workers else 0
+        self._kind = ray.remote(
+            num_cpus=cores, max_restarts=0, max_concurrency=max(1000, 2 * concurrency), scheduling_strategy="SPREAD"
+        )(RayWorker)
+        self._shared = ray.put(setup)
+        self._names = itertools.count()
+        self._actors = [self._start() for _ in range(workers)]
+        self._local: LocalWorker | None = None
+        self._on_turn: dict[str, OnTurn] = {}
+        self._poll: asyncio.Task[None] | None = None
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What the workers' models render conversations with."""
+        return fingerprint(self._setup.model())
+
+    def _start(self) -> _Actor:
+        name = f"ray{next(self._names)}"
+        return _Actor(self._kind.remote(self._shared, name), name)
+
+    async def run(self, job: Job, *, on_turn: OnTurn | None = None, cut_short: asyncio.Event | None = None) -> Episode:
+        """Run an episode to its end, in whichever worker has least to do; see `LocalWorker.run`."""
+        if on_turn is not None:
+            self._on_turn[job.id] = on_turn
+            if self._poll is None:
+                self._poll = asyncio.ensure_future(self._count())
+        try:
+            for _ in range(_DEATHS):
+                actor = min(self._actors, key=lambda one: len(one.jobs))
+                actor.jobs[job.id] = job
+                try:
+                    return await self._in(actor, job, cut_short)
+                except self._ray.exceptions.RayActorError as error:
+                    records = await self._buried(actor, error)
+                    job.record = records.get(job.id, job.record)
+                    if job.record is not None and job.record.finished:
+                        return restored(job.record)
+                finally:
+                    actor.jobs.pop(job.id, None)
+            logger.warning("episode=<%s> | given up: %d workers died running it", job.id, _DEATHS)
+            failure = Failure("WorkerDied", f"{_DEATHS} workers died while they ran this episode")
+            self._local = self._local or LocalWorker(self._setup, "driver")
+            return await self._local.give_up(job, Outcome(Ended.AGENT, failure=failure))
+        finally:
+            self._on_turn.pop(job.id, None)
+
+    async def close(self) -> None:
+        """Close the ledgers and end the workers."""
+        if self._poll is not None:
+            self._poll.cancel()
+        closing = [actor.handle.close.remote() for actor in self._actors if actor.dead is None]
+        await asyncio.gather(*closing, return_exceptions=True)
+        for actor in self._actors:
+            self._ray.kill(actor.handle)
+        if self._local is not None:
+            await self._local.close()
+
+    async def _in(self, actor: _Actor, job: Job, cut_short: asyncio.Event | None) -> Episode:
+        """Run an episode in one worker."""
+        small, large = actor.handle.run.options(num_returns=2).remote(replace(job, finished=None))
+        answer = asyncio.ensure_future(_of(small))
+        try:
+            episode: Episode = await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            cut = cut_short is not None and cut_short.is_set()
+            actor.handle.end.remote(job.id, cut)
+            if not cut:
+                answer.cancel()
+                raise
+            episode = await answer
+        episode.source = lambda: self._fetched(large, job.id)
+        return episode
+
+    def _fetched(self, large: Any, id: str) -> TokenTree:
+        """Return the turns of an episode from wherever they are."""
+        try:
+            tree: TokenTree = self._ray.get(large)[0]
+        except self._ray.exceptions.RayError:
+            if self._setup.directory is None:
+                raise
+            logger.info("episode=<%s> | no longer in memory, read from the ledger", id)
+            tree = Ledger(self._setup.directory).episode(id).tree()
+        return tree
+
+    async def _buried(self, actor: _Actor, error: Exception) -> dict[str, EpisodeRecord]:
+        """Replace a worker that died, once, and return what is on record of the episodes it ran."""
+        if actor.dead is None:
+            actor.dead = asyncio.ensure_future(self._bury(actor, error))
+        return await asyncio.shield(actor.dead)
+
+    async def _bury(self, actor: _Actor, error: Exception) -> dict[str, EpisodeRecord]:
+        logger.warning(
+            "worker=<%s>, episodes=<%d>, error=<%s> | a worker died; its episodes go on in others",
+            actor.name,
+            len(actor.jobs),
+            str(error).partition("\n")[0],
+        )
+        self._actors[self._actors.index(actor)] = self._start()
+        if self._setup.directory is None:
+            return {}
+        ids, ledger = set(actor.jobs), Ledger(self._setup.directory)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            None, lambda: {record.id: record for record in ledger.episodes() if record.id in ids and record.begin}
+        )
+
+    async def _count(self) -> None:
+        """Hear of the turns that the workers make."""
+        while True:
+            await asyncio.sleep(_POLL)
+            for actor in list(self._actors):
+                try:
+                    turns = await actor.handle.turns.remote()
+                except self._ray.exceptions.RayError:
+                    continue
+                for id, counts in turns:
+                    if id in self._on_turn:
+                        self._on_turn[id](counts)
+
+
+async def _of(reference: Any) -> Any:
+    return await reference

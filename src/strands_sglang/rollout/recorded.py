@@ -1,0 +1,165 @@
+"""What is on record of an episode, handed out once more: `Recorded`.
+
+A resumed or replayed agent runs through its own loop again; its engine calls and tools are answered from here until
+the record ends.
+
+Invariant: an answer is given only to the very prompt it was sampled for, inside of the same tool calls, and a tool's
+result only to the same call with the same arguments; each at most once; answers in the order in which their turns were
+committed, each when the one before it is, so that turns get the numbers they had. From any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from strands_sglang.errors import ContextOverflowError, StrandsSGLangError
+from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.tokens import Join
+
+_PATIENCE = 2.0  # seconds without any progress after which nobody is expected to ask for what is left
+_PATIENCE_ALONE = 0.1  # where the record shows one conversation only
+_PATIENCE_INSIDE = 60.0  # while the tool call runs inside of which the next is to be asked for
+_LOOK_AGAIN = 0.002
+
+
+class RecordEndedError(StrandsSGLangError):
+    """A replayed agent asked for more than is on record: its episode was cut from outside there."""
+
+
+class Recorded:
+    """The answers and results of one episode that were not handed out yet."""
+
+    def __init__(self, record: EpisodeRecord | None = None, *, trailing_faults: bool = False) -> None:
+        """Take them from a record.
+
+        Args:
+            record: The episode's; None: nothing is on record.
+            trailing_faults: Whether errors behind everything else are repeated too; else they are asked for again.
+        """
+        events = [] if record is None else _standing(record)
+        while events and not trailing_faults and events[-1].kind is EventKind.FAULT:
+            events.pop()
+        answers = [event for event in events if event.kind is not EventKind.TOOL]
+        self._answers = deque(event for event in answers if not _between_us(event, answers))
+        self.turns = sum(event.kind is EventKind.CALL for event in answers)
+        """Turns on record, handed out or not."""
+        self._tools: dict[str, deque[Event]] = {}
+        for event in events:
+            if event.kind is EventKind.TOOL:
+                self._tools.setdefault(event.data["id"], deque()).append(event)
+        # Several conversations at once, sub-agents say, may ask in another order than they did.
+        roots = sum(event.data.get("join") == Join.ROOT.value for event in answers)
+        several = roots > 1 or any(event.data["within"] for event in answers)
+        self._patience = _PATIENCE if several else _PATIENCE_ALONE
+        self._lock = threading.Lock()
+        self._progress = time.monotonic()
+        self._under_way: Event | None = None
+        self.open: set[str] = set()
+        """Ids of the tool calls that are being run: from inside of these somebody may yet ask."""
+
+    def __len__(self) -> int:
+        """Return the number of answers that were not handed out yet."""
+        return len(self._answers)
+
+    @property
+    def next_event(self) -> int | None:
+        """Number of the first event that was not handed out; None when all were."""
+        return self._answers[0].number if self._answers else None
+
+    def drop(self) -> None:
+        """Forget what is left: the agent went another way."""
+        with self._lock:
+            self._answers.clear()
+            self._tools.clear()
+            self._under_way = None
+
+    async def answer(self, prompt: str, within: Collection[str]) -> Event | None:
+        """Return the answer to a prompt, when it is its turn.
+
+        Args:
+            prompt: Digest of the prompt.
+            within: Ids of the tool calls that it is asked inside of.
+
+        Returns:
+            A call or a fault; None when no answer to this prompt is on record, or nobody asks for those before it.
+        """
+        self._progress = time.monotonic()
+        while True:
+            with self._lock:
+                first = self._answers[0] if self._answers else None
+                inside = [] if first is None else first.data["within"]
+                mine = first is None or (first.data["prompt"] == prompt and inside == list(within))
+                if mine and self._under_way is None:
+                    self._progress = time.monotonic()
+                    if first is not None and first.kind is EventKind.CALL:
+                        self._under_way = first
+                    return self._answers.popleft() if self._answers else None
+                # Another conversation of the same episode may be about to ask for the first one.
+                awaited = bool(inside) and inside[-1] in self.open and inside[-1] not in within
+                patience = _PATIENCE_INSIDE if awaited else self._patience
+                if time.monotonic() - self._progress > patience:
+                    self._under_way = None  # what was made of it is known to nobody
+                    if not mine:
+                        return None
+            await asyncio.sleep(_LOOK_AGAIN)
+
+    def settle(self, event: Event | None) -> None:
+        """Hear that the turn of an answer was committed, or will never be."""
+        with self._lock:
+            if event is not None and self._under_way is event:
+                self._under_way = None
+
+    def result(self, call_id: str, name: str, arguments: str) -> Event | None:
+        """Return what is on record for a tool call; None when nothing is.
+
+        Args:
+            call_id: The call's id.
+            name: The tool's name.
+            arguments: Digest of the arguments.
+        """
+        with self._lock:
+            waiting = self._tools.get(call_id)
+            if not waiting or (waiting[0].data["name"], waiting[0].data["input"]) != (name, arguments):
+                return None
+            return waiting.popleft()
+
+    def within(self, call_id: str) -> bool:
+        """Return whether some answer that was not handed out was given inside of a tool call."""
+        with self._lock:
+            return any(call_id in event.data["within"] for event in self._answers)
+
+
+def _standing(record: EpisodeRecord) -> list[Event]:
+    """Return calls, faults and tool results that no later cut took back, in order."""
+    standing: list[Event] = []
+    for event in record.events:
+        if event.kind in (EventKind.CALL, EventKind.FAULT, EventKind.TOOL):
+            standing.append(event)
+        elif event.kind is EventKind.CUT:
+            cut = (number for number, one in enumerate(standing) if _cut_by(event, one))
+            del standing[next(cut, len(standing)) :]
+    return standing
+
+
+def _cut_by(cut: Event, event: Event) -> bool:
+    if event.kind is EventKind.CALL:
+        return bool(event.data["turn"] >= cut.data["turns"])
+    first = cut.data.get("event")
+    return event.kind is EventKind.FAULT and first is not None and event.number >= first
+
+
+def _between_us(event: Event, answers: Sequence[Event]) -> bool:
+    """Return whether an error was one between model and engine: the budget was too large, and then was made smaller.
+
+    No agent saw it. A model that knows the engine's context by now would take it for another.
+    """
+    data, limit = event.data, event.data.get("fields", {}).get("limit_tokens")
+    if event.kind is not EventKind.FAULT or data["error"] != ContextOverflowError.__name__:
+        return False
+    later = (one for one in answers if one.number > event.number and one.data["prompt"] == data["prompt"])
+    return limit is not None and data["sent"] < limit and next(later, event).kind is EventKind.CALL

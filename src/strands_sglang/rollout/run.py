@@ -1,0 +1,142 @@
+"""`rollout`: an agent on many tasks, many times, and everything it sampled.
+
+Invariant: a bad episode is data. `rollout` raises only for settings that cannot work, for a ledger that cannot be
+written, and when it is cancelled; whatever is on record then is there for the next call with the same directory.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from strands_sglang.engine import SGLangClient, TokenEngine
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.writer import Durability
+from strands_sglang.rollout.bounds import Limits
+from strands_sglang.rollout.course import Course
+from strands_sglang.rollout.episode import Episode
+from strands_sglang.rollout.group import Filters, GroupFilter, Wanted
+from strands_sglang.rollout.job import Setup
+from strands_sglang.rollout.lock import directory_lock
+from strands_sglang.rollout.progress import Progress, ProgressKind, display_for
+from strands_sglang.rollout.reporter import Reporter
+from strands_sglang.rollout.result import Rollout
+from strands_sglang.rollout.resume import read_before
+from strands_sglang.rollout.tally import Tally
+from strands_sglang.rollout.task import Task
+from strands_sglang.rollout.threads import tool_threads
+from strands_sglang.rollout.totals import RunMetrics, Totals
+
+
+async def rollout(
+    build: Callable[..., Any],
+    tasks: Iterable[Task | str | Mapping[str, Any]],
+    *,
+    tokenizer: Any,
+    client: TokenEngine | None = None,
+    base_url: str | None = None,
+    reward: Callable[..., Any] | None = None,
+    samples_per_task: int = 1,
+    concurrency: int = 256,
+    limits: Limits | None = None,
+    directory: str | Path | None = None,
+    ledger: bool = True,
+    durability: Durability = Durability.PROCESS,
+    workers: int = 0,
+    filters: Sequence[GroupFilter] = (),
+    enough_groups: int | None = None,
+    enough_samples: int | None = None,
+    warm_seconds: float | None = 1.0,
+    rerun_tools: Collection[str] = (),
+    reward_seconds: float | None = None,
+    progress: bool | str | Progress = False,
+    on_episode: Callable[[Episode], Any] | None = None,
+    on_metrics: Callable[[RunMetrics], Any] | None = None,
+    metrics_seconds: float = 10.0,
+    **model_options: Any,
+) -> Rollout:
+    """Run an agent on every task, `samples_per_task` times, and return the episodes.
+
+    Called again with the directory of a run that was interrupted, it goes on: finished episodes are kept, the others
+    are brought back to their last event and go on from there.
+
+    Args:
+        build: Makes the agent of an episode: `build(task, model)`, plain or async. It returns a Strands agent, or a
+            function without arguments that does the work of an episode with agents of its own.
+        tasks: What to ask: `Task`, a question, or a dict with a "prompt". Read as places come free.
+        tokenizer: The model's tokenizer, or the name or path it is loaded from.
+        client: Where tokens come from.
+        base_url: Address of the server or router, when no client is given.
+        reward: Scores an episode: `reward(episode)`, plain or async; see `Reward.of` for what it may return.
+        samples_per_task: Episodes of each task.
+        concurrency: Episodes at once.
+        limits: How far an episode may go.
+        directory: Where the ledger of the run is written, and read when it is resumed; None: nothing is kept on disk.
+        ledger: Whether a ledger is written; False: as without a directory.
+        durability: What a written event survives: the end of the process, or that of the machine.
+        workers: Processes to spread the episodes over, with Ray; 0: they run in this one.
+        filters: Each says whether a complete group is kept.
+        enough_groups: Kept groups after which the run ends and the rest is cut short; None: all tasks are run.
+        enough_samples: Episodes of a task after which its group is complete and the rest is cut short; None: all.
+        warm_seconds: How long the samples of a task wait at most until the first of them has brought their common
+            prompt into the engine's cache; None: they begin at once.
+        rerun_tools: Names of tools that are run again when an episode is resumed, because they keep a state.
+        reward_seconds: Seconds that scoring an episode may take; None: no bound.
+        progress: True: a live view on a terminal, else a line now and then; or "live", "lines"; or a `Progress`.
+        on_episode: Called with each episode as it ends, plain or async.
+        on_metrics: Called with the numbers of the run every `metrics_seconds`, and at the end.
+        metrics_seconds: How often.
+        **model_options: Further arguments of `SGLangModel`: `sampling_params`, `tool_parser`, `enable_thinking`, ...
+
+    Returns:
+        The episodes.
+
+    Raises:
+        ConfigurationError: Something given cannot work; the message says what would.
+        LedgerError: The ledger cannot be written.
+    """
+    if (client is None) == (base_url is None):
+        raise ConfigurationError("give either client=SGLangClient(...) or base_url='http://...', and not both")
+    for name, number in (("samples_per_task", samples_per_task), ("concurrency", concurrency)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ConfigurationError(f"{name} must be a whole number above 0, not {number!r}")
+    path = None if directory is None or not ledger else Path(directory)
+    setup = Setup(
+        build=build,
+        reward=reward,
+        tokenizer=tokenizer,
+        client=client if client is not None else SGLangClient(str(base_url), max_connections=concurrency),
+        limits=limits or Limits(),
+        model_options=dict(model_options),
+        directory=path,
+        run=uuid.uuid4().hex,
+        durability=durability,
+        rerun_tools=frozenset(rerun_tools),
+        reward_seconds=reward_seconds,
+    )
+    shown = display_for(
+        (ProgressKind.AUTO if progress else ProgressKind.NONE) if isinstance(progress, bool) else progress,
+        title="rollout" if directory is None else f"rollout {Path(directory).name}",
+    )
+    known = len(tasks) if isinstance(tasks, Sequence) else None
+    totals = Totals(None if known is None else known * samples_per_task)
+    with ExitStack() as stack:
+        stack.enter_context(tool_threads(max(64, min(4 * concurrency, 1024))))
+        before = None
+        if path is not None:
+            stack.enter_context(directory_lock(path))
+            before = read_before(path)
+        course = Course(setup, before, Tally(Wanted(enough_groups, enough_samples), Filters(filters)), on_episode)
+        async with Reporter(totals, shown, on_metrics, metrics_seconds) as course.reporter:
+            await course.run(tasks, samples_per_task, concurrency, workers, warm_seconds)
+    return Rollout(
+        course.tally.groups(kept=True),
+        totals.snapshot(),
+        course.tally.groups(kept=False),
+        course.tally.left_over,
+        path,
+        course.setup.run,
+    )

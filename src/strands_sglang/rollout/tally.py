@@ -1,0 +1,93 @@
+"""Episodes as they come in, put together into groups: `Tally`.
+
+Invariant: an episode is counted once. A group is judged once, when it is complete; what comes in later for it is kept
+apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from strands_sglang.rollout.ended import Ended
+from strands_sglang.rollout.episode import Episode
+from strands_sglang.rollout.group import Filters, Group, Wanted
+from strands_sglang.rollout.task import Task
+
+
+@dataclass(slots=True)
+class Place:
+    """The group of one task, and what became of it."""
+
+    group: Group
+    """Its episodes so far, in the order in which they ended."""
+    number: int
+    """Which task it is, counted from 0."""
+    expected: int
+    """Episodes that can come in."""
+    ended: int = 0
+    """Episodes that ended, cut short ones included."""
+    complete: bool = False
+    """Whether it has all its episodes."""
+    kept: bool = False
+    """Whether the filters keep it, once it is complete."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """The groups of a run."""
+
+    wanted: Wanted
+    """When a group is complete, and when there are enough."""
+    filters: Filters
+    """Which groups are kept."""
+    complete: Callable[[Task], None] = lambda task: None
+    """Called when a group is complete before all its episodes have ended."""
+    places: dict[str, Place] = field(default_factory=dict)
+    """The group of each task, by its id."""
+    left_over: list[Episode] = field(default_factory=list)
+    """Episodes that are part of no group: cut short, or too late."""
+    kept: int = 0
+    """Groups that the filters kept."""
+    dropped: int = 0
+    """Groups that they did not."""
+
+    def expect(self, task: Task, samples: int) -> None:
+        """Expect so many episodes of a task."""
+        self.places[task.id] = Place(Group(task), len(self.places), samples)
+
+    @property
+    def enough(self) -> bool:
+        """Whether no more episodes are wanted."""
+        return self.wanted.enough(self.kept)
+
+    async def add(self, episode: Episode) -> bool:
+        """Take an episode in.
+
+        Returns:
+            Whether there are enough groups now.
+        """
+        place = self.places[episode.task.id]
+        place.ended += 1
+        if episode.ended is Ended.CUT_SHORT or place.complete:
+            self.left_over.append(episode)
+        else:
+            place.group.episodes.append(episode)
+        count = len(place.group.episodes)
+        if not place.complete and self.wanted.complete(count, place.expected):
+            place.complete = True
+            place.group.episodes.sort(key=lambda one: one.sample)
+            place.kept = await self.filters.keep(place.group)
+            self.kept += place.kept
+            self.dropped += not place.kept
+            if place.ended < place.expected:
+                self.complete(place.group.task)
+        return self.enough
+
+    def groups(self, kept: bool) -> list[Group]:
+        """Return the groups that were kept, or that were dropped, in the order of their tasks.
+
+        A group whose last episodes were cut short with the run was judged by nobody, and counts as dropped.
+        """
+        places = sorted(self.places.values(), key=lambda place: place.number)
+        return [place.group for place in places if place.kept is kept and place.group.episodes]

@@ -1,0 +1,96 @@
+"""`strands-sglang verify` from the outside: what it prints and how it exits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from ledger.episodes import RUN, plain_episode, rich_episode
+from strands_sglang.cli.main import main
+from strands_sglang.ledger.seal import seal, write_run
+from strands_sglang.ledger.writer import LedgerWriter
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    write_run(run, {"run": RUN, "samples_per_task": 1})
+    writer = LedgerWriter(run)
+    recorders = [rich_episode(writer.write), plain_episode(writer.write)]
+    writer.close()
+    seal(run)
+    rows = [trajectory.to_dict() for one in recorders for trajectory in one.tree.trajectories()]
+    (tmp_path / "out.jsonl").write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
+    return run
+
+
+def shard(folder: Path) -> Path:
+    return next((folder / "ledger").iterdir())
+
+
+def test_proved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(folder)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"PROVED  {folder}\n") and not printed.err
+
+
+def test_an_export(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = folder.parent / "out.jsonl"
+    assert main(["verify", str(folder), "--exported", str(out)]) == 0
+    assert "5 of 5 trajectories agree" in capsys.readouterr().out
+    kept = [line for line in out.read_bytes().splitlines() if b'"tree":"rich/0"' in line]
+    out.write_bytes(b"\n".join(kept))
+    assert main(["verify", str(folder), "--exported", str(out)]) == 1
+    assert "exported: episode add/0, turn 2: the trajectory is not in the export" in capsys.readouterr().out
+    assert main(["verify", str(folder), "--exported", str(out), "--exported-part"]) == 0
+
+
+def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(folder), "--json", "--episode", "add/0"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["verdict"], told["episodes"]["proved"], told["seal"]) == ("proved", 1, "unchecked")
+
+
+def test_broken_and_truncated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = shard(folder).read_bytes()
+    shard(folder).write_bytes(whole[:-20])
+    assert main(["verify", str(folder)]) == 3
+    assert capsys.readouterr().out.startswith("TRUNCATED")
+    shard(folder).write_bytes(whole[:500] + b"\0" + whole[501:])
+    assert main(["verify", str(folder)]) == 1
+    assert capsys.readouterr().out.startswith("BROKEN")
+    shard(folder).write_bytes(whole)
+    (folder / "seal.json").unlink()
+    assert main(["verify", str(folder)]) == 3
+    assert capsys.readouterr().out.startswith("UNFINISHED")
+
+
+def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(folder / "nothing")]) == 2
+    assert "is no directory of a run" in capsys.readouterr().err
+    assert main(["verify", str(folder), "--exported", "nothing"]) == 2
+    for arguments in (["verify"], ["prove"], [], ["verify", str(folder), "--tolerance", "x"]):
+        with pytest.raises(SystemExit) as exit:
+            main(arguments)
+        assert exit.value.code == 2
+
+
+def test_an_engine_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments: list[Any] = ["verify", str(folder), "--rescore", "http://127.0.0.1:9"]
+    assert main(arguments) == 3
+    assert "NOTHING  http://127.0.0.1:9" in capsys.readouterr().out
+    assert main([*arguments, "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["rescore"]["verdict"] == "nothing"
+
+
+def test_as_a_module(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "strands_sglang.cli", "verify", str(folder)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout[:6]) == (0, "PROVED"), done.stderr

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pickle
+import random
+
+import pytest
+
+from ledger.episodes import Recorder, plain_episode, random_episode, resumed_episode, rich_episode
+from ledger.test_resolve import record_of
+from strands_sglang.errors import LedgerError, RecordError
+from strands_sglang.ledger.event import EventKind, first_link
+from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.ledger.summary import trajectory_summary
+
+
+def test_the_tree_is_the_one_that_was_recorded() -> None:
+    recorders = [make(lambda data: None) for make in (plain_episode, rich_episode, resumed_episode)]
+    recorders += [random_episode(lambda data: None, random.Random(seed)) for seed in range(60)]
+    for recorder in recorders:
+        record = EpisodeRecord(recorder.id, tuple(recorder.events))
+        assert record.tree().to_dict() == recorder.tree.to_dict()
+        assert record.trajectories() == recorder.tree.trajectories()
+        assert record.end is not None
+        assert [trajectory_summary(one) for one in record.trajectories()] == record.end.data["trajectories"]
+        assert [call.data["turn"] for call in record.calls] == [turn.id for turn in recorder.tree]
+
+
+def test_what_an_episode_has() -> None:
+    events: list[bytes] = []
+    recorder = rich_episode(events.append)
+    record = record_of(events)
+    assert (record.begin, record.end, record.finished) == (recorder.events[0], recorder.events[-1], True)
+    assert record.reward is not None and record.reward.data["value"] == 0.25
+    assert [event.data["id"] for event in record.tools] == ["call-a", "call-sub", "call-b", "call-c"]
+    assert [event.data["error"] for event in record.faults] == ["EngineUnavailableError"]
+    assert len(record.calls) == len(record.tree()) == 12
+    assert [turn.id for turn in record.tree() if turn.rejected] == [2]
+    (experts,) = [call.arrays["experts"] for call in record.calls if "experts" in call.arrays]
+    assert experts.tobytes() == bytes(range(128))
+    assert pickle.loads(pickle.dumps(record)) == record
+
+
+def test_before_the_end_nothing_counts_as_rejected() -> None:
+    events: list[bytes] = []
+    rich_episode(events.append)
+    record = record_of(events[:-1])
+    assert record.end is None and not record.finished and record.reward is not None
+    assert not any(turn.rejected for turn in record.tree())
+
+
+def test_calls_that_were_cut_do_not_count() -> None:
+    events: list[bytes] = []
+    recorder = Recorder(events.append)
+    first = recorder.call(None, context=[1], sampled=[2])
+    recorder.call(first, context=[3], sampled=[4])
+    recorder.cut(1)
+    again = recorder.call(recorder.tree[0], context=[5], sampled=[6])
+    assert again.id == 1
+    recorder.cut(0)
+    assert record_of(events).calls == []
+    recorder.call(None, context=[7], sampled=[8])
+    record = record_of(events)
+    assert [call.number for call in record.calls] == [6]
+    tree = record.tree()
+    assert list(tree.ids(tree[0])) == [7, 8]
+
+
+def test_of_an_episode_without_events_nothing_is_known() -> None:
+    record = EpisodeRecord("a/0", ())
+    assert (record.begin, record.end, record.reward, record.calls, record.next_number) == (None, None, None, [], 0)
+    assert record.head == first_link("a/0") and not record.tree()
+
+
+def test_turns_that_make_no_tree() -> None:
+    events: list[bytes] = []
+    recorder = Recorder(events.append)
+    turn = recorder.call(None, context=[1], sampled=[2])
+    recorder.call(turn, context=[3], sampled=[4])
+    without = EpisodeRecord(recorder.id, tuple(event for event in recorder.events if event.data.get("turn") != 0))
+    with pytest.raises(RecordError):
+        without.tree()
+    recorder.append(EventKind.CALL, {"turn": 2})
+    with pytest.raises(LedgerError, match="has no 'parent'"):
+        record_of(events).tree()

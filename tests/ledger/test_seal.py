@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from ledger.episodes import plain_episode
+from strands_sglang.errors import LedgerError
+from strands_sglang.ledger import seal as module
+from strands_sglang.ledger.ledger import Ledger
+from strands_sglang.ledger.seal import SealFault, check_seal, read_run, read_seal, root_digest, seal, write_run
+from strands_sglang.ledger.writer import LedgerWriter
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sealed run of two shards of several pieces."""
+    monkeypatch.setattr(module, "_PIECE", 512)
+    write_run(tmp_path, {"samples_per_task": 8})
+    for worker in ("0", "1"):
+        with LedgerWriter(tmp_path, worker=worker) as writer:
+            for sample in range(8):
+                plain_episode(writer.write, task=f"t{worker}", sample=sample, end=sample < 7)
+    seal(tmp_path)
+    return tmp_path
+
+
+def test_a_run_begins_once(tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "first"
+    assert read_run(directory) is None
+    about = write_run(directory, {"samples_per_task": 8, "fingerprint": {"tokenizer": "ab"}})
+    assert read_run(directory) == about
+    assert about["format"] == 1 and len(about["run"]) == 32 and about["created"] > 1.7e9
+    with pytest.raises(LedgerError, match="a run begins once"):
+        write_run(directory, {})
+    assert [path.name for path in directory.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 2}', b"\xff"])
+def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(LedgerError, match=r"run\.json"):
+        read_run(tmp_path)
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="cannot be written"):
+        write_run(tmp_path, {"settings": object()})
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerError, match="cannot be written"):
+        write_run(tmp_path / "file", {})
+
+
+def test_a_seal_says_what_is_there(run: Path) -> None:
+    sealed = read_seal(run)
+    assert sealed is not None and sealed == {**sealed, "episodes": 16, "finished": 14, "run": Ledger(run).run["run"]}
+    heads = {record.id: record.head for record in Ledger(run).episodes()}
+    assert sealed["root"] == root_digest(heads) == root_digest(dict(reversed(heads.items())))
+    assert root_digest({**heads, "t0/0": bytes(16)}) != sealed["root"]
+    for name, about in sealed["shards"].items():
+        content = (run / "ledger" / name).read_bytes()
+        assert about["bytes"] == len(content) and len(about["pieces"]) == -(-len(content) // 512) > 3
+        assert about["digest"] == hashlib.blake2b(content, digest_size=16).hexdigest()
+    assert check_seal(run) == []
+
+
+def test_every_way_a_shard_may_differ(run: Path) -> None:
+    first, second = sorted((run / "ledger").iterdir())
+    content = first.read_bytes()
+    size = len(content)
+    for changed, kind, byte in [
+        (content[:700] + b"\0" + content[701:], SealFault.CHANGED, 512),
+        (content[:-1] + b"\0", SealFault.CHANGED, (size - 1) // 512 * 512),
+        (content[:700] + b"\0" + content[701:1500], SealFault.CHANGED, 512),
+        (content[:1500], SealFault.TRUNCATED, 1500),
+        (content[:1024], SealFault.TRUNCATED, 1024),
+        (b"", SealFault.TRUNCATED, 0),
+        (content + b"more", SealFault.LONGER, size),
+    ]:
+        first.write_bytes(changed)
+        (finding,) = check_seal(run)
+        assert (finding.kind, finding.shard, finding.byte) == (kind, first.name, byte)
+    first.unlink()
+    second.rename(run / "ledger" / "2.ledger")
+    found = [(finding.kind, finding.shard) for finding in check_seal(run)]
+    missing = [(SealFault.MISSING, path.name) for path in (first, second)]
+    assert sorted(found) == sorted([*missing, (SealFault.NEW, "2.ledger")])
+
+
+def test_every_changed_byte_is_found(run: Path) -> None:
+    first = min((run / "ledger").iterdir())
+    content = first.read_bytes()
+    for at in range(0, len(content), 7):
+        first.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        (finding,) = check_seal(run)
+        assert finding.kind is SealFault.CHANGED and finding.byte is not None and 0 <= at - finding.byte < 512
+
+
+def test_a_run_that_goes_on_is_sealed_again(run: Path) -> None:
+    with LedgerWriter(run, worker="0") as writer:
+        plain_episode(writer.write, task="more")
+    assert [finding.kind for finding in check_seal(run)] == [SealFault.NEW]
+    seal(run)
+    assert check_seal(run) == []
+
+
+def test_a_run_that_is_not_sealed(tmp_path: Path) -> None:
+    assert read_seal(tmp_path) is None
+    with pytest.raises(LedgerError, match="not sealed"):
+        check_seal(tmp_path)
+    with pytest.raises(LedgerError, match=r"no run\.json"):
+        seal(tmp_path)

@@ -1,0 +1,161 @@
+"""Recorded logprobs are held against an engine's: what can be compared is, and the rest is counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from ledger.episodes import RUN, Recorder
+from scripted import Received, ScriptedServer, Wire
+from strands_sglang.errors import EngineError
+from strands_sglang.ledger.seal import seal, write_run
+from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.proof.rescore import rescore
+from strands_sglang.proof.rescore_report import NotCompared, RescoreVerdict
+from strands_sglang.tokens import Turn, TurnPurpose
+
+
+def likely(ids: Sequence[int], at: int) -> float:
+    """Return what the engine of these tests thinks of a token at its place."""
+    return -((sum(ids[: at + 1]) * 31 + at) % 97) / 13
+
+
+def engine(refuse: int = -1) -> ScriptedServer:
+    """Return an engine of weights "v2" that refuses prompts with one token."""
+
+    def read(received: Received) -> bytes:
+        body = received.json()
+        ids, start = body["input_ids"], body["logprob_start_len"]
+        assert body["sampling_params"]["temperature"] == 1.0
+        entries = [[None if at == 0 else likely(ids, at), ids[at], None] for at in range(start, len(ids))]
+        entries[0][0] = None
+        return orjson.dumps({"meta_info": {"input_token_logprobs": entries}})
+
+    async def handle(wire: Wire) -> None:
+        received = await wire.read_body()
+        if received.path == "/model_info":
+            await wire.reply(b'{"model_path": "small", "weight_version": "v2"}')
+        elif received.path != "/generate":
+            await wire.reply(b"{}", 404)
+        elif refuse in received.json()["input_ids"]:
+            await wire.reply(b"too long", 400)
+        else:
+            await wire.reply(read(received))
+
+    return ScriptedServer(handle)
+
+
+class Scored(Recorder):
+    """Records what that engine would have sampled."""
+
+    def sample(self, parent: Turn | None, context: list[int], sampled: list[int], **more: Any) -> Turn:
+        before = [] if parent is None else self.tree.ids(parent).tolist()
+        whole = before + context + sampled
+        logprobs = [likely(whole, at) for at in range(len(whole) - len(sampled), len(whole))]
+        more.setdefault("versions", [("v2", 0, len(sampled))])
+        return self.call(parent, context=context, sampled=sampled, logprobs=logprobs, **more)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_run(tmp_path, {"run": RUN, "samples_per_task": 3, "settings": {"sampling_params": {"max_new_tokens": 9}}})
+    writer = LedgerWriter(tmp_path)
+    for sample in range(3):
+        recorder = Scored(writer.write, sample=sample)
+        first = recorder.sample(None, [1, 2, 3], [10 + sample, 11, 12])
+        second = recorder.sample(first, [4], [13, 14, 15, 16], versions=[("v1", 0, 1), ("v2", 1, 4)])
+        recorder.sample(second, [5], [17, 18], purpose=TurnPurpose.CONSTRAINED)
+        recorder.sample(second, [6], [19])
+        recorder.sample(first, [7], [20, 21])  # another branch: the first turn is not scored again
+        recorder.end()
+    writer.close()
+    seal(tmp_path)
+    return tmp_path
+
+
+async def test_all_that_can_be_compared_is(folder: Path) -> None:
+    with engine() as server:
+        report = await rescore(folder, server.url)
+    assert report.verdict is RescoreVerdict.AGREES and report.largest == 0.0, report.text()
+    assert (report.model, report.weight_version, report.episodes) == ("small", "v2", 3)
+    assert report.tokens == 3 * (3 + 3 + 1 + 2)
+    assert report.not_compared[NotCompared.OTHER_VERSION] == 3
+    assert [(score.episode, score.turn, score.tokens) for score in report.turns[:4]] == [
+        ("add/0", 0, 3),
+        ("add/0", 1, 3),
+        ("add/0", 3, 1),
+        ("add/0", 4, 2),
+    ]
+    assert json.loads(json.dumps(report.to_dict()))["verdict"] == "agrees"
+
+
+async def test_other_weights_where_asked_for(folder: Path) -> None:
+    with engine() as server:
+        report = await rescore(folder, server.url, all_versions=True, episodes=["add/1"])
+    assert report.tokens == 3 + 4 + 1 + 2 and not report.not_compared[NotCompared.OTHER_VERSION]
+
+
+async def test_a_grammar_is_not_compared(tmp_path: Path) -> None:
+    write_run(tmp_path, {"run": RUN})
+    writer = LedgerWriter(tmp_path)
+    recorder = Scored(writer.write)
+    middle = recorder.sample(None, [1], [2, 3], purpose=TurnPurpose.CONSTRAINED)
+    recorder.sample(middle, [4], [5])
+    recorder.end()
+    writer.close()
+    with engine() as server:
+        report = await rescore(tmp_path, server.url)
+    assert (report.tokens, report.not_compared[NotCompared.CONSTRAINED]) == (1, 2)
+
+
+async def test_a_token_nobody_sampled_shows(tmp_path: Path) -> None:
+    """A forger who makes everything anew has no engine to say how likely the token is."""
+    write_run(tmp_path, {"run": RUN})
+    writer = LedgerWriter(tmp_path)
+    recorder = Scored(writer.write)
+    first = recorder.sample(None, [1, 2], [3, 4])
+    whole = [1, 2, 3, 4, 5, 6, 8]
+    forged = [likely(whole, 5), likely([*whole[:-1], 7], 6)]  # 7 became 8, with the logprob of 7
+    recorder.call(first, context=[5], sampled=[6, 8], logprobs=forged, versions=[("v2", 0, 2)])
+    recorder.end()
+    writer.close()
+    with engine() as server:
+        report = await rescore(tmp_path, server.url)
+        loose = await rescore(tmp_path, server.url, tolerance=100.0)
+    assert report.verdict is RescoreVerdict.DIFFERS and loose.verdict is RescoreVerdict.AGREES
+    worst = max(report.turns, key=lambda score: score.largest)
+    assert (worst.turn, worst.tokens, worst.beyond, worst.token) == (1, 2, 1, 6)
+    assert "episode add/0, turn 1: 1 of 2 tokens differ" in report.text()
+
+
+@pytest.mark.parametrize(("settings", "compared"), [(0.7, False), (1, True), (0.0, True), (None, True)])
+async def test_scaled_logprobs_cannot_be_compared(tmp_path: Path, settings: float | None, compared: bool) -> None:
+    write_run(tmp_path, {"run": RUN, "settings": {"sampling_params": {"temperature": settings}}})
+    writer = LedgerWriter(tmp_path)
+    recorder = Scored(writer.write)
+    recorder.sample(None, [1, 2], [3, 4])
+    recorder.end()
+    writer.close()
+    with engine() as server:
+        report = await rescore(tmp_path, server.url)
+        told = await rescore(tmp_path, server.url, temperature=0.5)
+    assert (report.verdict is RescoreVerdict.AGREES) is compared
+    assert report.not_compared[NotCompared.TEMPERATURE] == (0 if compared else 2)
+    assert told.verdict is RescoreVerdict.NOTHING and "2 temperature" in told.text()
+
+
+async def test_an_engine_that_refuses_has_not_agreed(folder: Path) -> None:
+    with engine(refuse=12) as server:
+        report = await rescore(folder, server.url)
+    assert report.verdict is RescoreVerdict.NOTHING and report.not_compared[NotCompared.REFUSED] == 27
+    assert "400" in report.failures[0] and "add/" in report.failures[0]
+
+
+async def test_no_engine(folder: Path) -> None:
+    with pytest.raises(EngineError):
+        await rescore(folder, "http://127.0.0.1:9")

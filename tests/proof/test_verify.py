@@ -1,0 +1,379 @@
+"""A good ledger is proved, by code that shares nothing with what wrote it; a bad one is shown where it is bad."""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledger.episodes import (
+    FINGERPRINT,
+    RUN,
+    Recorder,
+    plain_episode,
+    random_episode,
+    resumed_episode,
+    rich_episode,
+)
+from proof.forger import Book
+from strands_sglang.errors import LedgerError
+from strands_sglang.ledger import resolve
+from strands_sglang.ledger.event import Event, EventKind, ids_digest
+from strands_sglang.ledger.seal import read_seal, seal, write_run
+from strands_sglang.ledger.summary import trajectory_digest
+from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.proof.certificate import Certificate, SealState
+from strands_sglang.proof.finding import Finding, FindingKind, Verdict
+from strands_sglang.proof.links import Located, linked
+from strands_sglang.proof.prove import prove
+from strands_sglang.proof.verify import verify, verify_events
+from strands_sglang.tokens import TokenTree, TurnPurpose
+
+PROOF = Path(__file__).resolve().parents[2] / "src" / "strands_sglang" / "proof"
+OURS = {path.stem for path in PROOF.glob("*.py")} - {"__init__", "rescore", "rescore_report"}
+"""The files that prove. Those that ask an engine need a client."""
+READING = {"event", "shard", "run_file"}
+"""Those they may use, to read bytes."""
+
+
+def run_on_disk(folder: Path, *makers: Callable[..., Any], samples: int = 1, sealed: bool = True) -> Path:
+    write_run(folder, {"run": RUN, "samples_per_task": samples, "fingerprint": FINGERPRINT})
+    writer = LedgerWriter(folder)
+    for make in makers:
+        for sample in range(samples):
+            make(writer.write, task=make.__name__, sample=sample)
+    writer.close()
+    if sealed:
+        seal(folder)
+    return folder
+
+
+def only(certificate: Certificate) -> Finding:
+    assert len(certificate.findings) == 1, certificate.text()
+    return certificate.findings[0]
+
+
+def edited(recorder: Recorder, raws: list[bytes], number: int, edit: Callable[[Event], Any]) -> Certificate:
+    """Prove an episode with one event changed, all its digests worked out anew."""
+    book = Book(raws).copy()
+    edit(next(line.event for line in book.lines if line.event.number == number))
+    return verify_events(book.forged())
+
+
+def test_a_run_is_proved(tmp_path: Path) -> None:
+    folder = run_on_disk(tmp_path, plain_episode, rich_episode, resumed_episode, samples=2)
+    certificate = verify(folder)
+    assert certificate.verdict is Verdict.PROVED and certificate.proved, certificate.text()
+    assert certificate.seal is SealState.AGREES
+    assert (certificate.run, certificate.episodes[Verdict.PROVED], certificate.orphans) == (RUN, 6, 6)
+    assert certificate.root == read_seal(folder)["root"]  # type: ignore[index]
+    tokens = certificate.tokens
+    assert (tokens.trained, tokens.rejected, tokens.side, tokens.constrained, tokens.cut) == (72, 4, 4, 4, 2)
+    assert (tokens.sampled, tokens.context, tokens.closing, tokens.shared) == (86, 254, 4, 6)
+    assert sum(certificate.versions.values()) == tokens.sampled
+    assert json.loads(json.dumps(certificate.to_dict()))["verdict"] == "proved"
+    assert certificate.text().startswith("PROVED") and certificate.root in certificate.text()
+    assert verify(folder).to_dict() == certificate.to_dict()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 30))
+def test_whatever_a_tree_lays_flat_is_laid_flat_again(seed: int, steps: int) -> None:
+    raws: list[bytes] = []
+    recorder = random_episode(raws.append, random.Random(seed), steps=steps)
+    links = linked([Located(raw) for raw in raws])
+    assert [entry.event for entry in links.chain] == recorder.events
+    assert links.orphans == len(raws) - len(recorder.events)
+    proof = prove(recorder.id, links)
+    assert not proof.findings
+    trajectories = recorder.tree.trajectories()
+    assert [one.digest() for one in proof.trajectories] == [trajectory_digest(one) for one in trajectories]
+    turns = recorder.tree.turns
+    assert proof.tokens.sampled - proof.tokens.cut == sum(len(turn.sampled) for turn in turns)
+    assert proof.tokens.trained == sum(int(one.loss_mask.sum()) for one in trajectories)
+    assert proof.tokens.side == sum(len(turn.sampled) for turn in turns if turn.purpose is TurnPurpose.SIDE)
+
+
+def test_those_who_prove_import_nothing_of_those_who_write() -> None:
+    for name in OURS:
+        for node in ast.walk(ast.parse((PROOF / f"{name}.py").read_text())):
+            if isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("strands") for alias in node.names)
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("strands"):
+                if node.module == "strands_sglang.errors":
+                    continue
+                known = {f"strands_sglang.proof.{one}" for one in OURS}
+                known |= {f"strands_sglang.ledger.{one}" for one in READING}
+                assert node.module in known, f"{name}.py imports {node.module}"
+
+
+def test_proving_needs_no_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_on_disk(tmp_path, rich_episode, resumed_episode)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the proof leans on what is to be proved")
+
+    for owner, name in (
+        (TokenTree, "__init__"),
+        (TokenTree, "trajectories"),
+        (resolve, "resolved"),
+        (resolve, "EpisodeRecord"),
+    ):
+        monkeypatch.setattr(owner, name, refuse)
+    for name in ("laid_flat", "Trajectory"):
+        monkeypatch.setattr(f"strands_sglang.tokens.trajectory.{name}", refuse)
+    monkeypatch.setattr("strands_sglang.tokens.turn.Turn.__post_init__", refuse)
+    assert verify(folder).proved
+
+
+def test_a_run_under_way_is_unfinished(tmp_path: Path) -> None:
+    write_run(tmp_path, {"run": RUN, "samples_per_task": 2})
+    writer = LedgerWriter(tmp_path)
+    plain_episode(writer.write)
+    plain_episode(writer.write, sample=1, end=False)
+    plain_episode(writer.write, task="other")
+    writer.close()
+    certificate = verify(tmp_path)
+    assert certificate.verdict is Verdict.UNFINISHED and certificate.seal is SealState.NONE
+    assert dict(certificate.episodes) == {Verdict.PROVED: 2, Verdict.UNFINISHED: 1}
+    assert certificate.tokens.unfinished == 12
+    found = {(finding.kind, finding.episode) for finding in certificate.findings}
+    assert found == {
+        (FindingKind.UNSEALED, None),
+        (FindingKind.NO_END, "add/1"),
+        (FindingKind.NOT_BEGUN, "other/1"),
+    }
+    seal(tmp_path)
+    assert set(verify(tmp_path).found) == {FindingKind.NO_END}  # the seal knows what was there
+
+
+def test_a_run_that_went_on_behind_its_seal_is_unfinished(tmp_path: Path) -> None:
+    folder = run_on_disk(tmp_path, plain_episode)
+    writer = LedgerWriter(folder, worker="later")
+    plain_episode(writer.write, task="later")
+    writer.close()
+    certificate = verify(folder)
+    assert certificate.verdict is Verdict.UNFINISHED and only(certificate).kind is FindingKind.FILE_ADDED
+
+
+def test_what_a_dead_process_left_is_no_fault_once_it_was_taken_over(tmp_path: Path) -> None:
+    write_run(tmp_path, {"run": RUN, "samples_per_task": 1})
+    dead, later = LedgerWriter(tmp_path, worker="a"), LedgerWriter(tmp_path, worker="b")
+    resumed_episode(dead.write, later.write)
+    dead.close()
+    later.close()
+    torn = dead.paths[0]
+    torn.write_bytes(torn.read_bytes()[:-7])
+    certificate = verify(tmp_path)
+    assert certificate.verdict is Verdict.TRUNCATED and certificate.episodes[Verdict.PROVED] == 1
+    seal(tmp_path)
+    assert verify(tmp_path).proved
+
+
+def test_events_that_went_with_the_tail_of_a_file_are_lost_not_forged(tmp_path: Path) -> None:
+    write_run(tmp_path, {"run": RUN, "samples_per_task": 1})
+    first, later = LedgerWriter(tmp_path, worker="a"), LedgerWriter(tmp_path, worker="b")
+    book: list[bytes] = []
+    resumed_episode(first.write, book.append)
+    first.close()
+    for raw in book:
+        later.write(raw)
+    later.close()
+    whole = first.paths[0].read_bytes()
+    lost = set()
+    for size in range(0, len(whole), 11):
+        first.paths[0].write_bytes(whole[:size])
+        certificate = verify(tmp_path)
+        assert certificate.verdict is Verdict.TRUNCATED, certificate.text()
+        lost |= set(certificate.found)
+    assert FindingKind.EVENTS_LOST in lost
+
+
+def test_episodes_of_choice(tmp_path: Path) -> None:
+    folder = run_on_disk(tmp_path, plain_episode, rich_episode)
+    certificate = verify(folder, episodes=["rich_episode/0"])
+    assert certificate.proved and sum(certificate.episodes.values()) == 1
+    assert certificate.seal is SealState.UNCHECKED
+    assert only(verify(folder, episodes=["no/0"])).kind is FindingKind.NOT_BEGUN
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="no run"):
+        verify(tmp_path)
+    write_run(tmp_path, {"run": RUN})
+    assert verify(tmp_path).verdict is Verdict.UNFINISHED  # nothing was recorded yet
+    (tmp_path / "run.json").write_text("{")
+    assert only_kinds(verify(tmp_path)) == {FindingKind.FORM, FindingKind.UNSEALED}
+
+
+def only_kinds(certificate: Certificate) -> set[FindingKind]:
+    return set(certificate.found)
+
+
+def test_findings_say_exactly_where(tmp_path: Path) -> None:
+    """One turn's sampled token was changed on disk, with all digests and checks of the file worked out anew."""
+    folder = run_on_disk(tmp_path, rich_episode, sealed=False)
+    raws: list[bytes] = []
+    rich_episode(raws.append, task="rich_episode")
+    book = Book(raws)
+
+    def change(event: Event) -> None:
+        event.arrays["sampled"][1] += 1
+
+    change(book.lines[3].event)  # turn 1
+    next((folder / "ledger").iterdir()).unlink()
+    writer = LedgerWriter(folder)
+    for raw in book.forged():
+        writer.write(raw)
+    writer.close()
+    certificate = verify(folder)
+    assert certificate.verdict is Verdict.BROKEN
+    first = next(finding for finding in certificate.findings if finding.kind is FindingKind.PROMPT)
+    assert (first.episode, first.turn, first.token) == ("rich_episode/0", 2, 45)
+    assert "tokens 45 to 48" in first.message and first.file == writer.paths[0].name
+    # The turn it was rejected for has the same parent: told for both, and for no turn behind them.
+    assert [finding.turn for finding in certificate.findings if finding.kind is FindingKind.PROMPT] == [2, 3]
+    assert FindingKind.TRAJECTORY in certificate.found
+    assert str(first) in certificate.text()
+
+
+@pytest.mark.parametrize(
+    ("number", "edit", "kind", "words"),
+    [
+        (1, lambda e: e.arrays["logprobs"].__setitem__(2, 0.5), FindingKind.SAMPLED, "0.5 is not a logprob"),
+        (1, lambda e: e.arrays["context"].__setitem__(0, -1), FindingKind.SAMPLED, "-1 is not a token id"),
+        (1, lambda e: e.arrays["logprobs"].pop(), FindingKind.FORM, "3 sampled tokens but 2 logprobs"),
+        (1, lambda e: e.data["versions"].append(["v", 4, 5]), FindingKind.FORM, "gap or overlap at sampled token 3"),
+        (1, lambda e: e.data.update(versions=[]), FindingKind.FORM, "cover 0 of 3"),
+        (1, lambda e: e.data.update(prompt=ids_digest([1])), FindingKind.PROMPT, "tokens 0 to 39"),
+        (1, lambda e: e.data.update(sent=41), FindingKind.PROMPT, "40 tokens are on record of the prompt"),
+        (1, lambda e: e.data["detail"].update(prompt_tokens=1), FindingKind.PROMPT, "detail.prompt_tokens says 1"),
+        (1, lambda e: e.data.update(turn=1), FindingKind.PLACE, "turn 0 is next, not turn 1"),
+        (3, lambda e: e.data.update(parent=1), FindingKind.PLACE, "turn 1, which is not on record"),
+        (3, lambda e: e.data.update(start=42), FindingKind.PLACE, "starts at 42, but its parent ends at 43"),
+        (3, lambda e: e.data.update(join="root"), FindingKind.PLACE, "joined as 'root', behind another turn"),
+        (1, lambda e: e.data.update(join="kept"), FindingKind.PLACE, "joined as 'kept', without a turn before it"),
+        (1, lambda e: e.data.update(purpose="fun"), FindingKind.FORM, "its purpose is 'fun'"),
+        (0, lambda e: e.data.update(sample=3), FindingKind.TASK, "sample 3 of task rich"),
+        (-1, lambda e: e.data["rejected"].clear(), FindingKind.TRAJECTORY, "trajectories ending with turns"),
+        (-1, lambda e: e.data["rejected"].append(99), FindingKind.FORM, "99] are rejected"),
+        (-1, lambda e: e.data["metrics"].update(turns=1), FindingKind.METRICS, "turns is 1 in its metrics"),
+        (-1, lambda e: e.data["trajectories"].reverse(), FindingKind.TRAJECTORY, "are declared"),
+        (-1, lambda e: e.data["trajectories"][0].update(loss=1), FindingKind.TRAJECTORY, "loss of the trajectory is"),
+        (-1, lambda e: e.data["trajectories"][0].update(digest="0"), FindingKind.TRAJECTORY, "has digest"),
+        (-2, lambda e: setattr(e, "kind", EventKind.BEGIN), FindingKind.ORDER, "begins a second time"),
+        (2, lambda e: setattr(e, "kind", EventKind.REWARD), FindingKind.FORM, "its value is None"),
+        (2, lambda e: setattr(e, "epoch", 1), FindingKind.ORDER, "epoch"),
+    ],
+)
+def test_every_rule_is_told_in_words(number: int, edit: Any, kind: FindingKind, words: str) -> None:
+    raws: list[bytes] = []
+    recorder = rich_episode(raws.append)
+    certificate = edited(recorder, raws, number % len(raws), edit)
+    told = [finding for finding in certificate.findings if finding.kind is kind]
+    assert told and any(words in finding.message for finding in told), certificate.text()
+    assert certificate.verdict is Verdict.BROKEN
+    assert all(finding.episode == "rich/0" for finding in told)
+
+
+def test_an_episode_that_begins_twice() -> None:
+    raws: list[bytes] = []
+    plain_episode(raws.append)
+    rich_episode(raws.append, task="add")
+    certificate = verify_events(raws)
+    assert FindingKind.DUPLICATE in certificate.found and certificate.verdict is Verdict.BROKEN
+
+
+def test_the_root_digest_catches_what_nothing_else_does() -> None:
+    """A tool's result is not part of any token: only what is kept apart from the events can tell."""
+    raws: list[bytes] = []
+    recorder = plain_episode(raws.append)
+    root = verify_events(raws).root
+    book = Book(raws)
+    book.of(EventKind.TOOL)[0].event.data["result"]["content"][0]["text"] = "5"
+    forged = book.forged()
+    assert verify_events(forged).proved and recorder.id == "add/0"
+    certificate = verify_events(forged, seal={"episodes": 1, "root": root})
+    assert only(certificate).kind is FindingKind.SEAL and certificate.seal is SealState.DIFFERS
+
+
+def test_a_certificate_keeps_so_many_findings() -> None:
+    certificate = Certificate()
+    for number in range(5_000):
+        certificate.add(Finding(FindingKind.DIGEST, "changed", "a/0", number))
+    assert len(certificate.findings) == 1_000 and certificate.found[FindingKind.DIGEST] == 5_000
+    assert "and 4,980 more" in certificate.text()
+
+
+JUNK: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    7,
+    2**63,
+    1e300,
+    "",
+    "x",
+    [],
+    [None],
+    [[]],
+    {},
+    {"a": 1},
+    [1, 2, 3],
+    [["v", 0, 1]],
+]
+
+
+def spoiled(value: Any, rng: random.Random) -> Any:
+    """Return plain data with something in it replaced by something else, added or taken away."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        name = rng.choice(list(value))
+        rest = {key: one for key, one in value.items() if key != name}
+        return rest if rng.random() < 0.2 else {**value, name: spoiled(value[name], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.7:
+        at = rng.randrange(len(value))
+        return [*value[:at], spoiled(value[at], rng), *value[at + 1 :]]
+    return rng.choice(JUNK)
+
+
+def test_nothing_that_can_be_written_makes_it_raise(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    raws: list[bytes] = []
+    rich_episode(raws.append)
+    resumed_episode(raws.append)
+    book = Book(raws)
+    run = {"run": RUN, "samples_per_task": 1, "fingerprint": FINGERPRINT}
+    seal_file: Any = {"episodes": 2, "root": verify_events(raws).root}
+    for _ in range(500):
+        changed = book.copy()
+        for _ in range(rng.randrange(1, 3)):
+            event = rng.choice(changed.lines).event
+            choice = rng.random()
+            if choice < 0.8:
+                event.data = value if isinstance(value := spoiled(event.data, rng), dict) else {}
+            elif choice < 0.9:
+                event.kind = rng.choice(list(EventKind))
+            elif event.arrays:
+                name = rng.choice(list(event.arrays))
+                event.arrays[rng.choice(["closing", "context", "sampled", "logprobs", "x"])] = event.arrays.pop(name)
+        about = value if isinstance(value := spoiled(run, rng), dict) else None
+        certificate = verify_events(changed.forged(), run=about, seal=seal_file)
+        assert certificate.verdict in (Verdict.BROKEN, Verdict.PROVED)  # proved: of orphans nothing counts
+        certificate.text()
+        json.dumps(certificate.to_dict())
+    folder = run_on_disk(tmp_path, rich_episode)
+    for name in ("run.json", "seal.json"):
+        good = (folder / name).read_text()
+        for _ in range(60):
+            (folder / name).write_text(json.dumps(spoiled(json.loads(good), rng)))
+            verify(folder).text()
+        (folder / name).write_text(good)
+    assert verify(folder).proved

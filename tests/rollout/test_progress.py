@@ -1,0 +1,214 @@
+"""Displays: which one is chosen where, what lines say, and that no display can hurt a run."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import shlex
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.finished import finished
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.rollout.ended import Ended
+from strands_sglang.rollout.figures import bar, curve, duration, rounded, shrunk
+from strands_sglang.rollout.live_view import LiveView
+from strands_sglang.rollout.plain_lines import PlainLines
+from strands_sglang.rollout.progress import Display, ProgressKind, display_for
+from strands_sglang.rollout.totals import RunMetrics, Totals
+
+SOME = RunMetrics(
+    seconds=61.4,
+    total=64,
+    done=12,
+    live=8,
+    waiting=44,
+    eta=95.2,
+    tokens_per_second=1234.5,
+    turns_per_second=3.21,
+    cache_hit_rate=0.8333,
+    rewards=11,
+    reward_mean=0.5125,
+    ended={Ended.ANSWERED: 10, Ended.AGENT: 2},
+    failures=2,
+    latest_trouble='t/3: ValueError: a "word"\nand a line',
+    versions={"step 1": 3, None: 9},
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Recorder:
+    interval = 0.0
+
+    def __init__(self, breaks: str = "") -> None:
+        self.breaks = breaks
+        self.called: list[str] = []
+
+    def _note(self, name: str) -> None:
+        self.called.append(name)
+        if name == self.breaks:
+            raise RuntimeError("no screen")
+
+    def begin(self, total: int | None) -> None:
+        self._note("begin")
+
+    def update(self, snapshot: RunMetrics) -> None:
+        self._note("update")
+
+    def end(self, snapshot: RunMetrics) -> None:
+        self._note("end")
+
+
+def chosen(progress: Any, stream: io.StringIO) -> Any:
+    return display_for(progress, stream=stream)._progress
+
+
+def test_which_display_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert isinstance(chosen("auto", Terminal()), LiveView)
+    assert isinstance(chosen(ProgressKind.AUTO, io.StringIO()), PlainLines)
+    assert isinstance(chosen("lines", Terminal()), PlainLines)
+    assert isinstance(chosen("live", io.StringIO()), LiveView)
+    assert chosen("none", Terminal()) is None and chosen(None, Terminal()) is None
+    closed = Terminal()
+    closed.close()
+    monkeypatch.setattr(closed, "isatty", closed.read, raising=False)  # raises ValueError
+    assert isinstance(chosen("auto", closed), PlainLines)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(chosen("auto", Terminal()), PlainLines)
+    with pytest.raises(ConfigurationError, match="progress must be one of 'auto', 'live', 'lines', 'none'"):
+        display_for("fancy")
+    with pytest.raises(ConfigurationError, match="needs update, end"):
+        display_for(type("Half", (), {"begin": print})())
+
+
+def test_without_rich_there_are_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert isinstance(chosen("auto", Terminal()), PlainLines)
+    with pytest.raises(ConfigurationError, match=r"strands-sglang\[progress\]"):
+        display_for("live")
+
+
+def test_lines_can_be_taken_apart() -> None:
+    stream = io.StringIO()
+    lines = PlainLines("my run", stream)
+    lines.begin(64)
+    lines.update(SOME)
+    lines.end(RunMetrics())
+    first, second, third = stream.getvalue().splitlines()
+    assert first.startswith("my-run state=begins done=0 total=64 live=0 ")
+    title, *words = shlex.split(second)
+    fields = dict(word.split("=", 1) for word in words)
+    assert title == "my-run"
+    assert fields["done"] == "12" and fields["total"] == "64" and fields["eta_seconds"] == "95"
+    assert fields["tokens_per_second"] == "1234" and fields["turns_per_second"] == "3.2"
+    assert fields["cache_hit_rate"] == "0.8333" and fields["reward_mean"] == "0.5125"
+    assert fields["ended_answered"] == "10" and fields["ended_agent"] == "2" and fields["failures"] == "2"
+    assert fields["version"] == "step_1" and "trouble" in fields
+    assert (
+        third
+        == "my-run state=ended done=0 live=0 seconds=0 tokens_per_second=0 turns_per_second=0.0 rewards=0 failures=0"
+    )
+
+
+def test_lines_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    display = display_for("lines")
+    display.begin(3)
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("rollout state=begins done=0 total=3")
+
+
+def test_a_display_is_asked_as_often_as_it_wants() -> None:
+    now = [0.0]
+    recorder = Recorder()
+    recorder.interval = 10.0
+    display = Display(recorder, clock=lambda: now[0])
+    assert not display.due()
+    display.begin(None)
+    for _ in range(100):
+        now[0] += 0.25
+        display.update(SOME)
+    display.end(SOME)
+    display.end(SOME)
+    assert recorder.called == ["begin", "update", "update", "end"]
+    nothing = Display(None)
+    nothing.begin(1)
+    assert not nothing.due()
+    nothing.end(SOME)
+
+
+@pytest.mark.parametrize("breaks", ["begin", "update", "end"])
+def test_a_display_that_breaks_is_reported_once_and_left_alone(breaks: str, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(breaks)
+    display = Display(recorder)
+    with caplog.at_level(logging.WARNING):
+        display.begin(2)
+        for _ in range(3):
+            display.update(SOME)
+        display.end(SOME)
+    assert [record.getMessage() for record in caplog.records] == [
+        "progress=<Recorder>, error=<RuntimeError: no screen> | the display failed; the run goes on without"
+    ]
+    assert recorder.called[-1] == breaks and recorder.called.count(breaks) == 1
+
+
+def test_a_display_that_breaks_gives_the_terminal_back(caplog: pytest.LogCaptureFixture) -> None:
+    class Sticky(Recorder):
+        def close(self) -> None:
+            self.called.append("close")
+            raise RuntimeError("stuck")
+
+    sticky = Sticky("update")
+    display = Display(sticky)
+    display.begin(2)
+    display.update(SOME)
+    display.end(SOME)
+    assert sticky.called == ["begin", "update", "close"]
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+def test_a_snapshot_of_a_real_run_can_be_shown() -> None:
+    totals = Totals(2)
+    totals.finished(finished("t", 0, 1.0))
+    stream = io.StringIO()
+    PlainLines(stream=stream).update(totals.snapshot())
+    assert "reward_mean=1 rewards=1 ended_answered=1" in stream.getvalue()
+
+
+@given(st.floats(-1, 2), st.integers(0, 200), st.sampled_from([" #", " ╸━", " ▏▎▍▌▋▊▉█"]))
+def test_bars(part: float, width: int, cells: str) -> None:
+    drawn = bar(part, width, cells)
+    assert len(drawn) == width
+    assert bool(drawn.strip()) == (part > 0 and width > 0)
+    if part >= 1:
+        assert drawn == cells[-1] * width
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=200), st.integers(1, 64))
+def test_curves(points: list[float], most: int) -> None:
+    heights = "01234567"
+    drawn = curve(points, heights)
+    assert len(drawn) == len(points)
+    if points and min(points) < max(points) and math.isfinite(max(points) - min(points)):
+        assert drawn[points.index(max(points))] == "7" and drawn[points.index(min(points))] == "0"
+    small = [point / 1e10 for point in points if abs(point) < 1e300]
+    less = shrunk(small, most)
+    assert len(less) == min(len(small), most)
+    if less:
+        slack = 1e-9 * (1 + max(map(abs, small)))
+        assert min(small) - slack <= min(less) and max(less) <= max(small) + slack
+
+
+def test_numbers_for_people() -> None:
+    told = [duration(seconds) for seconds in (-1, 0, 42.4, 60, 3599.6, 7384, 86400 * 2 + 4 * 3600)]
+    assert told == ["0 s", "0 s", "42 s", "1:00", "1:00:00", "2:03:04", "2 d 4 h"]
+    assert [rounded(number) for number in (0, 4.5, 61.23, 12431.4, 1_234_567)] == ["0", "4.5", "61.2", "12,431", "1.2M"]

@@ -1,0 +1,392 @@
+"""Resuming: a run that died anywhere comes to what it would have come to, and does nothing twice that is on record."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollout.kinds import KINDS, Kind, plain, step
+from rollout.scripts import (
+    RAN,
+    PromptEngine,
+    assert_proved,
+    assert_same,
+    crashed,
+    raw,
+    record_of,
+    run,
+    steps,
+    summaries,
+    summary,
+)
+from scripted_engine import Answer, tool_call
+from strands_sglang import SGLangModel
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.chain import Chain
+from strands_sglang.ledger.event import EventKind
+from strands_sglang.ledger.layout import OpenShard
+from strands_sglang.ledger.ledger import Ledger
+from strands_sglang.rollout import Ended, Limits, Task
+from strands_sglang.rollout.resume import read_before
+
+TASK = Task("go", id="t")
+
+
+def score(episode: Any) -> float:
+    return 0.5
+
+
+def build(task: Task, model: SGLangModel) -> Any:
+    return plain(model)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+async def test_a_crash_behind_any_event(kind: Kind, tmp_path: Path) -> None:
+    ordered = kind.name not in ("helpers", "graph")
+    engine = kind.engine()
+    RAN.taken()
+    whole = await run(kind.build, [TASK], engine, tmp_path / "whole", reward=score, **kind.options)
+    assert whole[0].ended is Ended.ANSWERED, whole[0].failure
+    assert_proved(tmp_path / "whole")
+    events, ran = record_of(tmp_path / "whole").events, sum(RAN.taken().values())
+    for kept in range(1, len(events)):
+        folder = crashed(tmp_path / "whole", tmp_path / "crash", kept)
+        again = kind.engine().follows(events[:kept])
+        resumed = await run(kind.build, [TASK], again, folder, reward=score, **kind.options)
+
+        episode = resumed[0]
+        assert summaries(resumed, ordered=ordered) == summaries(whole, ordered=ordered), kept
+        assert (episode.ended, episode.text, episode.reward) == (Ended.ANSWERED, whole[0].text, 0.5)
+        assert (episode.epoch, whole[0].epoch) == (1, 0)
+        # Nothing is asked for or run that is on record; the rest is, once.
+        recorded = [event for event in events[:kept] if event.kind is EventKind.CALL]
+        prompts = Counter(event.data["prompt"] for event in recorded)
+        assert again.digests + prompts == engine.digests, kept
+        assert episode.metrics.replayed_turns == len(recorded)
+        answered = sum(event.kind is EventKind.TOOL and not event.data["calls"] for event in events[:kept])
+        assert sum(RAN.taken().values()) == ran - answered, kept
+        assert episode.metrics.tool_calls == whole[0].metrics.tool_calls
+        assert_proved(folder)
+        assert_same(folder, resumed)
+        assert not [event for event in record_of(folder).events if event.kind is EventKind.CUT], kept
+
+
+async def test_a_run_that_dies_again_and_again(tmp_path: Path) -> None:
+    """Three processes die one after the other, each a few events later; a fourth comes to the end."""
+    script = steps(6)
+    whole = await run(build, [TASK], PromptEngine(script), tmp_path / "whole")
+    last = tmp_path / "whole"
+    for epoch, kept in enumerate((3, 6, 10), 1):
+        folder = crashed(last, tmp_path / f"crash-{epoch}", kept)
+        engine = PromptEngine(script).follows(record_of(folder).events)
+        resumed = await run(build, [TASK], engine, folder)
+        record = record_of(folder)
+        assert resumed[0].epoch == record.epoch == epoch
+        assert sum(event.kind is EventKind.RESUME for event in record.events) == epoch
+        assert summaries(resumed) == summaries(whole)
+        assert_proved(folder)
+        last = folder
+
+
+async def test_a_process_that_was_believed_dead_writes_on(tmp_path: Path) -> None:
+    """Its events are orphans: they change nothing, whenever they come to be seen."""
+    script = steps(5)
+    whole = await run(build, [TASK], PromptEngine(script), tmp_path / "whole")
+    events = record_of(tmp_path / "whole").events
+    folder = crashed(tmp_path / "whole", tmp_path / "crash", 6)
+
+    def zombie(name: str, upto: int) -> None:
+        shard = OpenShard(folder / "ledger" / f"{name}.ledger", {"format": 1, "worker": name})
+        late = raw(events)[6:upto]
+        shard.append(b"".join(late), len(late))
+        shard.close()
+
+    zombie("before", 7)
+    engine = PromptEngine(script)
+    engine.follows(record_of(folder).events)
+    # What it wrote before anybody took the episode over counts; what it writes afterwards does not.
+    resumed = await run(build, [TASK], engine, folder)
+    assert engine.digests.total() == 6 - 3
+    shutil.rmtree(folder / "ledger" / "zombie", ignore_errors=True)
+    shard = OpenShard(folder / "ledger" / "late.ledger", {"format": 1, "worker": "late"})
+    shard.append(b"".join(raw(events)[7:]), len(events) - 7)
+    shard.close()
+    (folder / "seal.json").unlink()
+    record = record_of(folder)
+    assert record.orphans == len(events) - 7 and not record.problems
+    assert summary(record.tree()) == summaries(resumed)["t/0"] == summaries(whole)["t/0"]
+    again = await run(build, [TASK], PromptEngine(script), folder)
+    assert summaries(again) == summaries(whole)
+    assert_proved(folder)
+
+
+async def test_two_take_an_episode_over_and_the_one_that_is_further_counts(tmp_path: Path) -> None:
+    """Where nothing is locked two processes may resume the same; whoever reads both comes to the same record."""
+    script = steps(5)
+    await run(build, [TASK], PromptEngine(script), tmp_path / "whole")
+    first = crashed(tmp_path / "whole", tmp_path / "first", 4)
+    second = crashed(tmp_path / "whole", tmp_path / "second", 4)
+    engines = [PromptEngine(script).follows(record_of(folder).events) for folder in (first, second)]
+    await asyncio.gather(run(build, [TASK], engines[0], first), run(build, [TASK], engines[1], second))
+    for path in (second / "ledger").glob("0-2*.ledger"):
+        shutil.copy(path, first / "ledger" / f"other-{path.name}")
+    (first / "seal.json").unlink()
+    record = record_of(first)
+    assert record.finished and not record.problems and record.orphans == len(record.events) - 4
+    again = await run(build, [TASK], PromptEngine(script), first)
+    assert len(again) == 1 and again.metrics.restored == 1
+    assert_proved(first)
+
+
+# --- runs of several episodes -----------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_a_run_of_several_episodes_dies_anywhere(data: st.DataObject, tmp_path_factory: Any) -> None:
+    """Some episodes had ended, some were under way, some had not begun."""
+    folder = tmp_path_factory.mktemp("run")
+    tasks = [Task(f"question {number}", id=f"t{number}") for number in range(3)]
+    script = steps(3)
+    whole = await run(build, tasks, PromptEngine(script), folder / "whole", samples_per_task=2, reward=score)
+    records = {record.id: record for record in Ledger(folder / "whole").episodes()}
+    kept = {id: data.draw(st.integers(0, len(record.events)), label=id) for id, record in records.items()}
+    crashed(folder / "whole", folder / "crash", kept)
+    engine = PromptEngine(script)
+    known = [event for id, record in records.items() for event in record.events[: kept[id]]]
+    engine.follows(sorted(known, key=lambda event: event.kind is EventKind.FAULT))
+    told: list[str] = []
+    resumed = await run(
+        build, tasks, engine, folder / "crash", samples_per_task=2, reward=score,
+        on_episode=lambda episode: told.append(episode.id),
+    )  # fmt: skip
+    assert {id: len(one) for id, one in summaries(resumed).items()} == {id: 1 for id in records}
+    finished = {id for id, record in records.items() if kept[id] == len(record.events)}
+    assert sorted(told) == sorted(set(records) - finished)
+    assert resumed.metrics.restored == len(finished)
+    calls = sum(event.kind is EventKind.CALL for record in records.values() for event in record.events)
+    recorded = sum(event.kind is EventKind.CALL for event in known)
+    assert len(engine.calls) == calls - recorded
+    assert [episode.reward for episode in resumed] == [0.5] * 6
+    assert_proved(folder / "crash")
+    assert_same(folder / "crash", resumed)
+    assert len(whole) == 6
+
+
+async def test_a_run_that_has_ended_is_read_back(tmp_path: Path) -> None:
+    tasks = [Task(f"question {number}", answer=number, data={"n": [number]}) for number in range(3)]
+    first = await run(build, tasks, PromptEngine(steps(2)), tmp_path, samples_per_task=2, reward=score)
+    engine = PromptEngine(steps(2))
+    second = await run(build, tasks, engine, tmp_path, samples_per_task=2, reward=lambda episode: 1 / 0)
+    assert not engine.calls
+    for one, other in zip(first, second, strict=True):
+        assert (one.id, one.task, one.sample, one.ended, one.score) == (
+            other.id, other.task, other.sample, other.ended, other.score,
+        )  # fmt: skip
+        assert (one.text, one.failure, one.epoch) == (other.text, other.failure, other.epoch)
+        assert one.metrics.to_dict() == other.metrics.to_dict()
+        assert summary(one.tree) == summary(other.tree)
+        assert [turn.detail for turn in one.tree] == [turn.detail for turn in other.tree]
+    assert first.run == second.run
+    assert_proved(tmp_path)
+
+
+async def test_more_tasks_and_more_samples_later(tmp_path: Path) -> None:
+    tasks = [Task(f"question {number}") for number in range(2)]
+    await run(build, tasks[:1], PromptEngine(steps(1)), tmp_path)
+    engine = PromptEngine(steps(1))
+    more = await run(build, tasks, engine, tmp_path)
+    assert len(more) == 2 and len(engine.calls) == 2
+    assert_proved(tmp_path)
+    with pytest.raises(ConfigurationError, match="samples a task"):
+        folder = tmp_path / "two"
+        await run(build, tasks, engine, folder, samples_per_task=2)
+        await run(build, tasks, engine, folder, samples_per_task=1)
+
+
+async def test_what_cannot_go_on_is_said(tmp_path: Path) -> None:
+    await run(build, [TASK], PromptEngine(steps(1)), tmp_path)
+    with pytest.raises(ConfigurationError, match="another template"):
+        await run(build, [TASK], PromptEngine(steps(1), "smollm3"), tmp_path)
+    with pytest.raises(ConfigurationError, match="another task"):
+        await run(build, [Task("something else", id="t")], PromptEngine(steps(1)), tmp_path)
+    # Neither has changed anything.
+    assert_proved(tmp_path)
+    before = read_before(tmp_path)
+    assert before is not None and list(before.finished) == ["t/0"] and not before.unfinished
+    assert read_before(tmp_path / "nothing") is None
+
+
+async def test_the_reward_alone_was_written(tmp_path: Path) -> None:
+    """It died between the reward and the end: the episode is scored again, and the last reward counts."""
+    await run(build, [TASK], PromptEngine(steps(1)), tmp_path / "whole", reward=score)
+    events = record_of(tmp_path / "whole").events
+    assert events[-2].kind is EventKind.REWARD
+    folder = crashed(tmp_path / "whole", tmp_path / "crash", len(events) - 1)
+    resumed = await run(build, [TASK], PromptEngine(steps(1)), folder, reward=lambda episode: 0.75)
+    assert resumed[0].reward == 0.75
+    again = await run(build, [TASK], PromptEngine(steps(1)), folder)
+    assert again[0].reward == 0.75
+    assert_proved(folder)
+
+
+# --- another agent than before ----------------------------------------------------------------------------------------
+
+
+def other_prompt(task: Task, model: SGLangModel) -> Any:
+    return plain(model, system_prompt="You are another.")
+
+
+def other_tools(task: Task, model: SGLangModel) -> Any:
+    from rollout.kinds import slow
+
+    return plain(model, tools=[step, slow])
+
+
+def other_result(task: Task, model: SGLangModel) -> Any:
+    from strands.hooks import AfterToolCallEvent
+
+    agent = plain(model)
+
+    def shout(event: AfterToolCallEvent) -> None:
+        if event.result["content"][0].get("text") == "step 2":
+            event.result = {**event.result, "content": [{"text": "step 2 and more"}]}
+
+    agent.hooks.add_callback(AfterToolCallEvent, shout)
+    return agent
+
+
+@pytest.mark.parametrize(("changed", "turns"), [(other_prompt, 0), (other_tools, 0), (other_result, 2)])
+async def test_another_agent_goes_on_live_and_says_so(changed: Any, turns: int, tmp_path: Path) -> None:
+    script = steps(4)
+    await run(build, [TASK], PromptEngine(script), tmp_path / "whole")
+    events = record_of(tmp_path / "whole").events
+    for kept in (1, 2, 3, 7, len(events) - 1):
+        recorded = sum(event.kind is EventKind.CALL for event in events[:kept])
+        folder = crashed(tmp_path / "whole", tmp_path / "crash", kept)
+        engine = PromptEngine(script)
+        resumed = await run(changed, [TASK], engine, folder)
+        cuts = [event for event in record_of(folder).events if event.kind is EventKind.CUT]
+        if recorded > turns:
+            assert [event.data["turns"] for event in cuts] == [turns]
+            assert cuts[0].data["event"] == [event.number for event in events if event.kind is EventKind.CALL][turns]
+        else:
+            assert not cuts
+        kept_turns = min(recorded, turns)
+        assert resumed[0].metrics.replayed_turns == kept_turns
+        assert len(engine.calls) == 5 - kept_turns
+        fresh = await run(changed, [TASK], PromptEngine(script))
+        assert summary(resumed[0].tree) == summary(fresh[0].tree)
+        assert_proved(folder)
+        assert_same(folder, resumed)
+        # What it says now is what counts, whoever reads it next.
+        again = PromptEngine(script)
+        assert summaries(await run(changed, [TASK], again, folder)) == summaries(resumed) and not again.calls
+
+
+async def test_a_cut_episode_is_resumed_where_it_went_another_way(tmp_path: Path) -> None:
+    script = steps(4)
+    await run(build, [TASK], PromptEngine(script), tmp_path / "whole")
+    folder = crashed(tmp_path / "whole", tmp_path / "first", 8)
+    changed = await run(other_result, [TASK], PromptEngine(script), folder)
+    events = record_of(folder).events
+    place = next(event.number for event in events if event.kind is EventKind.CUT)
+    for kept in range(place, len(events)):
+        second = crashed(folder, tmp_path / "second", kept)
+        engine = PromptEngine(script)
+        resumed = await run(other_result, [TASK], engine, second)
+        assert summaries(resumed) == summaries(changed), kept
+        assert_proved(second)
+        standing = len(record_of(second).calls)
+        assert resumed[0].metrics.replayed_turns + len(engine.calls) == standing == 5
+
+
+async def test_an_agent_that_diverges_at_an_error_diverges_once(tmp_path: Path) -> None:
+    """A cut says which errors it takes back, so that a further resume does not go the wrong way again."""
+    kind = next(kind for kind in KINDS if kind.name == "retry")
+    await run(kind.build, [TASK], kind.engine(), tmp_path / "whole")
+    events = record_of(tmp_path / "whole").events
+    fault = next(event.number for event in events if event.kind is EventKind.FAULT)
+    assert events[fault + 2].kind is EventKind.CALL
+
+    def shouting(task: Task, model: SGLangModel) -> Any:
+        from strands.hooks import AfterToolCallEvent
+
+        agent = kind.build(task, model)
+
+        def shout(event: AfterToolCallEvent) -> None:
+            event.result = {**event.result, "content": [{"text": f"{event.result['content'][0]['text']} or so"}]}
+
+        agent.hooks.add_callback(AfterToolCallEvent, shout)
+        return agent
+
+    folder = crashed(tmp_path / "whole", tmp_path / "first", fault + 3)
+    first = await run(shouting, [TASK], kind.engine(), folder)
+    assert first[0].ended is Ended.ANSWERED
+    events = record_of(folder).events
+    second = crashed(folder, tmp_path / "second", len(events) - 1)
+    engine = kind.engine()
+    resumed = await run(shouting, [TASK], engine, second)
+    assert not engine.calls
+    assert summaries(resumed) == summaries(first)
+    assert sum(event.kind is EventKind.CUT for event in record_of(second).events) == 1
+    assert_proved(second)
+
+
+# --- the engine's context ---------------------------------------------------------------------------------------------
+
+
+async def test_every_episode_of_a_model_that_learned_its_context_is_resumed(tmp_path: Path) -> None:
+    """Each was told once that its budget is too large; the model that resumes them learns it from the first."""
+    kind = next(kind for kind in KINDS if kind.name == "learning")
+    tasks = [Task(f"question {number}") for number in range(4)]
+    whole = await run(kind.build, tasks, kind.engine(), tmp_path / "whole", **kind.options)
+    assert all(episode.ended is Ended.ANSWERED for episode in whole)
+    assert sum(len(record.faults) for record in Ledger(tmp_path / "whole").episodes()) > 1
+    folder = crashed(tmp_path / "whole", tmp_path / "crash", 6)
+    engine = kind.engine()
+    resumed = await run(kind.build, tasks, engine, folder, **kind.options)
+    assert [episode.ended for episode in resumed] == [Ended.ANSWERED] * 4
+    assert summaries(resumed) == summaries(whole)
+    assert_proved(folder)
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+async def test_limits_count_what_was_done_before(tmp_path: Path) -> None:
+    def script(prompt: str, before: int) -> Answer:
+        return tool_call("step", number=1)
+
+    for limits, ended in (
+        (Limits(turns=11), Ended.TURN_LIMIT),
+        (Limits(tool_calls=5), Ended.TOOL_LIMIT),
+        (Limits(tokens_per_episode=100), Ended.TOKEN_LIMIT),
+    ):
+        folder = tmp_path / ended.value
+        whole = await run(build, [TASK], PromptEngine(script), folder / "whole", limits=limits)
+        events = record_of(folder / "whole").events
+        for kept in (2, 5, len(events) - 1):
+            crashed(folder / "whole", folder / "crash", kept)
+            resumed = await run(build, [TASK], PromptEngine(script), folder / "crash", limits=limits)
+            assert resumed[0].ended is whole[0].ended is ended
+            assert summaries(resumed) == summaries(whole), (ended, kept)
+            assert_proved(folder / "crash")
+
+
+async def test_an_episode_whose_record_lost_its_beginning_begins_anew(tmp_path: Path) -> None:
+    await run(build, [TASK], PromptEngine(steps(1)), tmp_path / "whole")
+    folder = crashed(tmp_path / "whole", tmp_path / "crash", 0)
+    written: list[bytes] = []
+    Chain(written.append, "t/0").append(EventKind.BEGIN, {"task": {}})
+    engine = PromptEngine(steps(1))
+    resumed = await run(build, [TASK], engine, folder)
+    assert resumed[0].ended is Ended.ANSWERED and len(engine.calls) == 2
+    assert_proved(folder)

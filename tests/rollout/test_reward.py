@@ -1,0 +1,298 @@
+"""Rewards: what a function may return, and what happens to one that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import math
+import threading
+import time
+from array import array
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.finished import finished, grown
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.rollout.episode import Episode
+from strands_sglang.rollout.reward import Reward, own_turns
+from strands_sglang.rollout.scorer import Scorer, scored
+from strands_sglang.tokens import Join, TokenTree, TurnPurpose
+
+JSON_LIKE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["reward", "score", "steps", "parts", "x"]) | st.integers(), inner, max_size=4
+        )
+    ),
+    max_leaves=8,
+)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "returned, value",
+    [
+        (1, 1.0),
+        (0.25, 0.25),
+        (True, 1.0),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3.0),
+        (np.bool_(True), 1.0),
+        (np.array(0.75), 0.75),
+        (Decimal("0.5"), 0.5),
+        (Fraction(1, 4), 0.25),
+        ({"reward": 2}, 2.0),
+        ({"score": 2, "why": "because"}, 2.0),
+        ([1, 2, 3], 6.0),
+        ((0.5, np.float64(0.5)), 1.0),
+        (np.array([1.0, 2.0]), 3.0),
+        (array("d", [1.0, 0.5]), 1.5),
+        ([], 0.0),
+        (None, None),
+        ({"reward": None}, None),
+        (Reward(0.5), 0.5),
+    ],
+)
+def test_what_a_function_may_return(returned: Any, value: float | None) -> None:
+    reward = Reward.of(returned)
+    assert (reward.value, reward.error) == (value, None)
+    assert reward.value is None or type(reward.value) is float
+
+
+@pytest.mark.parametrize(
+    "returned, words",
+    [
+        (math.nan, "the reward is nan"),
+        (math.inf, "the reward is inf"),
+        ("0.5", "not '0.5'"),
+        (b"1", "not b'1'"),
+        (1j, "not 1j"),
+        ({}, "'reward' or 'score'"),
+        ({"value": 1}, "'reward' or 'score'"),
+        ({"reward": "high"}, "'reward' is not a number"),
+        ({"reward": 1, "x": math.nan}, "part 'x' is nan"),
+        ([1, None], "step 1"),
+        ([1e308, 1e308], "overflow"),
+        ({1, 2}, "not {1, 2}"),
+        (10**400, "too large"),
+        (np.zeros((2, 2)), "a reward is a number"),
+        (Reward(math.nan), "nan"),
+        (object(), "a reward is a number"),
+    ],
+)
+def test_what_cannot_be_a_reward_is_an_error_as_data(returned: Any, words: str) -> None:
+    reward = Reward.of(returned)
+    assert reward.value is None and reward.error is not None
+    assert words in reward.error
+
+
+def test_parts_and_steps() -> None:
+    reward = Reward.of({"score": 1, "reward": 0.5, "length": np.int32(7), "note": "x", "steps": [1, 2], 3: 4})
+    assert reward == Reward(0.5, {"score": 1.0, "length": 7.0, "3": 4.0}, (1.0, 2.0))
+    assert Reward.of([1, 2]).steps == (1.0, 2.0)
+
+
+@given(JSON_LIKE)
+def test_anything_becomes_finite_numbers_or_an_error_and_comes_back(returned: Any) -> None:
+    reward = Reward.of(returned)
+    numbers = [*reward.steps, *reward.parts.values(), *([] if reward.value is None else [reward.value])]
+    assert all(type(number) is float and math.isfinite(number) for number in numbers)
+    assert reward.error is None or reward.value is None
+    assert Reward.of(reward) == reward
+    assert Reward.from_dict(orjson.loads(orjson.dumps(reward.to_dict()))) == reward
+
+
+async def test_functions_of_every_kind() -> None:
+    episode = finished()
+
+    async def waits(episode: Episode) -> float:
+        await asyncio.sleep(0)
+        return 0.5
+
+    async def with_task(task: Any, episode: Episode) -> bool:
+        return task is episode.task
+
+    class Rubric:
+        def __call__(self, episode: Episode) -> bool:
+            return episode.task.answer in episode.text
+
+        async def judged(self, task: Any, episode: Episode) -> float:
+            return 0.25
+
+    class Judge:
+        async def __call__(self, episode: Episode) -> float:
+            return 0.125
+
+    functions: list[tuple[Any, float]] = [
+        (lambda episode: "4" in episode.text, 1.0),
+        (lambda task, episode: len(task.prompt), 14.0),
+        (lambda episode, weight=2: weight, 2.0),
+        (lambda *all: len(all), 1.0),
+        (waits, 0.5),
+        (with_task, 1.0),
+        (lambda episode: waits(episode), 0.5),
+        (functools.partial(lambda scale, episode: scale, 3), 3.0),
+        (functools.partial(waits), 0.5),
+        (Rubric(), 1.0),
+        (Rubric().judged, 0.25),
+        (Judge(), 0.125),
+    ]
+    for function, value in functions:
+        assert (await scored(function, episode)).value == value
+
+
+@pytest.mark.parametrize("function", [7, lambda: 1, lambda a, b, c: 1, lambda episode, *, key: 1, lambda *, key=1: 1])
+def test_a_function_of_other_arguments_is_refused_before_the_run(function: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        Scorer(function)
+
+
+async def test_whatever_a_function_raises_is_data() -> None:
+    episode = finished()
+
+    def divides(episode: Episode) -> float:
+        return 1 / 0
+
+    async def exits(episode: Episode) -> float:
+        raise SystemExit(3)
+
+    async def cancels(episode: Episode) -> float:
+        raise asyncio.CancelledError
+
+    def stops(episode: Episode) -> float:
+        raise StopIteration
+
+    def unspeakable(episode: Episode) -> float:
+        raise Unspeakable
+
+    def elsewhere(episode: Episode) -> float:
+        return float(orjson.loads(b"{"))
+
+    reward = await scored(divides, episode)
+    place = divides.__code__.co_firstlineno + 1
+    assert reward == Reward(error=f"ZeroDivisionError: division by zero (test_reward.py:{place})")
+    for function, kind in [
+        (exits, "SystemExit: 3"),
+        (lambda episode: exit(4), "SystemExit: 4"),
+        (cancels, "CancelledError"),
+        (stops, "StopIteration"),
+        (unspeakable, "Unspeakable: "),
+        (elsewhere, "JSONDecodeError"),
+    ]:
+        reward = await scored(function, episode)
+        assert reward.value is None
+        assert reward.error is not None and reward.error.startswith(kind)
+    assert len((await scored(lambda episode: {"x": "y" * 10_000}["z" * 10_000], episode)).error or "") < 600
+
+
+async def test_keyboard_interrupt_is_not_swallowed() -> None:
+    def interrupted(episode: Episode) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await Scorer(interrupted)._in_thread(finished())
+
+
+async def test_a_blocking_function_blocks_nobody_and_context_goes_with_it() -> None:
+    release = threading.Event()
+    threads = []
+    about = contextvars.ContextVar("about", default="nothing")
+    about.set("this run")
+
+    def blocks(episode: Episode) -> int:
+        assert about.get() == "this run"
+        threads.append(threading.current_thread())
+        release.wait(10)
+        return episode.sample
+
+    scorer = Scorer(blocks, threads=4)
+    tasks = [asyncio.ensure_future(scorer.score(finished(sample=sample))) for sample in range(8)]
+    began = time.monotonic()
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+    assert time.monotonic() - began < 5
+    assert len(threads) == 4, "no more run than there are threads for"
+    assert all(thread.daemon for thread in threads), "one that hangs must not keep the interpreter from ending"
+    release.set()
+    assert [reward.value for reward in await asyncio.gather(*tasks)] == list(range(8))
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "stubborn"])
+async def test_a_function_that_takes_too_long(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_sglang.rollout.scorer._GRACE", 0.05)
+    hung, let_go = threading.Event(), []
+
+    async def hangs(episode: Episode) -> float:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            let_go.append(kind)
+            if kind == "stubborn":
+                await asyncio.sleep(0.2)
+            raise
+        return 1.0
+
+    function: Any = hangs if kind != "sync" else lambda episode: hung.wait(30)
+    scorer = Scorer(function, timeout=0.05, threads=1)
+    began = time.monotonic()
+    for _ in range(3):  # those that hang do not take the place of others
+        reward = await scorer.score(finished())
+        assert reward.error == "TimeoutError: the reward took longer than 0.05 s"
+    assert time.monotonic() - began < 5
+    assert len(let_go) == (0 if kind == "sync" else 3)
+    hung.set()
+    await asyncio.sleep(0.2 if kind == "stubborn" else 0)
+
+
+async def test_cancelling_reaches_the_function_and_comes_through() -> None:
+    begun, cancelled = asyncio.Event(), []
+
+    async def waits(episode: Episode) -> float:
+        begun.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            cancelled.append(True)
+        return 1.0
+
+    task = asyncio.ensure_future(scored(waits, finished()))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cancelled == [True]
+
+
+async def test_steps_belong_to_the_agents_own_turns() -> None:
+    episode = finished(turns=3)
+    assert (await scored(lambda episode: [0.0, 0.5, 1.0], episode)).steps == (0.0, 0.5, 1.0)
+    reward = await scored(lambda episode: [0.0, 1.0], episode)
+    assert reward == Reward(error="ValueError: 2 steps for the agent's 3 turns")
+
+
+def test_turns_of_sub_agents_rejected_ones_and_summaries_are_no_steps() -> None:
+    tree = grown("t/0", turns=2)
+    first, second = tree.turns
+    sub = tree.commit(tree.prepare(None, context=[7], caller=(first.id, "call-1")), [1], [-1.0])
+    deeper = tree.commit(tree.prepare(sub, context=[8], join=Join.PROVED), [2], [-1.0])
+    rejected = tree.commit(tree.prepare(second, context=[9], join=Join.PROVED), [3], [-1.0])
+    tree.reject(rejected)
+    side = tree.commit(tree.prepare(second, context=[9], join=Join.PROVED, purpose=TurnPurpose.SIDE), [3], [-1.0])
+    rewritten = tree.commit(tree.prepare(None, context=[5], join=Join.FORKED, forked_from=second.id), [4], [-1.0])
+    assert own_turns(tree) == [first, second, rewritten]
+    assert {sub.id, deeper.id, rejected.id, side.id} == {2, 3, 4, 5}
+    assert own_turns(TokenTree("empty")) == []

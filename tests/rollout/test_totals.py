@@ -1,0 +1,167 @@
+"""The running numbers of a run."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout.finished import finished
+from strands_sglang.rollout.ended import Ended
+from strands_sglang.rollout.episode import Failure
+from strands_sglang.rollout.figures import History
+from strands_sglang.rollout.reward import Reward
+from strands_sglang.rollout.totals import WINDOW, RunMetrics, Totals
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_run_in_numbers() -> None:
+    clock = Clock()
+    totals = Totals(10, clock=clock)
+    assert totals.snapshot() == RunMetrics(total=10, waiting=10)
+    for sample in range(4):
+        totals.began(f"t/{sample}")
+    clock.now += 2
+    for _ in range(4):
+        totals.turn(50, 30, 40)
+    totals.turn(50, None, 1000)  # an engine that does not tell says nothing about the cache
+    broken = Failure("KeyError", "'x'")
+    totals.finished(finished("t", 0, 1.0, tool_calls=5, tool_errors=2, tool_timeouts=1))
+    totals.finished(finished("t", 1, {"reward": 0.0}, version="v2"))
+    totals.finished(finished("t", 2, ended=Ended.AGENT, failure=broken, version=None))
+    assert totals.snapshot().latest_trouble == "t/2: KeyError: 'x'"
+    bad = finished("t", 7)
+    bad.score = Reward(error="ValueError: no")
+    totals.finished(bad, restored=True)
+    totals.group(kept=True)
+    totals.group(kept=False)
+    totals.group(kept=False)
+    totals.filter_errors = 1
+    now = totals.snapshot()
+    assert (now.done, now.restored, now.live, now.waiting, now.total) == (4, 1, 1, 5, 10)
+    assert (now.turns, now.sampled_tokens, now.tokens_per_second, now.turns_per_second) == (5, 250, 125.0, 2.5)
+    assert now.cache_hit_rate == 0.75
+    assert (now.rewards, now.reward_mean, now.reward_history, now.reward_errors) == (2, 0.5, (1.0, 0.0), 1)
+    assert now.ended == {Ended.ANSWERED: 3, Ended.AGENT: 1} and now.failures == 1
+    assert now.latest_trouble == "t/7: reward: ValueError: no"
+    assert (now.tool_calls, now.tool_errors, now.tool_timeouts) == (5, 2, 1)
+    assert (now.groups_kept, now.groups_dropped, now.filter_errors) == (1, 2, 1)
+    assert now.versions == {"v1": 2, "v2": 1, None: 1}
+    mean = (3 * 2.0 + 2.0) / 3  # three that ended, and the time that the one under way has had
+    assert now.eta == pytest.approx(5 * mean + mean)
+
+    flat = now.to_dict()
+    assert flat["rollout/reward_mean"] == 0.5 and flat["rollout/ended/answered"] == 3
+    assert flat["rollout/weight_versions"] == 3
+    assert all(isinstance(value, (int, float)) for value in flat.values())
+    assert "rollout/eta" not in RunMetrics().to_dict(), "what is not known is left out"
+    assert "rollout.done" in now.to_dict("rollout.")
+
+
+def test_speed_is_of_the_last_seconds() -> None:
+    clock = Clock()
+    totals = Totals(clock=clock)
+    for _ in range(600):
+        totals.turn(10, None, 0)
+        clock.now += 0.1
+    assert totals.snapshot().tokens_per_second == pytest.approx(100, rel=0.11)
+    assert totals.snapshot().tokens_per_second_overall == pytest.approx(100)
+    assert len(totals._recent) <= WINDOW + 2
+    clock.now += WINDOW + 1
+    now = totals.snapshot()
+    assert (now.tokens_per_second, now.turns_per_second) == (0, 0)
+    assert 80 < now.tokens_per_second_overall < 100
+
+
+@pytest.mark.parametrize("slots", [1, 16, 64])
+def test_the_time_left_is_about_right_early_on(slots: int) -> None:
+    """Episodes of very different length, as many at a time as there are slots: from a fifth of the run on."""
+    ratios = []
+    for seed in range(4):
+        draw, clock, count = random.Random(seed), Clock(), 512
+        totals, episode = Totals(count, clock=clock), finished(turns=0)
+        waiting = [f"t/{sample}" for sample in range(count)]
+        live: list[tuple[float, str]] = []
+        seen: list[tuple[float, float | None]] = []
+        while waiting or live:
+            while waiting and len(live) < slots:
+                totals.began(waiting[-1])
+                live.append((clock.now + draw.lognormvariate(2, 0.6), waiting.pop()))
+            live.sort()
+            clock.now, episode.id = live.pop(0)
+            totals.finished(episode)
+            seen.append((clock.now, totals.snapshot().eta))
+        assert seen[-1][1] == 0.0
+        ratios.append(statistics.median((eta or 0.0) / (clock.now - at) for at, eta in seen[count // 5 : -count // 5]))
+    # The longest episode of all comes last as often as not, and nobody can foresee it.
+    assert 0.6 < statistics.median(ratios) < 1.3, ratios
+
+
+def test_cut_short_and_restored_episodes_say_nothing_about_time() -> None:
+    clock = Clock()
+    totals = Totals(4, clock=clock)
+    totals.finished(finished("t", 0), restored=True)
+    totals.began("t/1")
+    clock.now += 1
+    totals.finished(finished("t", 1, ended=Ended.CUT_SHORT))
+    assert totals.snapshot().eta is None
+
+
+def test_counting_costs_the_same_at_the_end() -> None:
+    totals = Totals(200_000)
+    episode = finished("t", 0, 1.0)
+
+    def seconds(rounds: int) -> float:
+        began = time.process_time()
+        for number in range(rounds):
+            totals.began("t/0")
+            totals.turn(100, 50, 200)
+            episode.metrics.versions = [f"step-{number}"]
+            totals.finished(episode)
+        return time.process_time() - began
+
+    seconds(2000)
+    first = min(seconds(2000) for _ in range(3))
+    seconds(50_000)
+    last = min(seconds(2000) for _ in range(3))
+    assert last < 2 * first + 0.01
+    now = totals.snapshot()
+    assert len(now.versions) == 32 and len(now.reward_history) <= 64
+
+
+@given(st.lists(st.floats(-1e3, 1e3), max_size=700))
+def test_a_history_is_short_and_true(values: list[float]) -> None:
+    history = History(8)
+    for value in values:
+        history.add(value)
+    points = history.points()
+    assert len(points) < 8
+    assert bool(points) == bool(values)
+    size = history._size
+    for place, point in enumerate(points):
+        assert point == pytest.approx(math.fsum(values[place * size : (place + 1) * size]) / size, abs=1e-6)
+    assert len(values) - len(points) * size < size
+
+
+@given(st.lists(st.sampled_from(Ended), max_size=40))
+def test_reasons_add_up(reasons: list[Ended]) -> None:
+    totals = Totals(len(reasons))
+    for sample, ended in enumerate(reasons):
+        totals.finished(finished("t", sample, ended=ended, turns=0))
+    now = totals.snapshot()
+    assert Counter(now.ended) == Counter(reasons) and sum(now.ended.values()) == now.done
+    assert now.failures == sum(ended.failed for ended in reasons)
+    assert list(now.ended.values()) == sorted(now.ended.values(), reverse=True)
