@@ -6,6 +6,7 @@ here.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from strands_sglang.provider.policy import RewritePolicy
 from strands_sglang.tokens import Join
 
 logger = logging.getLogger(__name__)
+
+_PREAMBLES = 256  # kept, of all that were ever seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Planner:
         """Where that is exact."""
         self._warned: set[str] = set()
         self._tools: tuple[str | None, Any] = (None, None)
+        self._preambles: dict[str, Preamble] = {}
 
     def preamble(self, system: str | None, tool_specs: Sequence[Mapping[str, Any]] | None) -> Preamble:
         """Return what stands in front of a conversation."""
@@ -64,7 +68,13 @@ class Planner:
             key = orjson.dumps([system, tools], default=repr).decode()
         except TypeError:  # what JSON cannot hold as it stands: half a surrogate pair, a number of more than 64 bits
             key = repr(canonical({"role": system, "content": tools}))
-        return Preamble(system, tools, key)
+        # The framework hands over a fresh copy of all tools at every turn, and every turn on record keeps its preamble.
+        known = self._preambles.get(key)
+        if known is None:
+            if len(self._preambles) >= _PREAMBLES:
+                self._preambles.pop(next(iter(self._preambles)), None)
+            known = self._preambles[key] = Preamble(system, copy.deepcopy(tools), key)
+        return known
 
     def plan(
         self,

@@ -78,11 +78,12 @@ class Schedule:
         """Run everything; returns when all have ended, or the run has enough and the rest was cut short."""
         try:
             while not self._enough and self._broken is None:
-                while len(self._live) < self._concurrency and (job := self._next()) is not None:
+                self._change.clear()
+                while self._free and (job := self._next()) is not None:
                     self._start(job)
+                    await asyncio.sleep(0)  # thousands may begin at once; others want the loop too
                 if not self._live and not self._ready and not self._held and self._last_group:
                     break
-                self._change.clear()
                 await self._change.wait()
         except BaseException:
             await self._stop(cut_short=False)
@@ -90,6 +91,11 @@ class Schedule:
         await self._stop(cut_short=self._broken is None)
         if self._broken is not None:
             raise self._broken
+
+    @property
+    def _free(self) -> bool:
+        """Whether another episode may begin."""
+        return len(self._live) < self._concurrency and not self._enough and self._broken is None
 
     def drop(self, task: str) -> None:
         """Cut short what is left of a task: its group is complete without."""
