@@ -1,4 +1,4 @@
-"""What the tests of the runner share: an engine whose answers follow from the prompt, agents of many kinds, and crashes.
+"""What the tests of the runner share: an engine whose answers follow from the prompt, runs, and crashes.
 
 An answer, its logprobs and its request id depend on the prompt and on how often it was asked before, on nothing else:
 a run that was interrupted anywhere and resumed must come to the very same trajectories.
@@ -6,6 +6,7 @@ a run that was interrupted anywhere and resumed must come to the very same traje
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import shutil
@@ -18,7 +19,7 @@ from typing import Any
 
 from families import tokenizer
 from scripted_engine import Answer, EngineCall, Reply, ScriptedEngine, tool_call
-from strands_sglang.engine import Generation
+from strands_sglang.engine import FinishReason, Generation
 from strands_sglang.errors import ContextOverflowError
 from strands_sglang.ledger.event import Event, EventKind, ids_digest
 from strands_sglang.ledger.event import encoded as encode_event
@@ -29,7 +30,7 @@ from strands_sglang.ledger.summary import trajectory_digest
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import verify
 from strands_sglang.rollout import Episode, Rollout, rollout
-from strands_sglang.tokens import TokenTree
+from strands_sglang.tokens import TokenTree, VersionSpan
 
 FAMILY = "qwen2.5"
 
@@ -44,6 +45,10 @@ class PromptEngine(ScriptedEngine):
         self.family, self.by_prompt = family, script
         self.context = context
         """Tokens of prompt and budget together that it takes; None: any number."""
+        self.delay = 0.0
+        """Seconds before it looks at a call."""
+        self.tail: int | None = None
+        """Tokens at the end of a prompt that it looks at and keeps; None: all."""
         self.given: dict[str, set[int]] = {}
         """The numbers of the answers that were given to each prompt, by its digest."""
         super().__init__(tokenizer(family), lambda prompt: "")
@@ -54,7 +59,12 @@ class PromptEngine(ScriptedEngine):
     @property
     def digests(self) -> Counter[str]:
         """The prompts that were answered."""
-        return Counter(ids_digest(call.ids) for call in self.calls if call.answered)
+        return Counter(call.asked["prompt"] for call in self.calls if call.answered)
+
+    async def generate(self, input_ids: Any, sampling_params: Any = None, **asked: Any) -> Generation:
+        if self.delay:
+            await asyncio.sleep(self.delay)
+        return await super().generate(input_ids, sampling_params, **asked)
 
     def follows(self, events: Iterable[Event]) -> PromptEngine:
         """Go on where an engine was that has given the answers of these events; faults behind all others come again."""
@@ -76,27 +86,42 @@ class PromptEngine(ScriptedEngine):
         return number
 
     def _next(self, input_ids: Any, sampling: Any, asked: dict[str, Any]) -> tuple[EngineCall, Reply]:
-        call = EngineCall([int(token) for token in input_ids], dict(sampling or {}), asked)
+        prompt, sent = ids_digest(input_ids), len(input_ids)
+        kept = input_ids if self.tail is None else input_ids[-self.tail :]
+        call = EngineCall([int(token) for token in kept], dict(sampling or {}), {**asked, "prompt": prompt})
         with self._lock:
-            prompt = ids_digest(call.ids)
             self.calls.append(call)
-            wanted = len(call.ids) + call.sampling.get("max_new_tokens", 0)
+            wanted = sent + call.sampling.get("max_new_tokens", 0)
             if self.context is not None and wanted > self.context:
                 raise ContextOverflowError("too long", requested_tokens=wanted, limit_tokens=self.context)
             before = self._next_number(prompt)
         answer = self.by_prompt(self.decode(call.ids), before)
         if isinstance(answer, BaseException):
             raise answer
-        call.asked["nth"] = before
+        call.asked |= {"nth": before, "sent": sent}
         return call, Reply(answer) if isinstance(answer, str) else answer
 
     def _generation(self, call: EngineCall, reply: Reply) -> Generation:
-        made = super()._generation(call, reply)
-        key = f"{ids_digest(call.ids)}/{call.asked['nth']}"
+        ids = self.encode(reply.text + (self.end if reply.ended else "")) if reply.ids is None else reply.ids
+        finish, detail = reply.finish, reply.detail
+        if detail is None and finish is FinishReason.STOP and ids:
+            detail = ids[-1]
+        budget = call.sampling.get("max_new_tokens")
+        if budget is not None and len(ids) > budget:
+            ids, finish, detail = ids[:budget], FinishReason.LENGTH, budget
+        key = f"{call.asked['prompt']}/{call.asked['nth']}"
         first = int(hashlib.blake2b(key.encode(), digest_size=2).hexdigest(), 16) / 1024
-        made.logprobs = array("d", [-first - at / 1024 for at in range(len(made))])
-        made.rid = f"rid-{key}"
-        return made
+        return Generation(
+            token_ids=array("i", ids),
+            logprobs=array("d", [-first - at / 1024 for at in range(len(ids))]),
+            finish_reason=finish,
+            finish_detail=detail,
+            versions=(VersionSpan(reply.version, 0, len(ids)),) if ids else (),
+            prompt_tokens=call.asked["sent"],
+            cached_tokens=call.asked["sent"] // 2,
+            rid=f"rid-{key}",
+            routed_experts=reply.experts,
+        )
 
 
 # --- what an agent says -----------------------------------------------------------------------------------------------
@@ -219,7 +244,7 @@ def on_record(record: EpisodeRecord, kept: int) -> tuple[Counter[str], Counter[s
     return prompts, tools
 
 
-# --- what ran -----------------------------------------------------------------------------------------------------------
+# --- what ran ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass

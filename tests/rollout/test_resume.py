@@ -29,7 +29,6 @@ from rollout.scripts import (
 from scripted_engine import Answer, tool_call
 from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.ledger.chain import Chain
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.layout import OpenShard
 from strands_sglang.ledger.ledger import Ledger
@@ -347,7 +346,9 @@ async def test_every_episode_of_a_model_that_learned_its_context_is_resumed(tmp_
     """Each was told once that its budget is too large; the model that resumes them learns it from the first."""
     kind = next(kind for kind in KINDS if kind.name == "learning")
     tasks = [Task(f"question {number}") for number in range(4)]
-    whole = await run(kind.build, tasks, kind.engine(), tmp_path / "whole", **kind.options)
+    engine = kind.engine()
+    engine.delay = 0.05
+    whole = await run(kind.build, tasks, engine, tmp_path / "whole", **kind.options)
     assert all(episode.ended is Ended.ANSWERED for episode in whole)
     assert sum(len(record.faults) for record in Ledger(tmp_path / "whole").episodes()) > 1
     folder = crashed(tmp_path / "whole", tmp_path / "crash", 6)
@@ -382,11 +383,17 @@ async def test_limits_count_what_was_done_before(tmp_path: Path) -> None:
 
 
 async def test_an_episode_whose_record_lost_its_beginning_begins_anew(tmp_path: Path) -> None:
-    await run(build, [TASK], PromptEngine(steps(1)), tmp_path / "whole")
+    await run(build, [TASK], PromptEngine(steps(3)), tmp_path / "whole")
+    events = record_of(tmp_path / "whole").events
     folder = crashed(tmp_path / "whole", tmp_path / "crash", 0)
-    written: list[bytes] = []
-    Chain(written.append, "t/0").append(EventKind.BEGIN, {"task": {}})
-    engine = PromptEngine(steps(1))
+    shard = OpenShard(folder / "ledger" / "0-damaged.ledger", {"format": 1, "worker": "0"})
+    shard.append(b"".join(raw(events)[2:6]), 4)
+    shard.abandon()
+    engine = PromptEngine(steps(3))
     resumed = await run(build, [TASK], engine, folder)
-    assert resumed[0].ended is Ended.ANSWERED and len(engine.calls) == 2
-    assert_proved(folder)
+    assert resumed[0].ended is Ended.ANSWERED and len(engine.calls) == 4
+    record = record_of(folder)
+    assert record.finished and record.orphans == 4 and not record.problems and record.epoch == 1
+    # It has ended now, and is not run again.
+    again = PromptEngine(steps(3))
+    assert summaries(await run(build, [TASK], again, folder)) == summaries(resumed) and not again.calls

@@ -222,7 +222,7 @@ class Journal:
             try:
                 if turn.id < self.turns:
                     self.write(EventKind.CUT, {"turns": turn.id, "reason": "the agent began anew"})
-                    self.turns = turn.id
+                    self.turns, self.recorded.turns = turn.id, 0
                 self._early[turn.id] = (turn, sent)
                 while self.turns in self._early:
                     self._write_turn(*self._early.pop(self.turns))

@@ -25,7 +25,7 @@ from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.episode import Episode, Failure
 from strands_sglang.rollout.job import Job, Setup, fingerprint
 from strands_sglang.rollout.local import LocalWorker
-from strands_sglang.rollout.measures import OnTurn
+from strands_sglang.rollout.measures import OnTurn, TurnCounts
 from strands_sglang.rollout.ray_worker import RayWorker
 from strands_sglang.rollout.resume import restored
 from strands_sglang.tokens import TokenTree
@@ -132,16 +132,24 @@ class RayPool:
         small, large = actor.handle.run.options(num_returns=2).remote(replace(job, finished=None))
         answer = asyncio.ensure_future(_of(small))
         try:
-            episode: Episode = await asyncio.shield(answer)
+            episode, turns = await asyncio.shield(answer)
         except asyncio.CancelledError:
             cut = cut_short is not None and cut_short.is_set()
             actor.handle.end.remote(job.id, cut)
             if not cut:
                 answer.cancel()
                 raise
-            episode = await answer
-        episode.source = lambda: self._fetched(large, job.id)
-        return episode
+            episode, turns = await answer
+        self._counted(job.id, turns)
+        ended: Episode = episode
+        ended.source = lambda: self._fetched(large, job.id)
+        return ended
+
+    def _counted(self, id: str, turns: list[TurnCounts]) -> None:
+        on_turn = self._on_turn.get(id)
+        if on_turn is not None:
+            for counts in turns:
+                on_turn(counts)
 
     def _fetched(self, large: Any, id: str) -> TokenTree:
         """Return the turns of an episode from wherever they are."""
@@ -185,9 +193,8 @@ class RayPool:
                     turns = await actor.handle.turns.remote()
                 except self._ray.exceptions.RayError:
                     continue
-                for id, counts in turns:
-                    if id in self._on_turn:
-                        self._on_turn[id](counts)
+                for id, counts in turns.items():
+                    self._counted(id, counts)
 
 
 async def _of(reference: Any) -> Any:

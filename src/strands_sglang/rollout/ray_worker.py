@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from typing import Any
 
 from strands_sglang.rollout.episode import Episode
@@ -28,7 +27,7 @@ class RayWorker:
         self._local: LocalWorker | None = None
         self._threads: Any = None
         self._running: dict[str, tuple[asyncio.Task[Episode], asyncio.Event]] = {}
-        self._turns: deque[tuple[str, TurnCounts]] = deque(maxlen=100_000)
+        self._turns: dict[str, list[TurnCounts]] = {}
 
     async def ready(self) -> int:
         """Get ready on this process's event loop; returns the process id."""
@@ -38,18 +37,20 @@ class RayWorker:
             self._threads.__enter__()
         return os.getpid()
 
-    async def run(self, job: Job) -> tuple[Episode, tuple[TokenTree, list[Any]]]:
+    async def run(self, job: Job) -> tuple[tuple[Episode, list[TurnCounts]], tuple[TokenTree, list[Any]]]:
         """Run an episode.
 
         Returns:
-            The episode without its turns and messages, which is small; and these. Ray keeps the two apart, so that
-            only the first has to travel.
+            The episode without its turns and messages, which is small, with the counts nobody has asked for yet; and
+            turns and messages. Ray keeps the two apart, so that only the first has to travel.
         """
         await self.ready()
         assert self._local is not None
         cut_short = asyncio.Event()
         work = asyncio.ensure_future(
-            self._local.run(job, on_turn=lambda counts: self._turns.append((job.id, counts)), cut_short=cut_short)
+            self._local.run(
+                job, on_turn=lambda counts: self._turns.setdefault(job.id, []).append(counts), cut_short=cut_short
+            )
         )
         self._running[job.id] = (work, cut_short)
         try:
@@ -58,7 +59,7 @@ class RayWorker:
             del self._running[job.id]
         tree, messages = episode.tree, episode.messages
         episode.source, episode.messages = TokenTree(job.id), []
-        return episode, (tree, messages)
+        return (episode, self._turns.pop(job.id, [])), (tree, messages)
 
     async def end(self, id: str, cut_short: bool) -> None:
         """End an episode, as cut short or as unfinished."""
@@ -69,10 +70,9 @@ class RayWorker:
                 event.set()
             work.cancel()
 
-    async def turns(self) -> list[tuple[str, TurnCounts]]:
-        """Return the turns that were sampled since this was asked last, each with its episode."""
-        turns = list(self._turns)
-        self._turns.clear()
+    async def turns(self) -> dict[str, list[TurnCounts]]:
+        """Return the turns that were sampled since this was asked last, by episode."""
+        turns, self._turns = self._turns, {}
         return turns
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ written, and when it is cancelled; whatever is on record then is there for the n
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.group import Filters, GroupFilter, Wanted
 from strands_sglang.rollout.job import Setup
 from strands_sglang.rollout.lock import directory_lock
+from strands_sglang.rollout.open_files import allow_open_files
 from strands_sglang.rollout.progress import Progress, ProgressKind, display_for
 from strands_sglang.rollout.reporter import Reporter
 from strands_sglang.rollout.result import Rollout
@@ -121,6 +123,7 @@ async def rollout(
         (ProgressKind.AUTO if progress else ProgressKind.NONE) if isinstance(progress, bool) else progress,
         title="rollout" if directory is None else f"rollout {Path(directory).name}",
     )
+    allow_open_files(concurrency)
     known = len(tasks) if isinstance(tasks, Sequence) else None
     totals = Totals(None if known is None else known * samples_per_task)
     with ExitStack() as stack:
@@ -128,7 +131,7 @@ async def rollout(
         before = None
         if path is not None:
             stack.enter_context(directory_lock(path))
-            before = read_before(path)
+            before = await asyncio.get_running_loop().run_in_executor(None, read_before, path)
         course = Course(setup, before, Tally(Wanted(enough_groups, enough_samples), Filters(filters)), on_episode)
         async with Reporter(totals, shown, on_metrics, metrics_seconds) as course.reporter:
             await course.run(tasks, samples_per_task, concurrency, workers, warm_seconds)

@@ -109,7 +109,7 @@ class ToolWatch:
         finally:
             self.journal.ended(call_id)
             if not task.done():
-                await _ended(task)
+                await _ended(task, next_fn)
         if not in_time:
             limit = "in time" if self.seconds is None else f"within {self.seconds:g} seconds"
             text = f"{context.tool_use.get('name')} did not answer {limit}"
@@ -164,14 +164,18 @@ async def _middleware(context: Any, next_fn: Callable[[Any], AsyncGenerator[Any,
         yield event
 
 
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancel a tool, and give it a moment to end. One that runs in a thread, or does not listen, is left behind."""
+async def _ended(task: asyncio.Task[None], next_fn: Any) -> None:
+    """Cancel a tool, and give it a moment to end. One that does not listen is left behind."""
     task.cancel()
     await asyncio.wait({task}, timeout=_MOMENT)
-    if not task.done():
-        task.add_done_callback(_forget)
-    elif not task.cancelled():
-        task.exception()
+    if task.done():
+        _forget(task)
+        return
+    task.add_done_callback(_forget)
+    # The framework closes the generators it gave out, and takes one that still runs for an error of the tool's.
+    for cell in getattr(next_fn, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, list):
+            cell.cell_contents.clear()
 
 
 def _forget(task: asyncio.Task[None]) -> None:

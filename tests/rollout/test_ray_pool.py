@@ -1,0 +1,217 @@
+"""Episodes on real Ray workers: the same as in one process, and nothing is lost when a worker dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from strands import Agent, tool
+from strands.agent.conversation_manager import NullConversationManager
+
+from rollout.scripts import PromptEngine, asked, assert_proved, assert_same, last_step, run, steps, summaries
+from scripted_engine import Answer, tool_call
+from strands_sglang import SGLangModel
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.rollout import Ended, Limits, Task
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    """Ray on this machine, whose workers find these modules."""
+    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    env = {"env_vars": {"PYTHONPATH": path}}
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", runtime_env=env)
+    yield
+    ray.shutdown()
+
+
+@tool
+async def step(number: int) -> str:
+    """Take a step.
+
+    Args:
+        number: Which.
+    """
+    return f"step {number}"
+
+
+@tool
+async def note(number: int) -> str:
+    """Take a step, after writing down which process did.
+
+    Args:
+        number: Which.
+    """
+    with open(os.environ["NOTES"], "a") as notes:
+        notes.write(f"{os.getpid()} {number}\n")
+    await asyncio.sleep(0.05)
+    return f"step {number}"
+
+
+@tool
+async def deadly(number: int) -> str:
+    """End the process.
+
+    Args:
+        number: Nobody looks.
+    """
+    await asyncio.sleep(0.3)  # what was before is on disk by then
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
+def agent(model: SGLangModel, *tools: Any) -> Agent:
+    return Agent(model=model, tools=list(tools), callback_handler=None, conversation_manager=NullConversationManager())
+
+
+def build(task: Task, model: SGLangModel) -> Agent:
+    return agent(model, step)
+
+
+def reward(episode: Any) -> float:
+    return float(len(episode.task.prompt))
+
+
+QUESTIONS = [f"question {number}" for number in range(6)]
+
+
+async def test_as_in_one_process(tmp_path: Path) -> None:
+    engine = PromptEngine(steps(3))
+    options: dict[str, Any] = {"reward": reward}
+    here = await run(build, QUESTIONS, PromptEngine(steps(3)), **options)
+    there = await run(build, QUESTIONS, engine, tmp_path, workers=2, **options)
+    assert summaries(there) == summaries(here)
+    assert [episode.reward for episode in there] == [episode.reward for episode in here]
+    assert [episode.id for episode in there] == [episode.id for episode in here]
+    assert not engine.calls  # nothing was asked for from this process
+    assert there.metrics.turns == here.metrics.turns == 6 * 4
+    assert_proved(tmp_path)
+    assert_same(tmp_path, there)
+    assert len({path.name.partition("-")[0] for path in (tmp_path / "ledger").iterdir()}) == 2
+    again = await run(build, QUESTIONS, engine, tmp_path, workers=2, **options)
+    assert summaries(again) == summaries(here)
+
+
+async def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+
+    def noting(task: Task, model: SGLangModel) -> Agent:
+        os.environ["NOTES"] = str(notes)
+        return agent(model, note)
+
+    def script(prompt: str, before: int) -> Answer:
+        done = last_step(prompt)
+        return tool_call("note", number=done + 1) if done < 8 else "the end"
+
+    async def kill() -> int:
+        while not notes.exists() or len(notes.read_text().splitlines()) < 30:
+            await asyncio.sleep(0.01)
+        pid = int(notes.read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    killer = asyncio.ensure_future(kill())
+    result = await run(noting, QUESTIONS, PromptEngine(script), tmp_path / "run", workers=2, samples_per_task=2)
+    pid = await killer
+    assert [episode.ended for episode in result] == [Ended.ANSWERED] * 12
+    assert result.metrics.total == 12
+    assert {len(episode.tree) for episode in result} == {9}
+    assert any(episode.epoch for episode in result)
+    assert_proved(tmp_path / "run")
+    assert_same(tmp_path / "run", result)
+    lines = [line.split() for line in notes.read_text().splitlines()]
+    # What was on record was not done again: at most the tool calls that were under way.
+    assert 96 <= len(lines) <= 96 + 12
+    assert {int(line[0]) for line in lines} - {pid}
+
+
+async def test_without_a_ledger_they_begin_anew(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    @tool
+    async def once(number: int) -> str:
+        """End the process, the first time.
+
+        Args:
+            number: Which.
+        """
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return f"step {number}"
+
+    def script(prompt: str, before: int) -> Answer:
+        done = last_step(prompt)
+        return tool_call("once", number=done + 1) if done < 2 else "the end"
+
+    result = await run(lambda task, model: agent(model, once), QUESTIONS[:2], PromptEngine(script), workers=1)
+    assert [episode.ended for episode in result] == [Ended.ANSWERED] * 2
+
+
+async def test_an_episode_that_takes_workers_with_it_is_given_up(tmp_path: Path) -> None:
+    def script(prompt: str, before: int) -> Answer:
+        if "question 1" in asked(prompt):
+            return tool_call("deadly", number=1)
+        done = last_step(prompt)
+        return tool_call("step", number=done + 1) if done < 3 else "the end"
+
+    result = await run(
+        lambda task, model: agent(model, step, deadly), QUESTIONS[:3], PromptEngine(script), tmp_path, workers=2
+    )
+    assert [episode.ended for episode in result] == [Ended.ANSWERED, Ended.AGENT, Ended.ANSWERED]
+    assert result[1].failure is not None and result[1].failure.kind == "WorkerDied"
+    assert len(result[1].tree) == 1  # what it had is still there
+    assert_proved(tmp_path)
+
+
+async def test_the_rest_is_cut_short(tmp_path: Path) -> None:
+    @tool
+    async def endless(number: int) -> str:
+        """Wait.
+
+        Args:
+            number: Nobody looks.
+        """
+        await asyncio.sleep(600)
+        return ""
+
+    def script(prompt: str, before: int) -> Answer:
+        if "question 0" not in asked(prompt):
+            return tool_call("endless", number=1)
+        return "the end"
+
+    result = await run(
+        lambda task, model: agent(model, endless),
+        QUESTIONS[:3],
+        PromptEngine(script),
+        tmp_path,
+        workers=2,
+        enough_groups=1,
+    )
+    assert [episode.ended for episode in result] == [Ended.ANSWERED]
+    assert {episode.ended for episode in result.left_over} == {Ended.CUT_SHORT}
+    assert_proved(tmp_path)
+
+
+async def test_what_goes_wrong_in_a_worker_is_data() -> None:
+    def broken(task: Task, model: SGLangModel) -> Agent:
+        raise ImportError("no such thing here")
+
+    result = await run(broken, QUESTIONS[:2], PromptEngine(steps(1)), workers=1, limits=Limits(turns=3))
+    assert [episode.ended for episode in result] == [Ended.AGENT] * 2
+    assert result[0].failure is not None and "no such thing" in result[0].failure.message
+
+
+async def test_ray_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigurationError, match=r"strands-sglang\[ray\]"):
+        await run(build, QUESTIONS, PromptEngine(steps(1)), workers=2)
