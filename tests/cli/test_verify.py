@@ -57,6 +57,18 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["verdict"], told["episodes"]["proved"], told["seal"]) == ("proved", 1, "unchecked")
 
 
+def test_json_is_ascii(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    id = "é\x9b2J\u202e\x7f"
+    write_run(tmp_path, {"run": RUN})
+    writer = LedgerWriter(tmp_path)
+    plain_episode(writer.write, task=id, end=False)
+    writer.close()
+    assert main(["verify", str(tmp_path), "--json"]) == 3
+    printed = capsys.readouterr().out
+    assert printed.isascii() and printed.replace("\n", "").isprintable()
+    assert any(finding["episode"] == f"{id}/0" for finding in json.loads(printed)["findings"])
+
+
 def test_broken_and_truncated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = shard(folder).read_bytes()
     shard(folder).write_bytes(whole[:-20])
@@ -74,6 +86,15 @@ def test_broken_and_truncated(folder: Path, capsys: pytest.CaptureFixture[str]) 
 def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(folder / "nothing")]) == 2
     assert "is no directory of a run" in capsys.readouterr().err
+    (folder / "empty").mkdir()
+    for name in ("empty", "run.json"):
+        assert main(["verify", str(folder / name)]) == 2
+        printed = capsys.readouterr()
+        assert "is no directory of a run" in printed.err and not printed.out
+    for more in ([], ["--json"]):
+        assert main(["verify", str(folder), "--episode", "add/0", "--episode", "nope\x1b", *more]) == 2
+        printed = capsys.readouterr()
+        assert r"has no episode 'nope\x1b'" in printed.err and not printed.out
     assert main(["verify", str(folder), "--exported", "nothing"]) == 2
     for arguments in (["verify"], ["prove"], [], ["verify", str(folder), "--tolerance", "x"]):
         with pytest.raises(SystemExit) as exit:

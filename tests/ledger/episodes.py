@@ -188,11 +188,16 @@ class Recorder:
         self.append(EventKind.RESUME, {"from": kept, "head": head.hex(), "pid": 4242, "worker": worker})
         return old
 
-    def cut(self, turns: int, reason: str = "the agent went another way") -> Event:
+    def keep(self) -> None:
+        """Take back that turns were thrown away, as an agent that runs once more may."""
+        record = self.tree.to_dict()
+        self.tree = TokenTree.from_dict({**record, "turns": [{**turn, "status": "kept"} for turn in record["turns"]]})
+
+    def cut(self, turns: int, reason: str = "the agent went another way", **more: Any) -> Event:
         """Take turns from this id on out of the episode."""
         record = self.tree.to_dict()
         self.tree = TokenTree.from_dict({**record, "turns": record["turns"][:turns]})
-        return self.append(EventKind.CUT, {"turns": turns, "reason": reason})
+        return self.append(EventKind.CUT, {"turns": turns, "reason": reason, **more})
 
     def reward(self, value: float | None = 1.0, *, error: str | None = None) -> Event:
         parts = {} if value is None else {"exact": value}
@@ -293,6 +298,30 @@ def resumed_episode(sink: Sink, later: Sink | None = None, *, task: str = "resum
     again = recorder.call(recorder.tree[1], context=[37], sampled=[38, 39], versions=[("v2", 0, 2)])
     old.append(EventKind.END, {"ended": "timeout"})
     recorder.call(again, context=[40], sampled=[41], versions=[("v2", 0, 1)])
+    recorder.reward(1.0)
+    recorder.end()
+    return recorder
+
+
+def reopened_episode(sink: Sink, later: Sink | None = None, *, task: str = "reopened", sample: int = 0) -> Recorder:
+    """Record an episode that ended twice, was taken up again each time, and came to its own end: 2 scores count not."""
+    later = later or sink
+    recorder = Recorder(sink, task=task, sample=sample)
+    first = recorder.call(None, context=range(20), sampled=[30, 31], versions=[("v1", 0, 2)])
+    recorder.tool("call-a", "calculator", {"x": 1})
+    second = recorder.call(first, context=[32], sampled=[33, 34], versions=[("v1", 0, 2)])
+    recorder.reject(second)
+    recorder.fault("EngineUnavailableError", sent=[1, 2, 3], status=503)
+    recorder.reward(0.25)
+    recorder.end("engine", failure={"kind": "EngineUnavailableError", "message": "gone", "where": ""})
+    recorder.resume(later)
+    recorder.keep()
+    recorder.cut(1, kind="diverged")
+    recorder.call(recorder.tree[0], context=[35], sampled=[36, 37], versions=[("v2", 0, 2)])
+    recorder.reward(0.5)
+    recorder.end("cut_short")
+    recorder.resume(later)
+    recorder.call(recorder.tree[1], context=[40], sampled=[41], versions=[("v2", 0, 1)])
     recorder.reward(1.0)
     recorder.end()
     return recorder

@@ -5,16 +5,16 @@ import random
 
 import pytest
 
-from ledger.episodes import Recorder, plain_episode, random_episode, resumed_episode, rich_episode
+from ledger.episodes import Recorder, plain_episode, random_episode, reopened_episode, resumed_episode, rich_episode
 from ledger.test_resolve import record_of
 from strands_sglang.errors import LedgerError, RecordError
 from strands_sglang.ledger.event import EventKind, first_link
-from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.ledger.record import ChainFault, ChainProblem, EpisodeRecord
 from strands_sglang.ledger.summary import trajectory_summary
 
 
 def test_the_tree_is_the_one_that_was_recorded() -> None:
-    recorders = [make(lambda data: None) for make in (plain_episode, rich_episode, resumed_episode)]
+    recorders = [make(lambda data: None) for make in (plain_episode, rich_episode, resumed_episode, reopened_episode)]
     recorders += [random_episode(lambda data: None, random.Random(seed)) for seed in range(60)]
     for recorder in recorders:
         record = EpisodeRecord(recorder.id, tuple(recorder.events))
@@ -46,6 +46,36 @@ def test_before_the_end_nothing_counts_as_rejected() -> None:
     record = record_of(events[:-1])
     assert record.end is None and not record.finished and record.reward is not None
     assert not any(turn.rejected for turn in record.tree())
+
+
+def test_of_an_episode_that_was_taken_up_again_only_the_last_end_counts() -> None:
+    events: list[bytes] = []
+    recorder = reopened_episode(events.append)
+    seen = []
+    for count in range(1, len(events) + 1):
+        record = record_of(events[:count])
+        last = record.events[-1].kind
+        ended = None if record.end is None else record.end.data["ended"]
+        seen += [(ended, [turn.id for turn in record.tree() if turn.rejected])] if last is EventKind.END else []
+        assert record.finished is (last is EventKind.END) and not record.problems
+        # A score counts until somebody takes the episode up again.
+        kinds = [event.kind for event in record.events]
+        behind = kinds[len(kinds) - kinds[::-1].index(EventKind.RESUME) :] if EventKind.RESUME in kinds else kinds
+        assert (record.reward is not None) is (EventKind.REWARD in behind)
+    assert seen == [("engine", [1]), ("cut_short", []), ("answered", [])]
+    record = record_of(events)
+    assert record.reward is not None and record.reward.data["value"] == 1.0 and record.epoch == 2
+    assert record.tree().to_dict() == recorder.tree.to_dict()
+    # Somebody else's score is not that of an end without one.
+    recorder = reopened_episode(lambda data: None)
+    recorder.resume()
+    recorder.end("agent")
+    assert EpisodeRecord(recorder.id, tuple(recorder.events)).reward is None
+
+
+def test_a_problem_is_told_in_one_line() -> None:
+    problem = ChainProblem(ChainFault.BROKEN, "a\n\x1b[2Jb/0", 3, "x\u202e.ledger", 7, "not\rright")
+    assert str(problem) == r"x\u202e.ledger, block at byte 7, event 3 of a\n\x1b[2Jb/0: not\rright"
 
 
 def test_calls_that_were_cut_do_not_count() -> None:

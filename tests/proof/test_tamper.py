@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from ledger.episodes import FINGERPRINT, RUN, plain_episode, random_episode, resumed_episode, rich_episode
+from ledger.episodes import (
+    FINGERPRINT,
+    RUN,
+    plain_episode,
+    random_episode,
+    reopened_episode,
+    resumed_episode,
+    rich_episode,
+)
 from proof.forger import CHANGES, Book
 from strands_sglang.ledger.event import episode_of
 from strands_sglang.ledger.ledger import Ledger
@@ -39,9 +47,9 @@ class Case:
         self.raws: list[bytes] = []
         rng = random.Random(number)
         self.recorders = [
-            (rich_episode, resumed_episode, lambda sink: random_episode(sink, rng, steps=10))[number % 3](
-                self.raws.append
-            ),
+            (rich_episode, resumed_episode, reopened_episode, lambda sink: random_episode(sink, rng, steps=10))[
+                number % 4
+            ](self.raws.append),
             plain_episode(self.raws.append, turns=2),
         ]
         self.book = Book(self.raws)
@@ -67,7 +75,7 @@ def meaning(raws: list[bytes]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    return [Case(number) for number in range(9)]
+    return [Case(number) for number in range(12)]
 
 
 class Tally:

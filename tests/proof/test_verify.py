@@ -1,4 +1,4 @@
-"""A good ledger is proved, by code that shares nothing with what wrote it; a bad one is shown where it is bad."""
+"""A good ledger is proved, by code that works everything out anew; a bad one is shown where it is bad."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ledger.episodes import (
     Recorder,
     plain_episode,
     random_episode,
+    reopened_episode,
     resumed_episode,
     rich_episode,
 )
@@ -33,14 +34,15 @@ from strands_sglang.proof.certificate import Certificate, SealState
 from strands_sglang.proof.finding import Finding, FindingKind, Verdict
 from strands_sglang.proof.links import Located, linked
 from strands_sglang.proof.prove import prove
+from strands_sglang.proof.rescore_report import RescoreReport, TurnScore
 from strands_sglang.proof.verify import verify, verify_events
 from strands_sglang.tokens import TokenTree, TurnPurpose
 
 PROOF = Path(__file__).resolve().parents[2] / "src" / "strands_sglang" / "proof"
 OURS = {path.stem for path in PROOF.glob("*.py")} - {"__init__", "rescore", "rescore_report"}
 """The files that prove. Those that ask an engine need a client."""
-READING = {"event", "shard", "run_file"}
-"""Those they may use, to read bytes."""
+READING = {"event", "shard", "run_file", "shown"}
+"""Those they may use, to read bytes and to show what they say."""
 
 
 def run_on_disk(folder: Path, *makers: Callable[..., Any], samples: int = 1, sealed: bool = True) -> Path:
@@ -205,8 +207,10 @@ def test_episodes_of_choice(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="no run"):
-        verify(tmp_path)
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
+        with pytest.raises(LedgerError, match="is no directory of a run"):
+            verify(path)
     write_run(tmp_path, {"run": RUN})
     assert verify(tmp_path).verdict is Verdict.UNFINISHED  # nothing was recorded yet
     (tmp_path / "run.json").write_text("{")
@@ -289,6 +293,144 @@ def test_an_episode_that_begins_twice() -> None:
     rich_episode(raws.append, task="add")
     certificate = verify_events(raws)
     assert FindingKind.DUPLICATE in certificate.found and certificate.verdict is Verdict.BROKEN
+
+
+def reopened(edit: Callable[[Book], Any]) -> Certificate:
+    """Prove an episode that was taken up again, with its book changed and all digests worked out anew."""
+    raws: list[bytes] = []
+    reopened_episode(raws.append)
+    book = Book(raws).copy()
+    edit(book)
+    return verify_events(book.forged())
+
+
+def taken_out(book: Book, line: Any) -> None:
+    for one in book.behind(line):
+        one.before = line.before
+    book.lines.remove(line)
+
+
+def test_an_episode_that_was_taken_up_again_is_proved_by_its_last_end(tmp_path: Path) -> None:
+    folder = run_on_disk(tmp_path, reopened_episode, plain_episode)
+    certificate = verify(folder)
+    assert certificate.proved and certificate.seal is SealState.AGREES, certificate.text()
+    assert (certificate.events["end"], certificate.turns, certificate.trajectories) == (4, 6, 2)
+    assert (certificate.tokens.trained, certificate.tokens.cut, certificate.tokens.rejected) == (12 + 5, 2, 0)
+    raws: list[bytes] = []
+    recorder = reopened_episode(raws.append)
+    proof = prove(recorder.id, linked([Located(raw) for raw in raws]))
+    assert proof.finished and proof.reward == 1.0 and not proof.findings
+    rows = [{**one.to_dict(), "reward": 1.0} for one in recorder.tree.trajectories()]
+    assert verify_events(raws, exported=rows).proved
+    rows[0]["reward"] = 0.5
+    assert only(verify_events(raws, exported=rows)).kind is FindingKind.EXPORTED
+    ends = [number for number, event in enumerate(recorder.events) if event.kind is EventKind.END]
+    for count in range(1, len(raws)):  # as it was at any time
+        certificate = verify_events(raws[:count])
+        assert certificate.verdict is (Verdict.PROVED if count - 1 in ends else Verdict.UNFINISHED), count
+    # What an earlier end says is not looked at; what the last one says is.
+    for end, kinds in ((0, set()), (1, set()), (2, {FindingKind.METRICS, FindingKind.TRAJECTORY})):
+
+        def change(book: Book, end: int = end) -> None:
+            data = book.of(EventKind.END)[end].event.data
+            data["metrics"]["turns"] = 7
+            data["trajectories"].clear()
+
+        assert set(reopened(change).found) == kinds
+
+
+def test_an_episode_that_could_not_have_been_taken_up_again() -> None:
+    for number in (0, 1):
+
+        def dropped(book: Book, number: int = number) -> None:
+            taken_out(book, book.of(EventKind.RESUME)[number])
+
+        certificate = reopened(dropped)
+        assert certificate.verdict is Verdict.BROKEN and FindingKind.ORDER in certificate.found
+
+        def without(book: Book, number: int = number) -> None:  # as if the first process had gone on
+            line = book.of(EventKind.RESUME)[number]
+            for later in book.lines[book.lines.index(line) + 1 :]:
+                later.event.epoch -= 1
+            taken_out(book, line)
+
+        certificate = reopened(without)
+        assert certificate.verdict is Verdict.BROKEN
+        assert "behind the end of the episode" in certificate.findings[-1].message
+        for ended in ("answered", "stopped", "timeout", "x", None, ["engine"]):
+
+            def other(book: Book, number: int = number, ended: Any = ended) -> None:
+                book.of(EventKind.END)[number].event.data["ended"] = ended
+
+            certificate = reopened(other)
+            assert certificate.verdict is Verdict.BROKEN, ended
+            assert only(certificate).kind is FindingKind.ORDER
+            assert f"a resume event behind the end of the episode ({ended!r})" in only(certificate).message
+    # The same with the digests it had, and with a piece of a file that is not there.
+    raws: list[bytes] = []
+    recorder = reopened_episode(raws.append)
+    resumes = [number for number, event in enumerate(recorder.events) if event.kind is EventKind.RESUME]
+    for number in resumes:
+        assert verify_events([*raws[:number], *raws[number + 1 :]]).verdict is Verdict.BROKEN
+
+
+def test_an_agent_that_began_anew() -> None:
+    """With its next turn, before its first, and behind its last: then nothing is left to be trained."""
+    raws: list[bytes] = []
+    recorder = Recorder(raws.append)
+    recorder.cut(0, kind="anew")
+    recorder.call(None, context=[1], sampled=[2], versions=[("v1", 0, 1)])
+    recorder.cut(0, kind="anew")
+    first = recorder.call(None, context=[3], sampled=[4, 5], versions=[("v1", 0, 2)])
+    recorder.call(first, context=[6], sampled=[7], versions=[("v1", 0, 1)])
+    recorder.cut(0, kind="anew")
+    recorder.reward(0.0)
+    end = recorder.end()
+    assert end.data["trajectories"] == [] and end.data["metrics"]["turns"] == 0
+    certificate = verify_events(raws)
+    assert certificate.proved, certificate.text()
+    assert (certificate.turns, certificate.trajectories, certificate.tokens.cut) == (0, 0, 4)
+    book = Book(raws)
+    book.of(EventKind.CUT)[-1].event.data["kind"] = 7
+    assert only(verify_events(book.forged())).kind is FindingKind.FORM
+    unscored: list[bytes] = []
+    recorder = Recorder(unscored.append)
+    recorder.call(None, context=[1], sampled=[2])
+    recorder.cut(0)
+    recorder.end("stopped")
+    assert verify_events(unscored).proved
+
+
+def test_a_run_may_go_on_with_more_samples() -> None:
+    raws: list[bytes] = []
+    for sample in range(3):
+        plain_episode(raws.append, sample=sample)
+    assert verify_events(raws, run={"run": RUN, "samples_per_task": 2, "fingerprint": FINGERPRINT}).proved
+
+
+EVIL = "\x1b[2J\x1b[HPROVED\r\n  run          good\u2028\u202e\x9b1m\x00\x7f"
+
+
+def test_a_ledger_cannot_write_lines_of_its_certificate(tmp_path: Path) -> None:
+    write_run(tmp_path, {"run": EVIL, "samples_per_task": 2})
+    writer = LedgerWriter(tmp_path)
+    recorder = Recorder(writer.write, task=EVIL, run="other" + EVIL, fingerprint={})
+    turn = recorder.call(None, context=[1], sampled=[2], versions=[(EVIL, 0, 1)])
+    recorder.append(EventKind.FAULT, {"error": EVIL})
+    recorder.call(turn, context=[1], sampled=[2])
+    writer.close()
+    path = writer.paths[0]
+    path.rename(path.with_name("x\n\x1b[1mPROVED\udcff.ledger"))
+    text = verify(tmp_path).text()
+    assert text.startswith("BROKEN") and text.count("PROVED") >= 4
+    for line in text.split("\n"):
+        assert line.isprintable() and not line.lstrip().startswith(("PROVED", "run          good"))
+    assert r"x\n\x1b[1mPROVED\udcff.ledger at byte" in text and r"\u2028\u202e\x9b1m\x00\x7f" in text
+    assert str(Finding(FindingKind.FORM, "é 日本 " + EVIL, EVIL, file=EVIL)).isprintable()
+    assert "é 日本" in str(Finding(FindingKind.FORM, "é 日本"))  # what can be seen is shown as it is
+    report = RescoreReport("http://127.0.0.1", EVIL, EVIL, 1e-3, failures=[EVIL])
+    report.note(TurnScore(EVIL, 0, 1, 1.0, 1.0, 1, 0))
+    assert len(report.text().splitlines()) == 7 and report.text().replace("\n", "").isprintable()
 
 
 def test_the_root_digest_catches_what_nothing_else_does() -> None:

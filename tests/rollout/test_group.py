@@ -30,10 +30,10 @@ def test_numbers_of_a_group(rewards: list[float | None]) -> None:
     assert group.rewards == rewards
     scored = [reward for reward in rewards if reward is not None]
     if not scored:
-        assert group.mean is None and group.spread is None
+        assert group.reward_mean is None and group.reward_std is None
     else:
-        assert group.mean == pytest.approx(statistics.fmean(scored))
-        assert group.spread == pytest.approx(statistics.pstdev(scored), rel=1e-6, abs=1e-6)
+        assert group.reward_mean == pytest.approx(statistics.fmean(scored))
+        assert group.reward_std == pytest.approx(statistics.pstdev(scored), rel=1e-6, abs=1e-6)
     assert rewards_differ(group) == (len(set(scored)) > 1)
 
 
@@ -46,7 +46,7 @@ async def test_filters_in_order_until_one_drops() -> None:
 
     async def second(group: Group) -> bool:
         asked.append("second")
-        return group.mean == 1.0
+        return group.reward_mean == 1.0
 
     def third(group: Group) -> Any:
         asked.append("third")

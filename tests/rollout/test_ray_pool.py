@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from scripted_engine import Answer, tool_call
 from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.rollout import Ended, Limits, Task
+from strands_sglang.tokens import TokenTree
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -89,6 +92,7 @@ async def test_as_in_one_process(tmp_path: Path) -> None:
     options: dict[str, Any] = {"reward": reward}
     here = await run(build, QUESTIONS, PromptEngine(steps(3)), **options)
     there = await run(build, QUESTIONS, engine, tmp_path, workers=2, **options)
+    assert not any(isinstance(episode.source, TokenTree) for episode in there)
     assert summaries(there) == summaries(here)
     assert [episode.reward for episode in there] == [episode.reward for episode in here]
     assert [episode.id for episode in there] == [episode.id for episode in here]
@@ -97,8 +101,8 @@ async def test_as_in_one_process(tmp_path: Path) -> None:
     assert_proved(tmp_path)
     assert_same(tmp_path, there)
     assert len({path.name.partition("-")[0] for path in (tmp_path / "ledger").iterdir()}) == 2
-    again = await run(build, QUESTIONS, engine, tmp_path, workers=2, **options)
-    assert summaries(again) == summaries(here)
+    again = await run(build, QUESTIONS, engine, tmp_path, **options)
+    assert summaries(again) == summaries(here) and again.metrics.restored == 6
 
 
 async def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
@@ -134,7 +138,7 @@ async def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
     assert {int(line[0]) for line in lines} - {pid}
 
 
-async def test_without_a_ledger_they_begin_anew(tmp_path: Path) -> None:
+async def test_without_a_ledger_they_begin_anew_and_what_goes_wrong_is_data(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
 
     @tool
@@ -153,27 +157,50 @@ async def test_without_a_ledger_they_begin_anew(tmp_path: Path) -> None:
         done = last_step(prompt)
         return tool_call("once", number=done + 1) if done < 2 else "the end"
 
-    result = await run(lambda task, model: agent(model, once), QUESTIONS[:2], PromptEngine(script), workers=1)
-    assert [episode.ended for episode in result] == [Ended.ANSWERED] * 2
+    def broken(task: Task, model: SGLangModel) -> Agent:
+        if task.prompt == "question 2":
+            raise ImportError("no such thing here")
+        return agent(model, once)
+
+    result = await run(broken, QUESTIONS[:3], PromptEngine(script), workers=1, limits=Limits(turns=5))
+    assert [episode.ended for episode in result] == [Ended.ANSWERED, Ended.ANSWERED, Ended.AGENT]
+    assert [len(episode.tree) for episode in result] == [3, 3, 0]
+    assert result[2].failure is not None and "no such thing" in result[2].failure.message
 
 
-async def test_an_episode_that_takes_workers_with_it_is_given_up(tmp_path: Path) -> None:
+async def test_only_the_episode_that_takes_workers_with_it_is_given_up(tmp_path: Path) -> None:
+    """Those that ran beside it, each time, are not to blame."""
+
     def script(prompt: str, before: int) -> Answer:
         if "question 1" in asked(prompt):
             return tool_call("deadly", number=1)
         done = last_step(prompt)
-        return tool_call("step", number=done + 1) if done < 3 else "the end"
+        return tool_call("slow_step", number=done + 1) if done < 8 else "the end"
+
+    @tool
+    async def slow_step(number: int) -> str:
+        """Take a step, slowly.
+
+        Args:
+            number: Which.
+        """
+        await asyncio.sleep(0.1)
+        return f"step {number}"
 
     result = await run(
-        lambda task, model: agent(model, step, deadly), QUESTIONS[:3], PromptEngine(script), tmp_path, workers=2
+        lambda task, model: agent(model, slow_step, deadly), QUESTIONS[:3], PromptEngine(script), tmp_path, workers=1
     )
-    assert [episode.ended for episode in result] == [Ended.ANSWERED, Ended.AGENT, Ended.ANSWERED]
+    assert [episode.ended.value for episode in result] == ["answered", "agent", "answered"]
     assert result[1].failure is not None and result[1].failure.kind == "WorkerDied"
-    assert len(result[1].tree) == 1  # what it had is still there
+    assert [len(episode.tree) for episode in result] == [9, 1, 9]  # what it had is still there
+    assert max(episode.epoch for episode in result) == 3
     assert_proved(tmp_path)
+    assert_same(tmp_path, result)
 
 
 async def test_the_rest_is_cut_short(tmp_path: Path) -> None:
+    """Those that wait for a tool, and those that were only just handed to a worker."""
+
     @tool
     async def endless(number: int) -> str:
         """Wait.
@@ -185,9 +212,7 @@ async def test_the_rest_is_cut_short(tmp_path: Path) -> None:
         return ""
 
     def script(prompt: str, before: int) -> Answer:
-        if "question 0" not in asked(prompt):
-            return tool_call("endless", number=1)
-        return "the end"
+        return "the end" if "question 0" in asked(prompt) else tool_call("endless", number=1)
 
     result = await run(
         lambda task, model: agent(model, endless),
@@ -195,20 +220,32 @@ async def test_the_rest_is_cut_short(tmp_path: Path) -> None:
         PromptEngine(script),
         tmp_path,
         workers=2,
+        samples_per_task=20,
         enough_groups=1,
+        enough_samples=1,
+        warm_seconds=None,
     )
     assert [episode.ended for episode in result] == [Ended.ANSWERED]
-    assert {episode.ended for episode in result.left_over} == {Ended.CUT_SHORT}
+    cut = [episode for episode in result.left_over if episode.ended is Ended.CUT_SHORT]
+    assert len(cut) + sum(episode.ended is Ended.ANSWERED for episode in result.left_over) == 59
+    assert len(cut) >= 40
     assert_proved(tmp_path)
+    assert_same(tmp_path, [*result, *result.left_over])
 
 
-async def test_what_goes_wrong_in_a_worker_is_data() -> None:
-    def broken(task: Task, model: SGLangModel) -> Agent:
-        raise ImportError("no such thing here")
-
-    result = await run(broken, QUESTIONS[:2], PromptEngine(steps(1)), workers=1, limits=Limits(turns=3))
-    assert [episode.ended for episode in result] == [Ended.AGENT] * 2
-    assert result[0].failure is not None and "no such thing" in result[0].failure.message
+async def test_workers_that_cannot_start(tmp_path: Path) -> None:
+    """What is to be run is not where the workers are, or cannot be sent there."""
+    (tmp_path / "only_here.py").write_text("def build(task, model):\n    pass\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        only_here = importlib.import_module("only_here")
+        with pytest.raises(ConfigurationError, match="only_here"):
+            await run(only_here.build, QUESTIONS[:2], PromptEngine(steps(1)), workers=1)
+    finally:
+        sys.path.remove(str(tmp_path))
+    lock = threading.Lock()
+    with pytest.raises(ConfigurationError, match="pickled"):
+        await run(lambda task, model: lock, QUESTIONS[:2], PromptEngine(steps(1)), workers=1)
 
 
 async def test_ray_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,14 +161,14 @@ async def test_a_run_of_several_episodes_dies_anywhere(data: st.DataObject, tmp_
     engine = PromptEngine(script)
     known = [event for id, record in records.items() for event in record.events[: kept[id]]]
     engine.follows(sorted(known, key=lambda event: event.kind is EventKind.FAULT))
-    told: list[str] = []
+    told: list[tuple[str, bool]] = []
     resumed = await run(
         build, tasks, engine, folder / "crash", samples_per_task=2, reward=score,
-        on_episode=lambda episode: told.append(episode.id),
+        on_episode=lambda episode: told.append((episode.id, episode.restored)),
     )  # fmt: skip
     assert {id: len(one) for id, one in summaries(resumed).items()} == {id: 1 for id in records}
     finished = {id for id, record in records.items() if kept[id] == len(record.events)}
-    assert sorted(told) == sorted(set(records) - finished)
+    assert sorted(told) == sorted((id, id in finished) for id in records)
     assert resumed.metrics.restored == len(finished)
     calls = sum(event.kind is EventKind.CALL for record in records.values() for event in record.events)
     recorded = sum(event.kind is EventKind.CALL for event in known)
@@ -193,7 +193,7 @@ async def test_a_run_that_has_ended_is_read_back(tmp_path: Path) -> None:
         assert one.metrics.to_dict() == other.metrics.to_dict()
         assert summary(one.tree) == summary(other.tree)
         assert [turn.detail for turn in one.tree] == [turn.detail for turn in other.tree]
-    assert first.run == second.run
+    assert [episode.restored for episode in second] == [True] * 6
     assert_proved(tmp_path)
 
 
@@ -204,17 +204,21 @@ async def test_more_tasks_and_more_samples_later(tmp_path: Path) -> None:
     more = await run(build, tasks, engine, tmp_path)
     assert len(more) == 2 and len(engine.calls) == 2
     assert_proved(tmp_path)
-    with pytest.raises(ConfigurationError, match="samples a task"):
-        folder = tmp_path / "two"
-        await run(build, tasks, engine, folder, samples_per_task=2)
-        await run(build, tasks, engine, folder, samples_per_task=1)
+    engine = PromptEngine(steps(1))
+    both = await run(build, tasks, engine, tmp_path, samples_per_task=2)
+    assert [episode.id for episode in both] == [f"{task.id}/{sample}" for task in tasks for sample in range(2)]
+    assert len(engine.calls) == 4
+    assert_proved(tmp_path)
+    fewer = await run(build, tasks, PromptEngine(steps(1)), tmp_path, samples_per_task=1)
+    assert [episode.id for episode in fewer] == [f"{task.id}/0" for task in tasks]
+    assert_proved(tmp_path)
 
 
 async def test_what_cannot_go_on_is_said(tmp_path: Path) -> None:
     await run(build, [TASK], PromptEngine(steps(1)), tmp_path)
     with pytest.raises(ConfigurationError, match="another template"):
         await run(build, [TASK], PromptEngine(steps(1), "smollm3"), tmp_path)
-    with pytest.raises(ConfigurationError, match="another task"):
+    with pytest.raises(ConfigurationError, match="another prompt"):
         await run(build, [Task("something else", id="t")], PromptEngine(steps(1)), tmp_path)
     # Neither has changed anything.
     assert_proved(tmp_path)

@@ -46,9 +46,7 @@ def test_a_run_in_numbers() -> None:
     bad = finished("t", 7)
     bad.score = Reward(error="ValueError: no")
     totals.finished(bad, restored=True)
-    totals.group(kept=True)
-    totals.group(kept=False)
-    totals.group(kept=False)
+    totals.groups(1, 2)
     totals.filter_errors = 1
     now = totals.snapshot()
     assert (now.done, now.restored, now.live, now.waiting, now.total) == (4, 1, 1, 5, 10)

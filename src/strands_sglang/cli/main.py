@@ -1,6 +1,7 @@
 """`strands-sglang`: one command line, one command a file.
 
-Invariant: what a command was asked for goes to standard output, everything else to standard error.
+Invariant: what a command was asked for goes to standard output, everything else to standard error; nothing of a ledger
+goes to either as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from strands_sglang._version import __version__
 from strands_sglang.cli import replay, verify
 from strands_sglang.errors import StrandsSGLangError
+from strands_sglang.ledger.shown import shown
 
 COMMANDS = (verify, replay)
 """Every command: a module with `add`, which declares it and sets `run`."""
@@ -37,7 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         code: int = options.run(options)
-    except (StrandsSGLangError, OSError) as error:
-        print(f"strands-sglang: {error}", file=sys.stderr)
+    except StrandsSGLangError as error:  # may quote a ledger
+        print(f"strands-sglang: {shown(str(error))}", file=sys.stderr)
+        return USAGE
+    except OSError as error:  # quotes what was typed; that of a tokenizer has several lines
+        print("strands-sglang: " + "\n".join(map(shown, str(error).splitlines())), file=sys.stderr)
         return USAGE
     return code

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from typing import Any
 
-import orjson
-
-from strands_sglang.errors import EngineError
+from strands_sglang.errors import EngineError, LedgerError
+from strands_sglang.ledger.shown import shown
 from strands_sglang.proof.certificate import Certificate
-from strands_sglang.proof.finding import Verdict
+from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.proof.rescore import TOLERANCE, rescore
 from strands_sglang.proof.rescore_report import RescoreReport, RescoreVerdict
 from strands_sglang.proof.verify import verify
@@ -24,8 +24,8 @@ PROVED, BROKEN, UNDECIDED = 0, 1, 3
 _DESCRIPTION = """\
 Prove offline that every prompt was the record before it, and that every trained token was sampled where it stands.
 
-exit codes: 0 proved; 1 broken, or the engine disagrees; 2 wrong usage; 3 unfinished or truncated, or the engine could
-not say
+exit codes: 0 proved; 1 broken, or the engine disagrees; 2 wrong usage, no run or no such episode; 3 unfinished or
+truncated, or the engine could not say
 """
 
 
@@ -54,13 +54,21 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prove a ledger; return the exit code."""
+    """Prove a ledger; return the exit code.
+
+    Raises:
+        LedgerError: There is no ledger, or no such episode.
+    """
     certificate = verify(
         options.directory,
         exported=options.exported,
         exported_part=options.exported_part,
         episodes=options.episode,
     )
+    if options.episode:
+        missing = [finding.episode for finding in certificate.findings if finding.kind is FindingKind.NOT_BEGUN]
+        if missing:
+            raise LedgerError(f"the ledger in {options.directory} has no episode {', '.join(map(repr, missing))}")
     report, failure = None, ""
     if options.rescore:
         try:
@@ -80,12 +88,17 @@ def run(options: argparse.Namespace) -> int:
         told: dict[str, Any] = certificate.to_dict()
         if options.rescore:
             told["rescore"] = {"verdict": "nothing", "failures": [failure]} if report is None else report.to_dict()
-        print(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
+        print(_json(told))
     else:
         print(certificate.text())
         if options.rescore:
-            print(f"\nNOTHING  {failure}" if report is None else f"\n{report.text()}")
+            print("\n" + (f"NOTHING  {shown(failure)}" if report is None else report.text()))
     return exit_code(certificate, report, asked=bool(options.rescore))
+
+
+def _json(told: dict[str, Any]) -> str:
+    """Return JSON of printable ASCII. A number that is none is null."""
+    return json.dumps(json.loads(json.dumps(told), parse_constant=lambda _: None), indent=2)
 
 
 def exit_code(certificate: Certificate, report: RescoreReport | None, *, asked: bool) -> int:

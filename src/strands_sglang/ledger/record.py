@@ -13,6 +13,7 @@ from typing import Any
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import Event, EventKind, first_link
+from strands_sglang.ledger.shown import shown
 from strands_sglang.tokens import TokenTree, Trajectory
 from strands_sglang.tokens.record import RECORD_FORMAT
 from strands_sglang.tokens.turn import TurnStatus
@@ -56,7 +57,7 @@ class ChainProblem:
 
     def __str__(self) -> str:
         event = "an event" if self.number is None else f"event {self.number}"
-        return f"{self.shard}, block at byte {self.byte}, {event} of {self.episode or '?'}: {self.message}"
+        return shown(f"{self.shard}, block at byte {self.byte}, {event} of {self.episode or '?'}: {self.message}")
 
 
 @dataclass(slots=True)
@@ -81,7 +82,7 @@ class EpisodeRecord:
 
     @property
     def end(self) -> Event | None:
-        """How it ended; None: it did not."""
+        """How it ended; None: it did not, or it was taken up again since."""
         return self.events[-1] if self.events and self.events[-1].kind is EventKind.END else None
 
     @property
@@ -91,8 +92,13 @@ class EpisodeRecord:
 
     @property
     def reward(self) -> Event | None:
-        """How it was scored last; None: it was not."""
-        return next(iter(self._of(EventKind.REWARD)[::-1]), None)
+        """How it was scored; None: it was not, or it was taken up again since."""
+        for event in reversed(self.events):
+            if event.kind is EventKind.REWARD:
+                return event
+            if event.kind is EventKind.RESUME:  # whoever goes on scores it anew
+                return None
+        return None
 
     @property
     def head(self) -> bytes:

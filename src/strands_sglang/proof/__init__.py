@@ -1,4 +1,8 @@
-"""A ledger proved: from its bytes alone, by code that shares nothing with what wrote it."""
+"""A ledger proved: its bytes are read with the ledger's decoder, everything else is worked out a second time.
+
+Nothing here uses the trees, trajectories or records of those who wrote it; `event`, `packing` and `shard` of the ledger
+say what its bytes are.
+"""
 
 from strands_sglang.proof.certificate import Certificate
 from strands_sglang.proof.finding import Finding, FindingKind, Verdict

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from strands_sglang.ledger.shown import shown
 from strands_sglang.proof.finding import Finding, FindingKind, Verdict, worst
 from strands_sglang.proof.token_counts import TokenCounts
 
@@ -138,7 +139,7 @@ class Certificate:
         }
 
     def text(self, findings: int = 20) -> str:
-        """Return it for people to read.
+        """Return it for people to read: no line of it is one that the ledger wrote.
 
         Args:
             findings: How many findings are shown.
@@ -163,15 +164,15 @@ class Certificate:
         ]
         lines = [f"{self.verdict.value.upper()}  {self.source}".rstrip(), f"  {_MEANING[self.verdict]}"]
         lines += [f"  {name:<12} {value}" for name, value in rows if value]
-        shown = sorted(self.findings, key=lambda one: -_WEIGHT.index(one.kind.verdict))[:findings]
-        if shown:
+        listed = sorted(self.findings, key=lambda one: -_WEIGHT.index(one.kind.verdict))[:findings]
+        if listed:
             lines.append(
                 f"  findings     {sum(self.found.values()):,}: {_list((k.value, n) for k, n in self.found.items())}"
             )
-            lines += [f"    {finding}" for finding in shown]
-            left = sum(self.found.values()) - len(shown)
+            lines += [f"    {finding}" for finding in listed]
+            left = sum(self.found.values()) - len(listed)
             lines += [f"    and {left:,} more"] if left else []
-        return "\n".join(lines)
+        return "\n".join(map(shown, lines))
 
     def _most(self) -> list[tuple[str | None, int]]:
         return self.versions.most_common(8)

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
+from strands_sglang.ledger.shown import shown
+
 
 class Verdict(str, Enum):
     """What can be said of an episode, or of a whole run."""
@@ -133,7 +135,7 @@ class Finding:
         return {**asdict(self), "kind": self.kind.value}
 
     def __str__(self) -> str:
-        return f"{self.kind.value}: {self.place + ': ' if self.place else ''}{self.message}"
+        return shown(f"{self.kind.value}: {self.place + ': ' if self.place else ''}{self.message}")
 
 
 _ORDER = [Verdict.PROVED, Verdict.UNFINISHED, Verdict.TRUNCATED, Verdict.BROKEN]

@@ -1,7 +1,7 @@
 """One episode proved from its events: `prove`.
 
 Invariant: an episode is proved only when every prompt that was sent is the record before it, every sampled token has
-its logprob and weight version, and the trajectories that its end declares are exactly those that follow.
+its logprob and weight version, and the trajectories that its last end declares are exactly those that follow.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from strands_sglang.proof.flat import FlatTrajectory, branches, counted, laid
 from strands_sglang.proof.links import Entry, Links
 from strands_sglang.proof.token_counts import TokenCounts
 
+REOPENED = ("engine", "agent", "cut_short")
+"""Why an episode may have ended that was taken up again later. Such an end no longer counts."""
+
 
 @dataclass(slots=True)
 class EpisodeProof:
@@ -30,8 +33,10 @@ class EpisodeProof:
     """Id of the episode."""
     head: bytes = b""
     """Digest of its last event."""
+    last: EventKind | None = None
+    """What the last event is that was looked at; None: there is none."""
     finished: bool = False
-    """Whether it has an end."""
+    """Whether it has an end, of the form that ends have."""
     reward: float | None = None
     """What it was scored with; None: nothing."""
     turns: list[CallFacts] = field(default_factory=list)
@@ -81,7 +86,7 @@ class _Walk:
 
     def __init__(self, proof: EpisodeProof) -> None:
         self.proof = proof
-        self.last: EventKind | None = None
+        self.last: Event | None = None
         self.states: list[Any] = []  # for each turn, the digest of its whole branch as far as it is worked out
         self.tainted: set[int] = set()  # turns on branches with a wrong prompt: what follows from it is not told again
 
@@ -92,7 +97,7 @@ class _Walk:
         if order is not None:
             proof.findings.append(entry.finding(FindingKind.ORDER, order))
             return False
-        self.last = event.kind
+        self.last, proof.last = event, event.kind
         try:
             if event.kind is EventKind.BEGIN:
                 proof.findings += [entry.finding(FindingKind.TASK, why) for why in _strange(event, run)]
@@ -100,6 +105,8 @@ class _Walk:
                 return self._turn(entry, read_call(event))
             elif event.kind is EventKind.CUT:
                 self._cut(event)
+            elif event.kind is EventKind.RESUME:
+                proof.reward = None  # whoever goes on scores it anew
             elif event.kind is not EventKind.END:
                 _check_form(event)
                 if event.kind is EventKind.REWARD:
@@ -165,18 +172,23 @@ class _Walk:
         left, turns = event.data.get("turns"), self.proof.turns
         if type(left) is not int or not 0 <= left <= len(turns):
             raise LedgerError(f"turns from {left!r:.50} on are cut away, but there are {len(turns)}")
+        if not isinstance(event.data.get("kind", ""), str):
+            raise LedgerError(f"its kind is {event.data['kind']!r:.50}")
         self.proof.tokens.cut += sum(len(turn.sampled) for turn in turns[left:])
         del turns[left:], self.states[left:]
         self.tainted = {turn for turn in self.tainted if turn < left}
 
 
-def _misordered(last: EventKind | None, kind: EventKind) -> str | None:
-    """Return why an event of a kind cannot come behind one of another; None when it can."""
+def _misordered(last: Event | None, kind: EventKind) -> str | None:
+    """Return why an event of a kind cannot come behind another; None when it can."""
     if (last is None) != (kind is EventKind.BEGIN):
         return "the episode does not begin with it" if last is None else "the episode begins a second time"
-    if last is EventKind.END:
-        return f"a {kind.value} event behind the end of the episode"
-    if last is EventKind.REWARD and kind not in (EventKind.END, EventKind.RESUME):
+    if last is not None and last.kind is EventKind.END:
+        ended = last.data.get("ended")
+        if kind is EventKind.RESUME and ended in REOPENED:
+            return None
+        return f"a {kind.value} event behind the end of the episode ({ended!r:.50})"
+    if last is not None and last.kind is EventKind.REWARD and kind not in (EventKind.END, EventKind.RESUME):
         return f"a {kind.value} event behind the reward, which comes just before the end"
     return None
 
@@ -204,9 +216,6 @@ def _strange(event: Event, run: Mapping[str, Any]) -> list[str]:
         found.append(f"it is sample {sample} of task {task['id']}")
     if "run" in run and event.data.get("run") != run["run"]:
         found.append(f"it is of run {event.data.get('run')}, not of {run['run']}")
-    samples = run.get("samples_per_task")
-    if type(samples) is int and not 0 <= sample < samples:
-        found.append(f"it is sample {sample}, but tasks of this run have {samples}")
     ours, theirs = event.data.get("fingerprint"), run.get("fingerprint")
     if isinstance(ours, dict) and isinstance(theirs, dict):
         found += [

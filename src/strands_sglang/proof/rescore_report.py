@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from strands_sglang.ledger.shown import shown
+
 
 class NotCompared(str, Enum):
     """Why a sampled token was not compared."""
@@ -141,4 +143,5 @@ class RescoreReport:
             for score in beyond[:turns]
         ]
         lines += [f"    and {len(beyond) - turns:,} more turns"] if len(beyond) > turns else []
-        return "\n".join([*lines, *(f"    {failure}" for failure in self.failures[:turns])])
+        lines += [f"    {failure}" for failure in self.failures[:turns]]
+        return "\n".join(map(shown, lines))

@@ -40,6 +40,8 @@ class SealedFiles:
         """Events of each episode."""
         self.states: list[FileState] = []
         """The files, by name."""
+        if not directory.is_dir():
+            raise LedgerError(f"{directory} is no directory of a run: there is no such directory")
         paths = shard_paths(directory)
         self.run = self._read(directory / "run.json")
         """What run.json says; None: nothing."""

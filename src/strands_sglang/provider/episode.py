@@ -72,6 +72,8 @@ class Episode:
         """Begin anew, with an empty tree. The old tree stays as it is for whoever holds it."""
         self.token_manager.reset()
         self._begin()
+        if self.witness is not None:
+            self.witness.began_anew()
 
     @property
     def lineage(self) -> Lineage:

@@ -29,6 +29,10 @@ class Witness(Protocol):
         """Hear of a turn that was committed, before the agent does; what this raises, the agent's loop raises."""
         ...
 
+    def began_anew(self) -> None:
+        """Hear that the episode was reset: its turns so far are no longer part of it."""
+        ...
+
     def calls(self, agent: Any) -> None:
         """Hear of an agent that made a turn, before its tools are run; told at every turn."""
         ...

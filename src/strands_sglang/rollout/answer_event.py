@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from strands_sglang import errors
 from strands_sglang.engine import FinishReason, Generation
@@ -19,6 +19,21 @@ from strands_sglang.ledger.event import Event
 from strands_sglang.tokens import Turn, VersionSpan
 
 _PLACE = ("turn", "parent", "start", "purpose", "join", "forked_from", "caller", "prompt")
+
+
+class Sent(NamedTuple):
+    """An answer that is on its way to become a turn."""
+
+    generation: Generation
+    """The answer, known by its identity."""
+    prompt: str
+    """Digest of the prompt as it was sent."""
+    sent: int
+    """Tokens of that prompt."""
+    event: Event | None
+    """Where it is on record; None: it is new."""
+    within: tuple[str, ...]
+    """Ids of the tool calls it was asked inside of, outermost first."""
 
 
 def call_event(

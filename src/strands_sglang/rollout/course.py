@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from strands_sglang._version import __version__
-from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.run_file import write_run
 from strands_sglang.ledger.seal import seal
+from strands_sglang.rollout.arguments import check_new
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.job import Job, Setup
 from strands_sglang.rollout.local import LocalWorker
@@ -82,6 +82,13 @@ class Course:
             await schedule.run()
         finally:
             await worker.close()
+        totals = self.reporter.totals.snapshot()
+        if totals.restored and totals.restored == totals.done:
+            logger.warning(
+                "directory=<%s>, episodes=<%d> | all were on record and none was run; a new run takes a new directory",
+                self.setup.directory,
+                totals.done,
+            )
         if self.setup.directory is not None:
             await asyncio.get_running_loop().run_in_executor(None, seal, self.setup.directory)
 
@@ -95,7 +102,9 @@ class Course:
     def _open(self, fingerprint: dict[str, str], samples: int) -> None:
         """Begin a run on disk, or see that the one that is there can go on."""
         if self._before is not None:
-            self._before.check(fingerprint, samples)
+            self._before.check(fingerprint)
+            kept, begun = len(self._before.finished), len(self._before.unfinished)
+            logger.info("run=<%s>, ended=<%d>, to_go_on=<%d> | a run on record goes on", self.setup.run, kept, begun)
             if self._before.run.get("settings") != (settings := self.setup.settings()):
                 logger.warning("settings=<%s> | the run on record began with others, which run.json names", settings)
         elif self.setup.directory is not None:
@@ -113,34 +122,20 @@ class Course:
     def _groups(self, tasks: Iterable[Any], samples: int) -> Iterator[list[Job]]:
         for given in tasks:
             task = Task.of(given)
-            if task.id in self.tally.places:
-                raise ConfigurationError(
-                    f"two tasks have the id {task.id!r}: give them different ids; for more episodes of one task there "
-                    "is samples_per_task"
-                )
+            check_new(task, self.tally.places)
             self.tally.expect(task, samples)
-            yield [self._job(task, sample) for sample in range(samples)]
-
-    def _job(self, task: Task, sample: int) -> Job:
-        job = Job(task, sample)
-        known = None if self._before is None else self._before.take(job.id, task)
-        if isinstance(known, Episode):
-            job.finished = known
-        elif known is not None and known.begin is None:
-            job.epoch = known.epoch + 1  # all that is left of it is damaged: it begins anew
-        else:
-            job.record = known
-        return job
+            if self._before is None:
+                yield [Job(task.copy(), sample) for sample in range(samples)]
+            else:
+                yield self._before.jobs(task, samples, self.tally.wanted.needed(samples))
 
     async def _ended(self, episode: Episode, restored: bool) -> bool:
         totals, tally = self.reporter.totals, self.tally
         totals.finished(episode, restored=restored)
-        kept, dropped = tally.kept, tally.dropped
         enough = await tally.add(episode)
-        if (tally.kept, tally.dropped) != (kept, dropped):
-            totals.group(kept=tally.kept > kept)
+        totals.groups(tally.kept, tally.dropped)
         totals.filter_errors = tally.filters.errors
-        if self._on_episode is not None and not restored:
+        if self._on_episode is not None:
             told = self._on_episode(episode)
             if inspect.isawaitable(told):
                 await told

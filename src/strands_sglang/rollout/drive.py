@@ -1,13 +1,11 @@
 """Driving an agent through its task, and saying how that ended.
 
-The framework's loop calls itself for every turn and ends, on Python 3.11, behind 320 of them; so the agent is invoked
-for a few turns at a time, and goes on where it stopped: the same messages, whatever the length.
-
 Invariant: whatever the agent does, driving it returns an `Outcome`. Only cancellation passes through.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import traceback
 from dataclasses import dataclass
@@ -30,11 +28,10 @@ from strands_sglang.errors import (
 from strands_sglang.limits import STATE_KEY
 from strands_sglang.provider.episode import Episode as TokenEpisode
 from strands_sglang.rollout.bounds import Limits
-from strands_sglang.rollout.ended import Ended
+from strands_sglang.rollout.ended import Ended, LimitReachedError
 from strands_sglang.rollout.episode import Failure
+from strands_sglang.rollout.pieces import Pieces
 from strands_sglang.rollout.task import Task
-
-_TURNS_AT_ONCE = 8  # the cost of a turn grows with the depth of the loop; this is where it is lowest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +61,15 @@ async def drive(agent: Any, task: Task, limits: Limits, episode: TokenEpisode) -
     """
     try:
         if not hasattr(agent, "invoke_async"):
-            result = agent()
+            # A plain function may wait for whatever it likes: it has a thread.
+            result = await agent() if inspect.iscoroutinefunction(agent) else await asyncio.to_thread(agent)
             result = await result if inspect.isawaitable(result) else result
             return Outcome(Ended.ANSWERED, "" if result is None else str(result))
         if not hasattr(agent, "messages"):  # a graph or a swarm: its agents have loops, it has none
             return _of_several(await agent.invoke_async(task.prompt))
-        left = limits.turns
-        prompt: Any = task.prompt
-        while True:
-            turns = _TURNS_AT_ONCE if left is None else min(left, _TURNS_AT_ONCE)
-            result = await agent.invoke_async(prompt, limits={"turns": turns})
-            if result.stop_reason != "limit_turns":
-                return Outcome(_ended(result, agent), str(result).strip())
-            left = None if left is None else left - turns
-            if left == 0:
-                return Outcome(Ended.TURN_LIMIT, str(result).strip())
-            prompt = None
+        result = await Pieces(agent, limits.turns).invoke(task.prompt)
+        ended = Ended.TURN_LIMIT if result.stop_reason == "limit_turns" else _ended(result, agent)
+        return Outcome(ended, str(result).strip())
     except (Exception, SystemExit) as error:
         return outcome_of(error, limits, episode)
 
@@ -88,6 +78,8 @@ def outcome_of(error: BaseException, limits: Limits, episode: TokenEpisode) -> O
     """Return what an error of the agent's says about the end of its episode."""
     while isinstance(error, EventLoopException):
         error = error.original_exception
+    if isinstance(error, LimitReachedError):
+        return Outcome(error.ended)
     if isinstance(error, MaxTokensReachedException):
         return Outcome(_cut(limits, episode))
     for kind, ended in _ENDS.items():

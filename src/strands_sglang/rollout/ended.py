@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from strands_sglang.errors import StrandsSGLangError
+
 
 class Ended(str, Enum):
     """Why an episode ended. None of these is an error of the run: a bad episode is data."""
@@ -39,6 +41,20 @@ class Ended(str, Enum):
         return self in (Ended.ANSWERED, Ended.STOPPED)
 
     @property
+    def again(self) -> bool:
+        """Whether it is taken up again when the run is resumed, if its group is not complete without it."""
+        return self.failed or self is Ended.CUT_SHORT
+
+    @property
     def failed(self) -> bool:
         """Whether something broke; such an episode has whatever tokens it had until then."""
         return self in (Ended.ENGINE, Ended.AGENT)
+
+
+class LimitReachedError(StrandsSGLangError):
+    """Stops an episode of several agents that has reached one of its limits."""
+
+    def __init__(self, message: str, ended: Ended = Ended.STOPPED) -> None:
+        super().__init__(message)
+        self.ended = ended
+        """Why the episode ends."""

@@ -54,6 +54,10 @@ class Episode:
     """The agent's conversation; empty when the episode was read back from the ledger, which keeps tokens."""
     epoch: int = 0
     """How often it was resumed."""
+    time: float = 0.0
+    """When it ended, in seconds since 1970."""
+    restored: bool = False
+    """Whether an earlier process ran it, and this one read it back."""
 
     @property
     def reward(self) -> float | None:

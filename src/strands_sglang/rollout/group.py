@@ -36,15 +36,15 @@ class Group:
         return [episode.reward for episode in self.episodes]
 
     @property
-    def mean(self) -> float | None:
+    def reward_mean(self) -> float | None:
         """Mean of the rewards there are; None: there are none."""
         scored = self._scored()
         return math.fsum(scored) / len(scored) if scored else None
 
     @property
-    def spread(self) -> float | None:
+    def reward_std(self) -> float | None:
         """Standard deviation of the rewards there are, divided by their number; None: there are none."""
-        scored, mean = self._scored(), self.mean
+        scored, mean = self._scored(), self.reward_mean
         if mean is None:
             return None
         return math.sqrt(math.fsum((reward - mean) ** 2 for reward in scored) / len(scored))

@@ -5,6 +5,7 @@ Invariant: both can be pickled: a worker may be another process, on another mach
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,6 +36,11 @@ class Job:
     """Epoch of an episode that begins: above 0 where only remnants of an earlier beginning are on record."""
     finished: Episode | None = None
     """The episode, if it has ended in an earlier process; None: it is to be run."""
+
+    @property
+    def routing_key(self) -> str:
+        """What the engine's router keeps together: the same for all samples of a task; letters and digits only."""
+        return hashlib.blake2b(self.task.id.encode(), digest_size=16).hexdigest()
 
     @property
     def id(self) -> str:

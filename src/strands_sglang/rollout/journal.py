@@ -1,7 +1,6 @@
 """One episode's connection to the world, written down: `Journal`.
 
-It stands between the episode and the engine, and hears of every turn and tool result. What is on record already is
-answered from the record; the rest is asked for, and recorded.
+It stands between the episode and the engine, and hears of every turn and tool result.
 
 Invariant: an event is written for everything the agent saw from outside, before the agent sees it; nothing that is on
 record already is written again.
@@ -11,26 +10,25 @@ from __future__ import annotations
 
 import logging
 import time
-from array import array
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from strands_sglang.engine import AbortPolicy, Generation, TokenEngine
 from strands_sglang.engine.protocol import CancelSignal, TokenIds
 from strands_sglang.errors import CallCancelledError, DivergedError, StrandsSGLangError
 from strands_sglang.ledger.chain import Chain
 from strands_sglang.ledger.event import Event, EventKind, ids_digest
-from strands_sglang.rollout.answer_event import call_event, error_of, fault_event, generation_of, same_place
+from strands_sglang.rollout.answer_event import Sent, call_event, error_of, fault_event, generation_of, same_place
 from strands_sglang.rollout.measures import EpisodeMetrics
 from strands_sglang.rollout.pace import Pace
 from strands_sglang.rollout.pen import Pen
+from strands_sglang.rollout.quota import Quota
 from strands_sglang.rollout.recorded import Recorded, RecordEndedError
 from strands_sglang.tokens import Turn
 
 logger = logging.getLogger(__name__)
-
 within: ContextVar[tuple[str, ...]] = ContextVar("strands_sglang_within", default=())
 """Ids of the tool calls that this context is inside of, outermost first."""
 
@@ -42,16 +40,6 @@ class Mode(str, Enum):
     """The engine is asked; what does not fit the record is cut off, declared."""
     REPLAY = "replay"
     """Nothing is asked: the episode ends there, or has diverged."""
-
-
-class _Sent(NamedTuple):
-    """An answer that is on its way to become a turn."""
-
-    generation: Generation  # known by its identity, and so kept
-    prompt: str
-    sent: int
-    event: Event | None  # where it is on record
-    within: tuple[str, ...]
 
 
 class Journal:
@@ -88,8 +76,10 @@ class Journal:
         self._mode, self._pace = mode, pace
         self.recorded = Recorded() if recorded is None else recorded
         """What is on record and was not handed out yet."""
-        self._sent: dict[int, _Sent] = {}
-        self._early: dict[int, tuple[Turn, _Sent]] = {}
+        self._sent: dict[int, Sent] = {}
+        self._early: dict[int, tuple[Turn, Sent]] = {}
+        self.quota = Quota()
+        """What its agents may do together."""
         self._over: set[str] = set()
         self._settled: set[str] = set()
         self.turns = 0
@@ -97,13 +87,13 @@ class Journal:
         self.calls_within: dict[str, int] = {}
         """How many turns were made inside of each tool call."""
         self.on_turn: Callable[[Turn], None] | None = None
-        """Called with every turn that was sampled now; None: nobody."""
+        """Called with every turn that was sampled now."""
         self.on_agent: Callable[[Any], None] | None = None
-        """Called with the agent of every turn, before its tools are run; None: nobody."""
+        """Called with the agent of every turn, before its tools are run."""
 
     @property
     def engine(self) -> TokenEngine:
-        """What the episode's calls go to: this journal."""
+        """This journal."""
         return self
 
     @property
@@ -146,6 +136,7 @@ class Journal:
     ) -> Generation:
         """Answer from the record, else ask the engine."""
         self._check_open(asks=True)
+        self.quota.check(self.turns, self.metrics.tool_calls)
         prompt, count, inside = ids_digest(input_ids), len(input_ids), within.get()
         event = await self._from_record(prompt)
         if event is not None and event.kind is EventKind.FAULT:
@@ -182,7 +173,7 @@ class Journal:
         except BaseException:
             self.recorded.settle(event)
             raise
-        self._sent[id(generation)] = _Sent(generation, prompt, count, event, inside)
+        self._sent[id(generation)] = Sent(generation, prompt, count, event, inside)
         return generation
 
     def _check_open(self, *, asks: bool = False) -> None:
@@ -212,7 +203,20 @@ class Journal:
             if before is not None:
                 return
             logger.warning("episode=<%s> | goes on live from turn %d: %s", self._episode, self.turns, self.diverged)
-            self.write(EventKind.CUT, {"turns": self.turns, "event": first, "reason": str(self.diverged)})
+            self.write(
+                EventKind.CUT, {"turns": self.turns, "kind": "diverged", "event": first, "reason": str(self.diverged)}
+            )
+
+    def began_anew(self) -> None:
+        """Hear that all turns so far were thrown away."""
+        with self._pen.lock:
+            self._cut_back(self.turns if self._pen.closed else 0)
+
+    def _cut_back(self, turns: int) -> None:
+        if turns < self.turns:
+            if not self.recorded.began_anew():
+                self.write(EventKind.CUT, {"turns": turns, "kind": "anew", "reason": "the agent began anew"})
+            self.turns = turns
 
     def committed(self, turn: Turn, generation: Generation) -> None:
         """Write a turn down, unless it is on record. Turns of several threads are written in the order of their ids."""
@@ -230,7 +234,7 @@ class Journal:
                 self.close()  # the turns behind one that cannot be written cannot be, either
                 raise
 
-    def _write_turn(self, turn: Turn, sent: _Sent) -> None:
+    def _write_turn(self, turn: Turn, sent: Sent) -> None:
         event = sent.event
         data, arrays = call_event(turn, sent.generation, sent.prompt, sent.sent, sent.within)
         if event is not None and self.diverged is None and not same_place(event, data, arrays):
@@ -250,6 +254,6 @@ class Journal:
         """Answer nothing more: whatever still runs of the episode is not part of it."""
         self._pen.close()
 
-    def write(self, kind: EventKind, data: dict[str, Any], arrays: dict[str, array[Any]] | None = None) -> None:
+    def write(self, kind: EventKind, data: dict[str, Any], arrays: Any = None, *, ends: bool = False) -> None:
         """Write an event; nothing happens where no ledger is kept. See `Pen.write`."""
-        self._pen.write(kind, data, arrays)
+        self._pen.write(kind, data, arrays, ends=ends)

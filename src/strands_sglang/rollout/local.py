@@ -7,6 +7,7 @@ Invariant: each episode runs in a task and an episode scope of its own; whatever
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from contextlib import ExitStack
@@ -32,6 +33,8 @@ from strands_sglang.rollout.reward import Reward
 from strands_sglang.rollout.scorer import Scorer
 from strands_sglang.rollout.telemetry import episode_span, quiet_tracing
 from strands_sglang.tokens import TokenTree
+
+logger = logging.getLogger(__name__)
 
 _GRACE = 5.0  # seconds a cancelled agent has to let go
 
@@ -133,7 +136,7 @@ class LocalWorker:
             else:
                 chain = self._taken_over(self._writer, job.record)
         return Journal(
-            self.model.client, job.id, chain=chain, recorded=recorded, routing_key=job.task.id, pace=self._pace
+            self.model.client, job.id, chain=chain, recorded=recorded, routing_key=job.routing_key, pace=self._pace
         )
 
     def _taken_over(self, writer: LedgerWriter, record: EpisodeRecord) -> Chain:
@@ -146,8 +149,13 @@ class LocalWorker:
         self, job: Job, play: Play, outcome: Outcome, seconds: float, known: TokenTree | None = None
     ) -> Episode:
         journal = play.journal
-        journal.close()
         tree = play.tree if known is None else known
+        journal.close()
+        resumable = known is None and len(journal.recorded) > 0 and outcome.ended.failed
+        if known is None and len(journal.recorded) and not resumable:
+            reason = f"the episode ended ({outcome.ended.value}) before the turns on record were made again"
+            about = {"turns": len(tree), "kind": "diverged", "event": journal.recorded.next_event, "reason": reason}
+            journal.write(EventKind.CUT, about, ends=True)
         journal.metrics.count(tree)
         journal.metrics.seconds = seconds
         episode = Episode(
@@ -164,7 +172,12 @@ class LocalWorker:
         )
         if self._scorer is not None and not outcome.ended.failed and outcome.ended is not Ended.CUT_SHORT:
             episode.score = await self._scorer.score(episode)
-        await self._write_end(journal, episode)
+        episode.time = time.time()
+        if resumable:
+            # What is on record is good, and was not reached this time: it stays for the next.
+            logger.warning("episode=<%s>, ended=<%s> | failed before it was brought back", job.id, outcome.ended.value)
+        else:
+            await self._write_end(journal, episode)
         return episode
 
     async def _write_end(self, journal: Journal, episode: Episode) -> None:
@@ -177,6 +190,7 @@ class LocalWorker:
             EventKind.END,
             {
                 "ended": episode.ended.value,
+                "time": episode.time,
                 "failure": None
                 if failure is None
                 else {"kind": failure.kind, "message": failure.message, "where": failure.where},

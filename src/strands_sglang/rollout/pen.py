@@ -41,15 +41,22 @@ class Pen:
         if self.closed:
             raise CallCancelledError(f"episode {self._episode} is over")
 
-    def write(self, kind: EventKind, data: dict[str, Any], arrays: dict[str, array[Any]] | None = None) -> None:
-        """Write an event.
+    def write(
+        self,
+        kind: EventKind,
+        data: dict[str, Any],
+        arrays: dict[str, array[Any]] | None = None,
+        *,
+        ends: bool = False,
+    ) -> None:
+        """Write an event; `ends`: whether it is part of the end, and so may come when the episode is over.
 
         Raises:
             CallCancelledError: The episode is over, and this is not its end.
             LedgerError: The ledger cannot be written.
         """
         with self.lock:
-            if kind not in (EventKind.REWARD, EventKind.END):
+            if not ends and kind not in (EventKind.REWARD, EventKind.END):
                 self.check_open()
             if self._chain is None:
                 return

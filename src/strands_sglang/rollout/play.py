@@ -17,6 +17,7 @@ from strands_sglang.rollout.bounds import Limits
 from strands_sglang.rollout.drive import Outcome, drive, outcome_of
 from strands_sglang.rollout.history import quick_to_copy
 from strands_sglang.rollout.journal import Journal
+from strands_sglang.rollout.quota import Quota
 from strands_sglang.rollout.task import Task
 from strands_sglang.rollout.tool_watch import ToolWatch, watch_of, watch_tools
 from strands_sglang.tokens import TokenTree
@@ -52,7 +53,9 @@ class Play:
                 agent = build(self.task, model)
                 self.agent = agent = await agent if inspect.isawaitable(agent) else agent
                 quick_to_copy(agent)
-                if limits.tool_calls is not None and hasattr(agent, "hooks"):
+                if not (hasattr(agent, "invoke_async") and hasattr(agent, "messages")):
+                    self.journal.quota = Quota(limits.turns, limits.tool_calls)
+                elif limits.tool_calls is not None:
                     agent.hooks.add_hook(ToolLimiter(max_tool_calls=limits.tool_calls))
             except (Exception, SystemExit) as error:
                 return outcome_of(error, limits, self.tokens)

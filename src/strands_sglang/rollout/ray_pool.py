@@ -4,7 +4,7 @@ The agents' code then runs in none of the caller's threads: a trainer's process 
 messages stay where they were made until somebody looks at them.
 
 Invariant: an episode whose worker died goes on in another from its last event on record; it is reported once. One that
-takes three workers with it is given up, and is a result.
+takes three workers with it, the last of which had nothing else to do, is given up, and is a result.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from strands_sglang.tokens import TokenTree
 logger = logging.getLogger(__name__)
 
 _DEATHS = 3  # workers an episode may lose
+_CLOSING = 60.0  # seconds that a worker has to write the rest of its ledger
 _POLL = 0.5  # seconds between two looks at how many turns were made
 
 
@@ -74,7 +75,13 @@ class RayPool:
         self._kind = ray.remote(
             num_cpus=cores, max_restarts=0, max_concurrency=max(1000, 2 * concurrency), scheduling_strategy="SPREAD"
         )(RayWorker)
-        self._shared = ray.put(setup)
+        try:
+            self._shared = ray.put(setup)
+        except Exception as error:
+            raise ConfigurationError(
+                f"workers= needs a build, reward, client and tokenizer that can be pickled: {error}"
+            ) from error
+        self._alone, self._spare = asyncio.Semaphore(workers), list[_Actor]()
         self._names = itertools.count()
         self._actors = [self._start() for _ in range(workers)]
         self._local: LocalWorker | None = None
@@ -86,9 +93,9 @@ class RayPool:
         """What the workers' models render conversations with."""
         return fingerprint(self._setup.model())
 
-    def _start(self) -> _Actor:
+    def _start(self, **options: Any) -> _Actor:
         name = f"ray{next(self._names)}"
-        return _Actor(self._kind.remote(self._shared, name), name)
+        return _Actor(self._kind.options(**options).remote(self._shared, name), name)
 
     async def run(self, job: Job, *, on_turn: OnTurn | None = None, cut_short: asyncio.Event | None = None) -> Episode:
         """Run an episode to its end, in whichever worker has least to do; see `LocalWorker.run`."""
@@ -97,18 +104,18 @@ class RayPool:
             if self._poll is None:
                 self._poll = asyncio.ensure_future(self._count())
         try:
-            for _ in range(_DEATHS):
+            for _ in range(_DEATHS - 1):
                 actor = min(self._actors, key=lambda one: len(one.jobs))
-                actor.jobs[job.id] = job
+                if (episode := await self._try(actor, job, cut_short)) is not None:
+                    return episode
+            # Whether it was this episode that took the workers with it is seen where it is alone.
+            async with self._alone:
+                actor = self._spare.pop() if self._spare else self._start(num_cpus=0)
                 try:
-                    return await self._in(actor, job, cut_short)
-                except self._ray.exceptions.RayActorError as error:
-                    records = await self._buried(actor, error)
-                    job.record = records.get(job.id, job.record)
-                    if job.record is not None and job.record.finished:
-                        return restored(job.record)
+                    if (episode := await self._try(actor, job, cut_short)) is not None:
+                        return episode
                 finally:
-                    actor.jobs.pop(job.id, None)
+                    self._spare += [actor] if actor.dead is None else []
             logger.warning("episode=<%s> | given up: %d workers died running it", job.id, _DEATHS)
             failure = Failure("WorkerDied", f"{_DEATHS} workers died while they ran this episode")
             self._local = self._local or LocalWorker(self._setup, "driver")
@@ -120,17 +127,40 @@ class RayPool:
         """Close the ledgers and end the workers."""
         if self._poll is not None:
             self._poll.cancel()
-        closing = [actor.handle.close.remote() for actor in self._actors if actor.dead is None]
-        await asyncio.gather(*closing, return_exceptions=True)
-        for actor in self._actors:
+        actors = [*self._actors, *self._spare]
+        closing = [asyncio.ensure_future(_of(actor.handle.close.remote())) for actor in actors]
+        await asyncio.wait(closing, timeout=_CLOSING)
+        for actor, closed in zip(actors, closing, strict=True):
+            if not closed.done() or closed.exception() is not None:
+                logger.warning("worker=<%s> | did not close its ledger: its last events may be lost", actor.name)
+                closed.cancel()
             self._ray.kill(actor.handle)
         if self._local is not None:
             await self._local.close()
+
+    async def _try(self, actor: _Actor, job: Job, cut_short: asyncio.Event | None) -> Episode | None:
+        """Run an episode in a worker; None when the worker dies of it, and then the job knows what is on record."""
+        actor.jobs[job.id] = job
+        epoch = -1 if job.record is None else job.record.epoch
+        try:
+            return await self._in(actor, job, cut_short)
+        except self._ray.exceptions.RayActorError as error:
+            if getattr(error, "actor_init_failed", False):
+                why = str(error).strip().rpartition("\n")[2]
+                raise ConfigurationError(f"workers= cannot start: they need all that is needed here: {why}") from error
+            records = await self._buried(actor, error)
+            record = job.record = records.get(job.id, job.record)
+            # An end of an earlier epoch is why it is run again.
+            return restored(record) if record is not None and record.finished and record.epoch > epoch else None
+        finally:
+            actor.jobs.pop(job.id, None)
 
     async def _in(self, actor: _Actor, job: Job, cut_short: asyncio.Event | None) -> Episode:
         """Run an episode in one worker."""
         small, large = actor.handle.run.options(num_returns=2).remote(replace(job, finished=None))
         answer = asyncio.ensure_future(_of(small))
+        if cut_short is not None and cut_short.is_set():  # in a worker that died of something else
+            actor.handle.end.remote(job.id, True)
         try:
             episode, turns = await asyncio.shield(answer)
         except asyncio.CancelledError:
@@ -139,7 +169,7 @@ class RayPool:
             if not cut:
                 answer.cancel()
                 raise
-            episode, turns = await answer
+            episode, turns = await asyncio.shield(answer)
         self._counted(job.id, turns)
         ended: Episode = episode
         ended.source = lambda: self._fetched(large, job.id)
@@ -175,7 +205,8 @@ class RayPool:
             len(actor.jobs),
             str(error).partition("\n")[0],
         )
-        self._actors[self._actors.index(actor)] = self._start()
+        if actor in self._actors:
+            self._actors[self._actors.index(actor)] = self._start()
         if self._setup.directory is None:
             return {}
         ids, ledger = set(actor.jobs), Ledger(self._setup.directory)

@@ -28,6 +28,7 @@ class RayWorker:
         self._threads: Any = None
         self._running: dict[str, tuple[asyncio.Task[Episode], asyncio.Event]] = {}
         self._turns: dict[str, list[TurnCounts]] = {}
+        self._not_wanted: dict[str, bool] = {}  # episodes that were ended before they began, and whether cut short
 
     async def ready(self) -> int:
         """Get ready on this process's event loop; returns the process id."""
@@ -52,7 +53,10 @@ class RayWorker:
                 job, on_turn=lambda counts: self._turns.setdefault(job.id, []).append(counts), cut_short=cut_short
             )
         )
+        await asyncio.sleep(0)  # a task that is cancelled before its first step runs none of its code
         self._running[job.id] = (work, cut_short)
+        if job.id in self._not_wanted:
+            await self.end(job.id, self._not_wanted.pop(job.id))
         try:
             episode = await work
         finally:
@@ -64,11 +68,13 @@ class RayWorker:
     async def end(self, id: str, cut_short: bool) -> None:
         """End an episode, as cut short or as unfinished."""
         running = self._running.get(id)
-        if running is not None:
-            work, event = running
-            if cut_short:
-                event.set()
-            work.cancel()
+        if running is None:
+            self._not_wanted[id] = cut_short  # the call that begins it is still under way
+            return
+        work, event = running
+        if cut_short:
+            event.set()
+        work.cancel()
 
     async def turns(self) -> dict[str, list[TurnCounts]]:
         """Return the turns that were sampled since this was asked last, by episode."""

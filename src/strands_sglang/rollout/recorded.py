@@ -41,12 +41,12 @@ class Recorded:
             record: The episode's; None: nothing is on record.
             trailing_faults: Whether errors behind everything else are repeated too; else they are asked for again.
         """
-        events = [] if record is None else _standing(record)
+        events, self._anew = ([], 0) if record is None else _standing(record)
         while events and not trailing_faults and events[-1].kind is EventKind.FAULT:
             events.pop()
         answers = [event for event in events if event.kind is not EventKind.TOOL]
         self._answers = deque(event for event in answers if not _between_us(event, answers))
-        self.turns = sum(event.kind is EventKind.CALL for event in answers)
+        self.turns = max((event.data["turn"] + 1 for event in answers if event.kind is EventKind.CALL), default=0)
         """Turns on record, handed out or not."""
         self._tools: dict[str, deque[Event]] = {}
         for event in events:
@@ -128,22 +128,38 @@ class Recorded:
                 return None
             return waiting.popleft()
 
+    def began_anew(self) -> bool:
+        """Hear that the agent threw its turns away; return whether it is on record that it did."""
+        with self._lock:
+            self._anew -= 1
+            return self._anew >= 0
+
     def within(self, call_id: str) -> bool:
         """Return whether some answer that was not handed out was given inside of a tool call."""
         with self._lock:
             return any(call_id in event.data["within"] for event in self._answers)
 
 
-def _standing(record: EpisodeRecord) -> list[Event]:
-    """Return calls, faults and tool results that no later cut took back, in order."""
+def _standing(record: EpisodeRecord) -> tuple[list[Event], int]:
+    """Return calls, faults and tool results that no later cut took back, in order; and how often the agent began anew.
+
+    An agent that throws its turns away asks for them again before it does so again.
+    """
+    earlier: list[Event] = []
     standing: list[Event] = []
+    anew = 0
     for event in record.events:
         if event.kind in (EventKind.CALL, EventKind.FAULT, EventKind.TOOL):
             standing.append(event)
+        elif event.kind is EventKind.RESUME:
+            while standing and standing[-1].kind is EventKind.FAULT:
+                standing.pop()  # whoever took over asked again
+        elif event.kind is EventKind.CUT and event.data.get("kind") == "anew":
+            earlier, standing, anew = earlier + standing, [], anew + 1
         elif event.kind is EventKind.CUT:
             cut = (number for number, one in enumerate(standing) if _cut_by(event, one))
             del standing[next(cut, len(standing)) :]
-    return standing
+    return earlier + standing, anew
 
 
 def _cut_by(cut: Event, event: Event) -> bool:

@@ -20,12 +20,14 @@ from strands_sglang.errors import ConfigurationError, DivergedError
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.rollout.bounds import Limits
+from strands_sglang.rollout.collector import calm_collector
 from strands_sglang.rollout.job import Setup
 from strands_sglang.rollout.journal import Journal, Mode
 from strands_sglang.rollout.pace import Pace
 from strands_sglang.rollout.play import Play
 from strands_sglang.rollout.recorded import Recorded
 from strands_sglang.rollout.resume import task_of
+from strands_sglang.rollout.telemetry import quiet_tracing
 from strands_sglang.rollout.threads import tool_threads
 from strands_sglang.tokens import Trajectory
 
@@ -115,7 +117,7 @@ async def replay(
             return compared(record, play, recorded)
 
     try:
-        with tool_threads(max(64, min(4 * concurrency, 1024))):
+        with tool_threads(max(64, min(4 * concurrency, 1024))), quiet_tracing(), calm_collector():
             for record in Ledger(Path(directory)).episodes():
                 if record.begin is not None and (episodes is None or record.id in episodes):
                     under_way.append(asyncio.ensure_future(one(record)))

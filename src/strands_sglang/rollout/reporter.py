@@ -6,6 +6,7 @@ Invariant: whatever a display or a callback does, the run goes on; an error of t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +41,7 @@ class Reporter:
         self.totals, self._display = totals, display
         self._on_metrics, self._seconds = on_metrics, metrics_seconds
         self._task: asyncio.Task[None] | None = None
+        self._telling: asyncio.Future[Any] | None = None
 
     async def __aenter__(self) -> Reporter:
         self._display.begin(self.totals.total)
@@ -73,7 +75,9 @@ class Reporter:
         if self._on_metrics is None:
             return
         try:
-            self._on_metrics(snapshot)
+            told = self._on_metrics(snapshot)
+            if inspect.isawaitable(told):
+                self._telling = asyncio.ensure_future(told)  # kept, so that it is not collected
         except Exception:
             logger.warning("on_metrics=<%r> | failed, and is not called again", self._on_metrics, exc_info=True)
             self._on_metrics = None

@@ -29,19 +29,20 @@ class Rollout:
     """Episodes of no group: cut short because there was enough without them."""
     directory: Path | None = None
     """Where the ledger is; None: there is none."""
-    run: str = ""
+    run_id: str = ""
     """Id of the run."""
 
-    @property
-    def episodes(self) -> list[Episode]:
-        """Every episode of every kept group."""
-        return [episode for group in self.groups for episode in group.episodes]
+    episodes: list[Episode] = field(init=False, repr=False)
+    """Every episode of every kept group."""
+
+    def __post_init__(self) -> None:
+        self.episodes = [episode for group in self.groups for episode in group.episodes]
 
     def __iter__(self) -> Iterator[Episode]:
         return iter(self.episodes)
 
     def __len__(self) -> int:
-        return sum(len(group.episodes) for group in self.groups)
+        return len(self.episodes)
 
     @overload
     def __getitem__(self, place: int) -> Episode: ...

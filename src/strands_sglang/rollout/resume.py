@@ -1,23 +1,25 @@
 """What an earlier process left behind: `Before`, read from the directory of a run.
 
 Invariant: an episode that has its end on record is finished, and never run again; one whose record does not hold
-together is not believed: it goes on from the last event that does.
+together is not believed: it goes on from the last event that does. One that failed, or was cut short, may be taken up
+again.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_file import read_run
 from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.episode import Episode, Failure
+from strands_sglang.rollout.job import Job
 from strands_sglang.rollout.measures import EpisodeMetrics
 from strands_sglang.rollout.reward import Reward
 from strands_sglang.rollout.task import Task
@@ -36,8 +38,8 @@ class Before:
     unfinished: dict[str, EpisodeRecord] = field(default_factory=dict)
     """What is on record of the others, by id."""
 
-    def check(self, fingerprint: dict[str, str], samples_per_task: int) -> None:
-        """Raise ConfigurationError unless a run with these settings can go on from here."""
+    def check(self, fingerprint: dict[str, str]) -> None:
+        """Raise ConfigurationError unless a run with this model can go on from here."""
         recorded = self.run.get("fingerprint", {})
         for name, value in fingerprint.items():
             if recorded.get(name, value) != value:
@@ -46,27 +48,43 @@ class Before:
                     "conversations would be rendered differently. Take the same tokenizer and options, or another "
                     "directory"
                 )
-        if self.run.get("samples_per_task", samples_per_task) > samples_per_task:
-            raise ConfigurationError(
-                f"the run on record has {self.run['samples_per_task']} samples a task, more than {samples_per_task}"
-            )
 
-    def take(self, id: str, task: Task) -> Episode | EpisodeRecord | None:
-        """Return what is on record of an episode, once; None: nothing.
+    def jobs(self, task: Task, samples: int, needed: int) -> list[Job]:
+        """Return the jobs of a task: those that ended first, in the order in which they did.
+
+        Args:
+            task: Which.
+            samples: Episodes of it.
+            needed: Good episodes that make its group complete: without so many, failed ones are taken up again.
 
         Raises:
-            ConfigurationError: Another task bears this id.
+            ConfigurationError: Another task bears its id.
         """
-        known = self.finished.pop(id, None) or self.unfinished.pop(id, None)
-        if known is None or (isinstance(known, EpisodeRecord) and known.begin is None):
-            return known
-        recorded = known.task if isinstance(known, Episode) else task_of(known)
-        if recorded != task:
-            raise ConfigurationError(
-                f"episode {id} is on record with another task ({recorded.prompt!r:.80}, now {task.prompt!r:.80}): "
-                "give changed tasks other ids, or take another directory"
-            )
-        return known
+        jobs = [Job(task.copy(), sample) for sample in range(samples)]
+        ended = [self.finished[job.id] for job in jobs if job.id in self.finished]
+        complete = sum(not one.ended.again for one in ended) >= needed
+        for job in jobs:
+            finished, record = self.finished.pop(job.id, None), self.unfinished.pop(job.id, None)
+            if finished is not None and (complete or not finished.ended.again):
+                _check_task(job, finished.task)
+                job.finished = finished
+            elif record is not None and record.begin is None:
+                job.epoch = record.epoch + 1  # all that is left of it is damaged: it begins anew
+            elif record is not None:
+                _check_task(job, task_of(record))
+                job.record = record
+        return sorted(jobs, key=lambda job: job.finished.time if job.finished is not None else math.inf)
+
+
+def _check_task(job: Job, recorded: Task) -> None:
+    if recorded == job.task:
+        return
+    differs = next(name for name in ("prompt", "answer", "data") if getattr(recorded, name) != getattr(job.task, name))
+    was, now = getattr(recorded, differs), getattr(job.task, differs)
+    raise ConfigurationError(
+        f"episode {job.id} is on record with another {differs} ({was!r:.80}, now {now!r:.80}): give changed tasks "
+        "other ids, or take another directory"
+    )
 
 
 def read_before(directory: Path) -> Before | None:
@@ -76,11 +94,13 @@ def read_before(directory: Path) -> Before | None:
         return None
     before = Before(run)
     for record in Ledger(directory).episodes():
-        if record.finished and not record.problems:
+        for problem in record.problems:
+            logger.warning("episode=<%s> | a broken place in its record: %s", record.id, problem)
+        if record.finished:
             before.finished[record.id] = restored(record)
+            if before.finished[record.id].ended.again:
+                before.unfinished[record.id] = record
         else:
-            for problem in record.problems:
-                logger.warning("episode=<%s> | resumed before a broken place of its record: %s", record.id, problem)
             before.unfinished[record.id] = record
     return before
 
@@ -95,16 +115,17 @@ def restored(record: EpisodeRecord) -> Episode:
     """Return a finished episode as it was reported when it ended, but for its messages."""
     assert record.begin is not None and record.end is not None
     end = record.end.data
-    rewards = [event.data for event in record.events if event.kind is EventKind.REWARD]
     return Episode(
         id=record.id,
         task=task_of(record),
         sample=record.begin.data["sample"],
         ended=Ended(end["ended"]),
         source=record.tree,
-        score=Reward.from_dict(rewards[-1]) if rewards else Reward(),
+        score=Reward() if record.reward is None else Reward.from_dict(record.reward.data),
         metrics=EpisodeMetrics.from_dict(end["metrics"]),
         failure=None if end["failure"] is None else Failure(**end["failure"]),
         text=end["text"],
         epoch=record.epoch,
+        time=end.get("time", 0.0),
+        restored=True,
     )

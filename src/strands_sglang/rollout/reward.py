@@ -66,7 +66,7 @@ class Reward:
             others = {str(key): value for key, value in returned.items() if key not in (name, "steps")}
             parts = {key: _number(value, f"part {key!r}") for key, value in others.items() if _is_number(value)}
             value = None if returned[name] is None else _number(returned[name], f"{name!r}")
-            return cls(value, parts, _numbers(returned.get("steps") or ()))
+            return cls(value, parts, _numbers(() if returned.get("steps") is None else returned["steps"]))
         if _is_number(returned):
             return cls(_number(returned, "the reward"))
         steps = _numbers(returned)

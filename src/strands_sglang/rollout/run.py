@@ -7,6 +7,7 @@ written, and when it is cancelled; whatever is on record then is there for the n
 from __future__ import annotations
 
 import asyncio
+import inspect
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from typing import Any
 from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.writer import Durability
+from strands_sglang.rollout.arguments import check_names, check_numbers, checked_tasks
 from strands_sglang.rollout.bounds import Limits
 from strands_sglang.rollout.course import Course
 from strands_sglang.rollout.episode import Episode
@@ -48,7 +50,7 @@ async def rollout(
     ledger: bool = True,
     durability: Durability = Durability.PROCESS,
     workers: int = 0,
-    filters: Sequence[GroupFilter] = (),
+    filters: Sequence[GroupFilter] | GroupFilter = (),
     enough_groups: int | None = None,
     enough_samples: int | None = None,
     warm_seconds: float | None = 1.0,
@@ -88,7 +90,8 @@ async def rollout(
         rerun_tools: Names of tools that are run again when an episode is resumed, because they keep a state.
         reward_seconds: Seconds that scoring an episode may take; None: no bound.
         progress: True: a live view on a terminal, else a line now and then; or "live", "lines"; or a `Progress`.
-        on_episode: Called with each episode as it ends, plain or async.
+        on_episode: Called with each episode as it ends, plain or async; also with those that an earlier process ran
+            (`episode.restored`).
         on_metrics: Called with the numbers of the run every `metrics_seconds`, and at the end.
         metrics_seconds: How often.
         **model_options: Further arguments of `SGLangModel`: `sampling_params`, `tool_parser`, `enable_thinking`, ...
@@ -102,29 +105,46 @@ async def rollout(
     """
     if (client is None) == (base_url is None):
         raise ConfigurationError("give either client=SGLangClient(...) or base_url='http://...', and not both")
-    for name, number in (("samples_per_task", samples_per_task), ("concurrency", concurrency)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ConfigurationError(f"{name} must be a whole number above 0, not {number!r}")
+    if limits is not None and not isinstance(limits, Limits):
+        raise ConfigurationError(f"limits is a Limits(...), not {limits!r:.200}")
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
+        raise ConfigurationError(f"workers is how many processes, 0 for none but this one, not {workers!r}")
+    check_names(model_options, set(inspect.signature(rollout).parameters))
+    check_numbers(
+        whole={
+            "samples_per_task": samples_per_task,
+            "concurrency": concurrency,
+            "enough_groups": enough_groups,
+            "enough_samples": enough_samples,
+        },
+        seconds={"warm_seconds": warm_seconds, "reward_seconds": reward_seconds, "metrics_seconds": metrics_seconds},
+    )
+    if enough_samples is not None and enough_samples > samples_per_task:
+        raise ConfigurationError(f"enough_samples is {enough_samples}, but a task has {samples_per_task} samples")
+    asked = checked_tasks(tasks)
+    ours = client is None
+    engine = SGLangClient(str(base_url), max_connections=concurrency) if client is None else client
     path = None if directory is None or not ledger else Path(directory)
     setup = Setup(
         build=build,
         reward=reward,
         tokenizer=tokenizer,
-        client=client if client is not None else SGLangClient(str(base_url), max_connections=concurrency),
+        client=engine,
         limits=limits or Limits(),
         model_options=dict(model_options),
         directory=path,
         run=uuid.uuid4().hex,
         durability=durability,
-        rerun_tools=frozenset(rerun_tools),
+        rerun_tools=frozenset([rerun_tools] if isinstance(rerun_tools, str) else rerun_tools),
         reward_seconds=reward_seconds,
     )
     shown = display_for(
         (ProgressKind.AUTO if progress else ProgressKind.NONE) if isinstance(progress, bool) else progress,
         title="rollout" if directory is None else f"rollout {Path(directory).name}",
     )
+    chosen = Filters([filters] if callable(filters) else filters)
     allow_open_files(concurrency)
-    known = len(tasks) if isinstance(tasks, Sequence) else None
+    known = len(asked) if isinstance(asked, list) else None
     totals = Totals(None if known is None else known * samples_per_task)
     with ExitStack() as stack:
         stack.enter_context(tool_threads(max(64, min(4 * concurrency, 1024))))
@@ -132,9 +152,13 @@ async def rollout(
         if path is not None:
             stack.enter_context(directory_lock(path))
             before = await asyncio.get_running_loop().run_in_executor(None, read_before, path)
-        course = Course(setup, before, Tally(Wanted(enough_groups, enough_samples), Filters(filters)), on_episode)
-        async with Reporter(totals, shown, on_metrics, metrics_seconds) as course.reporter:
-            await course.run(tasks, samples_per_task, concurrency, workers, warm_seconds)
+        course = Course(setup, before, Tally(Wanted(enough_groups, enough_samples), chosen), on_episode)
+        try:
+            async with Reporter(totals, shown, on_metrics, metrics_seconds) as course.reporter:
+                await course.run(asked, samples_per_task, concurrency, workers, warm_seconds)
+        finally:
+            if ours and isinstance(engine, SGLangClient):
+                await engine.close()
     return Rollout(
         course.tally.groups(kept=True),
         totals.snapshot(),

@@ -99,10 +99,12 @@ class Schedule:
 
     def drop(self, task: str) -> None:
         """Cut short what is left of a task: its group is complete without."""
-        self._held.pop(task, None)
-        self._ready = deque(job for job in self._ready if job.task.id != task)
+        held = self._held.pop(task, ())
+        self._ready.extend(held)
+        # One that an earlier process ended is only told of.
+        self._ready = deque(job for job in self._ready if job.task.id != task or job.finished is not None)
         for running in self._live.values():
-            if running.job.task.id == task:
+            if running.job.task.id == task and running.job.finished is None:
                 running.end(cut_short=True)
 
     def _next(self) -> Job | None:
@@ -186,7 +188,8 @@ class _Running:
 
     def end(self, *, cut_short: bool) -> None:
         """End it, as cut short or as unfinished."""
+        if cut_short and (self.ended or self.cut_short.is_set()):
+            return  # it ends by itself; cancelled twice, it would not
         if cut_short:
             self.cut_short.set()
-        if not (cut_short and self.ended):
-            self.work.cancel()
+        self.work.cancel()

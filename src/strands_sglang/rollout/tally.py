@@ -27,6 +27,8 @@ class Place:
     """Episodes that can come in."""
     ended: int = 0
     """Episodes that ended, cut short ones included."""
+    failed: list[Episode] = field(default_factory=list)
+    """Episodes that failed: they complete no group while better ones may still come."""
     complete: bool = False
     """Whether it has all its episodes."""
     kept: bool = False
@@ -69,20 +71,29 @@ class Tally:
         """
         place = self.places[episode.task.id]
         place.ended += 1
-        if episode.ended is Ended.CUT_SHORT or place.complete:
+        if episode.ended is Ended.CUT_SHORT or place.complete or self.enough:
             self.left_over.append(episode)
+        elif episode.ended.failed:
+            place.failed.append(episode)
         else:
             place.group.episodes.append(episode)
-        count = len(place.group.episodes)
-        if not place.complete and self.wanted.complete(count, place.expected):
-            place.complete = True
-            place.group.episodes.sort(key=lambda one: one.sample)
-            place.kept = await self.filters.keep(place.group)
-            self.kept += place.kept
-            self.dropped += not place.kept
-            if place.ended < place.expected:
-                self.complete(place.group.task)
+        good = len(place.group.episodes)
+        exhausted = good + len(place.failed) == place.expected
+        if not place.complete and (exhausted or self.wanted.complete(good, place.expected)):
+            await self._judge(place, place.group.episodes if exhausted else self.left_over)
         return self.enough
+
+    async def _judge(self, place: Place, failed: list[Episode]) -> None:
+        """Close a group that is complete and see whether it is kept; `failed`: where those go that failed."""
+        place.complete = True
+        failed.extend(place.failed)
+        place.group.episodes.sort(key=lambda one: one.sample)
+        if place.ended < place.expected:
+            self.complete(place.group.task)
+        kept = await self.filters.keep(place.group)
+        place.kept = kept and not self.enough  # while the filters looked, another group may have been the last wanted
+        self.kept += place.kept
+        self.dropped += not place.kept
 
     def groups(self, kept: bool) -> list[Group]:
         """Return the groups that were kept, or that were dropped, in the order of their tasks.

@@ -43,10 +43,11 @@ class Task:
                 "a task is plain JSON data, so that it can be written down: numbers, strings, lists and dicts with "
                 f"string keys; something in {whole!r:.200} comes back as something else"
             )
-        id = str(self.id) or hashlib.blake2b(content, digest_size=6).hexdigest()
+        id = "" if self.id is None else str(self.id)
+        id = id or hashlib.blake2b(content, digest_size=6).hexdigest()
         object.__setattr__(self, "id", id)
-        if "/" in id:
-            raise ConfigurationError(f"the id of a task must not have a '/', which {id!r} has")
+        if "/" in id or not id.isprintable() or len(id) > 200:
+            raise ConfigurationError(f"the id of a task is up to 200 printable characters without '/', not {id!r:.250}")
 
     @classmethod
     def of(cls, value: Task | str | Mapping[str, Any]) -> Task:
@@ -66,6 +67,10 @@ class Task:
             data = {**(value.get("data") or {}), **{k: v for k, v in value.items() if k not in _FIELDS}}
             return cls(**known, data=data)
         raise ConfigurationError(f"a task is a Task, a question, or a dict with a 'prompt', not {value!r:.200}")
+
+    def copy(self) -> Task:
+        """Return one that shares nothing with it that can be changed."""
+        return Task(**orjson.loads(orjson.dumps(self.to_dict())))
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""

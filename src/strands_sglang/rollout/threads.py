@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -76,14 +77,23 @@ class ToolThreads(ThreadPoolExecutor):
                 self._free += 1
 
 
+_in_use: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Any]] = weakref.WeakKeyDictionary()
+"""For each event loop with runs: how many there are, and the threads it had before."""
+
+
 @contextmanager
 def tool_threads(limit: int) -> Iterator[None]:
-    """Give the running event loop threads enough for the tools of a run; what it had before comes back."""
+    """Give the running event loop threads enough for the tools of a run; with the last run, what it had comes back."""
     loop = asyncio.get_running_loop()
-    before = getattr(loop, "_default_executor", None)
-    loop.set_default_executor(ToolThreads(limit))
+    entry = _in_use.setdefault(loop, [0, getattr(loop, "_default_executor", None)])
+    if entry[0] == 0:
+        loop.set_default_executor(ToolThreads(limit))
+    entry[0] += 1
     try:
         yield
     finally:
-        if hasattr(loop, "_default_executor"):
-            loop._default_executor = before
+        entry[0] -= 1
+        if entry[0] == 0:
+            del _in_use[loop]
+            if hasattr(loop, "_default_executor"):  # other kinds of loops keep ours, which does no harm
+                loop._default_executor = entry[1]

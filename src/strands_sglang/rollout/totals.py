@@ -178,9 +178,9 @@ class Totals:
             self._reward_sum += episode.reward
             self._history.add(episode.reward)
 
-    def group(self, *, kept: bool) -> None:
-        """Count a complete group."""
-        self._groups[kept] += 1
+    def groups(self, kept: int, dropped: int) -> None:
+        """Set how many complete groups were kept, and how many were not."""
+        self._groups[True], self._groups[False] = kept, dropped
 
     def snapshot(self) -> RunMetrics:
         """Return the numbers as they are now."""

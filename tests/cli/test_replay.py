@@ -1,0 +1,181 @@
+"""`strands-sglang replay` from the outside: what it prints, how it exits, and what it takes from run.json."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from strands import Agent, tool
+
+from families import FAMILIES, tokenizer
+from ledger.episodes import RUN, plain_episode
+from rollout.scripts import FAMILY, PromptEngine, steps
+from strands_sglang.cli import replay as command
+from strands_sglang.cli.main import main
+from strands_sglang.cli.run_settings import run_settings
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.seal import write_run
+from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.rollout import Limits, Replayed, ReplayVerdict, rollout
+from strands_sglang.rollout.job import Setup
+from strands_sglang.tool_parsers import HermesToolParser
+
+FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
+TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
+
+
+@tool
+def step(number: int) -> str:
+    """Make a step.
+
+    Args:
+        number: Which.
+    """
+    return f"step {number}"
+
+
+def build(task: Any, model: Any) -> Agent:
+    return Agent(model=model, tools=[step], callback_handler=None)
+
+
+def other_build(task: Any, model: Any) -> Agent:
+    return Agent(model=model, tools=[step], system_prompt="Something else.", callback_handler=None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    import asyncio
+
+    engine = PromptEngine(steps(3))
+    asyncio.run(
+        rollout(
+            build,
+            ["one", "two"],
+            client=engine,
+            tokenizer=tokenizer(FAMILY),
+            directory=tmp_path / "run",
+            limits=Limits(turns=2, seconds_per_tool=30.0),
+            sampling_params={"temperature": 0.5},
+            tool_parser=HermesToolParser(),
+        )
+    )
+    return tmp_path / "run"
+
+
+def arguments(folder: Path, *more: str, agent: str = "build") -> list[str]:
+    return ["replay", str(folder), "--agent", f"{__name__}:{agent}", "--tokenizer", TOKENIZER, *more]
+
+
+def test_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(folder)) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "2 episodes: 2 identical\n"
+    assert "run.json has 'tool_parser' in words only" in printed.err
+    ids = [
+        json.loads(line)["episode"] for line in told(folder, capsys, 0, "--model-options", '{"tool_parser":"hermes"}')
+    ]
+    assert [json.loads(line)["episode"] for line in told(folder, capsys, 0, "--episode", ids[1])] == ids[1:]
+    assert {json.loads(line)["verdict"] for line in told(folder, capsys, 1, agent="other_build")} == {"diverged"}
+
+
+def told(folder: Path, capsys: pytest.CaptureFixture[str], code: int, *more: str, agent: str = "build") -> list[str]:
+    assert main(arguments(folder, "--json", *more, agent=agent)) == code
+    return capsys.readouterr().out.splitlines()
+
+
+def test_nothing_to_replay(folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for name in ("empty", "file", "nowhere"):
+        assert main(arguments(tmp_path / name)) == 2
+        printed = capsys.readouterr()
+        assert f"{tmp_path / name} is no directory of a run" in printed.err and not printed.out
+    assert main(arguments(folder, "--episode", "nope")) == 2
+    assert "has no episode 'nope'" in capsys.readouterr().err
+    write_run(tmp_path / "begun", {"run": RUN})
+    assert main(arguments(tmp_path / "begun")) == 3
+    printed = capsys.readouterr()
+    assert "nothing to replay" in printed.err and not printed.out
+
+
+def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more, words in (
+        (("--limits", '{"turn": 1}'), "there is no limit 'turn'; there are turns, tool_calls"),
+        (("--limits", '{"turns": 0}'), "Limits.turns must be a number above 0"),
+        (("--model-options", '{"directory": "x"}'), "'directory', which is not an option of the model"),
+        (("--model-options", '{"temprature": 1}'), "unknown option 'temprature'"),
+    ):
+        assert main(arguments(folder, *more)) == 2
+        assert words in capsys.readouterr().err
+    for text in ("{", "[1]"):
+        for option in ("--limits", "--model-options"):
+            with pytest.raises(SystemExit) as exit:
+                main(arguments(folder, option, text))
+            assert exit.value.code == 2 and "not " in capsys.readouterr().err
+
+
+def test_a_ledger_cannot_write_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil = "a\n0 episodes: all identical\x1b[2K\u202e"
+    write_run(tmp_path, {"run": RUN})
+    writer = LedgerWriter(tmp_path)
+    plain_episode(writer.write, task=evil)
+    writer.close()
+
+    async def replayed(*args: Any, **kwargs: Any) -> list[Replayed]:
+        return [Replayed(f"{evil}/0", ReplayVerdict.DIVERGED, 3, f"event 3 of {evil}")]
+
+    monkeypatch.setattr(command, "replay", replayed)
+    assert main(arguments(tmp_path)) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "1 episodes: 1 diverged" and second.isprintable()
+    assert second.startswith(r"  a\n0 episodes: all identical\x1b[2K\u202e/0: diverged: event 3")
+    assert main(arguments(tmp_path, "--json")) == 1
+    assert capsys.readouterr().out.strip().isascii()
+    assert main(arguments(tmp_path, "--episode", evil)) == 2
+    assert capsys.readouterr().err.strip().isprintable()
+
+
+def recorded(limits: Limits, **options: Any) -> dict[str, Any]:
+    return {"settings": Setup(build, None, None, PromptEngine(steps(1)), limits, options).settings()}
+
+
+def test_what_run_json_tells() -> None:
+    limits = Limits(turns=3, seconds_per_tool=1.5)
+    options: dict[str, Any] = {
+        "sampling_params": {"temperature": 0.5, "stop": ["<end>"]},
+        "enable_thinking": False,
+        "chat_template_kwargs": {"a": [1]},
+        "on_trim": "fork",
+        "deadline": None,
+        "reasoning_effort": "high",
+        "tool_parser": "hermes",
+        "chat_template": "<|x|>{{ messages }}(<|y|>)",
+    }
+    run = orjson.loads(orjson.dumps(recorded(limits, **options)))
+    settings = run_settings(run, None, {})
+    assert (settings.limits, settings.model_options, settings.left_out) == (limits, options, ())
+    in_words = recorded(limits, tool_parser=HermesToolParser(), adapter=object(), path=Path("x"), enable_thinking=True)
+    settings = run_settings(in_words, None, {})
+    assert settings.model_options == {"enable_thinking": True}
+    assert settings.left_out == ("tool_parser", "adapter", "path")
+    # What is given counts: limits as a whole, options by name, under either name.
+    settings = run_settings(run, {"tool_calls": 2}, {"params": {"temperature": 1.0}, "on_trim": "refuse"})
+    assert settings.limits == Limits(tool_calls=2)
+    assert settings.model_options == {
+        **{name: value for name, value in options.items() if name != "sampling_params"},
+        **{"params": {"temperature": 1.0}, "on_trim": "refuse"},
+    }
+    # A run.json of another version, or somebody else's, is taken for what it is.
+    strange: dict[str, Any] = {"limits": {"turns": 2, "wings": 3}, "tokenizer": "x", "client": "y", "base_url": "z"}
+    settings = run_settings({"settings": strange}, None, {})
+    assert (settings.limits, settings.model_options) == (Limits(turns=2), {})
+    for other in (None, {}, {"settings": None}, {"settings": {"limits": 3}}):
+        assert run_settings(other, None, {}).limits == Limits()
+    with pytest.raises(ConfigurationError, match="turns"):
+        run_settings({"settings": {"limits": {"turns": "x"}}}, None, {})
