@@ -21,6 +21,7 @@ from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.rollout.bounds import Limits
 from strands_sglang.rollout.collector import calm_collector
+from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.job import Setup
 from strands_sglang.rollout.journal import Journal, Mode
 from strands_sglang.rollout.pace import Pace
@@ -30,6 +31,9 @@ from strands_sglang.rollout.resume import task_of
 from strands_sglang.rollout.telemetry import quiet_tracing
 from strands_sglang.rollout.threads import tool_threads
 from strands_sglang.tokens import Trajectory
+
+_LOOK = 0.1  # seconds between two looks at an agent that may never end
+_STILL = 10  # looks without a turn or a tool call after which it does not
 
 
 class ReplayVerdict(str, Enum):
@@ -111,7 +115,7 @@ async def replay(
             unhurried = replace(setup.limits, seconds_per_tool=None, seconds_per_episode=None)
             work = asyncio.ensure_future(play.act(build, model, unhurried, frozenset()))
             try:
-                await asyncio.wait({work})
+                await _ended(work, record, journal)
             finally:
                 work.cancel()
             return compared(record, play, recorded)
@@ -130,6 +134,17 @@ async def replay(
     if missing:
         raise ConfigurationError(f"not in {directory}: {', '.join(missing[:10])}")
     return replayed
+
+
+async def _ended(work: asyncio.Task[Any], record: EpisodeRecord, journal: Journal) -> None:
+    """Wait until a replayed agent has ended; one that was ended from outside then may never do so by itself."""
+    interrupted = record.end is None or record.end.data["ended"] in (Ended.TIMEOUT.value, Ended.CUT_SHORT.value)
+    last, still = (-1, -1), 0
+    while not work.done() and still < _STILL:
+        await asyncio.wait({work}, timeout=_LOOK if interrupted else None)
+        now = (journal.turns, journal.metrics.tool_calls)
+        still = still + 1 if now == last and not len(journal.recorded) else 0
+        last = now
 
 
 def compared(record: EpisodeRecord, play: Play, recorded: Recorded) -> Replayed:

@@ -18,6 +18,8 @@ from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.job import Job
 from strands_sglang.rollout.measures import OnTurn, TurnCounts
 
+_BEGIN = 16  # episodes that begin in one round of the event loop
+
 
 class Worker(Protocol):
     """Runs episodes: in this process, or in others."""
@@ -79,9 +81,12 @@ class Schedule:
         try:
             while not self._enough and self._broken is None:
                 self._change.clear()
+                begun = 0
                 while self._free and (job := self._next()) is not None:
                     self._start(job)
-                    await asyncio.sleep(0)  # thousands may begin at once; others want the loop too
+                    begun += 1
+                    if begun % _BEGIN == 0:
+                        await asyncio.sleep(0)  # thousands may begin at once; others want the loop too
                 if not self._live and not self._ready and not self._held and self._last_group:
                     break
                 await self._change.wait()
