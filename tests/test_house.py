@@ -11,7 +11,20 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 HOUSE = ROOT / "src" / "strands_sglang"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-FLOORS = ["cli", "rollout", "proof", "ledger", "model", "limits", "provider", "engine", "chat", "tool_parsers", "tokens", "errors"]
+FLOORS = [
+    "cli",
+    "rollout",
+    "proof",
+    "ledger",
+    "model",
+    "limits",
+    "provider",
+    "engine",
+    "chat",
+    "tool_parsers",
+    "tokens",
+    "errors",
+]
 """Top to bottom."""
 ROOMS = [floor for floor in FLOORS if (HOUSE / floor).is_dir()]
 

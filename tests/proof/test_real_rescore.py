@@ -11,7 +11,7 @@ import pytest
 
 from lab_servers import LabProcess
 from proof.forger import Book
-from rollout_agent import LIMITS, SAMPLING, TOKENIZER, build, score, tasks
+from rollout_agent import SAMPLING, TOKENIZER, TURNS, build, score, tasks
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.event import EventKind, episode_of
 from strands_sglang.ledger.ledger import Ledger
@@ -24,7 +24,7 @@ from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.rescore import rescore
 from strands_sglang.proof.rescore_report import NotCompared, RescoreVerdict
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import rollout
+from strands_sglang.rollout import Limits, rollout
 
 pytestmark = pytest.mark.engine
 
@@ -38,7 +38,7 @@ async def recorded(url: str, directory: Path, episodes: int, **sampling: Any) ->
         reward=score,
         samples_per_task=2,
         concurrency=16,
-        limits=LIMITS,
+        limits=Limits(turns=TURNS),
         directory=directory,
         sampling_params={**SAMPLING, **sampling},
     )
