@@ -33,7 +33,7 @@ from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.errors import CallCancelledError, ConfigurationError
 from strands_sglang.provider.answer import calling_agent
 from strands_sglang.provider.config import checked_config, template_arguments
-from strands_sglang.provider.episode import Episode, scopes
+from strands_sglang.provider.episode import Episode, check_not_watched, scopes
 from strands_sglang.provider.plan import Planner
 from strands_sglang.provider.run import TurnRunner
 from strands_sglang.provider.turn import Request
@@ -137,6 +137,7 @@ class SGLangModel(Model):
             id: A name for it; None: a random one. Runs with the same names mint the same tool-call ids. An `Episode`
                 that was made before is opened as it is.
         """
+        check_not_watched(self.current_episode)
         episode = id if isinstance(id, Episode) else Episode(id)
         token = scopes.set((*scopes.get(), (self._key, episode)))
         try:

@@ -334,13 +334,13 @@ async def test_what_a_tool_with_a_sub_agent_says_of_its_own_is_on_record_too(tmp
 async def test_a_result_that_cannot_be_written_is_asked_for_again(tmp_path: Path) -> None:
     @tool
     async def large(number: int) -> Any:
-        """Return a number that JSON has no room for.
+        """Return a number as a name, which JSON does not have.
 
         Args:
             number: Any.
         """
         RAN("large")
-        return {"status": "success", "content": [{"json": {"value": 1 << 80}}]}
+        return {"status": "success", "content": [{"json": {3: "three"}}]}
 
     RAN.taken()
     engine = PromptEngine(calls("large", 2))

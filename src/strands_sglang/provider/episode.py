@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from strands_sglang.chat.lineage import Entry, Lineage, call_ids_in
 from strands_sglang.engine.routed_experts import RoutedExperts
-from strands_sglang.errors import CountMismatchError
+from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.provider.witness import Witness
 from strands_sglang.tokens import TokenManager, TokenTree, Trajectory, Turn, TurnPurpose
 
@@ -194,6 +194,15 @@ class Episode:
             while entry.parent is not None:
                 entry = entry.parent
             last = self._called_from.get(entry.turn)
+
+
+def check_not_watched(outer: Episode) -> None:
+    """Raise ConfigurationError if an episode opened here would hide its turns from who watches the outer one."""
+    if outer.witness is not None:
+        raise ConfigurationError(
+            f"episode {outer.id} is being recorded: turns of another one opened inside it would be part of neither. "
+            "What is not to be recorded takes another SGLangModel"
+        )
 
 
 def _awaits(entry: Entry) -> bool:

@@ -25,7 +25,7 @@ from strands_sglang.rollout.measures import EpisodeMetrics
 from strands_sglang.rollout.pace import Pace
 from strands_sglang.rollout.pen import Pen
 from strands_sglang.rollout.quota import Quota
-from strands_sglang.rollout.recorded import Recorded, RecordEndedError
+from strands_sglang.rollout.recorded import Recorded
 from strands_sglang.tokens import Turn
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class Journal:
         if event is None and len(self.recorded):
             self._diverge(self.recorded.next_event, "the agent asks for another prompt than the one on record")
         elif event is None and self.replays:
-            raise RecordEndedError("the record of this episode ends here")
+            raise self.recorded.refused()
         return event
 
     def _diverge(self, first: int | None, why: str) -> None:

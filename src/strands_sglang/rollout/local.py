@@ -173,6 +173,8 @@ class LocalWorker:
         if self._scorer is not None and not outcome.ended.failed and outcome.ended is not Ended.CUT_SHORT:
             episode.score = await self._scorer.score(episode)
         episode.time = time.time()
+        if not len(tree) and outcome.ended is Ended.ANSWERED:
+            logger.warning("episode=<%s> | it made no turn: does the agent use the model that build was given?", job.id)
         if resumable:
             # What is on record is good, and was not reached this time: it stays for the next.
             logger.warning("episode=<%s>, ended=<%s> | failed before it was brought back", job.id, outcome.ended.value)

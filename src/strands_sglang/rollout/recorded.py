@@ -25,6 +25,7 @@ _PATIENCE = 2.0  # seconds without any progress after which nobody is expected t
 _PATIENCE_ALONE = 0.1  # where the record shows one conversation only
 _PATIENCE_INSIDE = 60.0  # while the tool call runs inside of which the next is to be asked for
 _LOOK_AGAIN = 0.002
+_REFUSALS = 10  # a hook may have the agent ask again for ever
 
 
 class RecordEndedError(StrandsSGLangError):
@@ -59,6 +60,7 @@ class Recorded:
         self._lock = threading.Lock()
         self._progress = time.monotonic()
         self._under_way: Event | None = None
+        self._refusals = 0
         self.open: set[str] = set()
         """Ids of the tool calls that are being run: from inside of these somebody may yet ask."""
 
@@ -77,6 +79,12 @@ class Recorded:
             self._answers.clear()
             self._tools.clear()
             self._under_way = None
+
+    def refused(self) -> BaseException:
+        """Return the error of a replayed agent that asks for more than there is; in the end, one nobody tries again."""
+        self._refusals += 1
+        message = "the record of this episode ends here"
+        return RecordEndedError(message) if self._refusals < _REFUSALS else asyncio.CancelledError(message)
 
     async def answer(self, prompt: str, within: Collection[str]) -> Event | None:
         """Return the answer to a prompt, when it is its turn.

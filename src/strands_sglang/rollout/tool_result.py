@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -15,7 +17,7 @@ from strands.middleware import ToolResultEvent
 
 from strands_sglang.ledger.event import Event
 
-_BYTES = "__bytes__"
+_BYTES, _TUPLE, _NUMBER, _TEXT = "__bytes__", "__tuple__", "__number__", "__text__"
 
 
 class Outcome(str, Enum):
@@ -60,20 +62,42 @@ def from_record(event: Event, call_id: str) -> ToolResultEvent:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value as JSON can hold it; what JSON cannot hold as it stands is wrapped."""
     if isinstance(value, (bytes, bytearray)):
         return {_BYTES: base64.b64encode(value).decode()}
     if isinstance(value, dict):
-        if _BYTES in value:
-            raise ValueError("a result that looks like bytes of ours")
+        if len(value) == 1 and next(iter(value)) in _WRAPPED:
+            raise ValueError("a result that looks like one of our wrappings")
         return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if type(value) is tuple:
+        return {_TUPLE: [_plain(item) for item in value]}
+    if isinstance(value, list):
         return [_plain(item) for item in value]
+    if type(value) is float and not math.isfinite(value):
+        return {_NUMBER: repr(value)}
+    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        return {_NUMBER: str(value)}
+    if type(value) is str and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # half a surrogate pair
+            return {_TEXT: base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
     return value
 
 
 def _restored(value: Any) -> Any:
     if isinstance(value, dict):
-        if set(value) == {_BYTES}:
-            return base64.b64decode(value[_BYTES])
+        if len(value) == 1:
+            [(name, item)] = value.items()
+            if name in _WRAPPED:
+                return _WRAPPED[name](item)
         return {name: _restored(item) for name, item in value.items()}
     return [_restored(item) for item in value] if isinstance(value, list) else value
+
+
+_WRAPPED: dict[str, Callable[[Any], Any]] = {
+    _BYTES: base64.b64decode,
+    _TUPLE: lambda items: tuple(_restored(item) for item in items),
+    _NUMBER: lambda text: float(text) if text in ("nan", "inf", "-inf") else int(text),
+    _TEXT: lambda text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
+}
