@@ -10,7 +10,7 @@ import pytest
 from strands.hooks import AfterToolCallEvent
 
 from rollout.kinds import KINDS, Kind, plain, slow, step
-from rollout.scripts import RAN, PromptEngine, crashed, last_step, record_of, run, steps, summary
+from rollout.scripts import RAN, PromptEngine, crashed, last_step, record_of, run, steps
 from scripted_engine import Answer, tool_call
 from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
@@ -39,11 +39,8 @@ async def test_the_same_agent_is_identical(kind: Kind, tmp_path: Path) -> None:
     for kept in {1, 2, len(events) // 2, len(events) - 1}:
         folder = crashed(tmp_path / "whole", tmp_path / "crash", {"t/0": kept})
         (one,) = await replay(kind.build, folder, tokenizer=TOKENIZER, **kind.options)
-        assert one.verdict in (ReplayVerdict.IDENTICAL, ReplayVerdict.DIFFERENT), (kept, one)
-        # Without an end nobody knows which turns were thrown away.
-        assert one.verdict is ReplayVerdict.IDENTICAL or kind.name == "retry"
+        assert one.verdict is ReplayVerdict.IDENTICAL, (kept, one)
         assert not RAN.taken()
-        assert summary(record_of(folder).tree()) or kept == 1
 
 
 def other_prompt(task: Task, model: SGLangModel) -> Any:

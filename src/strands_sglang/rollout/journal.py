@@ -8,6 +8,7 @@ record already is written again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,8 @@ from strands_sglang.rollout.recorded import Recorded
 from strands_sglang.tokens import Turn
 
 logger = logging.getLogger(__name__)
+_PAUSE = 0.05  # seconds: an agent that does not listen may ask again and again
+
 within: ContextVar[tuple[str, ...]] = ContextVar("strands_sglang_within", default=())
 """Ids of the tool calls that this context is inside of, outermost first."""
 
@@ -73,6 +76,8 @@ class Journal:
         self.diverged: DivergedError | None = None
         """Where a resumed or replayed agent went another way than recorded; None when it did not."""
         self._engine, self._episode, self._pen = engine, episode, Pen(episode, chain)
+        self.write, self.close = self._pen.write, self._pen.close
+        """Write an event; nothing happens where no ledger is kept. And answer and write nothing more."""
         self._mode, self._pace = mode, pace
         self.recorded = Recorded() if recorded is None else recorded
         """What is on record and was not handed out yet."""
@@ -135,7 +140,11 @@ class Journal:
         extra: Mapping[str, Any] | None = None,
     ) -> Generation:
         """Answer from the record, else ask the engine."""
-        self._check_open(asks=True)
+        try:
+            self._check_open(asks=True)
+        except CallCancelledError:
+            await asyncio.sleep(_PAUSE)
+            raise
         self.quota.check(self.turns, self.metrics.tool_calls)
         prompt, count, inside = ids_digest(input_ids), len(input_ids), within.get()
         event = await self._from_record(prompt)
@@ -249,11 +258,3 @@ class Journal:
         self.recorded.settle(event)
         if event is None and self.on_turn is not None:
             self.on_turn(turn)
-
-    def close(self) -> None:
-        """Answer nothing more: whatever still runs of the episode is not part of it."""
-        self._pen.close()
-
-    def write(self, kind: EventKind, data: dict[str, Any], arrays: Any = None, *, ends: bool = False) -> None:
-        """Write an event; nothing happens where no ledger is kept. See `Pen.write`."""
-        self._pen.write(kind, data, arrays, ends=ends)

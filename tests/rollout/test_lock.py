@@ -1,0 +1,79 @@
+"""One run at a time in a directory, however the one before has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.kinds import plain
+from rollout.scripts import PromptEngine, run, steps
+from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.rollout.lock import directory_lock
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from strands_sglang.rollout.lock import directory_lock
+with directory_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+async def test_another_process_has_it(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        engine = PromptEngine(steps(1))
+        with pytest.raises(ConfigurationError, match="under way"):
+            await run(lambda task, model: plain(model), ["question"], engine, tmp_path)
+        assert not engine.calls and not (tmp_path / "run.json").exists()
+        # It goes with the process, even with one that is killed.
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait(20)
+        assert len(await run(lambda task, model: plain(model), ["question"], engine, tmp_path)) == 1
+    finally:
+        holder.kill()
+        holder.wait(20)
+        assert holder.stdout is not None
+        holder.stdout.close()
+
+
+def test_two_runs_of_one_process(tmp_path: Path) -> None:
+    with directory_lock(tmp_path / "a" / "b"):
+        with pytest.raises(ConfigurationError, match="another directory"), directory_lock(tmp_path / "a" / "b"):
+            pass
+        with directory_lock(tmp_path / "a"):
+            pass
+    with directory_lock(tmp_path / "a" / "b"):
+        pass
+
+
+def test_it_is_let_go_of_whatever_happens(tmp_path: Path) -> None:
+    for _ in range(3):
+        with pytest.raises(ValueError, match="inside"), directory_lock(tmp_path):
+            raise ValueError("inside")
+
+
+def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LedgerError, match="cannot be written"), directory_lock(tmp_path / "file" / "below"):
+        pass
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is locked there, and nothing is refused."""
+    import fcntl
+
+    def refuse(*_: Any) -> None:
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with directory_lock(tmp_path), directory_lock(tmp_path):
+        pass
