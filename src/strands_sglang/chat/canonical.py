@@ -53,7 +53,8 @@ def same_numbers(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether two messages that are equal to Python say the same: to it, `1`, `1.0` and `True` are equal."""
     try:
         # Version 2 writes types, values and the order of keys, and neither references nor interned strings.
-        if marshal.dumps(one["content"], 2) == marshal.dumps(other["content"], 2):
+        # A list of somebody's own kind, as an agent may hold its messages in, is written as a list.
+        if marshal.dumps(list(one["content"]), 2) == marshal.dumps(list(other["content"]), 2):
             return True
     except ValueError:
         pass  # it holds what cannot be written that way
