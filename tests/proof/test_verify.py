@@ -193,7 +193,8 @@ def test_events_that_went_with_the_tail_of_a_file_are_lost_not_forged(tmp_path: 
     for size in range(0, len(whole), 11):
         first.paths[0].write_bytes(whole[:size])
         certificate = verify(tmp_path)
-        assert certificate.verdict is Verdict.TRUNCATED, certificate.text()
+        # A file that ends between two blocks looks like one whose writer is at work, or was killed.
+        assert certificate.verdict in (Verdict.TRUNCATED, Verdict.UNFINISHED), certificate.text()
         lost |= set(certificate.found)
     assert FindingKind.EVENTS_LOST in lost
 
