@@ -23,7 +23,6 @@ from strands_sglang.ledger.event import (
     frames,
     ids_digest,
     link,
-    plain,
 )
 from strands_sglang.ledger.summary import trajectory_digest, trajectory_summary
 from strands_sglang.tokens import TokenTree
@@ -135,7 +134,7 @@ def test_a_trajectory_is_summed_up() -> None:
         trained = {t.id for t in recorder.tree.turns if t.id in summary["trained"]}
         assert summary["loss"] == sum(len(recorder.tree[id].sampled) for id in trained) == trajectory.loss_mask.sum()
         assert (summary["leaf"], summary["tokens"]) == (trajectory.branch, len(trajectory))
-        assert plain(summary) == summary
+        assert orjson.loads(orjson.dumps(summary)) == summary
         for name in ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins"):
             before = trajectory_digest(trajectory)
             values = getattr(trajectory, name)

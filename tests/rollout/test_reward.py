@@ -23,7 +23,7 @@ from rollout.finished import finished, grown
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.reward import Reward, own_turns
-from strands_sglang.rollout.scorer import Scorer, scored
+from strands_sglang.rollout.scorer import Scorer
 from strands_sglang.tokens import Join, TokenTree, TurnPurpose
 
 JSON_LIKE = st.recursive(
@@ -36,6 +36,11 @@ JSON_LIKE = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+async def scored(function: Any, episode: Episode, *, timeout: float | None = None) -> Reward:
+    """Return what a function says that an episode is worth."""
+    return await Scorer(function, timeout=timeout).score(episode)
 
 
 class Unspeakable(Exception):

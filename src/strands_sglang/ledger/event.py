@@ -11,7 +11,6 @@ import hashlib
 import re
 import struct
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -159,9 +158,3 @@ def ids_digest(ids: Any) -> str:
     """Return the digest of token ids, as 32 hex digits: those of a prompt as it was sent."""
     whole = ids if isinstance(ids, array) and ids.typecode == "i" else array("i", list(ids))
     return hashlib.blake2b(memoryview(whole).cast("B"), digest_size=DIGEST_BYTES).hexdigest()
-
-
-def plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return data as it comes back from disk: what JSON makes of it."""
-    result: dict[str, Any] = orjson.loads(orjson.dumps(value))
-    return result

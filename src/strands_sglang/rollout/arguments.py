@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.provider.config import SGLangConfig, TemplateOptions
+from strands_sglang.rollout.bounds import check_above_zero
 from strands_sglang.rollout.task import Task
 
 
@@ -51,11 +52,9 @@ def check_numbers(*, whole: Mapping[str, Any], seconds: Mapping[str, Any]) -> No
         seconds: Numbers above 0, by name.
     """
     for name, value in whole.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ConfigurationError(f"{name} must be a whole number above 0, not {value!r}")
+        check_above_zero(name, value, "whole number above 0", whole=True)
     for name, value in seconds.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
-            raise ConfigurationError(f"{name} must be a number of seconds above 0, not {value!r}")
+        check_above_zero(name, value, "number of seconds above 0", whole=False)
 
 
 def check_names(options: Collection[str], known: Collection[str]) -> None:

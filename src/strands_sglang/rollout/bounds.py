@@ -6,8 +6,23 @@ Invariant: a limit ends an episode with a reason and the tokens it has; none of 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from strands_sglang.errors import ConfigurationError
+
+
+def check_above_zero(name: str, value: Any, what: str, *, whole: bool) -> None:
+    """Raise ConfigurationError unless a number is above 0; None passes.
+
+    Args:
+        name: What it is called.
+        value: The number.
+        what: What it must be, in words.
+        whole: Whether it must be a whole number.
+    """
+    kinds = (int,) if whole else (int, float)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value > 0):
+        raise ConfigurationError(f"{name} must be a {what}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +46,5 @@ class Limits:
 
     def __post_init__(self) -> None:
         for limit in fields(self):
-            value = getattr(self, limit.name)
-            kinds = (int, float) if limit.name.startswith("seconds") else (int,)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value > 0):
-                raise ConfigurationError(f"Limits.{limit.name} must be a number above 0 or None, not {value!r}")
+            whole = not limit.name.startswith("seconds")
+            check_above_zero(f"Limits.{limit.name}", getattr(self, limit.name), "number above 0 or None", whole=whole)

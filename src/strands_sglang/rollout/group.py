@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.rollout.bounds import check_above_zero
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.reward import described
 from strands_sglang.rollout.task import Task
@@ -122,8 +123,7 @@ class Wanted:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
-                raise ConfigurationError(f"Wanted.{one.name} must be a whole number above 0 or None, not {value!r}")
+            check_above_zero(f"Wanted.{one.name}", value, "whole number above 0 or None", whole=True)
 
     def needed(self, samples_per_task: int) -> int:
         """Return how many episodes complete a group of `samples_per_task`: never more than there are."""

@@ -109,11 +109,6 @@ class Scorer:
                 await asyncio.wait({task}, timeout=_GRACE)
 
 
-async def scored(function: RewardFunction, episode: Episode, *, timeout: float | None = None) -> Reward:
-    """Return what a function says that an episode is worth; see `Scorer`, which looks the function over only once."""
-    return await Scorer(function, timeout=timeout).score(episode)
-
-
 def _takes_task(function: RewardFunction) -> bool:
     """Return whether a function wants the task too."""
     if not callable(function):
