@@ -368,6 +368,23 @@ async def test_enough_groups_of_endless_tasks(tmp_path: Path) -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
+async def test_asked_again_a_run_has_enough_of_the_same_groups(tmp_path: Path) -> None:
+    """What was complete first counts first again, wherever its task stands; nothing is sampled once more."""
+
+    def script(prompt: str, before: int) -> Answer:
+        late = any(f"question {number} " in prompt for number in range(4))
+        return Reply("the end", before=(lambda: asyncio.sleep(5)) if late else None)
+
+    given = [Task(f"question {number} ?", id=f"t{number}") for number in range(8)]
+    asked: dict[str, Any] = {"samples_per_task": 2, "enough_groups": 3, "enough_samples": 2}
+    first = await run(build, given, PromptEngine(script), tmp_path, **asked)
+    assert len(first.groups) == 3 and all(int(group.task.id[1:]) >= 4 for group in first.groups)
+    engine = PromptEngine(steps(1))
+    again = await run(build, given, engine, tmp_path, **asked)
+    assert [group.task.id for group in again.groups] == [group.task.id for group in first.groups]
+    assert all(episode.restored for episode in again) and not engine.calls
+
+
 async def test_enough_samples_cut_the_slow_ones_short(tmp_path: Path) -> None:
     def slow(task: Task, model: SGLangModel) -> Any:
         agent = plain(model)

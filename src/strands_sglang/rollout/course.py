@@ -120,14 +120,20 @@ class Course:
             )
 
     def _groups(self, tasks: Iterable[Any], samples: int) -> Iterator[list[Job]]:
-        for given in tasks:
+        needed = self.tally.wanted.needed(samples)
+        numbered: Iterable[tuple[int, Any]] = enumerate(tasks)
+        if self._before is not None and isinstance(tasks, list):
+            # What an earlier process had complete counts first: what it had enough of is enough again.
+            times = [self._before.complete_at(Task.of(given), samples, needed) for given in tasks]
+            numbered = sorted(numbered, key=lambda one: times[one[0]])
+        for number, given in numbered:
             task = Task.of(given)
             check_new(task, self.tally.places)
-            self.tally.expect(task, samples)
+            self.tally.expect(task, samples, number)
             if self._before is None:
                 yield [Job(task.copy(), sample) for sample in range(samples)]
             else:
-                yield self._before.jobs(task, samples, self.tally.wanted.needed(samples))
+                yield self._before.jobs(task, samples, needed)
 
     async def _ended(self, episode: Episode, restored: bool) -> bool:
         totals, tally = self.reporter.totals, self.tally

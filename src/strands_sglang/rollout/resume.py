@@ -49,6 +49,13 @@ class Before:
                     "directory"
                 )
 
+    def complete_at(self, task: Task, samples: int, needed: int) -> float:
+        """Return when the group of a task had `needed` good episodes, in Unix seconds; infinity: it never had."""
+        ids = [Job(task, sample).id for sample in range(samples)]
+        ended = [self.finished[one] for one in ids if one in self.finished]
+        times = sorted(one.time for one in ended if not one.ended.again)
+        return times[needed - 1] if len(times) >= needed else math.inf
+
     def jobs(self, task: Task, samples: int, needed: int) -> list[Job]:
         """Return the jobs of a task: those that ended first, in the order in which they did.
 

@@ -54,9 +54,9 @@ class Tally:
     dropped: int = 0
     """Groups that they did not."""
 
-    def expect(self, task: Task, samples: int) -> None:
-        """Expect so many episodes of a task."""
-        self.places[task.id] = Place(Group(task), len(self.places), samples)
+    def expect(self, task: Task, samples: int, number: int | None = None) -> None:
+        """Expect so many episodes of a task; `number`: which one it is, None: the next."""
+        self.places[task.id] = Place(Group(task), len(self.places) if number is None else number, samples)
 
     @property
     def enough(self) -> bool:
