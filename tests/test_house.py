@@ -13,6 +13,8 @@ HOUSE = ROOT / "src" / "strands_sglang"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 FLOORS = [
     "cli",
+    "trainers",
+    "tools",
     "rollout",
     "proof",
     "ledger",
