@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_sglang.rollout.episode import Episode
-from strands_sglang.tokens import TokenTree, Trajectory, Turn
+from strands_sglang.tokens import TokenTree, Trajectory, Turn, TurnPurpose
+from strands_sglang.tokens.branches import counted_turns
 from strands_sglang.tokens.origin import Origin
+from strands_sglang.tokens.trajectory import laid_flat
 
 
 class Branches(str, Enum):
@@ -84,10 +86,12 @@ def tree_rows(tree: TokenTree, branches: Branches = Branches.MAIN) -> list[Row]:
     if main is None:
         return []
     if branches is Branches.MAIN:
-        found = [Row.of(tree.trajectory(main))]
+        # Not `tree.trajectory`, which trains what a grammar allowed, too.
+        counted = counted_turns(tree.turns, TurnPurpose.EPISODE, rejected=False)
+        found = [Row.of(laid_flat(tree.id, tree.path(main), counted))]
     else:
-        laid_flat = tree.trajectories()
-        found = [Row.of(one) for one in sorted(laid_flat, key=lambda one: one.branch != main.id)]
+        all_of_them = tree.trajectories()
+        found = [Row.of(one) for one in sorted(all_of_them, key=lambda one: one.branch != main.id)]
     return [row for row in found if row is not None and row.loss_mask.any()]
 
 
