@@ -254,9 +254,9 @@ def trained_places(tree: TokenTree, samples: list[Sample]) -> Counter[tuple[int,
         assert branch is not None or not any(sample.loss_mask or ())
         if branch is None:
             continue
-        owner = [None] * len(tree.ids(tree[branch]))
+        owner: list[tuple[int, int] | None] = [None] * len(tree.ids(tree[branch]))
         for turn in tree.path(tree[branch]):
-            owner[turn.sampled_start : turn.end] = [(turn.id, at) for at in range(len(turn.sampled))]  # type: ignore[list-item]
+            owner[turn.sampled_start : turn.end] = [(turn.id, at) for at in range(len(turn.sampled))]
         start = len(sample.tokens) - sample.response_length
         for at, trained in enumerate(sample.loss_mask or ()):
             if trained:
