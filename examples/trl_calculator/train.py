@@ -20,6 +20,7 @@ from pathlib import Path
 from datasets import Dataset
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
+from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
 from strands_sglang.rollout import Limits
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
+    transformers_logging.disable_progress_bar()  # one for every time weights are saved
     peft = {}
     if options.lora:
         from peft import LoraConfig

@@ -1,7 +1,7 @@
 """A trainer's weights into the engine: `DiskSync`, and the check that they arrived, `Syncer`.
 
-Invariant: no episode of a step begins before every worker has told that it samples from that step's weights; an update
-that did not arrive is an error, never a step with old weights.
+Invariant: no episode of a step begins before every worker has said that it loaded that step's weights, and the engine
+that it samples from them; an update that did not arrive is an error, never a step with old weights.
 """
 
 from __future__ import annotations
@@ -143,8 +143,14 @@ class Syncer:
             return None
         began = time.monotonic()
         version = str(_from_main(trainer, lambda: self._new_name(step)))
-        self._sync(trainer, version, self._link)
-        _from_main(trainer, lambda: self._check(version))
+        failed: Exception | None = None
+        try:
+            self._sync(trainer, version, self._link)
+        except Exception as error:  # told to the other processes first: they would wait for ever
+            failed = error
+        _from_main(trainer, lambda: self._check(version, failed))
+        if failed is not None:
+            raise failed
         self._step, self.version = step, version
         seconds = time.monotonic() - began
         logger.info(
@@ -166,7 +172,9 @@ class Syncer:
         name = str(step)
         return name if self._engines() != name else f"{name}-{uuid.uuid4().hex[:6]}"
 
-    def _check(self, version: str) -> None:
+    def _check(self, version: str, failed: Exception | None) -> None:
+        if failed is not None:
+            raise failed
         now = self._engines()
         if now != version:
             raise EngineError(

@@ -23,7 +23,7 @@ def save_weights(model: Any, path: Path) -> None:
     Raises:
         ConfigurationError: The adapters cannot be merged exactly.
     """
-    if hasattr(model, "merge_adapter") and hasattr(model, "get_base_model"):
+    if hasattr(model, "get_base_model"):  # PEFT's
         with merged(model):
             model.get_base_model().save_pretrained(str(path), state_dict=_plain_state(model))
     else:
@@ -39,9 +39,10 @@ def merged(model: Any) -> Iterator[None]:
     Taking the adapters out again by subtraction would leave rounding behind, step after step: the weights are put back
     as they were.
     """
-    if getattr(model, "is_prompt_learning", False) or getattr(model.active_peft_config, "is_prompt_learning", False):
+    if not hasattr(model, "merge_adapter"):
         raise ConfigurationError(
-            "prompt-learning adapters cannot be merged into weights, so the engine cannot sample them"
+            "adapters that are no part of the weights (prompt learning) cannot be merged into them, and the engine "
+            "would sample without: train LoRA or its like, or give a sync= of your own"
         )
     layers = [module.base_layer for module in model.modules() if hasattr(module, "base_layer")]
     base = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
