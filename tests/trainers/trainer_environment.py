@@ -1,0 +1,35 @@
+"""Programs in a trainer's own environment (scripts/setup-trainers), and what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent.parent
+ROOT = TESTS.parent
+
+
+def python_of(trainer: str) -> str:
+    """Return the Python of a trainer's environment; skip without one, and fail where `CI_TRAINERS` is set."""
+    command = [sys.executable, str(ROOT / "scripts" / "setup-trainers"), "--where", trainer]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        words = f"no environment for {trainer}; make it with: scripts/setup-trainers {trainer}\n{found.stderr}"
+        pytest.fail(words) if os.environ.get("CI_TRAINERS") else pytest.skip(words)
+    return found.stdout.strip()
+
+
+def said_by(trainer: str, program: str, *arguments: str, seconds: float = 540) -> Any:
+    """Run a program of tests/trainers in a trainer's environment and return the last line it says, from JSON."""
+    paths = os.pathsep.join(map(str, (TESTS, TESTS / "trainers", ROOT / "src")))
+    env = {**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    command = [python_of(trainer), str(TESTS / "trainers" / program), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=seconds, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
