@@ -45,6 +45,12 @@ def test_every_step_is_loaded_once_under_its_own_name(weights: Weights, link: An
     assert not list(tmp_path.iterdir())
 
 
+def test_another_trainer_at_the_same_step_has_other_weights(weights: Weights, link: Any, tmp_path: Path) -> None:
+    syncer, first, second = Syncer(DiskSync(tmp_path), link), Trainer(), Trainer()
+    assert syncer.update(first) is not None and syncer.update(first) is None
+    assert syncer.update(second) is not None and len(weights.updates) == 2
+
+
 def test_paused_and_flushed_before_weights_change(link: Any, tmp_path: Path) -> None:
     Syncer(DiskSync(tmp_path), link).update(Trainer())
     told = [path for path in link.server.paths() if path != "/model_info" and not path.startswith("/workers")]

@@ -59,7 +59,7 @@ def arguments(**given: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**plain, **given})
 
 
-@dataclass
+@dataclass(eq=False)
 class Trainer:
     """What is read of a `GRPOTrainer`."""
 

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 import uuid
+import weakref
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -126,7 +127,7 @@ class Syncer:
             raise ConfigurationError(f"sync is 'disk', 'none', a DiskSync(...) or a function, not {sync!r}") from None
         self._sync = None if kind is SyncKind.NONE else DiskSync() if kind is SyncKind.DISK else kind
         self._link = link
-        self._step: int | None = None
+        self._done: tuple[weakref.ref[Any], int] | None = None  # a trainer, and its step
         self.version: str | None = None
         """Name of the weights that the engine has; None: none of ours."""
         if self._sync is not None:
@@ -139,7 +140,7 @@ class Syncer:
             EngineError: It does not have them now.
         """
         step = int(trainer.state.global_step)
-        if self._sync is None or step == self._step:
+        if self._sync is None or (self._done is not None and self._done == (weakref.ref(trainer), step)):
             return None
         began = time.monotonic()
         version = str(_from_main(trainer, lambda: self._new_name(step)))
@@ -151,7 +152,7 @@ class Syncer:
         _from_main(trainer, lambda: self._check(version, failed))
         if failed is not None:
             raise failed
-        self._step, self.version = step, version
+        self._done, self.version = (weakref.ref(trainer), step), version
         seconds = time.monotonic() - began
         logger.info(
             "step=<%d>, version=<%s>, seconds=<%.2f> | engine has the trainer's weights", step, version, seconds
@@ -160,7 +161,7 @@ class Syncer:
 
     def close(self) -> None:
         """Remove what was saved; the next `update` begins anew."""
-        self._step = self.version = None
+        self._done = self.version = None
         if isinstance(self._sync, DiskSync):
             self._sync.close()
 
