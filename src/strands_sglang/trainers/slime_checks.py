@@ -44,7 +44,7 @@ def problems_of(sample: Any, args: Any = None, *, stage: Stage = Stage.SHIPPED) 
 
 def _tokens(sample: Any, args: Any) -> Iterator[str]:
     tokens, length = sample.tokens, sample.response_length
-    if not isinstance(tokens, list) or not all(_is_int(token) for token in tokens):
+    if not isinstance(tokens, list) or not _all_ints(tokens):
         yield f"tokens is not a list of int but {tokens!r:.80}"
         return
     if not _is_int(length):
@@ -65,16 +65,17 @@ def _response(sample: Any, args: Any) -> Iterator[str]:
     length, mask, logprobs = sample.response_length, sample.loss_mask, sample.rollout_log_probs
     if mask is None:
         yield "loss_mask is None: slime would train every response token"
-    elif not isinstance(mask, list) or not all(_is_int(entry) and 0 <= entry <= 1 for entry in mask):
+    elif not isinstance(mask, list) or not _all_ints(mask) or not set(mask) <= {0, 1}:
         yield f"loss_mask is not a list of 0 and 1 but {mask!r:.80}"
     elif len(mask) != length:
         yield f"loss_mask has {len(mask)} entries for {length} response tokens"
     if logprobs is None:
         yield "rollout_log_probs is None: on the first sample of a batch it drops them for all, on others it fails"
     else:
-        yield from _numbers("rollout_log_probs", logprobs, length)
-        if isinstance(logprobs, list) and any(_is_number(one) and one > _HIGHEST_LOGPROB for one in logprobs):
-            yield "rollout_log_probs has a number above 0"
+        wrong = [*_numbers("rollout_log_probs", logprobs, length)]
+        yield from wrong
+        if not wrong and max(logprobs) > _HIGHEST_LOGPROB:
+            yield f"rollout_log_probs has {max(logprobs)}, which is above 0"
     if sample.teacher_log_probs is not None:
         yield from _numbers("teacher_log_probs", sample.teacher_log_probs, length)
     limit = getattr(args, "rollout_max_response_len", None)
@@ -91,7 +92,7 @@ def _numbers(name: str, values: Any, length: int) -> Iterator[str]:
         return
     if len(values) != length:
         yield f"{name} has {len(values)} entries for {length} response tokens"
-    if not all(_is_number(one) for one in values):
+    if not all(_is_number_type(kind) for kind in set(map(type, values))):
         yield f"{name} holds {next(one for one in values if not _is_number(one))!r:.80}"
     elif not all(map(math.isfinite, values)):
         yield f"{name} holds a number that is not finite"
@@ -201,9 +202,17 @@ def _rest(sample: Any) -> Iterator[str]:
             yield f"{name} is None"
 
 
+def _all_ints(values: list[Any]) -> bool:
+    return set(map(type, values)) <= {int}  # without a step of Python for each token
+
+
 def _is_int(value: Any) -> bool:
     return type(value) is int
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
+    return _is_number_type(type(value))
+
+
+def _is_number_type(kind: type) -> bool:
+    return issubclass(kind, (int, float, np.floating)) and kind is not bool

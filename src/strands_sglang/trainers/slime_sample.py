@@ -130,15 +130,12 @@ def samples_of(
     counted: set[int] = set()
     for target, one in zip(made, laid, strict=True):
         target.rollout_id = rollout_id
-        why = removed
+        why, choices = removed, None
         if expert_shape is not None:
             choices = _choices(one, experts, expert_shape)
             if choices is None:
-                why = why or Removed.NO_EXPERTS
-                choices = _stand_ins(len(one.tokens) - 1, expert_shape)
-            target.rollout_routed_experts = choices
-        else:
-            target.rollout_routed_experts = None
+                why, choices = why or Removed.NO_EXPERTS, _stand_ins(len(one.tokens) - 1, expert_shape)
+        target.rollout_routed_experts = choices
         _write(target, one, status, why, decode)
         target.reward = _reward(episode, why, reward_key)
         target.non_generation_time = episode.metrics.tool_seconds
