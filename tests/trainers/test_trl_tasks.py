@@ -73,21 +73,26 @@ def test_tasks_come_back_from_a_dataset_as_they_were() -> None:
 def test_one_user_message_is_a_question() -> None:
     rows = Dataset.from_list([{"prompt": user(str(row["prompt"])), "answer": row["answer"]} for row in ROWS])
     (task,) = TaskFinder().find([user("What is 3?")], rows)
-    assert (task.prompt, task.answer) == ("What is 3?", 3)
+    assert (task.prompt, task.answer, task.data) == ("What is 3?", 3, {"messages": user("What is 3?")})
+
+
+def test_of_a_conversation_the_last_question_is_asked_and_the_rest_is_there() -> None:
+    talk = [{"role": "system", "content": "Be brief."}, *user("Hello?")]
+    (task,) = TaskFinder().find([talk], [{"prompt": talk, "level": 1}])
+    assert (task.prompt, task.data) == ("Hello?", {"level": 1, "messages": talk})
 
 
 @pytest.mark.parametrize(
     "prompt",
     [
-        [{"role": "system", "content": "Be brief."}, *user("Hello?")],
         [{"role": "user", "content": [{"type": "image"}]}],
         [{"role": "assistant", "content": "Hello."}],
         [],
         7,
     ],
-    ids=["system", "image", "assistant", "empty", "number"],
+    ids=["image", "assistant", "empty", "number"],
 )
-def test_what_is_more_than_a_question_is_refused(prompt: Any) -> None:
+def test_what_asks_nothing_in_text_is_refused(prompt: Any) -> None:
     with pytest.raises(ConfigurationError, match="tasks=lambda prompt"):
         TaskFinder().find([prompt], [{"prompt": prompt}])
 

@@ -18,13 +18,11 @@ import orjson
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.rollout import Task
+from strands_sglang.trainers.chat_task import chat_task, plain
 
 logger = logging.getLogger(__name__)
 
-_HOW = (
-    "give tasks=lambda prompt: Task(...), which makes the task of a prompt (system prompts and tools belong to the "
-    "agent that `build` makes)"
-)
+_HOW = "give tasks=lambda prompt: Task(...), which makes the task of a prompt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,25 +147,18 @@ def _key(prompt: Any) -> bytes:
 
 
 def _task_of(row: Mapping[str, Any]) -> Task:
-    """Return a row of a dataset as a task; columns that are no fields of one go into its data."""
-    rest = {name: value for name, value in row.items() if name not in ("prompt", "answer", "id")}
-    data = rest.pop("data") if isinstance(rest.get("data"), dict) else {}
-    id = row.get("id")
-    return Task(_question(row["prompt"]), row.get("answer"), {**data, **rest}, "" if id is None else str(id))
-
-
-def _question(prompt: Any) -> str:
-    """Return a trainer's prompt as the question it asks.
+    """Return a row of a dataset as a task; columns that are no fields of one go into its data.
 
     Raises:
-        ConfigurationError: It is a conversation of more than one message, or not of text.
+        ConfigurationError: Its prompt asks nothing.
     """
+    prompt = row["prompt"]
+    rest = {name: value for name, value in row.items() if name not in ("prompt", "answer", "id")}
+    data = rest.pop("data") if isinstance(rest.get("data"), dict) else {}
+    id = "" if row.get("id") is None else str(row["id"])
     if isinstance(prompt, str):
-        return prompt
-    if isinstance(prompt, Sequence) and len(prompt) == 1 and isinstance(prompt[0], Mapping):
-        (message,) = prompt
-        if message.get("role") == "user" and isinstance(message.get("content"), str):
-            return str(message["content"])
-    raise ConfigurationError(
-        f"the prompt of a row is text, or one user message of text, not {prompt!r:.200}; else {_HOW}"
-    )
+        return Task(prompt, plain(row.get("answer")), plain({**data, **rest}), id)
+    try:
+        return chat_task(prompt, answer=row.get("answer"), data={**data, **rest}, id=id)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; {_HOW}") from error
