@@ -99,6 +99,14 @@ def test_a_rollout_of_several_samples_counts_once() -> None:
     assert advantages(flat, grpo_std_normalization=False) == [-0.5, 0.5, 0.0, 0.5, 0.5]
 
 
+def test_the_rollout_id_says_what_belongs_together() -> None:
+    samples = [good(group_index=0, index=at, rollout_id=10 + at, reward=float(at < 1)) for at in range(3)]
+    assert advantages(samples, grpo_std_normalization=False) == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    samples[2].rollout_id = 11  # now one rollout with the one before
+    samples[0].rollout_id = None
+    assert advantages(samples, grpo_std_normalization=False) == [0.5, -0.5, -0.5]
+
+
 def test_siblings_that_were_scored_apart() -> None:
     samples = [*group(0, 0.0, 1.0), good(group_index=0, index=1, reward=3.0)]
     assert advantages(samples, grpo_std_normalization=False) == [-1.0, 0.0, 2.0]  # rollouts of 0 and 2
