@@ -26,7 +26,8 @@ def test_batches_are_what_the_engine_sampled(said: Any, name: str) -> None:
     assert batch["worst_logprob"] < 1e-4, "a prefill of the whole row gives the logprobs that verl was given"
     assert batch["loss_finite"] and batch["shapes"] == [[batch["rows"], 192]]
     for trained, ended, turns in zip(batch["trained"], batch["ended"], batch["turns"], strict=True):
-        assert (trained > 40 and turns == 6 and ended == "answered") or (trained, ended) == (0, "agent")
+        assert (trained, ended, turns) == (0, "agent", 0) or (trained > 10 and turns in (2, 4, 6, 8))
+    assert batch["turns"].count(6) >= len(batch["turns"]) // 2, "two tool calls and an answer, as a rule"
 
 
 def test_the_policy_solves_tasks_inside_verl(said: Any) -> None:
