@@ -15,6 +15,7 @@ import argparse
 import json
 import random
 import sys
+import tempfile
 from pathlib import Path
 
 from datasets import Dataset
@@ -90,7 +91,7 @@ def main() -> None:
     trainer = GRPOTrainer(
         model=options.model,
         args=GRPOConfig(
-            output_dir="trl-calculator",
+            output_dir=tempfile.gettempdir(),  # nothing is saved: see save_strategy
             max_steps=options.steps,
             per_device_train_batch_size=options.groups * 8,
             num_generations=8,
