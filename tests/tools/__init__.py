@@ -1,0 +1,1 @@
+"""A package, so that it is found before whatever else may have its name."""

@@ -1,0 +1,161 @@
+"""A host with things on it that code in a sandbox must not reach, and a look at whether it did."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strands_sglang.tools import SandboxLimits
+
+DISK = 64 * 2**20 + 4096 * secrets.randbelow(100_000)
+MEMORY = 2**30 + 4096 * secrets.randbelow(100_000)
+"""Bounds that only sandboxes of this test run have: all that they leave running inherits them."""
+SECRET = "strands_canary_" + secrets.token_hex(8)
+HALF = SECRET[: len(SECRET) // 2]
+"""Code in the sandbox is told half of it, so that it can look for it without having it."""
+
+
+def limits(**others: Any) -> SandboxLimits:
+    """Return limits by which what is left running can be found."""
+    return SandboxLimits(**{"seconds": 20, "disk": DISK, "memory": MEMORY, **others})
+
+
+@dataclass
+class Host:
+    """What must stay as it is."""
+
+    folder: Path
+    """A directory with a file in it that has the secret."""
+    process: subprocess.Popen[bytes]
+    """A process that must not be harmed."""
+    tcp: socket.socket
+    udp: socket.socket
+    unix: socket.socket
+    abstract: socket.socket
+    touched: list[str] = field(default_factory=list)
+    """Which of the servers were reached."""
+
+    @property
+    def canary(self) -> Path:
+        """The file."""
+        return self.folder / "canary.txt"
+
+    def names(self) -> dict[str, Any]:
+        """Return what code in the sandbox is told."""
+        return {
+            "CANARY": str(self.canary),
+            "FOLDER": str(self.folder),
+            "PORT": self.tcp.getsockname()[1],
+            "UDP": self.udp.getsockname()[1],
+            "SOCKET": self.unix.getsockname(),
+            "ABSTRACT": "\0" + self.abstract.getsockname().decode()[1:],
+            "PID": self.process.pid,
+            "HOME": str(Path.home()),
+            "SECRET_HALF": HALF,
+            "OUTSIDE": [path for path in sys.path if path],
+        }
+
+    def check(self, seen: str) -> None:
+        """Fail if anything was reached, harmed, seen, or left running."""
+        assert SECRET not in seen
+        assert self.canary.read_text() == SECRET
+        assert sorted(os.listdir(self.folder)) == ["canary.txt", "socket"]
+        assert self.process.poll() is None
+        assert not self.touched
+        deadline = time.monotonic() + 2
+        while left := left_running():
+            assert time.monotonic() < deadline, f"left running: {left}"
+            time.sleep(0.01)
+
+
+def system_python() -> str:
+    """Return an interpreter that every user may read; the one that runs this may lie in root's home."""
+    for path in ("/usr/bin/python3", "/usr/local/bin/python3"):
+        if Path(path).exists() and "/root/" not in str(Path(path).resolve()):
+            return path
+    pytest.fail("an interpreter that every user may read is needed: apt-get install python3")
+
+
+def left_running() -> list[str]:
+    """Return the processes that have bounds of this test run; a process passes them on to its children."""
+    found = []
+    for pid in os.listdir("/proc"):
+        if pid.isdigit():
+            try:
+                bounds = Path(f"/proc/{pid}/limits").read_text()
+                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if (f" {DISK} " in bounds or f" {MEMORY} " in bounds) and state not in "ZX":
+                found.append(Path(f"/proc/{pid}/stat").read_text()[:60] if Path(f"/proc/{pid}").exists() else pid)
+    return found
+
+
+@contextmanager
+def a_host(folder: Path) -> Iterator[Host]:
+    """Set everything up."""
+    folder.mkdir()
+    (folder / "canary.txt").write_text(SECRET)
+    unix, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    unix.bind(str(folder / "socket"))
+    abstract.bind("\0" + "strands-test-" + secrets.token_hex(4))
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    udp.bind(("127.0.0.1", 0))
+    tcp = socket.create_server(("127.0.0.1", 0))
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
+    host = Host(folder, process, tcp, udp, unix, abstract)
+    over = threading.Event()
+
+    def serve(server: socket.socket, name: str) -> None:
+        server.settimeout(0.1)
+        while not over.is_set():
+            try:
+                if server.type == socket.SOCK_DGRAM:
+                    server.recv(100)
+                else:
+                    answer = server.accept()[0]
+                    answer.sendall(b"HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+                    answer.close()
+            except TimeoutError:
+                continue
+            except OSError:
+                pass
+            host.touched.append(name)
+
+    threads = []
+    for name in ("tcp", "udp", "unix", "abstract"):
+        server = getattr(host, name)
+        if server.type != socket.SOCK_DGRAM:
+            server.listen()
+        threads.append(threading.Thread(target=serve, args=(server, name)))
+        threads[-1].start()
+    os.environ["STRANDS_TEST_SECRET"] = SECRET
+    inherited = os.open(host.canary, os.O_RDONLY)
+    os.set_inheritable(inherited, True)
+    directory = os.open("/", os.O_RDONLY)
+    os.set_inheritable(directory, True)
+    try:
+        yield host
+    finally:
+        over.set()
+        del os.environ["STRANDS_TEST_SECRET"]
+        os.close(inherited)
+        os.close(directory)
+        process.kill()
+        process.wait()
+        for thread in threads:
+            thread.join()
+        for server in (tcp, udp, unix, abstract):
+            server.close()

@@ -1,0 +1,124 @@
+"""Nothing that code in the sandbox tries reaches the host."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from strands_sglang.tools import Ending, Isolation, PythonSandbox, Rights
+from strands_sglang.tools.syscalls import CLONE, CLONE3, MACHINES, NEWEST, REFUSED, SOCKETPAIR
+from tools.attempts import ATTEMPTS, CONTROLS
+from tools.bombs import BOMBS
+from tools.host import Host, a_host, limits, system_python
+
+COLUMN = MACHINES[os.uname().machine].column
+NUMBERS = {name: numbers[COLUMN] for name, numbers in REFUSED.items()} | {
+    "clone": CLONE[COLUMN],
+    "clone3": CLONE3[COLUMN],
+    "socketpair": SOCKETPAIR[COLUMN],
+}
+PROGRAM = """
+import ctypes, errno, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+NUMBERS, NEWEST = {numbers!r}, {newest}
+for name, value in {names!r}.items(): globals()[name] = value
+
+def call(name, *arguments):
+    number = NUMBERS.get(name, name)
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = libc.syscall(ctypes.c_long(number), *words)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+escaped = False
+try:
+{body}
+except (OSError, MemoryError, ValueError) as error:
+    print("HELD:", type(error).__name__, error)
+else:
+    print("ESCAPED" if escaped else "HELD")
+"""
+
+
+SETUPS = ["own", "nobody"] if os.geteuid() == 0 else ["own"]
+"""With the rights of this process; and where that is root, as an ordinary user in a user namespace."""
+
+
+def sandbox(setup: str, **others: Any) -> PythonSandbox:
+    settings: dict[str, Any] = {"rights": Rights.NOBODY, "python": system_python()} if setup == "nobody" else {}
+    return PythonSandbox(limits=limits(**others), **settings)
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    with a_host(tmp_path_factory.mktemp("host") / "canary") as host:
+        yield host
+
+
+def program(body: str, host: Host) -> str:
+    code = textwrap.indent(textwrap.dedent(body).strip(), "    ")
+    return PROGRAM.format(numbers=NUMBERS, newest=NEWEST, names=host.names(), body=code)
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.parametrize("name", ATTEMPTS)
+async def test_attempt(name: str, setup: str, host: Host) -> None:
+    outcome = await sandbox(setup).run(program(ATTEMPTS[name], host))
+    host.check(outcome.text)
+    assert outcome.ended is Ending.FINISHED, outcome.text
+    assert re.fullmatch(r"HELD(:.*)?", outcome.text.strip(), re.DOTALL), outcome.text
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+async def test_without_a_sandbox_the_attempt_succeeds(name: str, host: Host) -> None:
+    bare = PythonSandbox(limits=limits(), isolation=Isolation.NONE_RUNS_AS_ME)
+    outcome = await bare.run(program(CONTROLS[name], host))
+    host.touched.clear()
+    assert "ESCAPED" in outcome.text, outcome.text
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.parametrize("name", BOMBS)
+async def test_bomb(name: str, setup: str, host: Host) -> None:
+    bomb = BOMBS[name]
+    outcome = await sandbox(setup, **bomb.limits).run(bomb.code)
+    host.check(outcome.text)
+    assert outcome.ended in bomb.endings, outcome
+    assert re.search(bomb.says, outcome.text, re.DOTALL), outcome.text
+    assert len(outcome.text) < 25_000
+    assert outcome.seconds < limits(**bomb.limits).seconds + 5
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+async def test_every_refused_system_call_is_refused(setup: str, host: Host) -> None:
+    body = """
+        answers = {}
+        for name, number in NUMBERS.items():
+            if number is not None and name not in ('clone', 'clone3', 'socketpair'):
+                try: call(name, 0, 0, 0, 0, 0, 0); answers[name] = 0
+                except OSError as error: answers[name] = error.errno
+        print({name: number for name, number in answers.items() if number != errno.EPERM}, len(answers))"""
+    outcome = await sandbox(setup).run(program(body, host))
+    assert outcome.text.splitlines()[0] == f"{{}} {sum(numbers[COLUMN] is not None for numbers in REFUSED.values())}"
+
+
+async def test_calls_do_not_see_each_other(host: Host) -> None:
+    """What one call left in its files, variables and environment, the next does not find."""
+    place = sandbox("own")
+    first = await place.run(
+        "open('/tmp/mine', 'w').write('x'); import os, builtins; os.environ['A'] = 'b'; builtins.a = 1"
+    )
+    second = await place.run("import os; print(os.listdir('/tmp'), os.environ.get('A'), 'a' in dir(__builtins__))")
+    assert first.ended is Ending.FINISHED
+    assert second.text == "['main.py'] None False"
+
+
+def test_there_are_more_than_a_hundred() -> None:
+    assert len(ATTEMPTS) > 100 and len(CONTROLS) > 30

@@ -1,0 +1,310 @@
+"""The sandbox as an object: what it promises to those who use it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from strands_sglang.errors import ConfigurationError, SandboxUnavailableError
+from strands_sglang.tools import Ending, Isolation, PythonSandbox, Rights, SandboxLimits
+from strands_sglang.tools import sandbox as module
+from strands_sglang.tools.probe import find_bubblewrap
+from tools.host import left_running, limits, system_python
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> PythonSandbox:
+    return PythonSandbox(limits=limits(), concurrency=2)
+
+
+async def test_text_is_what_a_notebook_shows(sandbox: PythonSandbox) -> None:
+    outcome = await sandbox.run("x = 6\nprint('six')\nx * 7")
+    assert (outcome.ended, outcome.status, outcome.stderr) == (Ending.FINISHED, 0, "")
+    assert outcome.text == "six\n42"
+
+
+async def test_traceback_is_that_of_the_code_alone(sandbox: PythonSandbox) -> None:
+    outcome = await sandbox.run("def f(n):\n    return 1 / n\nprint('before')\nf(0)")
+    assert outcome.ended is Ending.FAILED
+    assert outcome.stdout == "before\n"
+    assert outcome.stderr.startswith(
+        'Traceback (most recent call last):\n  File "/tmp/main.py", line 4, in <module>\n    f(0)'
+    )
+    assert outcome.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert "<string>" not in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("if __name__ == '__main__': print(__file__)", "/tmp/main.py"),
+        ("exit()", "[no output: use print() to see a value]"),
+        ("print('é', '漢字', '\\U0001f600')", "é 漢字 😀"),
+        ("import sys; print(sys.argv, sys.prefix)", "['/tmp/main.py'] /python"),
+        ("print({'b', 'a', 'c', 'd'} == {'a'}, list({'x', 'y', 'z'}))", None),
+        ("import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))).__name__)", "A"),
+        ("import asyncio\nasync def f(): return 3\nasyncio.run(f())", "3"),
+        ("import multiprocessing as m\nwith m.Pool(2) as p: print(p.map(abs, [-1, -2]))", "[1, 2]"),
+        ("import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', 'print(5)']))", "b'5\\n'"),
+        ("import decimal, fractions, itertools, json, math, random, re, sqlite3, statistics, zlib; 1", "1"),
+        ("'''only words'''", "'only words'"),
+        ("# -*- coding: latin-1 -*-\nprint(1)", "1"),
+    ],
+)
+async def test_programs(sandbox: PythonSandbox, code: str, text: str | None) -> None:
+    first = await sandbox.run(code)
+    assert first.ended is Ending.FINISHED, first.text
+    assert text is None or first.text == text
+    assert (await sandbox.run(code)).text == first.text  # the same code, the same words
+
+
+async def test_event_loop_goes_on_and_places_are_bounded(sandbox: PythonSandbox) -> None:
+    beats, over = 0, False
+
+    async def beat() -> None:
+        nonlocal beats
+        while not over:
+            await asyncio.sleep(0.005)
+            beats += 1
+
+    heart = asyncio.ensure_future(beat())
+    code = "import time; a = time.time(); time.sleep(0.3); print(a, time.time())"
+    outcomes = await asyncio.gather(*(sandbox.run(code) for _ in range(6)))
+    over = True
+    await heart
+    spans = [tuple(float(word) for word in outcome.text.split()) for outcome in outcomes]
+    assert max(sum(begin <= point < end for begin, end in spans) for point, _ in spans) <= 2
+    assert beats > 40  # a loop that waited for each call would have had six
+
+
+async def test_cancelled_call_is_killed_with_its_children(sandbox: PythonSandbox) -> None:
+    code = "import os, time\nfor _ in range(3): os.fork()\nif os.getpid() != os.getpgid(0): os.setsid()\ntime.sleep(99)"
+    tasks = [asyncio.ensure_future(sandbox.run(code)) for _ in range(4)]
+    deadline = time.monotonic() + 10
+    while len(left_running()) < 9:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    for task in tasks:
+        task.cancel()
+    began = time.monotonic()
+    assert all(
+        isinstance(found, asyncio.CancelledError) for found in await asyncio.gather(*tasks, return_exceptions=True)
+    )
+    assert time.monotonic() - began < 1
+    while left_running():
+        assert time.monotonic() - began < 2
+        await asyncio.sleep(0.01)
+    assert (await sandbox.run("1")).text == "1"  # its places are free again
+
+
+async def test_nothing_is_left_open(sandbox: PythonSandbox) -> None:
+    await sandbox.run("1")
+    before = len(os.listdir("/proc/self/fd"))
+    await asyncio.gather(*(sandbox.run("print('x' * 100000)") for _ in range(10)))
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_one_object_serves_several_loops(sandbox: PythonSandbox) -> None:
+    seen: list[str] = []
+
+    def work() -> None:
+        async def both() -> None:
+            seen.extend(outcome.text for outcome in await asyncio.gather(*(sandbox.run("2") for _ in range(3))))
+
+        asyncio.run(both())
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == ["2"] * 6
+
+
+async def test_it_travels(sandbox: PythonSandbox) -> None:
+    again = pickle.loads(pickle.dumps(sandbox))
+    assert (again.limits, again.concurrency, again.rights) == (sandbox.limits, 2, sandbox.rights)
+    assert (await again.run("3")).text == "3"
+
+
+async def test_dies_with_its_parent(tmp_path: Path) -> None:
+    program = textwrap.dedent(
+        f"""
+        import asyncio, sys
+        from strands_sglang.tools import PythonSandbox, SandboxLimits
+        sandbox = PythonSandbox(limits=SandboxLimits(seconds=99, disk={limits().disk}))
+        asyncio.run(sandbox.run("import os, time; os.fork(); time.sleep(99)"))
+        """
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    deadline = time.monotonic() + 30
+    while len(left_running()) < 2:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    process.kill()
+    await process.wait()
+    while left_running():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_packages_that_were_named_are_there_and_no_others() -> None:
+    numbers = PythonSandbox(limits=limits(), packages=("NumPy",))
+    code = "import numpy; print(numpy.linalg.det(numpy.eye(3) * 2), numpy.__file__)\nimport importlib.util as u\n"
+    outcome = await numbers.run(code + "print(u.find_spec('transformers'), u.find_spec('pip'))")
+    assert outcome.text == "7.999999999999998 /python/packages/numpy/__init__.py\nNone None"
+    without = await PythonSandbox(limits=limits()).run("import numpy")
+    assert "No module named 'numpy'" in without.text
+
+
+def test_package_that_is_missing() -> None:
+    with pytest.raises(ConfigurationError, match="pip install no-such-distribution"):
+        PythonSandbox(packages=("no.such_distribution",))
+
+
+async def test_another_interpreter() -> None:
+    outcome = await PythonSandbox(limits=limits(), python=system_python()).run("import sys; print(sys.executable)")
+    assert outcome.text == "/python/bin/python3"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="this process is an ordinary user's already")
+def test_as_an_ordinary_user() -> None:
+    """The process that makes the sandbox has no rights itself."""
+    program = textwrap.dedent(
+        f"""
+        import asyncio, os
+        from strands_sglang.tools import PythonSandbox
+        import asyncio.subprocess, concurrent.futures.thread, encodings.idna
+        os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+        sandbox = PythonSandbox(python={system_python()!r})
+        outcome = asyncio.run(sandbox.run("import os; print(os.getuid(), os.path.exists('/etc'))"))
+        print(sandbox.rights.value, outcome.text)
+        """
+    )
+    seen = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert seen.stdout == "user 1000 False\n", seen.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making a container of sorts takes root")
+@pytest.mark.parametrize(
+    ("granted", "python", "rights"),
+    [("+sys_admin,+net_admin", "", "root"), ("", "system", "nobody_in_container")],
+)
+def test_as_root_of_a_container(granted: str, python: str, rights: str) -> None:
+    """With the capabilities that Docker leaves to root, with or without those to be added; /proc/sys is read-only."""
+    kept = (
+        "chown dac_override fsetid fowner mknod net_raw setgid setuid setfcap setpcap net_bind_service sys_chroot kill"
+    )
+    bounds = ",".join(["-all", *(f"+{name}" for name in kept.split()), *([granted] if granted else [])])
+    program = textwrap.dedent(
+        f"""
+        import asyncio
+        from strands_sglang.tools import PythonSandbox
+        sandbox = PythonSandbox(python={system_python() if python else ""!r})
+        code = "import os; print(os.getuid() > 0)\\ntry: os.chroot('/tmp')\\nexcept OSError as e: print(e.errno)"
+        print(sandbox.rights.value, *asyncio.run(sandbox.run(code)).text.split())
+        """
+    )
+    shell = 'mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", shell, "sh", "setpriv", "--bounding-set", bounds, "--inh-caps", "-all"]
+    seen = subprocess.run([*command, sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert seen.stdout == f"{rights} True 1\n", seen.stderr
+
+
+def test_without_bubblewrap() -> None:
+    with pytest.raises(SandboxUnavailableError, match="apt-get install bubblewrap") as caught:
+        PythonSandbox(bwrap="no-such-bwrap")
+    assert caught.value.program == "no-such-bwrap"
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("bwrap: No permissions to create new namespace", "user.max_user_namespaces|--cap-add SYS_ADMIN"),
+        ("bwrap: Unknown option --disable-userns", "0.8 or later"),
+    ],
+)
+def test_bubblewrap_that_may_not(tmp_path: Path, words: str, advice: str) -> None:
+    program = tmp_path / "bwrap"
+    program.write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(SandboxUnavailableError, match=advice) as caught:
+        PythonSandbox(bwrap=str(program))
+    assert words in caught.value.reason
+
+
+def test_bubblewrap_that_runs_nothing_is_not_believed(tmp_path: Path) -> None:
+    program = tmp_path / "bwrap"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)
+    with pytest.raises(SandboxUnavailableError):
+        PythonSandbox(bwrap=str(program))
+
+
+async def test_sandbox_that_cannot_be_made_any_more(tmp_path: Path) -> None:
+    """That is not the fault of the model's code, and must not look like a result of it."""
+    program = tmp_path / "bwrap"
+    program.symlink_to(find_bubblewrap())
+    sandbox = PythonSandbox(bwrap=str(program))
+    program.unlink()
+    program.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed: No space left on device' >&2\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.raises(SandboxUnavailableError, match="No space left"):
+        await sandbox.run("1")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an interpreter that only root may read")
+def test_interpreter_that_nobody_may_read(tmp_path: Path) -> None:
+    if "/root/" not in str(Path(sys.executable).resolve()):
+        pytest.skip("this interpreter is everybody's")
+    with pytest.raises(SandboxUnavailableError, match="python="):
+        PythonSandbox(rights=Rights.NOBODY)
+
+
+async def test_without_isolation_it_warns_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_warned", False)
+    with caplog.at_level(logging.WARNING):
+        bare = [PythonSandbox(isolation=Isolation.NONE_RUNS_AS_ME, limits=limits(seconds=3)) for _ in range(3)]
+    assert [record.getMessage().partition(" |")[0] for record in caplog.records] == ["isolation=<none_runs_as_me>"]
+    outcome = await bare[0].run("import os; print(os.getuid(), os.path.exists('/etc'))\n1 / 0")
+    assert outcome.stdout == f"{os.getuid()} True\n"
+    assert "ZeroDivisionError" in outcome.text
+
+
+async def test_without_isolation_limits_still_hold() -> None:
+    bare = PythonSandbox(isolation=Isolation.NONE_RUNS_AS_ME, limits=limits(seconds=0.5, memory=2**27))
+    assert (await bare.run("import os, time; os.fork(); time.sleep(99)")).ended is Ending.TIMED_OUT
+    assert "MemoryError" in (await bare.run("x = 'x' * 10 ** 10")).text
+    assert not left_running()
+
+
+@pytest.mark.parametrize(
+    "name", ["seconds", "memory", "processes", "disk", "files", "open_files", "output", "flood", "code"]
+)
+@pytest.mark.parametrize("value", [0, -1, True, "1", float("inf"), None])
+def test_limits_are_looked_over(name: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"SandboxLimits.{name}"):
+        SandboxLimits(**{name: value})  # type: ignore[arg-type]
+
+
+def test_arguments_are_looked_over() -> None:
+    with pytest.raises(ConfigurationError, match=r"write \('numpy',\)"):
+        PythonSandbox(packages="numpy")
+    with pytest.raises(ConfigurationError, match="concurrency"):
+        PythonSandbox(concurrency=0)
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        PythonSandbox(python="/no/such/python")
+    with pytest.raises(ConfigurationError, match="64 MiB"):
+        SandboxLimits(memory=2**20)

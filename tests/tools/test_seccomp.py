@@ -1,0 +1,77 @@
+"""The filter, run by a second reading of it: a small machine for the kernel's instructions."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.tools.seccomp import seccomp_filter
+from strands_sglang.tools.syscalls import CLONE, CLONE3, IOCTL, MACHINES, NEWEST, REFUSED, SOCKET, SOCKETPAIR
+
+ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
+
+
+def answer(program: bytes, arch: int, number: int, *arguments: int) -> int:
+    """Return what the filter says to a system call."""
+    words = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("=IIQ6Q", number, arch, 0, *words)
+    steps = [struct.unpack_from("=HBBI", program, place) for place in range(0, len(program), 8)]
+    place = accumulator = 0
+    while True:
+        code, if_true, if_false, value = steps[place]
+        place += 1
+        if code == 0x20:
+            accumulator = struct.unpack_from("=I", data, value)[0]
+        elif code == 0x54:
+            accumulator &= value
+        elif code == 0x15:
+            place += if_true if accumulator == value else if_false
+        elif code == 0x35:
+            place += if_true if accumulator >= value else if_false
+        else:
+            assert code == 0x06
+            return int(value)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_number_has_the_answer_it_should(machine: str) -> None:
+    program, (audit, column, foreign) = seccomp_filter(machine), MACHINES[machine]
+    assert len(program) % 8 == 0 and len(program) // 8 < 4096
+    refused = {numbers[column] for numbers in REFUSED.values()} | {SOCKET[column]}
+    for number in range(NEWEST + 200):
+        expected = EPERM if number in refused else ENOSYS if number > NEWEST or number == CLONE3[column] else ALLOW
+        if number == SOCKETPAIR[column]:
+            expected = EPERM  # of no family
+        assert answer(program, audit, number) == expected, number
+        assert answer(program, audit ^ 1, number) == KILL
+        if foreign is not None:
+            assert answer(program, audit, number + foreign) == KILL
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_arguments_are_looked_at(machine: str) -> None:
+    program, (audit, column, _) = seccomp_filter(machine), MACHINES[machine]
+    thread = 0x3D0F00
+    assert answer(program, audit, CLONE[column], thread) == ALLOW
+    assert answer(program, audit, CLONE[column], 17) == ALLOW
+    for bit in (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000):
+        assert answer(program, audit, CLONE[column], 17 | bit) == EPERM
+    assert answer(program, audit, SOCKETPAIR[column], 1) == ALLOW
+    assert answer(program, audit, SOCKETPAIR[column], 2) == EPERM
+    assert answer(program, audit, IOCTL[column], 1, 0x5401) == ALLOW
+    assert answer(program, audit, IOCTL[column], 1, 0x5412) == EPERM
+    assert answer(program, audit, IOCTL[column], 1, 0x541C) == EPERM
+    assert answer(program, audit, IOCTL[column], 1, 0xDEAD00005412) == EPERM  # the kernel looks at the low half too
+
+
+def test_numbers_are_used_once() -> None:
+    for column in (0, 1):
+        numbers = [found[column] for found in REFUSED.values() if found[column] is not None]
+        assert len(numbers) == len(set(numbers))
+
+
+def test_unknown_machine() -> None:
+    with pytest.raises(ConfigurationError, match="riscv64"):
+        seccomp_filter("riscv64")
