@@ -10,6 +10,7 @@
     ├── TurnAbortedError                      the engine cut the turn, and the policy is not to go on with it
     ├── TreeError                             a turn that cannot be part of this tree
     │   └── RecordError                       a recorded tree or trajectory that cannot be read back
+    ├── SandboxUnavailableError               no sandbox for model-written code can be made on this machine
     ├── LedgerError                           a ledger that cannot be read or written
     ├── DivergedError                         a replayed agent did something else than what is on record
     └── EngineError                           the engine, or the way to it
@@ -68,6 +69,17 @@ class RecordError(TreeError):
 
 class LedgerError(StrandsSGLangError):
     """A ledger on disk that cannot be read, or not be written; the message names the file and the place."""
+
+
+class SandboxUnavailableError(StrandsSGLangError):
+    """No sandbox for model-written code can be made on this machine; no code was run."""
+
+    def __init__(self, message: str, *, program: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.program = program
+        """What was to make it."""
+        self.reason = reason
+        """The program's own words; "" when it is not installed."""
 
 
 class DivergedError(StrandsSGLangError):
