@@ -11,6 +11,7 @@ import pytest
 
 from strands_sglang import SGLangClient
 from strands_sglang.errors import ConfigurationError, EngineError
+from strands_sglang.trainers import trl_sync
 from strands_sglang.trainers.trl_link import EngineLink
 from strands_sglang.trainers.trl_sync import DiskSync, Syncer
 from trainers.trl_doubles import Accelerator, Trainer, Weights
@@ -31,7 +32,7 @@ def link(weights: Weights) -> Any:
 
 
 def test_every_step_is_loaded_once_under_its_own_name(weights: Weights, link: Any, tmp_path: Path) -> None:
-    trainer, syncer = Trainer(), Syncer(DiskSync(tmp_path), link)
+    trainer, syncer = Trainer(), Syncer(DiskSync(tmp_path, patience=0), link)
     for step in (0, 0, 1, 1, 2):
         trainer.state.global_step = step
         before = len(weights.updates)
@@ -46,13 +47,13 @@ def test_every_step_is_loaded_once_under_its_own_name(weights: Weights, link: An
 
 
 def test_another_trainer_at_the_same_step_has_other_weights(weights: Weights, link: Any, tmp_path: Path) -> None:
-    syncer, first, second = Syncer(DiskSync(tmp_path), link), Trainer(), Trainer()
+    syncer, first, second = Syncer(DiskSync(tmp_path, patience=0), link), Trainer(), Trainer()
     assert syncer.update(first) is not None and syncer.update(first) is None
     assert syncer.update(second) is not None and len(weights.updates) == 2
 
 
 def test_paused_and_flushed_before_weights_change(link: Any, tmp_path: Path) -> None:
-    Syncer(DiskSync(tmp_path), link).update(Trainer())
+    Syncer(DiskSync(tmp_path, patience=0), link).update(Trainer())
     told = [path for path in link.server.paths() if path != "/model_info" and not path.startswith("/workers")]
     assert told == ["/pause_generation", "/flush_cache", "/update_weights_from_disk", "/continue_generation"]
 
@@ -62,7 +63,7 @@ def test_a_folder_has_its_name_only_when_it_is_whole(link: Any, tmp_path: Path) 
     trainer.model.during = lambda path: seen.append(path.name)
     (tmp_path / "weights-0").mkdir()
     (tmp_path / "weights-0" / "half.safetensors").touch()
-    Syncer(DiskSync(tmp_path), link).update(trainer)
+    Syncer(DiskSync(tmp_path, patience=0), link).update(trainer)
     assert seen == [".partial-0"]
     assert [one.name for one in (tmp_path / "weights-0").iterdir()] == ["model.safetensors"]
 
@@ -78,14 +79,14 @@ def test_without_a_folder_of_ones_own_nothing_stays(weights: Weights, link: Any)
 
 def test_a_name_the_engine_bears_already_is_not_used_again(weights: Weights, link: Any, tmp_path: Path) -> None:
     weights.version = "0"
-    syncer = Syncer(DiskSync(tmp_path), link)
+    syncer = Syncer(DiskSync(tmp_path, patience=0), link)
     syncer.update(Trainer())
     assert syncer.version == weights.version != "0" and weights.version.startswith("0-")
 
 
 def test_an_update_that_changed_nothing_is_an_error(weights: Weights, link: Any, tmp_path: Path) -> None:
     weights.deaf = True
-    syncer = Syncer(DiskSync(tmp_path), link)
+    syncer = Syncer(DiskSync(tmp_path, patience=0), link)
     with pytest.raises(EngineError, match="told to load the weights '0', but says that it samples from 'default'"):
         syncer.update(Trainer())
     weights.deaf = False
@@ -98,14 +99,24 @@ def test_a_worker_that_refuses_is_an_error_with_its_words(
 ) -> None:
     weights.refusal = (status, {"success": False, "message": "no such folder"})
     with pytest.raises(EngineError, match=r"1 of 1 workers did not load.*no such folder"):
-        Syncer(DiskSync(tmp_path), link).update(Trainer())
+        Syncer(DiskSync(tmp_path, patience=0), link).update(Trainer())
     assert link.server.paths()[-1] == "/continue_generation", "the engine stays paused"
+
+
+def test_a_worker_that_comes_back_in_time_is_waited_for(
+    weights: Weights, link: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trl_sync, "_PAUSE", 0.01)
+    weights.refusal, weights.refusals = (503, {"message": "starting"}), 2
+    syncer, trainer = Syncer(DiskSync(tmp_path), link), Trainer()
+    assert syncer.update(trainer) is not None and weights.version == "0"
+    assert len(weights.updates) == 3 and len(trainer.model.saved) == 1
 
 
 def test_an_engine_that_is_gone_is_an_error(tmp_path: Path) -> None:
     gone = EngineLink(SGLangClient("http://127.0.0.1:9", max_retries=0), ours=True)
     with pytest.raises(EngineError):
-        Syncer(DiskSync(tmp_path), gone).update(Trainer())
+        Syncer(DiskSync(tmp_path, patience=0), gone).update(Trainer())
     gone.close()
 
 
@@ -113,7 +124,7 @@ def test_an_engine_that_is_gone_is_an_error(tmp_path: Path) -> None:
 def test_a_model_in_pieces_is_refused(link: Any, tmp_path: Path, kind: str) -> None:
     trainer = Trainer(accelerator=Accelerator(kind=kind))
     with pytest.raises(ConfigurationError, match=f"in pieces .{kind}.*sync=, called on every process"):
-        Syncer(DiskSync(tmp_path), link).update(trainer)
+        Syncer(DiskSync(tmp_path, patience=0), link).update(trainer)
     assert not trainer.model.saved
 
 
@@ -172,7 +183,7 @@ def test_of_several_processes_the_first_updates_and_all_know(
     weights: Weights, link: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wires = Wires(monkeypatch)
-    first, second = Syncer(DiskSync(tmp_path), link), Syncer(DiskSync(tmp_path), link)
+    first, second = Syncer(DiskSync(tmp_path, patience=0), link), Syncer(DiskSync(tmp_path, patience=0), link)
     one = Trainer(accelerator=Accelerator(2, 0, "MULTI_CPU"))
     two = Trainer(accelerator=Accelerator(2, 1, "MULTI_CPU"))
     first.update(one)
@@ -190,4 +201,4 @@ def test_what_fails_on_the_first_fails_on_all(
     for index in (0, 1):
         wires.main = index == 0
         with pytest.raises(EngineError, match="no such folder"):
-            Syncer(DiskSync(tmp_path), link).update(Trainer(accelerator=Accelerator(2, index, "MULTI_CPU")))
+            Syncer(DiskSync(tmp_path, patience=0), link).update(Trainer(accelerator=Accelerator(2, index, "MULTI_CPU")))

@@ -88,6 +88,8 @@ class Weights:
     """Whether an update changes nothing, and it says that it did."""
     refusal: tuple[int, Any] | None = None
     """Status and body with which it answers an update; None: it does it."""
+    refusals: int | None = None
+    """How often it does so; None: always."""
     updates: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of the updates it was told."""
     files: list[list[str]] = field(default_factory=list)
@@ -109,7 +111,7 @@ class Weights:
             self.updates.append(received.json())
             folder = Path(received.json()["model_path"])
             self.files.append(sorted(one.name for one in folder.iterdir()) if folder.is_dir() else [])
-            if self.refusal is not None:
+            if self.refusal is not None and (self.refusals is None or len(self.updates) <= self.refusals):
                 await wire.reply(orjson.dumps(self.refusal[1]), self.refusal[0])
                 return
             if not self.deaf:

@@ -15,16 +15,23 @@ import weakref
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
+from strands_sglang.engine.control import EngineControl
 from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.trainers.trl_link import EngineLink
 from strands_sglang.trainers.trl_weights import save_weights
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+PATIENCE = 60.0
+"""Seconds for which an engine that does not answer is asked again."""
+
+_PAUSE = 2.0
 _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP")
 
 
@@ -52,13 +59,16 @@ class DiskSync:
     are.
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
+    def __init__(self, folder: str | Path | None = None, *, patience: float = PATIENCE) -> None:
         """Begin.
 
         Args:
             folder: Where weights are kept while they are loaded; every worker must see it under this path. A folder in
                 memory (`/dev/shm/weights`) is quickest on one machine. None: a temporary one, removed by `close`.
+            patience: Seconds for which workers that did not load are asked again: one that is being restarted comes
+                back. After that it is an error.
         """
+        self.patience = patience
         self._given = None if folder is None else Path(folder).absolute()
         self._made: Path | None = None
         self._last: Path | None = None
@@ -79,13 +89,7 @@ class DiskSync:
         if not trainer.accelerator.is_main_process:
             return
         path = self._save(trainer, version)
-        told = link.run(link.control.swap_weights(str(path), version=version))
-        refused = [f"{result.worker}: {result.message}" for result in told if not (result.ok and _did(result.message))]
-        if refused:
-            raise EngineError(
-                f"{len(refused)} of {len(told)} workers did not load the weights in {path}, which they must see under "
-                f"that path: {'; '.join(refused):.1000}"
-            )
+        patiently(lambda: link.run(_load(link.control, path, version)), self.patience)
         if self._last is not None and self._last != path:
             shutil.rmtree(self._last, ignore_errors=True)
         self._last = path
@@ -171,7 +175,8 @@ class Syncer:
     def _new_name(self, step: int) -> str:
         """Name the weights of a step; by another name than the engine's now, so that a change can be seen."""
         name = str(step)
-        return name if self._engines() != name else f"{name}-{uuid.uuid4().hex[:6]}"
+        bears = patiently(self._engines, getattr(self._sync, "patience", PATIENCE))
+        return name if bears != name else f"{name}-{uuid.uuid4().hex[:6]}"
 
     def _check(self, version: str, failed: Exception | None) -> None:
         if failed is not None:
@@ -182,6 +187,29 @@ class Syncer:
                 f"the engine was told to load the weights {version!r}, but says that it samples from {now!r}: either "
                 "the update did not take place, or somebody else updates this engine too"
             )
+
+
+async def _load(control: EngineControl, path: Path, version: str) -> None:
+    told = await control.swap_weights(str(path), version=version)
+    refused = [f"{result.worker}: {result.message}" for result in told if not (result.ok and _did(result.message))]
+    if refused:
+        raise EngineError(
+            f"{len(refused)} of {len(told)} workers did not load the weights in {path}, which they must see under that "
+            f"path: {'; '.join(refused):.1000}"
+        )
+
+
+def patiently(work: Callable[[], T], seconds: float) -> T:
+    """Do something until it is no EngineError, or so many seconds are over."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            return work()
+        except EngineError as error:
+            if time.monotonic() + _PAUSE > until:
+                raise
+            logger.warning("error=<%s> | not this time; trying again", error)
+            time.sleep(_PAUSE)
 
 
 def sharded_by(trainer: Any) -> str | None:
