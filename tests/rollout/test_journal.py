@@ -16,8 +16,10 @@ from strands_sglang.ledger.chain import Chain
 from strands_sglang.ledger.event import Event, EventKind, decoded
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.rollout import recorded as room
-from strands_sglang.rollout.journal import Journal, Mode, within
+from strands_sglang.rollout.journal import Journal, within
 from strands_sglang.rollout.recorded import Recorded, RecordEndedError
+from strands_sglang.rollout.replay import NoEngine
+from strands_sglang.rollout.scribe import Mode
 from strands_sglang.tokens import Join, TokenTree, Turn, VersionSpan
 
 
@@ -232,7 +234,7 @@ async def test_errors_are_written_and_repeated() -> None:
 
 async def test_a_replay_asks_nobody() -> None:
     before = await recorded_turns([1], [2])
-    journal = Journal(None, "t/0", recorded=before.recorded(), mode=Mode.REPLAY)
+    journal = Journal(NoEngine(), "t/0", recorded=before.recorded(), mode=Mode.REPLAY)
     tree = TokenTree("t/0")
     for prompt in ([1], [2]):
         await made(journal, tree, prompt)
@@ -240,7 +242,7 @@ async def test_a_replay_asks_nobody() -> None:
         await made(journal, tree, [3])
     assert journal.diverged is None and journal.replays
 
-    journal = Journal(None, "t/0", recorded=before.recorded(), mode=Mode.REPLAY)
+    journal = Journal(NoEngine(), "t/0", recorded=before.recorded(), mode=Mode.REPLAY)
     await made(journal, TokenTree("t/0"), [1])
     with pytest.raises(DivergedError, match="at event 2"):
         await made(journal, TokenTree("t/0"), [3])

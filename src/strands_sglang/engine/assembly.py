@@ -94,6 +94,27 @@ class Assembly:
         )
 
 
+def joined(kept: Generation, last: Generation) -> Generation:
+    """Return the turn that was cut behind `kept`, in an earlier call, and that `last` went on with."""
+    detail = last.finish_detail
+    if last.finish_reason is FinishReason.LENGTH and isinstance(detail, int):
+        detail += len(kept)  # the last call had only what was left of the budget
+    return replace(
+        last,
+        token_ids=kept.token_ids + last.token_ids,
+        logprobs=kept.logprobs + last.logprobs,
+        finish_detail=detail,
+        versions=joined_spans(kept.versions, last.versions),
+        prompt_tokens=kept.prompt_tokens,
+        cached_tokens=kept.cached_tokens,
+        requests=kept.requests + last.requests,
+        continuations=kept.continuations + last.continuations + 1,
+        discarded_tokens=kept.discarded_tokens + last.discarded_tokens,
+        routed_experts=_joined_experts((kept.routed_experts, last.routed_experts)),
+        spec=_summed((kept.spec, last.spec)),
+    )
+
+
 def _joined_experts(parts: Iterable[RoutedExperts | None]) -> RoutedExperts | None:
     joined: RoutedExperts | None = None
     for part in parts:

@@ -50,6 +50,13 @@ _STATEFUL: dict[str, tuple[Any, ...]] = {
 }
 
 
+def can_go_on(sampling: Mapping[str, Any], extra: Mapping[str, Any] | None) -> bool:
+    """Return whether another request can go on exactly where one with these parameters is cut."""
+    if not isinstance(sampling.get("max_new_tokens"), int) or (extra and "custom_logit_processor" in extra):
+        return False
+    return all(sampling[name] in neutral for name, neutral in _STATEFUL.items() if name in sampling)
+
+
 _RID_AT = len(b'{"rid":"')
 _RID_LENGTH = 36
 _IDS_AT = _RID_AT + _RID_LENGTH + len(b'","input_ids":')
@@ -105,10 +112,7 @@ class GenerateRequest:
     @property
     def continuable(self) -> bool:
         """Whether another request can go on exactly where this one is cut."""
-        if self.budget is None or (self._extra and "custom_logit_processor" in self._extra):
-            return False
-        sampling = self._sampling
-        return all(sampling[name] in neutral for name, neutral in _STATEFUL.items() if name in sampling)
+        return can_go_on(self._sampling, self._extra)
 
     def rid(self, attempt: int) -> str:
         """Return the request id of an attempt (counted from 0)."""

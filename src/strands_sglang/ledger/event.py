@@ -34,6 +34,8 @@ class EventKind(str, Enum):
     """The episode began: its task."""
     CALL = "call"
     """The engine sampled a turn, and it was committed."""
+    PART = "part"
+    """The engine sampled part of a turn, and the episode was set aside: the turn goes on from there."""
     FAULT = "fault"
     """An engine call failed with an error the agent may have seen."""
     TOOL = "tool"

@@ -19,6 +19,7 @@ from strands_sglang.proof.ending import check_end, rejected_turns
 from strands_sglang.proof.finding import Finding, FindingKind, Verdict, worst
 from strands_sglang.proof.flat import FlatTrajectory, branches, counted, laid
 from strands_sglang.proof.links import Entry, Links
+from strands_sglang.proof.parts import Parts
 from strands_sglang.proof.token_counts import TokenCounts
 
 REOPENED = ("engine", "agent", "cut_short")
@@ -88,6 +89,7 @@ class _Walk:
         self.proof = proof
         self.last: Event | None = None
         self.states: list[Any] = []  # for each turn, the digest of its whole branch as far as it is worked out
+        self.parts = Parts()
         self.tainted: set[int] = set()  # turns on branches with a wrong prompt: what follows from it is not told again
 
     def takes(self, entry: Entry, run: Mapping[str, Any]) -> bool:
@@ -103,6 +105,9 @@ class _Walk:
                 proof.findings += [entry.finding(FindingKind.TASK, why) for why in _strange(event, run)]
             elif event.kind is EventKind.CALL:
                 return self._turn(entry, read_call(event))
+            elif event.kind is EventKind.PART:
+                if (wrong := self.parts.take(event)) is not None:
+                    proof.findings.append(entry.finding(FindingKind.SAMPLED, f"part of a turn: {wrong}"))
             elif event.kind is EventKind.CUT:
                 self._cut(event)
             elif event.kind is EventKind.RESUME:
@@ -141,6 +146,8 @@ class _Walk:
             proof.findings.append(entry.finding(FindingKind.PLACE, wrong, turn=facts.turn))
             return False
         impossible = facts.impossible()
+        if (strange := self.parts.gone_on(entry.event, facts)) is not None:
+            proof.findings.append(entry.finding(FindingKind.SAMPLED, strange, turn=facts.turn))
         if impossible is not None:
             token, why = impossible
             proof.findings.append(entry.finding(FindingKind.SAMPLED, why, turn=facts.turn, token=token))
@@ -176,6 +183,7 @@ class _Walk:
             raise LedgerError(f"its kind is {event.data['kind']!r:.50}")
         self.proof.tokens.cut += sum(len(turn.sampled) for turn in turns[left:])
         del turns[left:], self.states[left:]
+        self.parts.cut()
         self.tainted = {turn for turn in self.tainted if turn < left}
 
 

@@ -23,6 +23,8 @@ def turn_budget(
     context_limit: int | None,
     used: int,
     episode_limit: int | None,
+    response: int = 0,
+    response_limit: int | None = None,
 ) -> int:
     """Return how many tokens a turn may sample.
 
@@ -32,10 +34,12 @@ def turn_budget(
         context_limit: Tokens of prompt and turn together; None when not known.
         used: Tokens the episode has sampled.
         episode_limit: Tokens the episode may sample; None: no limit.
+        response: Tokens of the turn's prompt behind the first prompt of its branch.
+        response_limit: Tokens that a branch may have behind its first prompt; None: no limit.
 
     Raises:
         ContextWindowOverflowException: The prompt leaves no room.
-        TokenBudgetError: The episode has none left.
+        TokenBudgetError: The episode, or the response, has none left.
     """
     budget: int = sampling.get("max_new_tokens") or DEFAULT_MAX_NEW_TOKENS
     if episode_limit is not None:
@@ -46,6 +50,14 @@ def turn_budget(
                 budget=episode_limit,
             )
         budget = min(budget, episode_limit - used)
+    if response_limit is not None:
+        if response >= response_limit:
+            raise TokenBudgetError(
+                f"the response has {response} tokens, tool results included, of {response_limit} (max_response_tokens)",
+                used=response,
+                budget=response_limit,
+            )
+        budget = min(budget, response_limit - response)
     if context_limit is not None:
         if prompt_tokens >= context_limit:
             raise ContextWindowOverflowException(

@@ -35,6 +35,8 @@ class SGLangConfig(BaseModelConfig, total=False):
     """Another name for `sampling_params`, as other Strands providers call it."""
     max_episode_tokens: int | None
     """Tokens that one episode may sample in all; None: no limit."""
+    max_response_tokens: int | None
+    """Tokens of one branch behind its first prompt, tool results in between included; None: no limit."""
     on_template_rewrite: RewritePolicy | str
     """What to do when the template would rewrite history, as many do with reasoning at a user turn."""
     on_trim: RewritePolicy | str
@@ -100,6 +102,7 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
             checked[name] = _chosen(name, checked[name], kind)
     for name, number, kinds in (
         ("max_episode_tokens", "whole number", (int,)),
+        ("max_response_tokens", "whole number", (int,)),
         ("context_window_limit", "whole number", (int,)),
         ("alarm_after", "whole number", (int,)),
         ("deadline", "number", (int, float)),

@@ -176,6 +176,8 @@ class TurnRunner:
             context_limit=limit,
             used=episode.sampled_tokens,
             episode_limit=config.get("max_episode_tokens"),
+            response=ready.response if (response_limit := config.get("max_response_tokens")) else 0,
+            response_limit=response_limit,
         )
         if ready.request.schema is not None:
             sampling["json_schema"] = ready.request.schema

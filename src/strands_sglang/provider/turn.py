@@ -68,6 +68,12 @@ class Ready:
     reasoning_open: bool
     """Whether the prompt opened a reasoning block."""
 
+    @property
+    def response(self) -> int:
+        """Tokens of the prompt behind the first prompt of its branch."""
+        parent = self.prepared.parent
+        return 0 if parent is None else len(self.prepared.ids) - self.tree.path(parent)[0].sampled_start
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:

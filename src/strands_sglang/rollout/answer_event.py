@@ -34,6 +34,8 @@ class Sent(NamedTuple):
     """Where it is on record; None: it is new."""
     within: tuple[str, ...]
     """Ids of the tool calls it was asked inside of, outermost first."""
+    earlier: int = 0
+    """Tokens of it that were sampled before the episode was last set aside."""
 
 
 def call_event(
@@ -65,12 +67,32 @@ def call_event(
         "finish_detail": generation.finish_detail,
         "requests": generation.requests,
     }
-    arrays: dict[str, array[Any]] = {
-        "closing": turn.closing,
-        "context": turn.context,
-        "sampled": generation.token_ids,
-        "logprobs": generation.logprobs,
+    arrays: dict[str, array[Any]] = {"closing": turn.closing, "context": turn.context}
+    return _with_tokens(generation, data, arrays)
+
+
+def part_event(
+    part: Generation, prompt: str, sent: int, within: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, array[Any]]]:
+    """Return data and arrays of the event of a turn that was cut; see `call_event`."""
+    detail = {"cached_tokens": part.cached_tokens, "rid": part.rid, "continuations": part.continuations}
+    data: dict[str, Any] = {
+        "finish": part.finish_reason.value,
+        "finish_detail": part.finish_detail,
+        "versions": [list(span) for span in part.versions],
+        "detail": {**detail, "discarded_tokens": part.discarded_tokens},
+        "prompt": prompt,
+        "sent": sent,
+        "within": list(within),
+        "requests": part.requests,
     }
+    return _with_tokens(part, data, {})
+
+
+def _with_tokens(
+    generation: Generation, data: dict[str, Any], arrays: dict[str, array[Any]]
+) -> tuple[dict[str, Any], dict[str, array[Any]]]:
+    arrays |= {"sampled": generation.token_ids, "logprobs": generation.logprobs}
     experts = generation.routed_experts
     if experts is not None:
         data["experts"] = {"rows": list(experts.rows), "start": experts.start}
@@ -86,7 +108,7 @@ def same_place(event: Event, data: dict[str, Any], arrays: dict[str, array[Any]]
 
 
 def generation_of(event: Event) -> Generation:
-    """Return the answer of the engine as it was when it came."""
+    """Return the answer of the engine, or the part of one, as it was when it came."""
     data, arrays = event.data, event.arrays
     detail = data["detail"]
     return Generation(

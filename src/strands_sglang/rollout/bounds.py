@@ -37,6 +37,8 @@ class Limits:
     """Tokens one turn may sample: `max_new_tokens`."""
     tokens_per_episode: int | None = None
     """Tokens an episode may sample in all, those of sub-agents included."""
+    response: int | None = None
+    """Tokens of a branch behind its first prompt: sampled ones and tool results, all turns together."""
     context: int | None = None
     """Tokens of prompt and turn together; None: what the engine can take."""
     seconds_per_tool: float | None = None

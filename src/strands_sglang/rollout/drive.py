@@ -113,6 +113,9 @@ def _cut(limits: Limits, episode: TokenEpisode) -> Ended:
     if limits.tokens_per_episode is not None and episode.sampled_tokens >= limits.tokens_per_episode:
         return Ended.TOKEN_LIMIT
     last = episode.tree.turns[-1]
+    begun = episode.tree.path(last)[0].sampled_start
+    if limits.response is not None and last.end - begun >= limits.response:
+        return Ended.TOKEN_LIMIT
     if limits.tokens_per_turn is None or len(last.sampled) < limits.tokens_per_turn:
         return Ended.CONTEXT if limits.context is not None and last.end >= limits.context else Ended.TURN_CUT
     return Ended.TURN_CUT

@@ -19,7 +19,7 @@ class Ended(str, Enum):
     TOOL_LIMIT = "tool_limit"
     """`Limits.tool_calls`, or a `ToolLimiter` of the agent's, was reached."""
     TOKEN_LIMIT = "token_limit"
-    """`Limits.tokens_per_episode` was used up."""
+    """`Limits.tokens_per_episode`, or `Limits.response`, was used up."""
     TURN_CUT = "turn_cut"
     """A turn reached `Limits.tokens_per_turn` (`max_new_tokens`) before it ended."""
     CONTEXT = "context"
@@ -30,6 +30,8 @@ class Ended(str, Enum):
     """`Limits.seconds_per_episode` passed."""
     CUT_SHORT = "cut_short"
     """The run had enough episodes and aborted this one."""
+    SUSPENDED = "suspended"
+    """It was set aside before its end, and can go on from there: see `Episode.record`."""
     ENGINE = "engine"
     """The engine failed for good."""
     AGENT = "agent"
@@ -43,7 +45,7 @@ class Ended(str, Enum):
     @property
     def again(self) -> bool:
         """Whether it is taken up again when the run is resumed, if its group is not complete without it."""
-        return self.failed or self is Ended.CUT_SHORT
+        return self.failed or self in (Ended.CUT_SHORT, Ended.SUSPENDED)
 
     @property
     def failed(self) -> bool:

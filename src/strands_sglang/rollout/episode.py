@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from strands_sglang.engine.routed_experts import RoutedExperts
+from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.measures import EpisodeMetrics
 from strands_sglang.rollout.reward import Reward
@@ -56,6 +58,12 @@ class Episode:
     """How often it was resumed."""
     time: float = 0.0
     """When it ended, in seconds since 1970."""
+    record: EpisodeRecord | None = field(default=None, repr=False)
+    """Of one that was set aside (`Ended.SUSPENDED`): what it goes on from; else None."""
+    earlier: dict[int, int] = field(default_factory=dict, repr=False)
+    """Tokens of each turn, by its id, that were sampled before the episode was last taken up again."""
+    routed_experts: dict[int, RoutedExperts] = field(default_factory=dict, repr=False)
+    """The experts of each branch, by the id of its last turn, where they were asked for."""
     restored: bool = False
     """Whether an earlier process ran it, and this one read it back."""
 

@@ -36,11 +36,17 @@ class Job:
     """Epoch of an episode that begins: above 0 where only remnants of an earlier beginning are on record."""
     finished: Episode | None = None
     """The episode, if it has ended in an earlier process; None: it is to be run."""
+    sampling_params: dict[str, Any] | None = None
+    """SGLang sampling parameters of this episode; None: those of the run."""
+    limits: Limits | None = None
+    """How far this episode may go; None: as far as any of the run."""
+    session: str | None = None
+    """What the engine's router keeps together; None: all samples of the task."""
 
     @property
     def routing_key(self) -> str:
-        """What the engine's router keeps together: the same for all samples of a task; letters and digits only."""
-        return hashlib.blake2b(self.task.id.encode(), digest_size=16).hexdigest()
+        """What the engine's router keeps together; letters and digits only where we make it."""
+        return self.session or hashlib.blake2b(self.task.id.encode(), digest_size=16).hexdigest()
 
     @property
     def id(self) -> str:
@@ -72,6 +78,8 @@ class Setup:
     """What a written event survives."""
     rerun_tools: frozenset[str] = frozenset()
     """Tools that are run again when an episode is resumed."""
+    suspendable: bool = False
+    """Whether episodes may be set aside and go on later: their events are then kept in memory, too."""
     reward_seconds: float | None = None
     """Seconds that scoring may take; None: no bound."""
     trace: dict[str, str] = field(default_factory=dict)
@@ -86,11 +94,7 @@ class Setup:
 
     def model(self) -> SGLangModel:
         """Return a model for these episodes."""
-        tokenizer = self.tokenizer
-        if isinstance(tokenizer, (str, Path)):
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(str(tokenizer))
+        tokenizer = loaded_tokenizer(self.tokenizer)
         options = dict(self.model_options)
         sampling = dict(options.pop("sampling_params", None) or options.pop("params", None) or {})
         if self.limits.tokens_per_turn is not None:
@@ -98,9 +102,20 @@ class Setup:
             sampling["max_new_tokens"] = min(given, self.limits.tokens_per_turn)
         if self.limits.tokens_per_episode is not None:
             options["max_episode_tokens"] = self.limits.tokens_per_episode
+        if self.limits.response is not None:
+            options["max_response_tokens"] = self.limits.response
         if self.limits.context is not None:
             options["context_window_limit"] = self.limits.context
         return SGLangModel(tokenizer=tokenizer, client=self.client, sampling_params=sampling, **options)
+
+
+def loaded_tokenizer(tokenizer: Any) -> Any:
+    """Return a tokenizer, loaded where only its name or path is given."""
+    if not isinstance(tokenizer, (str, Path)):
+        return tokenizer
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(tokenizer))
 
 
 def fingerprint(model: SGLangModel) -> dict[str, str]:

@@ -24,7 +24,7 @@ from strands_sglang.rollout.drive import Outcome
 from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.episode import Episode, Failure
 from strands_sglang.rollout.job import Job, Setup, fingerprint
-from strands_sglang.rollout.local import LocalWorker
+from strands_sglang.rollout.local import ANSWERED, LocalWorker
 from strands_sglang.rollout.measures import OnTurn, TurnCounts
 from strands_sglang.rollout.ray_worker import RayWorker
 from strands_sglang.rollout.resume import restored
@@ -71,7 +71,7 @@ class RayPool:
             cpus = max(workers, os.cpu_count() or 1)
             ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1")
         # Waiting for a core that will never come free would be waiting for ever.
-        cores = 1 if ray.cluster_resources().get("CPU", 0) >= workers else 0
+        cores = 1 if ray.available_resources().get("CPU", 0) >= workers else 0
         self._kind = ray.remote(
             num_cpus=cores, max_restarts=0, max_concurrency=max(1000, 2 * concurrency), scheduling_strategy="SPREAD"
         )(RayWorker)
@@ -122,6 +122,13 @@ class RayPool:
             return await self._local.give_up(job, Outcome(Ended.AGENT, failure=failure))
         finally:
             self._on_turn.pop(job.id, None)
+
+    def suspend(self, id: str, seconds: float = ANSWERED) -> bool:
+        """Set an episode aside; see `LocalWorker.suspend`."""
+        running = [actor for actor in [*self._actors, *self._spare] if id in actor.jobs]
+        for actor in running:
+            actor.handle.suspend.remote(id, seconds)
+        return bool(running)
 
     async def close(self) -> None:
         """Close the ledgers and end the workers."""

@@ -28,6 +28,7 @@ class RayWorker:
         self._threads: Any = None
         self._running: dict[str, tuple[asyncio.Task[Episode], asyncio.Event]] = {}
         self._turns: dict[str, list[TurnCounts]] = {}
+        self._set_aside: dict[str, float] = {}  # episodes that were set aside before they began
         self._not_wanted: dict[str, bool] = {}  # episodes that were ended before they began, and whether cut short
 
     async def ready(self) -> int:
@@ -55,6 +56,8 @@ class RayWorker:
         )
         await asyncio.sleep(0)  # a task that is cancelled before its first step runs none of its code
         self._running[job.id] = (work, cut_short)
+        if job.id in self._set_aside:
+            self._local.suspend(job.id, self._set_aside.pop(job.id))
         if job.id in self._not_wanted:
             await self.end(job.id, self._not_wanted.pop(job.id))
         try:
@@ -75,6 +78,11 @@ class RayWorker:
         if cut_short:
             event.set()
         work.cancel()
+
+    async def suspend(self, id: str, seconds: float) -> None:
+        """Set an episode aside; see `LocalWorker.suspend`."""
+        if self._local is None or not self._local.suspend(id, seconds):
+            self._set_aside[id] = seconds  # the call that begins it is still under way
 
     async def turns(self) -> dict[str, list[TurnCounts]]:
         """Return the turns that were sampled since this was asked last, by episode."""

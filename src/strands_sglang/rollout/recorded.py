@@ -16,9 +16,11 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 
+from strands_sglang.engine import Generation
 from strands_sglang.errors import ContextOverflowError, StrandsSGLangError
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.rollout.answer_event import generation_of
 from strands_sglang.tokens import Join
 
 _PATIENCE = 2.0  # seconds without any progress after which nobody is expected to ask for what is left
@@ -49,6 +51,7 @@ class Recorded:
         self._answers = deque(event for event in answers if not _between_us(event, answers))
         self.turns = max((event.data["turn"] + 1 for event in answers if event.kind is EventKind.CALL), default=0)
         """Turns on record, handed out or not."""
+        self._parts = {} if record is None else _parts(record)
         self._tools: dict[str, deque[Event]] = {}
         for event in events:
             if event.kind is EventKind.TOOL:
@@ -78,6 +81,7 @@ class Recorded:
         with self._lock:
             self._answers.clear()
             self._tools.clear()
+            self._parts.clear()
             self._under_way = None
 
     def refused(self) -> BaseException:
@@ -136,6 +140,12 @@ class Recorded:
                 return None
             return waiting.popleft()
 
+    def part(self, prompt: str, within: Collection[str]) -> Generation | None:
+        """Return what was sampled of a turn before its episode was set aside; None when nothing was."""
+        with self._lock:
+            waiting = self._parts.get((prompt, *within))
+            return waiting.pop(0) if waiting else None
+
     def began_anew(self) -> bool:
         """Hear that the agent threw its turns away; return whether it is on record that it did."""
         with self._lock:
@@ -168,6 +178,22 @@ def _standing(record: EpisodeRecord) -> tuple[list[Event], int]:
             cut = (number for number, one in enumerate(standing) if _cut_by(event, one))
             del standing[next(cut, len(standing)) :]
     return earlier + standing, anew
+
+
+def _parts(record: EpisodeRecord) -> dict[tuple[str, ...], list[Generation]]:
+    """Return the turns that were cut and not gone on with, by their prompts and the tool calls they are inside of."""
+    parts: dict[tuple[str, ...], list[Generation]] = {}
+    for event in record.events:
+        if event.kind is EventKind.CUT:
+            parts.clear()
+        elif event.kind in (EventKind.PART, EventKind.CALL):
+            waiting = parts.setdefault((event.data["prompt"], *event.data["within"]), [])
+            sampled = event.arrays["sampled"]
+            gone_on = (n for n, part in enumerate(waiting) if part.token_ids == sampled[: len(part)])
+            if (number := next(gone_on, None)) is not None:
+                del waiting[number]
+            waiting += [generation_of(event)] if event.kind is EventKind.PART else []
+    return parts
 
 
 def _cut_by(cut: Event, event: Event) -> bool:

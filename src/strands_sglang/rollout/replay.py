@@ -23,11 +23,12 @@ from strands_sglang.rollout.bounds import Limits
 from strands_sglang.rollout.collector import calm_collector
 from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.job import Setup
-from strands_sglang.rollout.journal import Journal, Mode
+from strands_sglang.rollout.journal import Journal
 from strands_sglang.rollout.pace import Pace
 from strands_sglang.rollout.play import Play
 from strands_sglang.rollout.recorded import Recorded
 from strands_sglang.rollout.resume import task_of
+from strands_sglang.rollout.scribe import Mode
 from strands_sglang.rollout.telemetry import quiet_tracing
 from strands_sglang.rollout.threads import tool_threads
 from strands_sglang.tokens import Trajectory
@@ -109,7 +110,7 @@ async def replay(
     async def one(record: EpisodeRecord) -> Replayed:
         async with gate:
             recorded = Recorded(record, trailing_faults=True)
-            journal = Journal(None, record.id, recorded=recorded, mode=Mode.REPLAY, pace=pace)
+            journal = Journal(setup.client, record.id, recorded=recorded, mode=Mode.REPLAY, pace=pace)
             play = Play(record.id, task_of(record), journal)
             # Time passed differently when it was recorded: what ended an episode then ends its record, too.
             unhurried = replace(setup.limits, seconds_per_tool=None, seconds_per_episode=None)

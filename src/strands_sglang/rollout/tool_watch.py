@@ -61,12 +61,16 @@ class ToolWatch:
             # It had not ended when the episode was cut: there is nothing to show, and nothing to be run again.
             yield ToolResultEvent(_error(call_id, "the record of this episode ends before this result"))
             return
+        if known is None:
+            await journal.go_ahead()
         began = time.monotonic()
         try:
             outcome, events = await self._bounded(context, next_fn, call_id, known)
         finally:
             journal.metrics.tool_seconds += (seconds := time.monotonic() - began)
         await journal.breathe()
+        if call_id in journal.refused:
+            await journal.go_ahead()
         last: ToolResultEvent | None = None
         for event in events:
             if isinstance(event, ToolResultEvent):

@@ -48,6 +48,10 @@ class SlimeSample(Protocol):
     """One entry a response token, from a teacher; None: there is none."""
     status: Any
     """A member of slime's `Sample.Status`."""
+    session_id: str | None
+    """What the engine's router keeps together; None in evaluations."""
+    label: Any
+    """What a reward compares with; None: nothing."""
     metadata: dict[str, Any]
     """Whatever the dataset and hooks keep with it."""
     non_generation_time: float
