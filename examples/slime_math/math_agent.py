@@ -1,0 +1,105 @@
+r"""A math agent that may run Python, for slime: what to build, what it is worth, and the two functions slime calls.
+
+    --custom-generate-function-path math_agent.generate          # training, in run.sh
+    custom_generate_function_path: math_agent.evaluate           # evaluation, in aime.yaml
+
+`try_it.py` rolls a few questions through the same agent without slime.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+from boxed import is_right, last_boxed
+from strands import Agent
+from strands.agent.conversation_manager import NullConversationManager
+from strands.hooks import BeforeToolCallEvent, HookProvider, HookRegistry
+
+from strands_sglang import SGLangModel
+from strands_sglang.rollout import Episode, Limits, Task
+from strands_sglang.tools import SandboxLimits, python_sandbox
+from strands_sglang.trainers.slime import slime_rollout
+
+TOOL_ITERATIONS = 5
+LIMITS = Limits(turns=TOOL_ITERATIONS + 1, seconds_per_tool=120)
+"""Five turns that use the tool, and one more to answer. How long a response may be is slime's to say: over all turns
+together it is --rollout-max-response-len."""
+
+SYSTEM_PROMPT = (
+    "You solve mathematics problems. You have a tool that runs Python: use it to calculate, to search small cases and "
+    "to check what you believe, rather than doing long arithmetic by hand. Each call is a fresh interpreter, so every "
+    f"program must be complete, and you only see what it prints. You can use it in at most {TOOL_ITERATIONS} turns.\n\n"
+    "Think step by step. When you are sure, finish with the answer in \\boxed{}, for example \\boxed{42}."
+)
+
+WORTH_RIGHT, WORTH_WRONG = 1.0, -1.0
+WORTH_OF_A_CALL, WORTH_OF_ALL_CALLS = 0.1, 0.4
+
+
+@cache
+def python_tool() -> Any:
+    """Return the tool: one for all episodes of this process, made when the first begins."""
+    return python_sandbox(
+        limits=SandboxLimits(seconds=10, memory=2 * 1024**3),
+        packages=[name for name in ("numpy", "sympy") if find_spec(name) is not None],
+        concurrency=max(2, (os.cpu_count() or 2) // 2),  # the other half is the trainer's
+    )
+
+
+class LastWord(HookProvider):
+    """Runs no tool in the turn that is for the answer; `ToolLimiter` would stop before that turn."""
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        """Be asked before every call."""
+        registry.add_callback(BeforeToolCallEvent, self.look)
+
+    def look(self, event: BeforeToolCallEvent) -> None:
+        """Answer a call that comes too late."""
+        turns = sum(any("toolUse" in block for block in message["content"]) for message in event.agent.messages)
+        if turns > TOOL_ITERATIONS:
+            event.cancel_tool = f"not run: the tool was used in {TOOL_ITERATIONS} turns, this one was for the answer"
+
+
+def build_agent(task: Task, model: SGLangModel) -> Agent:
+    """Return the agent of one episode."""
+    return Agent(
+        model=model,
+        tools=[python_tool()],
+        system_prompt=SYSTEM_PROMPT,
+        callback_handler=None,
+        conversation_manager=NullConversationManager(),  # nothing is dropped: one episode, one branch
+        hooks=[LastWord()],
+    )
+
+
+def accuracy(episode: Episode) -> dict[str, float]:
+    """Return 1 where the last box holds the right answer, else 0: what AIME counts."""
+    right = is_right(episode.text, episode.task.answer)
+    return {
+        "reward": float(right),
+        "boxed": float(last_boxed(episode.text) is not None),
+        "tool_calls": float(episode.metrics.tool_calls),
+        "tool_errors": float(episode.metrics.tool_errors),
+    }
+
+
+def score(episode: Episode) -> dict[str, float]:
+    """Return what training rewards: 1 for a right answer, -1 for a wrong one, a little less if Python was tried.
+
+    A model that fails gets 0.1 back for every program that ran without an error, up to 0.4: enough to keep it trying
+    the tool while it is still wrong, and never near what a right answer is worth.
+    """
+    seen = accuracy(episode)
+    if seen["reward"]:
+        worth = WORTH_RIGHT
+    else:
+        worked = seen["tool_calls"] - seen["tool_errors"]
+        worth = WORTH_WRONG + min(WORTH_OF_ALL_CALLS, WORTH_OF_A_CALL * max(0.0, worked))
+    return {**seen, "reward": worth, "accuracy": seen["reward"]}
+
+
+generate = slime_rollout(build_agent, reward=score, limits=LIMITS, enable_thinking=True)
+evaluate = slime_rollout(build_agent, reward=accuracy, limits=LIMITS, enable_thinking=True)
