@@ -105,6 +105,8 @@ class Weights:
             version = self.samples_from or self.version
             spans = [{"version": version, "start": 0, "end": len(self.ids)}]
             body: Any = answer(received, self.ids, weight_version=version, weight_versions=spans)
+        elif path == "/v1/loads" and (self.refusal is None or self.refusal[0] != 503):
+            body = {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]}
         elif path == "/model_info":
             body = {"model_path": "m", "weight_version": self.version}
         elif path == "/update_weights_from_disk":

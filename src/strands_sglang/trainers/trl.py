@@ -24,10 +24,11 @@ from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.rollout import Limits, Task, rollout
 from strands_sglang.trainers.row import Row
 from strands_sglang.trainers.trl_batch import FIGURES, Masked, Place, batch_of, trl_reward, versions_of
+from strands_sglang.trainers.trl_disk import DiskSync, sharded_by
 from strands_sglang.trainers.trl_gap import LogprobGap, logprob_gap
 from strands_sglang.trainers.trl_link import EngineLink
 from strands_sglang.trainers.trl_settings import check_trainer, limits_within, sampling_of
-from strands_sglang.trainers.trl_sync import DiskSync, Syncer, SyncKind, WeightSync, sharded_by
+from strands_sglang.trainers.trl_sync import Syncer, SyncKind, WeightSync
 from strands_sglang.trainers.trl_tasks import Plan, TaskFinder
 
 __all__ = [

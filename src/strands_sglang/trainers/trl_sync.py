@@ -1,38 +1,24 @@
-"""A trainer's weights into the engine: `DiskSync`, and the check that they arrived, `Syncer`.
+"""A trainer's weights into the engine whenever they have changed, and the check that they arrived: `Syncer`.
 
-Invariant: no episode of a step begins before every worker has said that it loaded that step's weights, and the engine
-that it samples from them; an update that did not arrive is an error, never a step with old weights.
+Invariant: no episode of a step begins before every worker that answers has said that it loaded that step's weights,
+and the engine that it samples from them; an update that did not arrive is an error, never a step with old weights.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import time
 import uuid
 import weakref
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-import orjson
-
-from strands_sglang.engine.control import EngineControl
 from strands_sglang.errors import ConfigurationError, EngineError
+from strands_sglang.trainers.trl_disk import PATIENCE, DiskSync, patiently
 from strands_sglang.trainers.trl_link import EngineLink
-from strands_sglang.trainers.trl_weights import save_weights
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-PATIENCE = 60.0
-"""Seconds for which an engine that does not answer is asked again."""
-
-_PAUSE = 2.0
-_SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP")
 
 
 class SyncKind(str, Enum):
@@ -50,70 +36,6 @@ class WeightSync(Protocol):
     def __call__(self, trainer: Any, version: str, link: EngineLink) -> None:
         """Return when the engine samples from the weights of `trainer.model`, under the name `version`."""
         ...
-
-
-class DiskSync:
-    """Saves the weights to a folder, tells every worker to load them, and removes those before.
-
-    The main process alone saves. Adapters (PEFT) are merged for the saved copy; the trainer's own weights stay as they
-    are.
-    """
-
-    def __init__(self, folder: str | Path | None = None, *, patience: float = PATIENCE) -> None:
-        """Begin.
-
-        Args:
-            folder: Where weights are kept while they are loaded; every worker must see it under this path. A folder in
-                memory (`/dev/shm/weights`) is quickest on one machine. None: a temporary one, removed by `close`.
-            patience: Seconds for which workers that did not load are asked again: one that is being restarted comes
-                back. After that it is an error.
-        """
-        self.patience = patience
-        self._given = None if folder is None else Path(folder).absolute()
-        self._made: Path | None = None
-        self._last: Path | None = None
-
-    def __call__(self, trainer: Any, version: str, link: EngineLink) -> None:
-        """Save, load, and remove what was loaded before.
-
-        Raises:
-            ConfigurationError: The model is in pieces, or its adapters cannot be merged.
-            EngineError: A worker would not load them.
-        """
-        if (kind := sharded_by(trainer)) is not None:
-            raise ConfigurationError(
-                f"sync='disk' saves a model that is whole on the main process; here it is in pieces ({kind}). Give a "
-                "function as sync=, called on every process as sync(trainer, version, link), that gathers and saves "
-                "it, then link.run(link.control.swap_weights(path, version=version)) on one of them"
-            )
-        if not trainer.accelerator.is_main_process:
-            return
-        path = self._save(trainer, version)
-        patiently(lambda: link.run(_load(link.control, path, version)), self.patience)
-        if self._last is not None and self._last != path:
-            shutil.rmtree(self._last, ignore_errors=True)
-        self._last = path
-
-    def close(self) -> None:
-        """Remove what is left of it."""
-        for path in (self._last, self._made):
-            if path is not None:
-                shutil.rmtree(path, ignore_errors=True)
-        self._last = self._made = None
-
-    def _save(self, trainer: Any, version: str) -> Path:
-        """Save under another name, then rename: a folder with a version's name is whole."""
-        if self._given is None and self._made is None:
-            self._made = Path(tempfile.mkdtemp(prefix="strands-sglang-weights-"))
-        folder = self._given or self._made
-        assert folder is not None
-        folder.mkdir(parents=True, exist_ok=True)
-        partial, path = folder / f".partial-{version}", folder / f"weights-{version}"
-        for left in (partial, path):
-            shutil.rmtree(left, ignore_errors=True)
-        save_weights(trainer.accelerator.unwrap_model(trainer.model), partial)
-        partial.rename(path)
-        return path
 
 
 class Syncer:
@@ -187,44 +109,6 @@ class Syncer:
                 f"the engine was told to load the weights {version!r}, but says that it samples from {now!r}: either "
                 "the update did not take place, or somebody else updates this engine too"
             )
-
-
-async def _load(control: EngineControl, path: Path, version: str) -> None:
-    told = await control.swap_weights(str(path), version=version)
-    refused = [f"{result.worker}: {result.message}" for result in told if not (result.ok and _did(result.message))]
-    if refused:
-        raise EngineError(
-            f"{len(refused)} of {len(told)} workers did not load the weights in {path}, which they must see under that "
-            f"path: {'; '.join(refused):.1000}"
-        )
-
-
-def patiently(work: Callable[[], T], seconds: float) -> T:
-    """Do something until it is no EngineError, or so many seconds are over."""
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            return work()
-        except EngineError as error:
-            if time.monotonic() + _PAUSE > until:
-                raise
-            logger.warning("error=<%s> | not this time; trying again", error)
-            time.sleep(_PAUSE)
-
-
-def sharded_by(trainer: Any) -> str | None:
-    """Return what has the trainer's model in pieces, spread over processes; None: each process has it whole."""
-    kind = str(getattr(getattr(trainer.accelerator, "distributed_type", None), "value", "NO"))
-    return kind if kind in _SHARDED else None
-
-
-def _did(message: str) -> bool:
-    """Return whether a worker's words to an update are a yes."""
-    try:
-        words = orjson.loads(message)
-    except orjson.JSONDecodeError:
-        return True
-    return not (isinstance(words, dict) and words.get("success") is False)
 
 
 def _from_main(trainer: Any, work: Callable[[], Any]) -> Any:
