@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.trainers.chat_task import chat_task, plain
+from strands_sglang.trainers.chat_task import _say_once, chat_task, plain
 
 ASKED = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]
 
 
-def test_the_last_user_message_is_asked() -> None:
+def test_the_last_user_message_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+    _say_once.cache_clear()
+    chat_task(ASKED)
     made = chat_task(np.array(ASKED, object), answer=np.float64(2.5), data={"index": np.int64(3), "odd": {1: {2}}})
     assert made.prompt == "why?" and made.answer == 2.5
     assert made.data == {"index": 3, "odd": {"1": [2]}, "messages": ASKED}
     assert chat_task("why?").data["messages"] == ASKED[1:]
+    assert len([line for line in caplog.messages if "a system prompt?" in line]) == 1
 
 
 def test_parts_of_text_are_joined() -> None:

@@ -47,3 +47,12 @@ def test_an_agent_that_cannot_be_built_is_masked(said: Any) -> None:
     assert broken["trained"] == [0, 0] == broken["rewards"]
     assert set(broken["failures"]) == {"RuntimeError: no such agent"}
     assert None not in [*broken["steps"][0], *said["mixed"]["steps"][0]], "verl computes with them"
+
+
+def test_routed_experts_and_several_branches(said: Any) -> None:
+    told = said["in_this_process"]
+    assert told["experts"] == [4, 160 + 192, 3, 2] and told["positions"], "each at its place, behind the left padding"
+    assert len(told["branches"]) == 2 and told["rewards"][0] == told["rewards"][1] in (0.0, 1.0)
+    assert {"prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores", "routed_experts"} <= set(
+        told["fields"]
+    )

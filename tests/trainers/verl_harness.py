@@ -19,15 +19,19 @@ import ray
 import torch
 import verl.trainer.config
 from hydra import compose, initialize_config_dir
-from verl.experimental.agent_loop import AgentLoopManager
+from hydra.utils import instantiate
+from omegaconf import OmegaConf, open_dict
+from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.protocol import DataProto
 from verl.trainer.ppo.core_algos import agg_loss, compute_grpo_outcome_advantage
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from engine_probes import prefill_logprobs
-from rollout_agent import TOKENIZER, tasks
+from rollout_agent import TOKENIZER, agent_for, tasks
 from strands_sglang import SGLangClient
 
 PROMPT, RESPONSE = 160, 192
@@ -37,6 +41,11 @@ AGENTS = """
   build: rollout_agent.build
   reward: rollout_agent.score
   limits: {turns: 4, seconds_per_episode: 60}
+- name: helped
+  _target_: strands_sglang.trainers.verl.StrandsAgentLoop
+  build: verl_harness.helped
+  reward: rollout_agent.score
+  branches: all
 - name: broken
   _target_: strands_sglang.trainers.verl.StrandsAgentLoop
   build: verl_harness.broken
@@ -47,6 +56,18 @@ AGENTS = """
 def broken(task: Any, model: Any) -> Any:
     """An agent that cannot be built."""
     raise RuntimeError("no such agent")
+
+
+def helped(task: Any, model: Any) -> Any:
+    """A function that asks two agents one after the other: two branches."""
+    agents = [agent_for(model), agent_for(model)]
+
+    async def ask() -> str:
+        for agent in agents:
+            result = await agent.invoke_async(task.prompt, limits={"turns": 4})
+        return str(result).strip()
+
+    return ask
 
 
 class LabServer:
@@ -158,6 +179,53 @@ def checked(out: DataProto, url: str) -> dict[str, Any]:
     }
 
 
+class Direct:
+    """A client of one server in this process, which knows routed experts."""
+
+    def __init__(self, url: str) -> None:
+        self.server = LabServer(url, 0)
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Any) -> TokenOutput:
+        output = await self.server.generate(prompt_ids, sampling_params, request_id)
+        rows = np.arange(len(prompt_ids) + len(output.token_ids) - 1, dtype=np.int32)
+        output.routed_experts = rows.reshape(-1, 1, 1) % 100 + np.arange(6, dtype=np.int32).reshape(1, 3, 2)
+        return output
+
+
+def in_this_process(config: Any, url: str) -> dict[str, Any]:
+    """Return what verl's own worker makes of routed experts, and its v1 trainer's fields of several branches."""
+    with open_dict(config):
+        rollout = config.actor_rollout_ref.rollout
+        rollout.enable_rollout_routing_replay = True
+    agents = OmegaConf.load(rollout.agent.agent_loop_config_path)
+    for agent in agents:
+        agent.expert_shape = [3, 2]
+    OmegaConf.save(agents, rollout.agent.agent_loop_config_path)
+    worker = AgentLoopWorker(config, Direct(url))
+    whole = asyncio.run(worker.generate_sequences(DataProto.concat([batch_of(1, 2, "broken"), batch_of(1, 2, "calculator")])))
+    experts, mask = whole.batch["routed_experts"][-1], whole.batch["attention_mask"][-1].bool()
+    told = experts[mask][:-1, 0, 0].tolist()
+    loop = instantiate(
+        next(agent for agent in agents if agent.name == "helped"),
+        trainer_config=DictConfigWrap(config),
+        server_manager=Direct(url),
+        tokenizer=worker.tokenizer,
+        processor=None,
+        dataset_cls=worker.dataset_cls,
+        data_config=DictConfigWrap(config.data),
+    )
+    row = {name: values[0] for name, values in batch_of(1, 1).non_tensor_batch.items()}
+    outputs = asyncio.run(loop.run({"temperature": 1.0, "logprobs": True}, global_steps=7, **row))
+    stacked = list_of_dict_to_tensordict([output.as_dict() for output in outputs])
+    return {
+        "experts": list(whole.batch["routed_experts"].shape),
+        "positions": told == [place % 100 for place in range(len(told))],
+        "branches": [len(output.response_ids) for output in outputs],
+        "rewards": [output.reward_score for output in outputs],
+        "fields": sorted(stacked.keys()),
+    }
+
+
 def main(url: str, scratch: Path) -> None:
     """Run batches through verl and print what came out."""
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
@@ -178,6 +246,7 @@ def main(url: str, scratch: Path) -> None:
     said["cut"] = checked(manager.generate_sequences(batch_of(2, 4)), url)
     manager, _ = manager_of(FullyAsyncLLMServerClient, 2)  # verl's own client that goes on behind a cut
     said["resumed_by_verl"] = checked(manager.generate_sequences(batch_of(2, 4)), url)
+    said["in_this_process"] = in_this_process(config, url)
     print(json.dumps(said))
 
 

@@ -8,13 +8,17 @@ Invariant: nothing of the row is lost: what is not the question or the answer is
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import orjson
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.rollout.task import Task
+
+logger = logging.getLogger(__name__)
 
 
 def chat_task(messages: Any, *, answer: Any = None, data: Mapping[str, Any] | None = None, id: str = "") -> Task:
@@ -38,6 +42,8 @@ def chat_task(messages: Any, *, answer: Any = None, data: Mapping[str, Any] | No
             f"the conversation of a row should end with a user's message, not {last!r:.200}; task= makes a task of "
             "any row"
         )
+    if len(conversation) > 1:
+        _say_once()
     whole = {**plain(data or {}), "messages": conversation}
     return Task(_text(last.get("content")), answer=plain(answer), data=whole, id=id)
 
@@ -46,6 +52,14 @@ def plain(value: Any) -> Any:
     """Return a value of a dataset as plain JSON data: numpy's numbers and arrays as Python's, the rest in words."""
     return orjson.loads(
         orjson.dumps(value, default=_plainer, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    )
+
+
+@lru_cache(maxsize=1)
+def _say_once() -> None:
+    logger.warning(
+        "what=<messages> | the dataset has more than a question in its rows (a system prompt?): the agent is asked the "
+        "last user message alone, and build finds the others in task.data['messages']; said once"
     )
 
 

@@ -84,7 +84,8 @@ class EngineHandle(ABC):
         sampling = dict(sampling_params or {})
         if not isinstance(sampling.get("max_new_tokens"), int):
             raise ConfigurationError("sampling_params need max_new_tokens: whether a turn was cut depends on it")
-        prompt, key = [int(token) for token in input_ids], routing_key or uuid4().hex
+        prompt: list[int] = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
+        key = routing_key or uuid4().hex
         work = self._whole(prompt, sampling, key, on_abort, routed_experts_start)
         if deadline is None and cancel_signal is None:
             return await work

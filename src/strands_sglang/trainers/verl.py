@@ -12,7 +12,7 @@ Invariant: `run` gives verl a valid output whatever becomes of the episode; only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -181,8 +181,6 @@ def row_task(fields: Mapping[str, Any]) -> Task:
 
 def plain_config(value: Any) -> Any:
     """Return a value of an OmegaConf configuration as Python's own."""
-    if isinstance(value, (str, int, float, bool, type(None), Limits)) or isinstance(value, Callable):  # type: ignore[arg-type]
-        return value
     try:
         from omegaconf import OmegaConf
     except ImportError:
