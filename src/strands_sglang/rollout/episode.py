@@ -12,6 +12,7 @@ from typing import Any
 from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.rollout.ended import Ended
+from strands_sglang.rollout.half_turn import HalfTurn
 from strands_sglang.rollout.measures import EpisodeMetrics
 from strands_sglang.rollout.reward import Reward
 from strands_sglang.rollout.task import Task
@@ -60,6 +61,8 @@ class Episode:
     """When it ended, in seconds since 1970."""
     record: EpisodeRecord | None = field(default=None, repr=False)
     """Of one that was set aside (`Ended.SUSPENDED`): what it goes on from; else None."""
+    halves: list[HalfTurn] = field(default_factory=list, repr=False)
+    """Of one that was set aside: the turns that were cut; they are in none of its trajectories."""
     earlier: dict[int, int] = field(default_factory=dict, repr=False)
     """Tokens of each turn, by its id, that were sampled before the episode was last taken up again."""
     routed_experts: dict[int, RoutedExperts] = field(default_factory=dict, repr=False)

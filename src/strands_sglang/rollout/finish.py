@@ -89,7 +89,9 @@ class Finish:
         if aside:
             old = () if job.record is None else job.record.events
             events = (*old, *(decoded(event)[0] for event in kept))
+            episode.halves = list(journal.halves)
             episode.record = EpisodeRecord(job.id, events, epoch=episode.epoch)
+            episode.source = episode.record.tree()  # one that was stopped again early has not made all its turns again
             await self._flushed()
         elif resumable:
             # What is on record is good, and was not reached this time: it stays for the next.

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 import time
+from array import array
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -29,6 +30,7 @@ from strands_sglang.rollout.answer_event import (
     part_event,
 )
 from strands_sglang.rollout.asker import Asker, HaltedError
+from strands_sglang.rollout.half_turn import HalfTurn
 from strands_sglang.rollout.measures import EpisodeMetrics
 from strands_sglang.rollout.pace import Pace
 from strands_sglang.rollout.quota import Quota
@@ -79,9 +81,11 @@ class Journal(Scribe):
         self.quota = Quota()
         """What its agents may do together."""
         self._home = asyncio.get_running_loop()
+        self.halves: list[HalfTurn] = []
+        """Turns that were cut because the episode is halted."""
         self._over: set[str] = set()
         self.refused: set[str] = set()
-        """Ids of tool calls inside of which a turn was refused because the episode is halted: their results are void."""
+        """Ids of tool calls inside of which a turn was refused, because the episode is halted: they have no result."""
         self.on_agent: Callable[[Any], None] | None = None
         """Called with the agent of every turn, before its tools are run."""
 
@@ -155,8 +159,10 @@ class Journal(Scribe):
         try:
             generation = await self.asker.ask(input_ids, sampling, kept, **asked)
         except HaltedError as halted:
-            if halted.part is not None and halted.part is not kept:
-                self.write(EventKind.PART, *part_event(halted.part, prompt, count, inside))
+            if halted.part is not None:
+                self.halves.append(HalfTurn(array("i", input_ids), halted.part, inside))
+                if halted.part is not kept:
+                    self.write(EventKind.PART, *part_event(halted.part, prompt, count, inside))
             await self.go_ahead()
             raise
         except CallCancelledError:

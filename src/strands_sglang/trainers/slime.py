@@ -30,6 +30,7 @@ from strands_sglang.trainers.slime_groups import (
     check_reward_nonzero_std_with_fallback,
     grpo_by_group,
 )
+from strands_sglang.trainers.slime_half import with_half
 from strands_sglang.trainers.slime_halt import AbortFlag
 from strands_sglang.trainers.slime_host import SlimeHost
 from strands_sglang.trainers.slime_job import RECORD_KEY, SlimeJobs, check_args
@@ -141,7 +142,7 @@ def slime_rollout(
         masked = asked if mask_off_policy is None else mask_off_policy
         samples = samples_of(
             given,
-            episode,
+            with_half(episode),
             branches=Branches.MAIN if evaluation else chosen,
             decode=host.decode,
             response_limit=None if job.limits is None else job.limits.response,

@@ -88,7 +88,7 @@ class SlimeHost:
             for closed in [known for known in self._local if known.is_closed()]:
                 del self._local[closed]
             loop.set_default_executor(ToolThreads(_TOOL_THREADS))
-            name = f"slime{os.getpid()}-{next(self._names)}"
+            name = f"slime{os.getpid()}.{next(self._names)}"
             self._local[loop] = (LocalWorker(self._made(args), name, guest=True), Watch())
         return self._local[loop]
 
