@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -164,3 +165,15 @@ def test_settings_that_cannot_work() -> None:
     for bad in ({"build": None}, {"reward": "nowhere.score"}):
         with pytest.raises(ConfigurationError):
             generator(client, **bad)
+
+
+async def test_cancelling_passes_through_and_sessions_are_finished() -> None:
+    client = Client(PromptEngine(steps(1)))
+    client.engine.delay = 30.0
+    work = asyncio.ensure_future(generator(client).generate(batch("go", "on")))
+    while len(client.asked) < 2:
+        await asyncio.sleep(0.01)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert len(set(client.finished)) == 2

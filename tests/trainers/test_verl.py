@@ -202,3 +202,23 @@ async def test_routed_experts_reach_verl_whole(loop: Any) -> None:
     assert output.routed_experts[:, 0, 0].tolist() == list(range(tokens - 1))
     empty = await run(loop, asked, rollout=replay, expert_shape=[3, 2], build=broken, reward=score)
     assert empty.routed_experts is not None and empty.routed_experts.shape == (1, 3, 2)
+
+
+async def test_logprobs_are_left_out_where_verl_wants_none(loop: Any) -> None:
+    asked = servers(1)
+    made = loop(**given(asked, asked.engine.tokenizer), build=walker, reward=score)
+    output = await made.run({**SAMPLING, "logprobs": False}, **ROW)
+    assert output.response_logprobs is None and any(output.response_mask)
+    assert all(params["logprobs"] is True for params in asked.params), "we need them to count tokens"
+
+
+async def test_cancelling_passes_through(loop: Any) -> None:
+    asked = servers(1)
+    asked.engine.delay = 30.0
+    made = loop(**given(asked, asked.engine.tokenizer), build=walker, reward=score)
+    work = asyncio.ensure_future(made.run(dict(SAMPLING), **ROW))
+    while not asked.ids:
+        await asyncio.sleep(0.01)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
