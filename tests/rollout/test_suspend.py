@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,7 @@ class CuttingEngine:
         self.version = 0
         self.requests = 0
         self.late = 0
+        self.tokens: Counter[str] = Counter()
         self.whole: list[tuple[list[int], Generation, int]] = []
 
     async def generate(self, input_ids: Any, sampling_params: Any = None, **asked: Any) -> Generation:
@@ -61,6 +63,7 @@ class CuttingEngine:
             self.halt.set()
         if end < len(whole):
             self.whole.append((prompt, whole, end))
+        self.tokens[f"v{self.version}"] += end - done
         await asyncio.sleep(0)
         return replace(
             whole,

@@ -77,7 +77,7 @@ class Finish:
             failure=outcome.failure,
             text=outcome.text,
             messages=play.messages,
-            epoch=job.epoch if job.record is None else job.record.epoch + 1,
+            epoch=job.life,
             earlier=dict(journal.earlier) if job.record is not None else {},
             routed_experts=_experts(play, tree) if known is None else {},
         )

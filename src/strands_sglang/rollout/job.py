@@ -49,6 +49,11 @@ class Job:
         return self.session or hashlib.blake2b(self.task.id.encode(), digest_size=16).hexdigest()
 
     @property
+    def life(self) -> int:
+        """Epoch of what will be written of it."""
+        return self.epoch if self.record is None else self.record.epoch + 1
+
+    @property
     def id(self) -> str:
         """Id of the episode."""
         return f"{self.task.id}/{self.sample}"

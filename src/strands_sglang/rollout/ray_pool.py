@@ -44,6 +44,7 @@ class _Actor:
     handle: Any
     name: str
     jobs: dict[str, Job] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)  # jobs that are to be set aside
     dead: asyncio.Future[dict[str, EpisodeRecord]] | None = None
 
 
@@ -127,7 +128,9 @@ class RayPool:
         """Set an episode aside; see `LocalWorker.suspend`."""
         running = [actor for actor in [*self._actors, *self._spare] if id in actor.jobs]
         for actor in running:
-            actor.handle.suspend.remote(id, seconds)
+            if id not in actor.told:
+                actor.told.add(id)
+                actor.handle.suspend.remote(id, actor.jobs[id].life, seconds)
         return bool(running)
 
     async def close(self) -> None:
@@ -161,6 +164,7 @@ class RayPool:
             return restored(record) if record is not None and record.finished and record.epoch > epoch else None
         finally:
             actor.jobs.pop(job.id, None)
+            actor.told.discard(job.id)
 
     async def _in(self, actor: _Actor, job: Job, cut_short: asyncio.Event | None) -> Episode:
         """Run an episode in one worker."""

@@ -28,7 +28,7 @@ class RayWorker:
         self._threads: Any = None
         self._running: dict[str, tuple[asyncio.Task[Episode], asyncio.Event]] = {}
         self._turns: dict[str, list[TurnCounts]] = {}
-        self._set_aside: dict[str, float] = {}  # episodes that were set aside before they began
+        self._set_aside: dict[str, tuple[int, float]] = {}  # episodes that were set aside before they began
         self._not_wanted: dict[str, bool] = {}  # episodes that were ended before they began, and whether cut short
 
     async def ready(self) -> int:
@@ -56,8 +56,9 @@ class RayWorker:
         )
         await asyncio.sleep(0)  # a task that is cancelled before its first step runs none of its code
         self._running[job.id] = (work, cut_short)
-        if job.id in self._set_aside:
-            self._local.suspend(job.id, self._set_aside.pop(job.id))
+        life, seconds = self._set_aside.pop(job.id, (-1, 0.0))
+        if life == job.life:
+            self._local.suspend(job.id, seconds)
         if job.id in self._not_wanted:
             await self.end(job.id, self._not_wanted.pop(job.id))
         try:
@@ -79,10 +80,10 @@ class RayWorker:
             event.set()
         work.cancel()
 
-    async def suspend(self, id: str, seconds: float) -> None:
-        """Set an episode aside; see `LocalWorker.suspend`."""
+    async def suspend(self, id: str, life: int, seconds: float) -> None:
+        """Set an episode aside, in that life of it; see `LocalWorker.suspend`."""
         if self._local is None or not self._local.suspend(id, seconds):
-            self._set_aside[id] = seconds  # the call that begins it is still under way
+            self._set_aside[id] = (life, seconds)  # the call that begins it is still under way, or it has just ended
 
     async def turns(self) -> dict[str, list[TurnCounts]]:
         """Return the turns that were sampled since this was asked last, by episode."""

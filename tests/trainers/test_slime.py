@@ -1,0 +1,388 @@
+"""slime's function without slime: its `Sample` by its mirror, its flag by a stand-in, the engine by a script."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import pickle
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from strands import Agent, tool
+from strands.agent.conversation_manager import NullConversationManager
+
+from rollout.kinds import build_helper, helper_script
+from rollout.scripts import PromptEngine, steps
+from rollout.test_suspend import CuttingEngine
+from scripted_engine import Answer, Reply, tool_call
+from strands_sglang import SGLangModel
+from strands_sglang.errors import ConfigurationError, EngineUnavailableError
+from strands_sglang.ledger.seal import seal
+from strands_sglang.proof import verify
+from strands_sglang.proof.finding import Verdict
+from strands_sglang.rollout import Episode, Limits, Task
+from strands_sglang.trainers.slime import grpo_by_group, slime_rollout, validate_batch, validate_sample
+from strands_sglang.trainers.slime_fan import Fan
+from strands_sglang.trainers.slime_sample import METADATA_KEY
+from trainers.slime_mirror import Sample, Status
+
+SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "max_new_tokens": 400, "stop": None, "no_stop_trim": True}
+WAITING = threading.Event()
+
+
+class State:
+    """slime's state, as far as it is looked at."""
+
+    def __init__(self) -> None:
+        self.raised = threading.Event()
+
+    @property
+    def aborted(self) -> bool:
+        return self.raised.is_set()
+
+    @aborted.setter
+    def aborted(self, value: bool) -> None:
+        (self.raised.set if value else self.raised.clear)()
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> State:
+    """Slime's flag, where it is looked for."""
+    one, module = State(), ModuleType("slime.rollout.sglang_rollout")
+    module.GenerateState = lambda args: one  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return one
+
+
+@tool
+async def step(number: int) -> str:
+    """Take a step.
+
+    Args:
+        number: Which.
+    """
+    return f"step {number}"
+
+
+@tool
+async def long(number: int) -> str:
+    """Take a step that takes long.
+
+    Args:
+        number: Which.
+    """
+    WAITING.set()
+    await asyncio.sleep(60)
+    return f"step {number}"
+
+
+@tool
+def stubborn(number: int) -> str:
+    """Take a step in a thread that listens to nobody.
+
+    Args:
+        number: Which.
+    """
+    WAITING.set()
+    time.sleep(3)
+    return f"step {number}"
+
+
+def build(task: Task, model: SGLangModel) -> Any:
+    tools = [step, long, stubborn]
+    return Agent(model=model, tools=tools, callback_handler=None, conversation_manager=NullConversationManager())
+
+
+def score(episode: Episode) -> float:
+    return 1.0 if episode.text == "the end" else -1.0
+
+
+def arguments(**more: Any) -> SimpleNamespace:
+    return SimpleNamespace(hf_checkpoint="none", rollout_top_p=1.0, rollout_max_context_len=None, **more)
+
+
+def sample(index: int = 7, **more: Any) -> Any:
+    prompt = [{"role": "system", "content": "unused"}, {"role": "user", "content": "go"}]
+    return Sample(group_index=3, index=index, prompt=prompt, label="42", metadata={"level": 5}, **more)
+
+
+def generator(engine: Any, **settings: Any) -> Any:
+    inner = getattr(engine, "inner", engine)
+    given = {"reward": score, "client": engine, "tokenizer": inner.tokenizer, **settings}
+    return slime_rollout(given.pop("build", build), **given)
+
+
+def alone(one: Any) -> Any:
+    """Check a sample as slime would get it, alone."""
+    validate_sample(one)
+    return one
+
+
+async def test_one_line() -> None:
+    engine, one, sampling = PromptEngine(steps(2)), sample(), dict(SAMPLING)
+    seen: list[Task] = []
+
+    def watching(task: Task, model: SGLangModel) -> Any:
+        seen.append(task)
+        return build(task, model)
+
+    generate = generator(engine, build=watching)
+    names = list(inspect.signature(generate).parameters)
+    assert names == ["args", "sample", "sampling_params", "evaluation"] and inspect.iscoroutinefunction(generate)
+    done = alone(await generate(arguments(), one, sampling))
+    assert done is one and sampling == SAMPLING
+    assert (done.status, done.reward, done.remove_sample) == (Status.COMPLETED, 1.0, False)
+    assert done.response.count("</tool_call>") == 2 and "the end" in done.response
+    assert sum(done.loss_mask) == sum(len(engine.encode(text)) for text in ("the end<|im_end|>",)) + 2 * (
+        len(engine.encode(tool_call("step", number=1))) + 1
+    )
+    assert done.tokens[: -done.response_length] == engine.calls[0].ids
+    assert {call.sampling["temperature"] for call in engine.calls} == {0.7}
+    assert {call.asked["routing_key"] for call in engine.calls} == {done.session_id}
+    assert (seen[0].prompt, seen[0].answer, seen[0].data["level"]) == ("go", "42", 5)
+    assert done.metadata["level"] == 5 and done.metadata[METADATA_KEY]["turns"] == 3
+
+
+async def test_the_budget_is_over_all_turns() -> None:
+    whole = await generator(PromptEngine(steps(6)))(arguments(), sample(), dict(SAMPLING))
+    for budget in (whole.response_length, whole.response_length - 1, 60, 25, 3, 1):
+        engine = PromptEngine(steps(6))
+        done = alone(await generator(engine)(arguments(), sample(), {**SAMPLING, "max_new_tokens": budget}))
+        assert done.response_length <= budget
+        assert (done.status is Status.TRUNCATED) == (budget < whole.response_length)
+        assert done.tokens == whole.tokens[: len(done.tokens)]
+    context = len(whole.tokens) - 20
+    args = arguments()
+    args.rollout_max_context_len = context
+    done = alone(await generator(PromptEngine(steps(6)))(args, sample(), dict(SAMPLING)))
+    assert done.status is Status.TRUNCATED and len(done.tokens) <= context
+
+
+@pytest.mark.parametrize("what", ["engine", "second call", "build", "agent", "reward", "prompt"])
+async def test_whatever_breaks_is_a_valid_sample_that_is_not_trained(what: str) -> None:
+    def script(prompt: str, before: int) -> Answer:
+        if what == "engine" or (what == "second call" and "step 1" in prompt):
+            return EngineUnavailableError("gone", attempts=3)
+        return steps(2)(prompt, before)
+
+    def broken(*given: Any) -> Any:
+        raise ValueError("broken")
+
+    class Broken(Agent):
+        async def invoke_async(self, *given: Any, **more: Any) -> Any:
+            raise ValueError("broken")
+
+    settings: dict[str, Any] = {}
+    if what == "build":
+        settings["build"] = broken
+    if what == "agent":
+        settings["build"] = lambda task, model: Broken(model=model, callback_handler=None)
+    if what == "reward":
+        settings["reward"] = broken
+    one = sample()
+    if what == "prompt":
+        one.metadata = {"bad": object()}
+    done = alone(await generator(PromptEngine(script), **settings)(arguments(), one, dict(SAMPLING)))
+    if what == "prompt":  # what is no JSON is put in words
+        assert done.status is Status.COMPLETED
+        return
+    assert done.remove_sample and done.reward == 0.0 and not any(done.loss_mask)
+    assert done.status is (Status.COMPLETED if what == "reward" else Status.FAILED)
+    assert done.metadata[METADATA_KEY]["removed"]
+
+
+async def test_a_tool_that_fails_is_told_to_the_model() -> None:
+    engine = PromptEngine(lambda prompt, before: "the end" if "Error" in prompt else tool_call("step", number="x"))
+    done = alone(await generator(engine)(arguments(), sample(), dict(SAMPLING)))
+    assert done.status is Status.COMPLETED and done.reward == 1.0
+
+
+@pytest.mark.parametrize("name", ["long", "stubborn"])
+async def test_slime_does_not_wait_for_a_tool(state: State, name: str) -> None:
+    def script(prompt: str, before: int) -> Answer:
+        return tool_call(name, number=1) if "step 1" not in prompt else "the end"
+
+    WAITING.clear()
+    engine = PromptEngine(script)
+    generate = generator(engine)
+    work = asyncio.ensure_future(generate(arguments(), sample(), dict(SAMPLING)))
+    while not WAITING.is_set():
+        await asyncio.sleep(0.005)
+    state.aborted = True
+    began = time.monotonic()
+    done = alone(await work)
+    assert time.monotonic() - began < 1.5
+    assert done.status is Status.ABORTED and len(engine.calls) == 1
+    assert "</tool_call>" in done.response and not any(done.loss_mask)
+
+
+async def test_stopped_before_the_first_turn(state: State) -> None:
+    engine = PromptEngine(steps(1))
+    generate = generator(engine)
+    state.aborted = True
+    one = alone(await generate(arguments(), sample(), dict(SAMPLING)))
+    assert one.status is Status.ABORTED and not engine.calls
+    state.aborted = False
+    done = alone(await generate(arguments(), one, dict(SAMPLING)))
+    assert done.status is Status.COMPLETED and done.reward == 1.0 and not done.remove_sample
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("branches", ["main", "all"])
+async def test_a_sample_that_comes_back(state: State, tmp_path: Path, masked: bool, branches: str) -> None:
+    whole = await generator(PromptEngine(steps(3)))(arguments(), sample(), dict(SAMPLING))
+    engine = CuttingEngine(PromptEngine(steps(3)), {1: 4, 2: 3, 3: 2, 5: 5}.get)
+    engine.halt = state.raised
+    generate = generator(engine, directory=tmp_path, branches=branches)
+    args = arguments(mask_offpolicy_in_partial_rollout=masked)
+    one, times, kept = sample(), 0, 0
+    while True:
+        # A buffer may be anywhere.
+        one = pickle.loads(pickle.dumps(await generate(args, one, dict(SAMPLING))))
+        assert isinstance(one, Fan) == (branches == "all")
+        alone(one)
+        if one.status is not Status.ABORTED:
+            break
+        times += 1
+        assert one.response_length > kept, "what was sampled is not shown"
+        kept = one.response_length
+        one.loss_mask = [0] * one.response_length  # as slime does
+        one.metadata["start_rollout_id"] = 1
+        state.aborted, engine.version = False, engine.version + 1
+    done = one[0] if branches == "all" else one
+    assert times == 4 and engine.late == 0
+    assert (done.tokens, done.rollout_log_probs) == (whole.tokens, whole.rollout_log_probs)
+    assert (done.status, done.reward, done.remove_sample) == (Status.COMPLETED, 1.0, False)
+    assert "record" not in done.metadata[METADATA_KEY]
+    assert list(dict.fromkeys(done.weight_versions)) == [f"v{n}" for n in range(5)]
+    if masked:
+        assert 0 < sum(done.loss_mask) == engine.tokens["v4"] < sum(whole.loss_mask)
+        assert all(old >= new for old, new in zip(whole.loss_mask, done.loss_mask, strict=True))
+    else:
+        assert done.loss_mask == whole.loss_mask
+    folder = next(tmp_path.iterdir())
+    seal(folder)
+    certificate = verify(folder)
+    assert certificate.verdict is Verdict.PROVED, certificate.text()
+
+
+async def test_all_branches_are_samples_of_one_rollout() -> None:
+    engine = PromptEngine(helper_script)
+    generate = generator(engine, build=build_helper, branches="all")
+    fans = [await generate(arguments(), sample(number), dict(SAMPLING)) for number in (1, 2)]
+    assert [len(fan) for fan in fans] == [len(fans[0])] * 2 and len(fans[0]) > 1
+    flat = [one for fan in fans for one in fan]
+    validate_batch(flat, arguments())
+    assert [len({one.rollout_id for one in fan}) for fan in fans] == [1, 1]
+    assert fans[0][0].rollout_id != fans[1][0].rollout_id
+    raw, advantages = grpo_by_group(arguments(advantage_estimator="grpo", rewards_normalization=True), flat)
+    assert len(raw) == len(advantages) == len(flat)
+    again = copy.deepcopy(fans[0])
+    assert isinstance(again, Fan) and again.status is Status.COMPLETED
+    evaluated = await generate(arguments(), sample(3), dict(SAMPLING), evaluation=True)
+    assert isinstance(evaluated, Sample)
+
+
+async def test_evaluation_shares_its_parameters() -> None:
+    shared, engine = dict(SAMPLING), PromptEngine(steps(1))
+    generate = generator(engine)
+    given = [Sample(index=n, prompt="go", label="42") for n in (0, 0, 1)]
+    done = await asyncio.gather(*(generate(arguments(), one, shared, evaluation=True) for one in given))
+    assert shared == SAMPLING and len({one.session_id for one in done}) == 3
+    assert [one.reward for one in done] == [1.0] * 3
+
+
+async def test_without_a_reward_slime_is_asked() -> None:
+    done = await generator(PromptEngine(steps(1)), reward=None)(arguments(), sample(), dict(SAMPLING))
+    assert done.reward is None and not done.remove_sample
+
+
+async def test_rewards_by_name() -> None:
+    args = arguments(reward_key="score")
+    generate = generator(PromptEngine(steps(1)), reward=lambda episode: {"score": 0.5, "length": 3.0})
+    assert (await generate(args, sample(), dict(SAMPLING))).reward["score"] == 0.5
+
+
+async def test_arguments_that_cannot_work_are_refused() -> None:
+    generate = generator(PromptEngine(steps(1)))
+    with pytest.raises(ConfigurationError, match="--apply-chat-template"):
+        await generate(arguments(apply_chat_template=True), sample(), dict(SAMPLING))
+    args = arguments()
+    args.rollout_top_p = 0.9
+    with pytest.raises(ConfigurationError, match="top-p"):
+        await generate(args, sample(), dict(SAMPLING))
+    assert (await generate(args, sample(), dict(SAMPLING), evaluation=True)).status is Status.COMPLETED
+    with pytest.raises(ConfigurationError, match="'main' or 'all'"):
+        slime_rollout(build, branches="some")
+    with pytest.raises(ConfigurationError, match="sampling parameters"):
+        slime_rollout(build, sampling_params={"temperature": 0})
+
+
+def test_every_event_loop_has_its_own() -> None:
+    """As fully asynchronous rollouts do: a thread with a loop, beside the one that evaluates."""
+    generate, found = generator(PromptEngine(steps(2))), list[Any]()
+
+    def work(number: int) -> None:
+        async def several() -> None:
+            found.extend(
+                await asyncio.gather(
+                    *(generate(arguments(), sample(10 * number + n), dict(SAMPLING)) for n in range(4))
+                )
+            )
+
+        asyncio.run(several())
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 12 and {one.status for one in found} == {Status.COMPLETED}
+
+
+async def test_a_record_that_was_changed_is_not_believed(state: State) -> None:
+    engine = CuttingEngine(PromptEngine(steps(2)), {1: 2}.get)
+    engine.halt = state.raised
+    generate = generator(engine)
+    one = await generate(arguments(), sample(), dict(SAMPLING))
+    assert one.status is Status.ABORTED
+    state.aborted = False
+    one.metadata[METADATA_KEY]["record"] = one.metadata[METADATA_KEY]["record"][:-9] + b"something"
+    done = alone(await generate(arguments(), one, dict(SAMPLING)))
+    assert done.status is Status.FAILED and done.remove_sample
+
+
+async def test_limits_of_the_user() -> None:
+    generate = generator(PromptEngine(steps(5)), limits=Limits(tool_calls=2))
+    done = alone(await generate(arguments(), sample(), dict(SAMPLING)))
+    assert done.status is Status.TRUNCATED and done.metadata[METADATA_KEY]["ended"] == "tool_limit"
+
+
+async def test_a_slow_answer_is_waited_for(state: State) -> None:
+    """The engine was told to abort, and answers a little later: with a whole turn, which is kept."""
+    gate = asyncio.Event()
+
+    async def wait() -> None:
+        await gate.wait()
+
+    engine = PromptEngine(lambda prompt, before: Reply("the end", before=wait))
+    generate = generator(engine)
+    work = asyncio.ensure_future(generate(arguments(), sample(), dict(SAMPLING)))
+    while not engine.calls:
+        await asyncio.sleep(0.005)
+    state.aborted = True
+    await asyncio.sleep(0.1)
+    assert not work.done()
+    gate.set()
+    done = alone(await work)
+    assert done.status in (Status.ABORTED, Status.COMPLETED) and "the end" in done.response
+    state.aborted = False
+    if done.status is Status.ABORTED:
+        done = await generate(arguments(), done, dict(SAMPLING))
+    assert done.status is Status.COMPLETED and len(engine.calls) == 1
