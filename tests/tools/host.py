@@ -89,17 +89,19 @@ def system_python() -> str:
 
 
 def left_running() -> list[str]:
-    """Return the processes that have bounds of this test run; a process passes them on to its children."""
+    """Return the processes of sandboxes of this test run, by the bounds they have or are to have."""
     found = []
     for pid in os.listdir("/proc"):
         if pid.isdigit():
             try:
                 bounds = Path(f"/proc/{pid}/limits").read_text()
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
+                command = Path(f"/proc/{pid}/cmdline").read_text()
+                about = Path(f"/proc/{pid}/stat").read_text()
+            except (OSError, UnicodeDecodeError):
                 continue
-            if (f" {DISK} " in bounds or f" {MEMORY} " in bounds) and state not in "ZX":
-                found.append(Path(f"/proc/{pid}/stat").read_text()[:60] if Path(f"/proc/{pid}").exists() else pid)
+            marked = any(f" {bound} " in bounds or f"={bound}\0" in command for bound in (DISK, MEMORY))
+            if marked and about.rpartition(")")[2].split()[0] not in "ZX":
+                found.append(about[:60])
     return found
 
 

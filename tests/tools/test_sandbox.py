@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import pickle
+import random
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ import pytest
 from strands_sglang.errors import ConfigurationError, SandboxUnavailableError
 from strands_sglang.tools import Ending, Isolation, PythonSandbox, Rights, SandboxLimits
 from strands_sglang.tools import sandbox as module
+from strands_sglang.tools.jail import python_command
 from strands_sglang.tools.probe import find_bubblewrap
 from tools.host import left_running, limits, system_python
 
@@ -105,6 +107,37 @@ async def test_cancelled_call_is_killed_with_its_children(sandbox: PythonSandbox
         assert time.monotonic() - began < 2
         await asyncio.sleep(0.01)
     assert (await sandbox.run("1")).text == "1"  # its places are free again
+
+
+async def test_a_call_may_be_cancelled_at_any_moment(sandbox: PythonSandbox) -> None:
+    """In its first milliseconds too, when bubblewrap does not take along yet what it has started."""
+    dice = random.Random(0)
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(sandbox.run("import time; time.sleep(99)"))
+        await asyncio.sleep(dice.uniform(0, 0.03))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    for _ in range(20):
+        await asyncio.gather(*(cancelled() for _ in range(4)))
+    deadline = time.monotonic() + 5
+    while left := left_running():
+        assert time.monotonic() < deadline, left
+        await asyncio.sleep(0.01)
+
+
+def test_code_whose_reader_is_gone_is_not_run(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = python_command(sys.executable, limits(), [], count_processes=False)
+    code = b"open('ran', 'w')"
+    assert subprocess.run(command, input=code, stdout=writer, cwd=tmp_path, timeout=30).returncode == 0
+    os.close(writer)
+    assert not os.listdir(tmp_path)
+    subprocess.run(command, input=code, stdout=subprocess.PIPE, cwd=tmp_path, timeout=30, check=True)
+    assert sorted(os.listdir(tmp_path)) == ["main.py", "ran"]
 
 
 async def test_nothing_is_left_open(sandbox: PythonSandbox) -> None:

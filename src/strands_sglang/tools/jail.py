@@ -70,7 +70,12 @@ def python_command(program: str, limits: SandboxLimits, words: Sequence[str], *,
 
 
 def jail_command(
-    bwrap: str, interpreter: Interpreter, limits: SandboxLimits, rights: Rights, filter_fd: int
+    bwrap: str,
+    interpreter: Interpreter,
+    limits: SandboxLimits,
+    rights: Rights,
+    filter_fd: int,
+    info_fd: int | None = None,
 ) -> list[str]:
     """Return the command of one call.
 
@@ -80,6 +85,7 @@ def jail_command(
         limits: What it may use.
         rights: Whose rights the command is started with.
         filter_fd: Where bubblewrap reads the system call filter.
+        info_fd: Where it says which is the first process inside; None: nowhere.
     """
     words = [f"path={PACKAGES}"] * bool(interpreter.packages)
     command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -91,6 +97,8 @@ def jail_command(
         command += ["--unshare-user", "--uid", str(_INSIDE), "--gid", str(_INSIDE)]
         if rights in (Rights.USER, Rights.NOBODY):
             command.append("--disable-userns")
+    if info_fd is not None:
+        command += ["--info-fd", str(info_fd)]
     command.append("--clearenv")
     for name, value in {**ENVIRONMENT, "LD_LIBRARY_PATH": interpreter.library_path}.items():
         command += ["--setenv", name, value]

@@ -22,6 +22,7 @@ from typing import Any
 
 from strands_sglang.engine.slots import Slots
 from strands_sglang.errors import ConfigurationError, SandboxUnavailableError
+from strands_sglang.tools.first_process import FirstProcess
 from strands_sglang.tools.interpreter import find_interpreter, package_directories
 from strands_sglang.tools.isolation import Isolation, Rights
 from strands_sglang.tools.jail import ENVIRONMENT, WORK, jail_command, python_command, user_of
@@ -127,13 +128,14 @@ class PythonSandbox:
             slots.release()
 
     async def _run_jailed(self, source: bytes) -> Outcome:
-        reader = filter_pipe()
+        reader, first = filter_pipe(), FirstProcess()
         try:
-            command = jail_command(self._bwrap, self._interpreter, self.limits, self.rights, reader)
-            settings = {"pass_fds": (reader,), "env": {}, "cwd": "/", **user_of(self.rights)}
-            outcome = await Call(self.limits, WORK).run(command, source, **settings)
+            command = jail_command(self._bwrap, self._interpreter, self.limits, self.rights, reader, first.descriptor)
+            settings = {"pass_fds": (reader, first.descriptor), "env": {}, "cwd": "/", **user_of(self.rights)}
+            outcome = await Call(self.limits, WORK, first).run(command, source, **settings)
         finally:
             os.close(reader)
+            first.close()
         if outcome.status == 1 and outcome.stderr.startswith("bwrap: "):
             # No code was run (or it says so itself, and has only itself to blame): not a result of the model's code.
             raise SandboxUnavailableError(

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strands_sglang.tools.capture import Capture
+from strands_sglang.tools.first_process import FirstProcess
 from strands_sglang.tools.outcome import Ending, Outcome, note_for
 from strands_sglang.tools.process_tree import descendants, files_in, memory_of
 from strands_sglang.tools.sandbox_limits import SandboxLimits
 
 _LOOK = 0.1  # seconds between two looks at what a call uses
 _CHUNK = 65536
+_LAST_WORDS = 5.0  # seconds to read what a killed process has written; it takes milliseconds
 
 
 @dataclass(slots=True)
@@ -32,6 +34,8 @@ class Call:
     """What it may use."""
     work: str | None = None
     """Directory inside whose files are counted; None: they are not."""
+    first: FirstProcess | None = None
+    """The first process inside the sandbox; None: there is no sandbox."""
     process: asyncio.subprocess.Process | None = None
     """What was started; None before."""
     stdout: Capture = field(init=False)
@@ -53,10 +57,7 @@ class Call:
             **settings: For `subprocess.Popen`: `env`, `cwd`, `pass_fds`, the user.
         """
         began = time.monotonic()
-        pipe = asyncio.subprocess.PIPE
-        self.process = process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, limit=_CHUNK, **settings
-        )
+        process = await self._started(command, settings)
         work = asyncio.ensure_future(self._served(process, code))
         watch = asyncio.ensure_future(self._watched(process.pid))
         try:
@@ -67,14 +68,42 @@ class Call:
             self.kill()
             watch.cancel()
             # All that had the pipes open is dead, so what is left in them is read and this ends at once.
-            await asyncio.wait({work, watch})
+            await asyncio.wait({work, watch}, timeout=_LAST_WORDS)
+            work.cancel()
             _seen(work)
         return self._outcome(process.returncode or 0, time.monotonic() - began)
+
+    async def _started(self, command: Sequence[str], settings: dict[str, Any]) -> asyncio.subprocess.Process:
+        """Start a command; if the call is cancelled meanwhile, end it our way, and not by the event loop's."""
+        pipe = asyncio.subprocess.PIPE
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, limit=_CHUNK, **settings
+            )
+        )
+        try:
+            self.process = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(self._end_at_once)
+            await asyncio.wait({starting}, timeout=_LAST_WORDS)
+            if self.process is not None:
+                await asyncio.wait({asyncio.ensure_future(self.process.communicate())}, timeout=_LAST_WORDS)
+            raise
+        if self.first is not None:
+            self.first.started()
+        return self.process
+
+    def _end_at_once(self, starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
+        if not starting.cancelled() and starting.exception() is None:
+            self.process = starting.result()
+            self.kill()
 
     def kill(self) -> None:
         """End the process and all it started; nothing happens if it has ended."""
         if self.process is None or self.process.returncode is not None:
             return
+        if self.first is not None:
+            self.first.kill(self.process.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             # The group: without a sandbox that is all we can reach. With one, bubblewrap takes everything along.
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -129,5 +158,5 @@ async def _feed(stdin: asyncio.StreamWriter, code: bytes) -> None:
 
 def _seen(task: asyncio.Future[None]) -> None:
     """Raise what went wrong with reading, unless it was cancelled."""
-    if not task.cancelled() and (error := task.exception()) is not None:
+    if task.done() and not task.cancelled() and (error := task.exception()) is not None:
         raise error
