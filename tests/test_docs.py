@@ -15,7 +15,7 @@ from lab_servers import LabProcess
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 BLOCKS = [
@@ -35,7 +35,11 @@ def test_block(block: str, tool_policy: LabProcess) -> None:
     assert result.stdout
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "lab" / "README.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "lab" / "README.md", *sorted((ROOT / "examples").glob("**/*.md"))],
+    ids=lambda p: p.name,
+)
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):

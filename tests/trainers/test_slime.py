@@ -9,6 +9,7 @@ import pickle
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from rollout.scripts import PromptEngine, steps
 from rollout.test_suspend import CuttingEngine
 from scripted_engine import Answer, Reply, tool_call
 from strands_sglang import SGLangModel
+from strands_sglang.engine.generation import SpecInfo
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
 from strands_sglang.ledger.seal import seal
 from strands_sglang.proof import verify
@@ -356,6 +358,22 @@ async def test_a_record_that_was_changed_is_not_believed(state: State) -> None:
     one.metadata[METADATA_KEY]["record"] = one.metadata[METADATA_KEY]["record"][:-9] + b"something"
     done = alone(await generate(arguments(), one, dict(SAMPLING)))
     assert done.status is Status.FAILED and done.remove_sample
+
+
+async def test_speculative_decoding_is_counted_over_all_turns_and_lives(state: State) -> None:
+    class Speculating(CuttingEngine):
+        async def generate(self, input_ids: Any, sampling_params: Any = None, **asked: Any) -> Any:
+            return replace(await super().generate(input_ids, sampling_params, **asked), spec=SpecInfo(3, 5, 2))
+
+    engine = Speculating(PromptEngine(steps(2)), {1: 4}.get)
+    engine.halt = state.raised
+    generate = generator(engine)
+    one = await generate(arguments(), sample(), dict(SAMPLING))
+    assert one.status is Status.ABORTED
+    state.aborted = False
+    spec = alone(await generate(arguments(), one, dict(SAMPLING))).spec_info
+    assert (spec.spec_accept_token_num, spec.spec_draft_token_num, spec.spec_verify_ct) == (12, 20, 8)
+    assert engine.requests == 4 and spec.completion_token_num == sum(one.loss_mask)
 
 
 async def test_limits_of_the_user() -> None:

@@ -202,7 +202,8 @@ def in_this_process(config: Any, url: str) -> dict[str, Any]:
         agent.expert_shape = [3, 2]
     OmegaConf.save(agents, rollout.agent.agent_loop_config_path)
     worker = AgentLoopWorker(config, Direct(url))
-    whole = asyncio.run(worker.generate_sequences(DataProto.concat([batch_of(1, 2, "broken"), batch_of(1, 2, "calculator")])))
+    both = DataProto.concat([batch_of(1, 2, "broken"), batch_of(1, 2, "calculator")])
+    whole = asyncio.run(worker.generate_sequences(both))
     experts, mask = whole.batch["routed_experts"][-1], whole.batch["attention_mask"][-1].bool()
     told = experts[mask][:-1, 0, 0].tolist()
     loop = instantiate(

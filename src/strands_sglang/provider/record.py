@@ -6,7 +6,7 @@ Invariant: nothing is changed before all of it is known to be good.
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from strands_sglang.chat.control import ControlTokens
@@ -155,6 +155,8 @@ def _detail(generation: Generation, parsed: ParsedTurn, request: Request, latenc
         detail["continuations"] = generation.continuations
     if generation.discarded_tokens:
         detail["discarded_tokens"] = generation.discarded_tokens
+    if generation.spec is not None:
+        detail["spec"] = asdict(generation.spec)
     if parsed.failures:
         detail["failed_calls"] = [failure.failure.value for failure in parsed.failures[:100]]
     if request.schema is not None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from array import array
 from base64 import b64encode
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from strands_sglang import errors
 from strands_sglang.engine import FinishReason, Generation
+from strands_sglang.engine.generation import SpecInfo
 from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import EngineError, StrandsSGLangError
 from strands_sglang.ledger.event import Event
@@ -75,12 +77,18 @@ def part_event(
     part: Generation, prompt: str, sent: int, within: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, array[Any]]]:
     """Return data and arrays of the event of a turn that was cut; see `call_event`."""
-    detail = {"cached_tokens": part.cached_tokens, "rid": part.rid, "continuations": part.continuations}
+    detail: dict[str, Any] = {
+        "cached_tokens": part.cached_tokens,
+        "rid": part.rid,
+        "continuations": part.continuations,
+        "discarded_tokens": part.discarded_tokens,
+        "spec": None if part.spec is None else asdict(part.spec),
+    }
     data: dict[str, Any] = {
         "finish": part.finish_reason.value,
         "finish_detail": part.finish_detail,
         "versions": [list(span) for span in part.versions],
-        "detail": {**detail, "discarded_tokens": part.discarded_tokens},
+        "detail": detail,
         "prompt": prompt,
         "sent": sent,
         "within": list(within),
@@ -124,6 +132,7 @@ def generation_of(event: Event) -> Generation:
         continuations=detail.get("continuations", 0),
         discarded_tokens=detail.get("discarded_tokens", 0),
         routed_experts=_experts(event),
+        spec=SpecInfo(**detail["spec"]) if detail.get("spec") else None,
     )
 
 

@@ -222,6 +222,10 @@ def _count(sample: SlimeSample, turns: Sequence[Turn]) -> None:
     cache, spec = type(sample.prefix_cache_info)(), type(sample.spec_info)()
     cache.cached_tokens = sum(turn.detail.get("cached_tokens") or 0 for turn in turns)
     cache.total_prompt_tokens = sum(turn.sampled_start for turn in turns)
+    told = [turn.detail["spec"] for turn in turns if turn.detail.get("spec")]
+    spec.spec_accept_token_num = sum(counts["accepted_tokens"] for counts in told)
+    spec.spec_draft_token_num = sum(counts["drafted_tokens"] for counts in told)
+    spec.spec_verify_ct = sum(counts["verify_count"] for counts in told)
     spec.completion_token_num = sum(len(turn.sampled) for turn in turns)
     sample.prefix_cache_info, sample.spec_info = cache, spec
 
