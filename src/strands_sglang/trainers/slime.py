@@ -150,7 +150,9 @@ def slime_rollout(
             reward_key=_reward_key(args, evaluation),
             **_experts(args, episode, evaluation),
         )
-        if episode.record is not None:
+        if episode.record is None:
+            jobs.over(job)
+        else:
             samples[0].metadata[METADATA_KEY][RECORD_KEY] = carry(episode.record)
         return samples[0] if evaluation or chosen is Branches.MAIN else Fan(samples)
 

@@ -52,8 +52,7 @@ class SlimeHost:
         self._tokenizer, self._client = tokenizer, client
         self._setup: Setup | None = None
         self._names = itertools.count()
-        self._local: dict[asyncio.AbstractEventLoop, tuple[LocalWorker, Watch]] = {}
-        self._pool: tuple[asyncio.AbstractEventLoop, RayPool, Watch] | None = None
+        self._by_loop: dict[asyncio.AbstractEventLoop, tuple[LocalWorker | RayPool, Watch]] = {}
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids."""
@@ -79,18 +78,19 @@ class SlimeHost:
             watch.end(watched)
 
     def _worker(self, args: Any) -> tuple[LocalWorker | RayPool, Watch]:
+        """Return the running loop's worker."""
         loop = asyncio.get_running_loop()
+        if loop not in self._by_loop:
+            for closed in [known for known in self._by_loop if known.is_closed()]:
+                del self._by_loop[closed]
+            self._by_loop[loop] = (self._begun(loop, self._made(args), args), Watch())
+        return self._by_loop[loop]
+
+    def _begun(self, loop: asyncio.AbstractEventLoop, setup: Setup, args: Any) -> LocalWorker | RayPool:
         if self._workers:
-            if self._pool is None or self._pool[0] is not loop:
-                self._pool = (loop, RayPool(self._made(args), self._workers, _concurrency(args)), Watch())
-            return self._pool[1:]
-        if loop not in self._local:
-            for closed in [known for known in self._local if known.is_closed()]:
-                del self._local[closed]
-            loop.set_default_executor(ToolThreads(_TOOL_THREADS))
-            name = f"slime{os.getpid()}.{next(self._names)}"
-            self._local[loop] = (LocalWorker(self._made(args), name, guest=True), Watch())
-        return self._local[loop]
+            return RayPool(setup, self._workers, _concurrency(args))
+        loop.set_default_executor(ToolThreads(_TOOL_THREADS))
+        return LocalWorker(setup, f"slime{os.getpid()}.{next(self._names)}", guest=True)
 
     def _made(self, args: Any) -> Setup:
         """Return what the episodes have in common; made once."""

@@ -64,6 +64,10 @@ class SlimeJobs:
         job.epoch = self._epochs[job.id] = self._epochs.get(job.id, -1) + 1
         return job
 
+    def over(self, job: Job) -> None:
+        """Hear that an episode came to its end."""
+        self._epochs.pop(job.id, None)
+
     def _asked(self, sample: SlimeSample, evaluation: bool) -> tuple[Task, int]:
         number = sample.index if sample.index is not None else next(self._uncounted)
         id = f"eval{next(self._evaluations)}" if evaluation else f"g{sample.group_index}"
