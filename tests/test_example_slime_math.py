@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from strands import tool
 
-from lab_servers import LabProcess
+from lab_servers import LabProcess, Routed
 from rollout.scripts import PromptEngine, assert_proved
 from rollout.scripts import run as run_episodes
 from scripted_engine import Answer, tool_call
 from strands_sglang.rollout import Ended, Episode, Task
-from trainers.slime_world import IMPORTABLE, MISSING, slime
+from strands_sglang.tools import PythonSandbox
+from trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld, slime
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "slime_math"
@@ -319,6 +321,38 @@ def test_evaluation_is_described_as_slime_reads_it() -> None:
     )
     assert (dataset.name, dataset.custom_generate_function_path) == ("aime-2024", "math_agent.evaluate")
     assert (dataset.n_samples_per_eval_prompt, dataset.max_response_len) == (16, 16384)
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(not IMPORTABLE, reason=MISSING)
+def test_slimes_own_rollout_and_evaluation_with_it(
+    routed: Routed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lab's policy calls a calculator; here its expressions are run as Python, in the example's own sandbox."""
+    sandbox = PythonSandbox(concurrency=2)
+
+    @tool
+    async def calculator(expression: str) -> str:
+        """Work out one operation on two whole numbers.
+
+        Args:
+            expression: Such as `615 * 17`.
+        """
+        return (await sandbox.run(f"print({expression})")).text
+
+    monkeypatch.setattr(math_agent, "python_tool", lambda: calculator)
+    monkeypatch.setattr(math_agent, "SYSTEM_PROMPT", None)
+    with SlimeWorld(routed.url, tmp_path) as world:
+        flags = ["--eval-prompt-data", "aime", world.prompts(2), "--eval-interval", 1, "--n-samples-per-eval-prompt", 2]
+        world.configure(math_agent.generate, *flags)
+        batch = world.step(0)
+        assert len(batch.samples) == 16
+        # It never boxes an answer, so all are wrong; most have called the tool twice.
+        assert set(batch.train["raw_reward"]) <= {-1.0, -0.9, -0.8, -0.7, -0.6}
+        assert -0.8 in batch.train["raw_reward"]
+        assert any(f"The answer is {sample.label}." in sample.response for sample in batch.samples)
+        world.args.custom_generate_function_path = world.path(math_agent.evaluate)
+        assert world.evaluate(0)["aime"]["rewards"] == [0.0] * 4
 
 
 @pytest.mark.parametrize("name", ["generate", "evaluate"])
