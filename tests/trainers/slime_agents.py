@@ -85,7 +85,7 @@ class Seen:
     results: list[Any] = field(default_factory=list)
     """What it returned, in the order in which it did."""
     given: list[dict[str, Any]] = field(default_factory=list)
-    """Of each call: `status` and `tokens` of the sample before, `params`, `evaluation`."""
+    """Of each call: what the sample was before, the sampling parameters, and whether it is an evaluation."""
     raised: list[BaseException] = field(default_factory=list)
 
     def around(self, generate: Callable[..., Any], **params: Any) -> Callable[..., Any]:
@@ -107,6 +107,8 @@ class Seen:
                     "params": before,
                     "evaluation": evaluation,
                     "index": sample.index,
+                    "session": sample.session_id,
+                    "metadata": dict(sample.metadata),
                 }
             )
             own = {**sampling_params, **params} if self.long and sample.metadata.get("long") else sampling_params

@@ -95,7 +95,8 @@ def check_witnessed(samples: list[Any], requests: list[Request]) -> Counter[str]
                 found = [
                     one
                     for one in answers
-                    if one.asked["input_ids"] == sample.tokens[:begin]
+                    if one.key in (None, sample.session_id)
+                    and one.asked["input_ids"] == sample.tokens[:begin]
                     and one.sampled
                     and one.sampled == sample.tokens[begin : begin + len(one.sampled)]
                     and one.logprobs == sample.rollout_log_probs[at : at + len(one.sampled)]

@@ -66,6 +66,8 @@ class Wire(LoopThread):
     fault: Callable[[int, Request], Fault | None] = lambda number, request: None
     """What happens to the n-th `/generate`, from 0."""
     requests: list[Request] = field(default_factory=list)
+    alone: bool = False
+    """Whether upstream is a server and not a router: `/workers` is then answered here."""
 
     @property
     def generates(self) -> list[Request]:
@@ -94,6 +96,8 @@ class Wire(LoopThread):
         if request.path == "/generate":
             noted.fault = self.fault(len(self.generates), noted)
         self.requests.append(noted)
+        if self.alone and request.path == "/workers":
+            return web.json_response({"workers": [{"id": "0", "url": self.upstream, "is_healthy": True}], "total": 1})
         if noted.fault in (Fault.BUSY, Fault.BROKEN):
             return web.json_response({"error": {"message": "the wire said so"}}, status=noted.fault.value)
         if noted.fault is Fault.DROPPED:

@@ -94,8 +94,8 @@ class Batch:
 class SlimeWorld:
     """slime in front of an engine, while in a `with` block: everything it keeps for a process is new in each."""
 
-    def __init__(self, upstream: str, folder: Path, checkpoint: str = TOKENIZER) -> None:
-        self.wire = Wire(upstream)
+    def __init__(self, upstream: str, folder: Path, checkpoint: str = TOKENIZER, *, alone: bool = False) -> None:
+        self.wire = Wire(upstream, alone=alone)
         self.checkpoint = checkpoint
         self.folder = folder
         self.aborted_at = 0.0
@@ -161,6 +161,7 @@ class SlimeWorld:
         plain += ["--prompt-data", self.prompts(), "--input-key", "text", "--label-key", "label"]
         plain += ["--rollout-batch-size", groups, "--n-samples-per-prompt", samples]
         plain += ["--global-batch-size", groups * samples, "--rollout-max-response-len", 256]
+        plain += ["--use-dynamic-batch-size", "--max-tokens-per-gpu", 4096]  # else slime wants even numbers of samples
         args = parser.parse_args([str(flag) for flag in [*plain, *flags]])
         before = {"train_backend": "megatron", "debug_rollout_only": False, "debug_train_only": False}
         for name, value in {**before, "load_debug_rollout_data": None, **more}.items():
@@ -212,6 +213,10 @@ class SlimeWorld:
         manager.generate_rollout = rolled
         slime("rollout.sample_hooks").set_current_rollout_id(rollout_id)
         samples, metrics = manager._get_rollout_data(rollout_id)
+        data = slime("observability.rollout_data_utils")
+        data.save_debug_rollout_data(
+            self.args.save_debug_rollout_data, samples, rollout_id=rollout_id, evaluation=False
+        )
         slime("observability.rollout_metrics").log_rollout_data(rollout_id, self.args, samples, metrics, taken[0])
         train = manager._convert_samples_to_train_data(samples)
         with self.in_memory():
