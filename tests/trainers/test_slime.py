@@ -22,9 +22,10 @@ from rollout.kinds import build_helper, helper_script
 from rollout.scripts import PromptEngine, steps
 from rollout.test_suspend import CuttingEngine
 from scripted_engine import Answer, Reply, tool_call
-from strands_sglang import SGLangModel
+from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.engine.generation import SpecInfo
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
+from strands_sglang.ledger.carried import carry
 from strands_sglang.ledger.seal import seal
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import Verdict
@@ -355,7 +356,7 @@ async def test_a_record_that_was_changed_is_not_believed(state: State) -> None:
     one = await generate(arguments(), sample(), dict(SAMPLING))
     assert one.status is Status.ABORTED
     state.aborted = False
-    one.metadata[METADATA_KEY]["record"] = one.metadata[METADATA_KEY]["record"][:-9] + b"something"
+    one.metadata[METADATA_KEY]["record"] = carry(one.metadata[METADATA_KEY]["record"].record)[:-9] + b"something"
     done = alone(await generate(arguments(), one, dict(SAMPLING)))
     assert done.status is Status.FAILED and done.remove_sample
 
@@ -404,3 +405,140 @@ async def test_a_slow_answer_is_waited_for(state: State) -> None:
     if done.status is Status.ABORTED:
         done = await generate(arguments(), done, dict(SAMPLING))
     assert done.status is Status.COMPLETED and len(engine.calls) == 1
+
+
+async def test_a_flag_that_is_taken_back_stops_all_the_same(state: State) -> None:
+    """It was seen once: the episode is set aside, whoever lowers the flag again."""
+    engine = CuttingEngine(PromptEngine(steps(2)), {1: 4}.get)
+
+    class Once(threading.Event):
+        def is_set(self) -> bool:
+            was = super().is_set()
+            self.clear()
+            return was
+
+    engine.halt = state.raised = Once()
+    generate = generator(engine)
+    one = alone(await asyncio.wait_for(generate(arguments(), sample(), dict(SAMPLING)), 10))
+    assert one.status is Status.ABORTED
+    done = alone(await generate(arguments(), one, dict(SAMPLING)))
+    assert done.status is Status.COMPLETED and done.reward == 1.0
+
+
+async def test_scoring_is_not_waited_for(state: State) -> None:
+    scoring = asyncio.Event()
+
+    async def judge(episode: Episode) -> float:
+        scoring.set()
+        await asyncio.sleep(0 if len(scored) else 60)
+        return 0.25
+
+    scored: list[int] = []
+    engine = PromptEngine(steps(1))
+    generate = generator(engine, reward=judge)
+    work = asyncio.ensure_future(generate(arguments(), sample(), dict(SAMPLING)))
+    await scoring.wait()
+    state.aborted = True
+    one = alone(await asyncio.wait_for(work, 2))
+    assert one.status is Status.ABORTED and "the end" in one.response
+    state.aborted = False
+    scored.append(1)
+    done = alone(await generate(arguments(), one, dict(SAMPLING)))
+    assert (done.status, done.reward) == (Status.COMPLETED, 0.25) and len(engine.calls) == 2
+
+
+async def test_one_bad_row_does_not_end_a_training() -> None:
+    generate = generator(PromptEngine(steps(1)))
+    bad = sample()
+    bad.prompt = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "gone"}]
+    with pytest.raises(ConfigurationError, match="user's message"):
+        await generate(arguments(), bad, dict(SAMPLING))
+    assert (await generate(arguments(), sample(), dict(SAMPLING))).status is Status.COMPLETED
+    done = alone(await generate(arguments(), bad, dict(SAMPLING)))
+    assert done.status is Status.FAILED and done.remove_sample
+
+
+async def test_samples_that_nobody_numbered(state: State) -> None:
+    WAITING.clear()
+    engine = PromptEngine(lambda prompt, before: tool_call("long", number=1))
+    generate = generator(engine)
+    both = [asyncio.ensure_future(generate(arguments(), sample(), dict(SAMPLING))) for _ in range(2)]
+    while len(engine.calls) < 2:
+        await asyncio.sleep(0.005)
+    state.aborted = True
+    done = await asyncio.wait_for(asyncio.gather(*both), 5)
+    assert [one.status for one in done] == [Status.ABORTED] * 2
+
+
+async def test_one_that_failed_is_run_again(state: State, tmp_path: Path) -> None:
+    """Fully asynchronous rollouts do that with a group of which a member was stopped; the ledger knows both lives."""
+    broken = [True]
+
+    def script(prompt: str, before: int) -> Answer:
+        if broken[0] and "step 1" in prompt:
+            return EngineUnavailableError("gone", attempts=3)
+        return steps(2)(prompt, before)
+
+    engine = CuttingEngine(PromptEngine(script), {0: 2}.get)
+    engine.halt = state.raised
+    generate = generator(engine, directory=tmp_path)
+    one = await generate(arguments(), sample(), dict(SAMPLING))
+    state.aborted = False
+    one = await generate(arguments(), one, dict(SAMPLING))
+    assert one.status is Status.FAILED
+    broken[0] = False
+    for _ in range(2):
+        one = await generate(arguments(), one, dict(SAMPLING))
+        assert one.status is Status.COMPLETED
+        one.status = Status.FAILED
+    folder = next(tmp_path.iterdir())
+    seal(folder)
+    certificate = verify(folder)
+    assert certificate.verdict is not Verdict.BROKEN, certificate.text()
+
+
+async def test_miles_hands_its_state_to_the_adapter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sample has a routing key instead of a session, and its flag is found where the adapter has it."""
+    module = ModuleType("miles.rollout.inference_rollout.compatibility")
+    code = "async def call(fn, input):\n    return await fn(input.args, input.sample, input.sampling_params)\n"
+    exec(code, module.__dict__)
+    one = sample()
+    given = {name: value for name, value in vars(one).items() if name != "session_id" and "top_p" not in name}
+    theirs = SimpleNamespace(**given, routing_key=None)
+    state = State()
+    engine = CuttingEngine(PromptEngine(steps(2)), {1: 4}.get)
+    engine.halt = state.raised
+    generate = generator(engine)
+    args = arguments()
+    asked = SimpleNamespace(state=state, args=args, sample=theirs, sampling_params=dict(SAMPLING))
+    done = alone(await module.call(generate, asked))
+    assert done.status is Status.ABORTED and engine.late == 0 and done.routing_key
+    state.aborted = False
+    done = alone(await module.call(generate, asked))
+    assert done.status is Status.COMPLETED and done.reward == 1.0 and not hasattr(done, "session_id")
+
+
+async def test_no_attempt_begins_behind_the_flag(state: State) -> None:
+    """The engine is gone and the client tries again and again, until slime wants to stop."""
+    tried: list[float] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tried.append(time.monotonic())
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = SGLangClient(f"http://127.0.0.1:{port}", retry_delay=0.05, max_retries=10_000)
+    engine = PromptEngine(steps(1))
+    generate = slime_rollout(build, reward=score, client=client, tokenizer=engine.tokenizer)
+    work = asyncio.ensure_future(generate(arguments(), sample(), dict(SAMPLING)))
+    while len(tried) < 3:
+        await asyncio.sleep(0.01)
+    state.aborted = True
+    raised = time.monotonic()
+    one = alone(await asyncio.wait_for(work, 5))
+    server.close()
+    await client.close()
+    assert one.status is Status.ABORTED
+    late = [when for when in tried if when > raised + 0.02]  # the listener hears of it a moment later
+    assert not late

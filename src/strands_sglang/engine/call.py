@@ -19,12 +19,13 @@ from strands_sglang.engine.faults import TransientFault
 from strands_sglang.engine.generation import FinishReason, Generation
 from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.pool import LoopPool
-from strands_sglang.engine.protocol import AbortPolicy
+from strands_sglang.engine.protocol import AbortPolicy, halting
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.retry import Retries, RetryPolicy
 from strands_sglang.engine.transport import exchange
 from strands_sglang.errors import (
     AttemptTimeoutError,
+    CallCancelledError,
     ConfigurationError,
     EngineUnavailableError,
     MalformedResponseError,
@@ -130,6 +131,9 @@ class Call:
         rid, body = self._next()
         if not pool.slots.take():
             await pool.slots.wait()
+        if (halted := halting.get()) is not None and halted():
+            pool.slots.release()
+            raise CallCancelledError("no request may begin any more: the episode is halted")
         pool.live.add(rid)
         try:
             with self._within(self._expiry()):

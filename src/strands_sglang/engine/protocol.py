@@ -7,7 +7,8 @@ without saying so in `finish_reason`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from enum import Enum
 from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
 
@@ -32,6 +33,11 @@ class AbortPolicy(str, Enum):
     """
     RETURN = "return"
     """Hand the partial turn back with `FinishReason.ABORT`."""
+
+
+halting: ContextVar[Callable[[], bool] | None] = ContextVar("strands_sglang_halting", default=None)
+"""Says whether the calls of this context may begin no more requests; what is under way is left to come back. None: they
+may. A client looks at it before every attempt."""
 
 
 @runtime_checkable

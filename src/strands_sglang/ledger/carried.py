@@ -1,4 +1,4 @@
-"""The record of an episode as bytes that travel with it: `carry` and `carried`.
+"""The record of an episode as bytes that travel with it: `carry`, `carried`, and `Carried`, which packs when it must.
 
 For an episode that is set aside: whoever keeps it meanwhile, a trainer's buffer say, knows nothing of our files.
 
@@ -9,12 +9,37 @@ are refused.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
+from typing import Any
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import decoded, encoded, first_link, frames, link
 from strands_sglang.ledger.record import EpisodeRecord
 
 _MARK = b"sgep1"
+
+
+class Carried:
+    """A record that is packed only when it leaves the process: by pickling. Copies are the same object."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: EpisodeRecord) -> None:
+        self.record = record
+        """What is carried; not to be changed."""
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Carried], tuple[bytes]]:
+        return _unpacked, (carry(self.record),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Carried:
+        return self
+
+    def __copy__(self) -> Carried:
+        return self
+
+
+def _unpacked(data: bytes) -> Carried:
+    return Carried(carried(data))
 
 
 def carry(record: EpisodeRecord) -> bytes:

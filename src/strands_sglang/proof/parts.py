@@ -22,6 +22,7 @@ class Parts:
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, ...], list[tuple[int, CallFacts]]] = {}
+        self._doubts: dict[tuple[str, ...], list[CallFacts]] = {}
 
     def take(self, event: Event) -> str | None:
         """Take a part; return what is wrong with it, None when nothing is.
@@ -32,28 +33,40 @@ class Parts:
         part = _read(event)
         if not len(part.sampled):
             raise LedgerError("nothing was sampled of it")
-        wrong = self.gone_on(event, part)
+        self.gone_on(event, part)
         self._waiting.setdefault(_asked(event), []).append((event.epoch, part))
         impossible = part.impossible()
-        return wrong if impossible is None else impossible[1]
+        return None if impossible is None else impossible[1]
 
-    def gone_on(self, event: Event, turn: CallFacts) -> str | None:
-        """Hear of a turn, or of a longer part of one; return why it does not go on from a part that waits."""
-        waiting = self._waiting.get(_asked(event), [])
-        for number, (_, part) in enumerate(waiting):
-            if _begins_with(turn, part):
-                del waiting[number]
-                return None
-        # In the process that cut one, another turn with the same prompt may have come to its end.
-        binding = [part for epoch, part in waiting if epoch < event.epoch]
+    def gone_on(self, event: Event, turn: CallFacts) -> None:
+        """Hear of a turn, or of a longer part of one, which may go on from a part that waits."""
+        key = _asked(event)
+        waiting = self._waiting.get(key, [])
         given_up = turn.detail.get("discarded_tokens")
-        if not binding or (isinstance(given_up, int) and given_up >= len(binding[0].sampled)):
-            return None
-        return f"it does not begin with the {len(binding[0].sampled)} tokens that were sampled of it before"
+        for number, (epoch, part) in enumerate(waiting):
+            if _begins_with(turn, part) or (
+                epoch < event.epoch and isinstance(given_up, int) and given_up >= len(part.sampled)
+            ):
+                del waiting[number]
+                return
+        # In the process that cut one, another turn with the same prompt may have come to its end. In a later one this
+        # may be another conversation's: then the part is gone on with before the episode ends.
+        if any(epoch < event.epoch for epoch, _ in waiting):
+            self._doubts.setdefault(key, []).append(turn)
+
+    def left_out(self) -> list[tuple[int, str]]:
+        """Return turns, when the episode has ended, that do not begin with what was sampled of them before, and why."""
+        found = []
+        for key, turns in self._doubts.items():
+            waiting = self._waiting.get(key, [])
+            for turn, (_, part) in zip(turns, waiting, strict=False):
+                found.append((turn.turn, f"it does not begin with the {len(part.sampled)} tokens sampled of it before"))
+        return found
 
     def cut(self) -> None:
         """Hear that the agent went another way."""
         self._waiting.clear()
+        self._doubts.clear()
 
 
 def _asked(event: Event) -> tuple[str, ...]:

@@ -137,6 +137,9 @@ class _Walk:
         proof.trajectories = [laid(proof.id, path, here) for path, here in branches(proof.turns, trained)]
         proof.tokens.count(proof.turns, trained, proof.trajectories, finished=proof.finished)
         if entry is not None and proof.finished:
+            proof.findings += [
+                entry.finding(FindingKind.SAMPLED, why, turn=turn) for turn, why in self.parts.left_out()
+            ]
             proof.findings += check_end(entry, proof.turns, proof.trajectories)
 
     def _turn(self, entry: Entry, facts: CallFacts) -> bool:
@@ -146,8 +149,7 @@ class _Walk:
             proof.findings.append(entry.finding(FindingKind.PLACE, wrong, turn=facts.turn))
             return False
         impossible = facts.impossible()
-        if (strange := self.parts.gone_on(entry.event, facts)) is not None:
-            proof.findings.append(entry.finding(FindingKind.SAMPLED, strange, turn=facts.turn))
+        self.parts.gone_on(entry.event, facts)
         if impossible is not None:
             token, why = impossible
             proof.findings.append(entry.finding(FindingKind.SAMPLED, why, turn=facts.turn, token=token))

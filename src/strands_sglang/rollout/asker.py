@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from strands_sglang.engine import AbortPolicy, FinishReason, Generation, TokenEngine
 from strands_sglang.engine.assembly import joined
-from strands_sglang.engine.protocol import CancelSignal, TokenIds
+from strands_sglang.engine.protocol import CancelSignal, TokenIds, halting
 from strands_sglang.engine.request import can_go_on
-from strands_sglang.errors import EngineUnavailableError, StrandsSGLangError
+from strands_sglang.errors import CallCancelledError, EngineUnavailableError, StrandsSGLangError
 
 _SETTLE = 0.3  # seconds: who halts us from another process may be heard a little after the engine cut the turn
 _TRIES = 60  # times that the engine may cut a turn before it has sampled anything
@@ -35,23 +35,35 @@ class HaltedError(StrandsSGLangError):
 class Asker:
     """Asks for the turns of one episode."""
 
-    def __init__(self, engine: TokenEngine, halt: CancelSignal | None = None, *, haltable: bool = False) -> None:
+    def __init__(
+        self,
+        engine: TokenEngine,
+        halt: CancelSignal | None = None,
+        *,
+        haltable: bool = False,
+        on_halt: Callable[[], object] | None = None,
+    ) -> None:
         """Begin.
 
         Args:
             engine: Who is asked.
             halt: Once it is set, no request begins; None: only `stop` says so.
             haltable: Whether the episode may be halted at all; else turns are left to the engine's own care.
+            on_halt: Called once, from any thread, when `halt` is seen to be set.
         """
         self._engine, self._halt, self._haltable = engine, halt, haltable or halt is not None
-        self._stopped = False
+        self._stopped, self._on_halt = False, on_halt
         self.under_way = 0
         """Engine calls that were not answered yet."""
 
     @property
     def halted(self) -> bool:
-        """Whether no more requests may begin."""
-        return self._stopped or (self._halt is not None and self._halt.is_set())
+        """Whether no more requests may begin. It stays so, even when `halt` is taken back."""
+        if not self._stopped and self._halt is not None and self._halt.is_set():
+            self._stopped = True
+            if self._on_halt is not None:
+                self._on_halt()
+        return self._stopped
 
     def stop(self) -> None:
         """Begin no more requests."""
@@ -128,8 +140,18 @@ class Asker:
         """Ask for the rest of a turn."""
         if kept is not None:
             input_ids = array("i", input_ids) + kept.token_ids
-            sampling = {**sampling, "max_new_tokens": sampling["max_new_tokens"] - len(kept)}
+            for name in ("max_new_tokens", "min_new_tokens"):
+                if sampling.get(name):
+                    sampling = {**sampling, name: max(0, sampling[name] - len(kept))}
             if kept.routed_experts is not None:
                 experts = kept.routed_experts
                 asked = {**asked, "routed_experts_start": experts.start + len(experts)}
-        return await self._engine.generate(input_ids, sampling, on_abort=AbortPolicy.RETURN, **asked)
+        token = halting.set(lambda: self.halted)
+        try:
+            return await self._engine.generate(input_ids, sampling, on_abort=AbortPolicy.RETURN, **asked)
+        except CallCancelledError:
+            if self.halted:
+                raise HaltedError(kept) from None
+            raise
+        finally:
+            halting.reset(token)

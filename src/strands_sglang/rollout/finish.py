@@ -83,6 +83,7 @@ class Finish:
         )
         if self._scorer is not None and not outcome.ended.again:
             episode.score = await self._scorer.score(episode)
+        journal.ending = True
         episode.time = time.time()
         if not len(tree) and outcome.ended is Ended.ANSWERED:
             logger.warning("episode=<%s> | it made no turn: does the agent use the model that build was given?", job.id)
@@ -96,6 +97,7 @@ class Finish:
         elif resumable:
             # What is on record is good, and was not reached this time: it stays for the next.
             logger.warning("episode=<%s>, ended=<%s> | failed before it was brought back", job.id, outcome.ended.value)
+            episode.record = job.record
         else:
             await self._write_end(journal, episode)
         return episode

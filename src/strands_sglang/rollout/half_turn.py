@@ -1,4 +1,7 @@
-"""A turn that was cut in its middle because its episode is set aside: `HalfTurn`."""
+"""A turn that was cut in its middle because its episode is set aside: `HalfTurn`.
+
+Invariant: `sampled` is what came out of the engine for exactly this prompt.
+"""
 
 from __future__ import annotations
 

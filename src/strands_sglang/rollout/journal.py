@@ -81,6 +81,7 @@ class Journal(Scribe):
         self.quota = Quota()
         """What its agents may do together."""
         self._home = asyncio.get_running_loop()
+        self._answered = 0  # answers that nobody was given yet
         self.halves: list[HalfTurn] = []
         """Turns that were cut because the episode is halted."""
         self._over: set[str] = set()
@@ -135,14 +136,19 @@ class Journal(Scribe):
         else:
             kept = self.recorded.part(prompt, inside)
             generation = await self._live(input_ids, sampling_params, prompt, kept, asked)
+        earlier = 0
+        if kept is not None and generation.token_ids[: len(kept)] == kept.token_ids:  # else it was given up
+            earlier = len(kept)
+        self._answered += 1
         try:
             await self.breathe()
             self._check_open()
+            self._sent[id(generation)] = Sent(generation, prompt, len(input_ids), event, inside, earlier)
         except BaseException:
             self.recorded.settle(event)
             raise
-        earlier = 0 if kept is None else len(kept)
-        self._sent[id(generation)] = Sent(generation, prompt, len(input_ids), event, inside, earlier)
+        finally:
+            self._answered -= 1
         return generation
 
     async def _live(
@@ -191,7 +197,7 @@ class Journal(Scribe):
         """Begin nothing more, and wait until what the engine was asked for is answered, so long at most."""
         self.asker.stop()
         await _until(lambda: not self.asker.under_way, seconds)
-        await _until(lambda: not self._sent, _MOMENT)  # what was answered becomes a turn
+        await _until(lambda: not self._answered and not self._sent, _MOMENT)  # what was answered becomes a turn
 
     def _check_open(self, *, asks: bool = False) -> None:
         self._pen.check_open()

@@ -142,13 +142,19 @@ class LocalWorker:
         except asyncio.CancelledError:
             await _let_go(play.journal, work)
             if cut_short is None or not cut_short.is_set():
+                del self._halts[job.id]
                 raise
             outcome = Outcome(Ended.CUT_SHORT)
-        finally:
-            del self._halts[job.id]
         seconds = time.monotonic() - began
         ending = asyncio.ensure_future(self._finish.episode(job, play, outcome, seconds, kept=kept))
         try:
+            if setup.suspendable and outcome.ended is not Ended.SUSPENDED:
+                await asyncio.wait({ending, halted}, return_when=asyncio.FIRST_COMPLETED)
+                if not ending.done() and not play.journal.ending:  # it is being scored: that is for later, too
+                    ending.cancel()
+                    await asyncio.wait({ending})
+                    aside = Outcome(Ended.SUSPENDED)
+                    ending = asyncio.ensure_future(self._finish.episode(job, play, aside, seconds, kept=kept))
             return await asyncio.shield(ending)
         except asyncio.CancelledError:
             if cut_short is None or not cut_short.is_set():
@@ -157,6 +163,8 @@ class LocalWorker:
                 raise
             await asyncio.wait({ending})
             return ending.result()  # all but over: it counts as what it is
+        finally:
+            del self._halts[job.id]
 
     async def give_up(self, job: Job, outcome: Outcome) -> Episode:
         """End an episode that cannot be run, with what is on record of it."""
@@ -172,7 +180,10 @@ class LocalWorker:
             self._writer.close()
 
     def _journal(self, job: Job, kept: list[bytes], halt: CancelSignal | None = None) -> Journal:
-        chain, recorded, sink = None, None, self._sink(kept)
+        begin = None if job.record is None else job.record.begin
+        # What was begun in another run is not part of this one's ledger: it would have no beginning there.
+        ours = begin is None or begin.data.get("run") == self.setup.run
+        chain, recorded, sink = None, None, self._sink(kept, ours)
         if job.record is not None:
             recorded = Recorded(job.record, trailing_faults=False)
         if sink is not None:
@@ -182,12 +193,18 @@ class LocalWorker:
                 chain.append(EventKind.BEGIN, {**about, "fingerprint": fingerprint(self.model)})
             else:
                 chain = self._taken_over(sink, job.record)
-        asker = Asker(self.model.client, halt, haltable=self.setup.suspendable)
+        loop = asyncio.get_running_loop()
+        asker = Asker(
+            self.model.client,
+            halt,
+            haltable=self.setup.suspendable,
+            on_halt=lambda: loop.call_soon_threadsafe(self.suspend, job.id),
+        )
         return Journal(asker, job.id, chain=chain, recorded=recorded, routing_key=job.routing_key, pace=self._pace)
 
-    def _sink(self, kept: list[bytes]) -> Callable[[bytes], None] | None:
+    def _sink(self, kept: list[bytes], ours: bool) -> Callable[[bytes], None] | None:
         """Return where events go: to the ledger, and into memory where an episode may be set aside."""
-        write = None if self._writer is None else self._writer.write
+        write = None if self._writer is None or not ours else self._writer.write
         if not self.setup.suspendable:
             return write
 

@@ -82,7 +82,7 @@ class RayPool:
             raise ConfigurationError(
                 f"workers= needs a build, reward, client and tokenizer that can be pickled: {error}"
             ) from error
-        self._alone, self._spare = asyncio.Semaphore(workers), list[_Actor]()
+        self._alone, self._spare, self._lent = asyncio.Semaphore(workers), list[_Actor](), set[_Actor]()
         self._names = itertools.count()
         self._actors = [self._start() for _ in range(workers)]
         self._local: LocalWorker | None = None
@@ -112,10 +112,12 @@ class RayPool:
             # Whether it was this episode that took the workers with it is seen where it is alone.
             async with self._alone:
                 actor = self._spare.pop() if self._spare else self._start(num_cpus=0)
+                self._lent.add(actor)
                 try:
                     if (episode := await self._try(actor, job, cut_short)) is not None:
                         return episode
                 finally:
+                    self._lent.discard(actor)
                     self._spare += [actor] if actor.dead is None else []
             logger.warning("episode=<%s> | given up: %d workers died running it", job.id, _DEATHS)
             failure = Failure("WorkerDied", f"{_DEATHS} workers died while they ran this episode")
@@ -126,7 +128,7 @@ class RayPool:
 
     def suspend(self, id: str, seconds: float = ANSWERED) -> bool:
         """Set an episode aside; see `LocalWorker.suspend`."""
-        running = [actor for actor in [*self._actors, *self._spare] if id in actor.jobs]
+        running = [actor for actor in [*self._actors, *self._lent] if id in actor.jobs]
         for actor in running:
             if id not in actor.told:
                 actor.told.add(id)

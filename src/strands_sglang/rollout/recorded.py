@@ -25,7 +25,7 @@ from strands_sglang.tokens import Join
 
 _PATIENCE = 2.0  # seconds without any progress after which nobody is expected to ask for what is left
 _PATIENCE_ALONE = 0.1  # where the record shows one conversation only
-_PATIENCE_INSIDE = 60.0  # while the tool call runs inside of which the next is to be asked for
+_PATIENCE_INSIDE = 60.0  # while another tool call runs: the next may be asked for inside of it, or behind it
 _LOOK_AGAIN = 0.002
 _REFUSALS = 10  # a hook may have the agent ask again for ever
 
@@ -112,7 +112,7 @@ class Recorded:
                         self._under_way = first
                     return self._answers.popleft() if self._answers else None
                 # Another conversation of the same episode may be about to ask for the first one.
-                awaited = bool(inside) and inside[-1] in self.open and inside[-1] not in within
+                awaited = any(call not in within for call in self.open)
                 patience = _PATIENCE_INSIDE if awaited else self._patience
                 if time.monotonic() - self._progress > patience:
                     self._under_way = None  # what was made of it is known to nobody
@@ -188,8 +188,7 @@ def _parts(record: EpisodeRecord) -> dict[tuple[str, ...], list[Generation]]:
             parts.clear()
         elif event.kind in (EventKind.PART, EventKind.CALL):
             waiting = parts.setdefault((event.data["prompt"], *event.data["within"]), [])
-            sampled = event.arrays["sampled"]
-            gone_on = (n for n, part in enumerate(waiting) if part.token_ids == sampled[: len(part)])
+            gone_on = (n for n, part in enumerate(waiting) if part.token_ids == event.arrays["sampled"][: len(part)])
             if (number := next(gone_on, None)) is not None:
                 del waiting[number]
             waiting += [generation_of(event)] if event.kind is EventKind.PART else []

@@ -52,6 +52,8 @@ class Scribe:
         """Tokens of each turn that are from the record, not from now, by the turn's id."""
         self.calls_within: dict[str, int] = {}
         """How many turns were made inside of each tool call."""
+        self.ending = False
+        """Whether its end is being written: from here on it is over."""
         self.on_turn: Callable[[Turn], None] | None = None
         """Called with every turn that was sampled now."""
 

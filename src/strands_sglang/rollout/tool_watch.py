@@ -55,14 +55,13 @@ class ToolWatch:
         if known is not None and not known.data["calls"] and known.data["result"] is not None:
             if name in self.rerun:
                 await self._bounded(context, next_fn, call_id, known)
+            journal.metrics.tool_seconds += known.data["seconds"]
             yield self._counted(known.data["outcome"], from_record(known, call_id))
             return
         if known is None and journal.replays and not journal.recorded.within(call_id):
             # It had not ended when the episode was cut: there is nothing to show, and nothing to be run again.
             yield ToolResultEvent(_error(call_id, "the record of this episode ends before this result"))
             return
-        if known is None:
-            await journal.go_ahead()
         began = time.monotonic()
         try:
             outcome, events = await self._bounded(context, next_fn, call_id, known)
@@ -91,6 +90,7 @@ class ToolWatch:
         self, context: Any, next_fn: Callable[[Any], AsyncGenerator[Any, None]], call_id: str, known: Event | None
     ) -> tuple[Outcome, list[Any]]:
         """Run a tool, no longer than it may take; return how it ended, and its events."""
+        await self.journal.go_ahead()
         # In a task of its own, so that it alone sees what it is inside of, and can be left behind.
         events: list[Any] = []
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from strands_sglang.engine import TokenEngine
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.ledger.carried import carry
+from strands_sglang.ledger.carried import Carried
 from strands_sglang.rollout.bounds import Limits
 from strands_sglang.rollout.drive import failure_of
 from strands_sglang.rollout.ended import Ended
@@ -119,41 +119,34 @@ def slime_rollout(
 
     async def generate(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any:
         """Run the episode of a sample, or go on with it."""
-        check_args(args, evaluation=evaluation)
+        check_args(args, chosen, evaluation=evaluation)
         given, flag = first_of(sample), AbortFlag(args)
+        job, episode = None, None
         try:
             job = jobs.job(args, given, sampling_params, evaluation=evaluation)
-        except ConfigurationError:
-            raise
+            episode = await host.run(args, job, flag)
+            _tell(episode)
+            asked = getattr(args, "mask_offpolicy_in_partial_rollout", False)
+            samples = samples_of(
+                given,
+                with_half(episode),
+                branches=Branches.MAIN if evaluation else chosen,
+                decode=host.decode,
+                response_limit=None if job.limits is None else job.limits.response,
+                off_policy=episode.earlier if (asked if mask_off_policy is None else mask_off_policy) else None,
+                reward_key=_reward_key(args, evaluation),
+                **_experts(args, episode, evaluation),
+            )
         except Exception as error:
-            logger.exception("sample=<%s> | its episode cannot go on", given.index)
-            job = Job(Task(""), 0)
-            episode = _broken(job, error)
-        else:
-            try:
-                episode = await host.run(args, job, flag)
-            except ConfigurationError:
-                raise
-            except Exception as error:
-                logger.exception("episode=<%s> | could not be run", job.id)
-                episode = _broken(job, error)
-        _tell(episode)
-        asked = getattr(args, "mask_offpolicy_in_partial_rollout", False)
-        masked = asked if mask_off_policy is None else mask_off_policy
-        samples = samples_of(
-            given,
-            with_half(episode),
-            branches=Branches.MAIN if evaluation else chosen,
-            decode=host.decode,
-            response_limit=None if job.limits is None else job.limits.response,
-            off_policy=episode.earlier if masked else None,
-            reward_key=_reward_key(args, evaluation),
-            **_experts(args, episode, evaluation),
-        )
-        if episode.record is None:
-            jobs.over(job)
-        else:
-            samples[0].metadata[METADATA_KEY][RECORD_KEY] = carry(episode.record)
+            if isinstance(error, ConfigurationError) and not host.worked:
+                raise  # at the first sample: it will be so with all of them
+            logger.exception("sample=<%s> | could not be run", given.index)
+            broken = _broken(job or Job(Task("", id="none"), 0), error)
+            shown = {"reward_key": _reward_key(args, evaluation), **_experts(args, broken, evaluation)}
+            samples = samples_of(given, broken, decode=lambda ids: "", **shown)
+        host.worked = True
+        if episode is not None and episode.record is not None:
+            samples[0].metadata[METADATA_KEY][RECORD_KEY] = Carried(episode.record)
         return samples[0] if evaluation or chosen is Branches.MAIN else Fan(samples)
 
     return generate

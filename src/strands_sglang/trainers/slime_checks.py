@@ -133,7 +133,8 @@ def _expert_layers(args: Any, layers: int) -> list[int]:
 
 
 def _top_p(sample: Any, args: Any) -> Iterator[str]:
-    ids, offsets = sample.rollout_top_p_token_ids, sample.rollout_top_p_token_offsets
+    ids = getattr(sample, "rollout_top_p_token_ids", None)
+    offsets = getattr(sample, "rollout_top_p_token_offsets", None)
     if ids is None or offsets is None:
         top_p = getattr(args, "rollout_top_p", 1.0)
         if top_p != 1.0:

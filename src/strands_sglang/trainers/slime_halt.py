@@ -17,7 +17,9 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_MODULES = ("slime.rollout.sglang_rollout", "miles.rollout.sglang_rollout")
+_SLIME = "slime.rollout.sglang_rollout"
+_MILES = "miles.rollout"
+_CALLERS = 8  # frames to look at
 _LOOK = 0.02  # seconds between two looks
 
 
@@ -30,16 +32,32 @@ class AbortFlag:
         Args:
             args: slime's arguments, which its state is made with.
         """
-        self._state: Any = None
-        for name in _MODULES:
-            state = getattr(sys.modules.get(name), "GenerateState", None)
-            if state is not None:
-                self._state = state(args)
-                break
+        self._state = _of_miles()
+        state = getattr(sys.modules.get(_SLIME), "GenerateState", None)
+        if self._state is None and state is not None:
+            self._state = state(args)
 
     def is_set(self) -> bool:
         """Return whether the flag is raised."""
         return bool(getattr(self._state, "aborted", False))
+
+
+def _of_miles() -> Any:
+    """Return the state of Miles' rollout that has called us; None: it has not.
+
+    Miles has no state that can be asked for. Its adapter for functions of slime's form has one, and hands on only a
+    part of it: it is in the adapter's frame.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_CALLERS):
+        if frame is None or frame.f_back is None:
+            return None
+        frame = frame.f_back
+        if str(frame.f_globals.get("__name__", "")).startswith(_MILES):
+            state = getattr(frame.f_locals.get("input"), "state", None) or frame.f_locals.get("state")
+            if hasattr(state, "aborted"):
+                return state
+    return None
 
 
 class Watch:

@@ -16,6 +16,8 @@ from typing import Any
 
 from strands_sglang._version import __version__
 from strands_sglang.engine import SGLangClient, TokenEngine
+from strands_sglang.engine.slime_args import settings_of
+from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.run_file import write_run
 from strands_sglang.rollout.bounds import Limits
 from strands_sglang.rollout.episode import Episode
@@ -52,6 +54,8 @@ class SlimeHost:
         self._tokenizer, self._client = tokenizer, client
         self._setup: Setup | None = None
         self._names = itertools.count()
+        self.worked = False
+        """Whether some sample was run: its arguments cannot be wrong altogether."""
         self._by_loop: dict[asyncio.AbstractEventLoop, tuple[LocalWorker | RayPool, Watch]] = {}
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -73,7 +77,10 @@ class SlimeHost:
         try:
             if isinstance(worker, LocalWorker):
                 return await worker.run(job, halt=flag)
-            return await worker.run(job)
+            episode = await worker.run(job)
+            # Its turns are in the object store: fetching them may take a while, or fail.
+            await asyncio.get_running_loop().run_in_executor(None, lambda: episode.tree)
+            return episode
         finally:
             watch.end(watched)
 
@@ -122,4 +129,8 @@ class SlimeHost:
 
 
 def _concurrency(args: Any) -> int:
-    return int(getattr(args, "sglang_server_concurrency", None) or 512)
+    """Return how many episodes slime has at once: what it allows an engine, times the engines."""
+    try:
+        return int(settings_of(args)["max_connections"])
+    except ConfigurationError:
+        return 1000

@@ -13,13 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.ledger.carried import carried
+from strands_sglang.ledger.carried import Carried, carried
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.rollout.bounds import Limits
 from strands_sglang.rollout.job import Job
 from strands_sglang.rollout.resume import task_of
 from strands_sglang.rollout.task import Task
 from strands_sglang.trainers.chat_task import chat_task
+from strands_sglang.trainers.row import Branches
 from strands_sglang.trainers.slime_fields import SlimeSample
 from strands_sglang.trainers.slime_sample import METADATA_KEY
 
@@ -38,9 +39,7 @@ class SlimeJobs:
             task: Makes a task of a sample; None: its prompt is the question, its label the answer.
         """
         self._limits, self._task = limits, task
-        self._epochs: dict[str, int] = {}
-        self._evaluations = itertools.count()
-        self._uncounted = itertools.count(1_000_000_000)
+        self._begun = itertools.count()
 
     def job(self, args: Any, sample: SlimeSample, sampling: Mapping[str, Any], *, evaluation: bool) -> Job:
         """Return the job of a sample.
@@ -49,28 +48,20 @@ class SlimeJobs:
             ConfigurationError: Its prompt is not one an agent can be asked.
             LedgerError: It comes back with a record in which something was changed.
         """
-        if sample.session_id is None:
-            sample.session_id = uuid.uuid4().hex
+        session = _session(sample)
         record = record_of(sample)
         limits = self.limits(args, sampling, evaluation=evaluation)
-        common: dict[str, Any] = {"sampling_params": dict(sampling), "limits": limits, "session": sample.session_id}
+        common: dict[str, Any] = {"sampling_params": dict(sampling), "limits": limits, "session": session}
         if record is not None:
             begin = record.begin
             assert begin is not None
             return Job(task_of(record), int(begin.data["sample"]), record=record, **common)
-        task, number = self._asked(sample, evaluation)
-        job = Job(task, number, **common)
-        # One that was thrown away and is asked for again begins anew; in the ledger as a later life of the same.
-        job.epoch = self._epochs[job.id] = self._epochs.get(job.id, -1) + 1
-        return job
-
-    def over(self, job: Job) -> None:
-        """Hear that an episode came to its end."""
-        self._epochs.pop(job.id, None)
+        return Job(*self._asked(sample, evaluation), **common)
 
     def _asked(self, sample: SlimeSample, evaluation: bool) -> tuple[Task, int]:
-        number = sample.index if sample.index is not None else next(self._uncounted)
-        id = f"eval{next(self._evaluations)}" if evaluation else f"g{sample.group_index}"
+        # Whatever begins has a name of its own: slime may run a sample again that failed, or that it threw away.
+        id = f"{'eval' if evaluation else f'g{sample.group_index}'}.{next(self._begun)}"
+        number = sample.index if sample.index is not None else 0
         if self._task is not None:
             return replace(Task.of(self._task(sample)), id=id), number
         data = {name: value for name, value in (sample.metadata or {}).items() if name != METADATA_KEY}
@@ -87,7 +78,7 @@ class SlimeJobs:
         )
 
 
-def check_args(args: Any, *, evaluation: bool) -> None:
+def check_args(args: Any, branches: Branches, *, evaluation: bool) -> None:
     """Raise ConfigurationError where slime's arguments cannot work with agents."""
     if getattr(args, "apply_chat_template", False):
         raise ConfigurationError(
@@ -99,13 +90,31 @@ def check_args(args: Any, *, evaluation: bool) -> None:
             f"--rollout-top-p is {args.rollout_top_p}, but must be 1.0: below it slime wants to know which top-p "
             "kept at every sampled token, and SGLang does not tell"
         )
+    stops = getattr(args, "partial_rollout", False) or "fully_async" in str(getattr(args, "rollout_function_path", ""))
+    if branches is Branches.ALL and stops and getattr(args, "rollout_sample_hook_path", None):
+        raise ConfigurationError(
+            "branches='all' does not go with --rollout-sample-hook-path in partial or fully asynchronous rollouts: "
+            "behind the hook slime no longer sees that an episode was stopped"
+        )
+
+
+def _session(sample: Any) -> str:
+    """Return what the router keeps together; made, and kept with the sample, where slime gives none."""
+    name = "session_id" if hasattr(sample, "session_id") else "routing_key"  # as Miles calls it
+    session: str | None = getattr(sample, name, None)
+    if session is None:
+        session = uuid.uuid4().hex
+        setattr(sample, name, session)
+    return session
 
 
 def record_of(sample: SlimeSample) -> EpisodeRecord | None:
     """Return what a sample goes on from; None: it begins."""
     about = (sample.metadata or {}).get(METADATA_KEY)
     data = about.get(RECORD_KEY) if isinstance(about, Mapping) else None
-    return None if data is None else carried(data)
+    if data is None:
+        return None
+    return data.record if isinstance(data, Carried) else carried(data)
 
 
 def _least(*numbers: int | None) -> int | None:

@@ -42,7 +42,7 @@ STATUS: Mapping[str, SlimeStatus] = {
     Ended.CONTEXT.value: SlimeStatus.TRUNCATED,
     Ended.TIMEOUT.value: SlimeStatus.TRUNCATED,
     Ended.CUT_SHORT.value: SlimeStatus.ABORTED,
-    "suspended": SlimeStatus.ABORTED,
+    Ended.SUSPENDED.value: SlimeStatus.ABORTED,
     Ended.ENGINE.value: SlimeStatus.FAILED,
     Ended.AGENT.value: SlimeStatus.FAILED,
 }
@@ -179,7 +179,8 @@ def _write(sample: SlimeSample, laid: _Laid, status: SlimeStatus, why: Removed |
     sample.response = decode(laid.tokens[-length:]) if laid.path else ""
     sample.loss_mask = list(laid.mask) if why is None else [0] * length
     sample.rollout_log_probs = list(laid.logprobs)
-    sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
+    if hasattr(sample, "rollout_top_p_token_ids"):
+        sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
     sample.teacher_log_probs = None
     sample.remove_sample = why is not None
     end = len(laid.tokens)
