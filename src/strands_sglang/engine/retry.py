@@ -6,6 +6,7 @@ Invariant: a call fails after `max_retries` failures in a row and no sooner; pro
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from dataclasses import dataclass
 
@@ -13,12 +14,14 @@ from yarl import URL
 
 from strands_sglang.engine.backoff import Backoff
 from strands_sglang.engine.faults import TransientFault
+from strands_sglang.engine.protocol import halting
 from strands_sglang.errors import ConnectionLostError, EngineUnavailableError
 
 logger = logging.getLogger(__name__)
 
 # Thousands of calls fail together when a worker dies: each says so a few times, not sixty.
 _LOUD_FAILURES = frozenset({1, 5, 20, 60})
+_LOOK = 0.05  # seconds between two looks at whether another attempt is still wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Retries:
         delay = self._policy.backoff.delay(self._failures, fault.retry_after)
         level = logging.WARNING if self._failures in _LOUD_FAILURES else logging.DEBUG
         logger.log(level, "failures=<%d>, delay=<%.2f>, fault=<%s> | trying again", self._failures, delay, fault)
-        await asyncio.sleep(delay)
+        await _pause(delay)
 
     def _last_words(self, fault: TransientFault) -> str:
         times = "once" if self._failures == 1 else f"{self._failures} times in a row"
@@ -74,3 +77,16 @@ class Retries:
                     " request: a prompt that crashes its worker looks like this (a token id outside the vocabulary?)"
                 )
         return message
+
+
+async def _pause(seconds: float) -> None:
+    """Wait, but not on when no request may begin any more: the attempt that would follow is refused at once."""
+    halted = halting.get()
+    if halted is None:
+        await asyncio.sleep(seconds)
+        return
+    looks, rest = divmod(seconds, _LOOK)
+    for pause in itertools.chain(itertools.repeat(_LOOK, int(looks)), (rest,)):
+        if halted():
+            return
+        await asyncio.sleep(pause)
