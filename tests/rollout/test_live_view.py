@@ -19,6 +19,7 @@ from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.live_view import LiveView, View
 from strands_sglang.rollout.totals import RunMetrics
 
+FINAL = [one for one in Ended if one is not Ended.SUSPENDED]
 FULL = RunMetrics(
     seconds=761,
     total=1024,
@@ -34,7 +35,7 @@ FULL = RunMetrics(
     reward_mean=0.412,
     reward_history=tuple(number / 60 for number in range(60)),
     reward_errors=2,
-    ended=dict(zip(Ended, (361, 22, 11, 7, 5, 4, 3, 2, 2, 2, 2, 1), strict=True)),
+    ended=dict(zip(FINAL, (361, 22, 11, 7, 5, 4, 3, 2, 2, 2, 2, 1), strict=True)),
     failures=3,
     latest_trouble="algebra-17/3: ValueError: could not convert string to float: 'forty-two', which \x1b[2J nobody saw",
     tool_calls=12030,

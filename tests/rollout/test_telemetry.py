@@ -20,6 +20,7 @@ from opentelemetry.trace import StatusCode
 from provider.agents import agent_on, scripted_model
 from rollout.finished import finished
 from scripted_engine import Reply, tool_call
+from strands_sglang.rollout import telemetry
 from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.episode import Failure
 from strands_sglang.rollout.reward import Reward
@@ -32,6 +33,7 @@ def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has set a provider, and the framework has made no tracer yet."""
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", None)
     monkeypatch.setattr(framework, "_tracer_instance", None)
+    monkeypatch.setattr(telemetry, "_quiet_runs", 0)  # of workers of another tracer that nobody closed
 
 
 @pytest.fixture

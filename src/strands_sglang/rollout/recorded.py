@@ -23,7 +23,7 @@ from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.rollout.answer_event import generation_of
 from strands_sglang.tokens import Join
 
-_PATIENCE = 2.0  # seconds without any progress after which nobody is expected to ask for what is left
+_PATIENCE = 5.0  # seconds without any progress after which nobody is expected to ask for what is left
 _PATIENCE_ALONE = 0.1  # where the record shows one conversation only
 _PATIENCE_INSIDE = 60.0  # while another tool call runs: the next may be asked for inside of it, or behind it
 _LOOK_AGAIN = 0.002
