@@ -17,6 +17,9 @@ from rollout_agent import TURNS, agent_for
 from strands_sglang import SGLangModel
 from strands_sglang.rollout import Task
 
+SHORT = 120
+"""Response tokens that a right answer fits in."""
+
 
 @dataclass
 class Slow:
@@ -93,7 +96,8 @@ class Seen:
 
         Args:
             generate: The function under test.
-            params: Sampling parameters for samples whose metadata has `long`, while `self.long` is True.
+            params: Sampling parameters for samples whose metadata has `long`, while `self.long` is True. Others have a
+                budget of `SHORT` tokens then.
         """
 
         @functools.wraps(generate)
@@ -111,7 +115,11 @@ class Seen:
                     "metadata": dict(sample.metadata),
                 }
             )
-            own = {**sampling_params, **params} if self.long and sample.metadata.get("long") else sampling_params
+            own = sampling_params
+            if sample.metadata.get("long"):
+                own = {**own, **params} if self.long else own
+            elif params:  # a policy this small may go on and on
+                own = {**own, "max_new_tokens": min(own["max_new_tokens"], SHORT)}
             try:
                 result = await generate(args, sample, own, evaluation=evaluation)
             except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -65,6 +66,8 @@ class Wire(LoopThread):
     upstream: str
     fault: Callable[[int, Request], Fault | None] = lambda number, request: None
     """What happens to the n-th `/generate`, from 0."""
+    hold: Callable[[Request], bool] = lambda request: False
+    """Whether a request is not passed on yet; asked again and again."""
     requests: list[Request] = field(default_factory=list)
     alone: bool = False
     """Whether upstream is a server and not a router: `/workers` is then answered here."""
@@ -102,6 +105,8 @@ class Wire(LoopThread):
             return web.json_response({"error": {"message": "the wire said so"}}, status=noted.fault.value)
         if noted.fault is Fault.DROPPED:
             return self._cut(request)
+        while self.hold(noted):
+            await asyncio.sleep(0.02)
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         url = f"{self.upstream}{request.path_qs}"
         async with self._session.request(request.method, url, data=sent, headers=headers) as answer:

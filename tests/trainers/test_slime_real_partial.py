@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from strands_sglang.trainers.slime import slime_rollout
 from strands_sglang.trainers.slime_valid import validate_batch
 from trainers.slime_agents import Seen, Slow, second_thoughts
 from trainers.slime_checks import check_batch, check_sample, check_witnessed, leaves
+from trainers.slime_wire import Request
 from trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
 
 pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
@@ -46,14 +48,22 @@ def stopped_in(world: SlimeWorld) -> dict[int, Any]:
 def test_turns_over_three_weight_versions(slime_world: SlimeWorld, routed: Routed, masked: bool, branches: str) -> None:
     world, seen = slime_world, Seen()
     generate = seen.around(slime_rollout(build, reward=score, branches=branches), **LONG)
-    # Groups 0 and 1 are done at once; 2 and 3 do not end while `seen.long`; 4, 5, ... are done at once.
+    # Groups 2 and 3 do not end while `seen.long`; the others are done soon.
     prompts = world.prompts(mark=lambda number: {"long": number in (2, 3)})
     flags: list[Any] = ["--partial-rollout", "--over-sampling-batch-size", 4, "--rollout-max-response-len", LIMIT]
     flags += ["--prompt-data", prompts, *(["--mask-offpolicy-in-partial-rollout"] if masked else [])]
     args = world.configure(generate, *flags, groups=2, samples=2)
     kept: list[dict[int, Any]] = []
+
+    def held(request: Request) -> bool:
+        """Let long turns begin with the last episode that slime waits for: they have so many tokens only."""
+        last = {call["session"] for call in seen.given if call["metadata"].get("long") or call["index"] % 4 == 3}
+        return seen.long and request.key in last and len(seen.results) < others_done and world.aborted_at < began
+
+    world.wire.hold = held
     for number, version in enumerate(("one", "two")):
         new_weights(routed, version)
+        others_done, began = len(seen.results) + 3, time.monotonic()
         batch = world.step(number)
         check_batch(batch, rollouts=4)
         buffered = stopped_in(world)
