@@ -126,6 +126,7 @@ def slime_rollout(
             job = jobs.job(args, given, sampling_params, evaluation=evaluation)
             episode = await host.run(args, job, flag)
             _tell(episode)
+            _check_experts(args, episode, evaluation)
             asked = getattr(args, "mask_offpolicy_in_partial_rollout", False)
             samples = samples_of(
                 given,
@@ -169,6 +170,20 @@ def _experts(args: Any, episode: Episode, evaluation: bool) -> dict[str, Any]:
         return {}
     shape = (int(args.num_layers), int(args.moe_router_topk))
     return {"experts": lambda leaf: episode.routed_experts.get(leaf.id), "expert_shape": shape}
+
+
+def _check_experts(args: Any, episode: Episode, evaluation: bool) -> None:
+    """Say loudly, once, that the engine does not tell what it was asked for: no sample could be trained."""
+    if _experts(args, episode, evaluation) and episode.tree and not episode.routed_experts and "experts" not in _said:
+        _said.add("experts")
+        logger.error(
+            "episode=<%s> | the engine returned no routed experts: without them no sample is trained. start it with "
+            "--enable-return-routed-experts, and mind that sglang-router 0.3.2 drops the wish for them",
+            episode.id,
+        )
+
+
+_said: set[str] = set()
 
 
 def _broken(job: Job, error: Exception) -> Episode:

@@ -33,9 +33,11 @@ class AbortFlag:
             args: slime's arguments, which its state is made with.
         """
         self._state = _of_miles()
-        state = getattr(sys.modules.get(_SLIME), "GenerateState", None)
-        if self._state is None and state is not None:
-            self._state = state(args)
+        kind = getattr(sys.modules.get(_SLIME), "GenerateState", None)
+        if self._state is None and kind is not None:
+            # There is one where slime has called us; where it has not, we make none, which would load a tokenizer.
+            known = getattr(kind, "_instances", None)
+            self._state = known.get(kind) if isinstance(known, dict) else kind(args)
 
     def is_set(self) -> bool:
         """Return whether the flag is raised."""
