@@ -10,8 +10,9 @@ Invariant: every sampled token is kept exactly once, or counted as discarded.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from strands_sglang.engine.generation import FinishReason, Generation, SpecInfo
 from strands_sglang.engine.request import GenerateRequest
@@ -92,6 +93,28 @@ class Assembly:
             routed_experts=_joined_experts(part.routed_experts for part in parts),
             spec=_summed(part.spec for part in parts),
         )
+
+
+def rest_of(
+    prompt: array[int], sampling: Mapping[str, Any], kept: Generation, experts_start: int | None
+) -> tuple[array[int], dict[str, Any], int | None]:
+    """Return what to ask for behind the part of a turn that is kept from an earlier call.
+
+    Args:
+        prompt: Ids of the turn's prompt.
+        sampling: How to sample the whole turn.
+        kept: What was sampled of it.
+        experts_start: First position whose routed experts are wanted for the whole turn; None: none are.
+
+    Returns:
+        Ids, sampling parameters and first position of the rest.
+    """
+    rest = dict(sampling)
+    for name in ("max_new_tokens", "min_new_tokens"):
+        if rest.get(name):
+            rest[name] = max(0, rest[name] - len(kept))
+    experts = kept.routed_experts
+    return prompt + kept.token_ids, rest, experts_start if experts is None else experts.start + len(experts)
 
 
 def joined(kept: Generation, last: Generation) -> Generation:

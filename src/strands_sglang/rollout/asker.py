@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from strands_sglang.engine import AbortPolicy, FinishReason, Generation, TokenEngine
-from strands_sglang.engine.assembly import joined
+from strands_sglang.engine.assembly import joined, rest_of
 from strands_sglang.engine.protocol import CancelSignal, TokenIds, halting
 from strands_sglang.engine.request import can_go_on
 from strands_sglang.errors import CallCancelledError, EngineUnavailableError, StrandsSGLangError
@@ -139,13 +139,9 @@ class Asker:
     ) -> Generation:
         """Ask for the rest of a turn."""
         if kept is not None:
-            input_ids = array("i", input_ids) + kept.token_ids
-            for name in ("max_new_tokens", "min_new_tokens"):
-                if sampling.get(name):
-                    sampling = {**sampling, name: max(0, sampling[name] - len(kept))}
-            if kept.routed_experts is not None:
-                experts = kept.routed_experts
-                asked = {**asked, "routed_experts_start": experts.start + len(experts)}
+            wanted = asked.get("routed_experts_start")
+            input_ids, sampling, wanted = rest_of(array("i", input_ids), sampling, kept, wanted)
+            asked = {**asked, "routed_experts_start": wanted}
         token = halting.set(lambda: self.halted)
         try:
             return await self._engine.generate(input_ids, sampling, on_abort=AbortPolicy.RETURN, **asked)

@@ -121,13 +121,11 @@ class Course:
 
     def _groups(self, tasks: Iterable[Any], samples: int) -> Iterator[list[Job]]:
         needed = self.tally.wanted.needed(samples)
-        numbered: Iterable[tuple[int, Any]] = enumerate(tasks)
-        if self._before is not None and isinstance(tasks, list):
+        numbered: Iterable[tuple[int, Task]] = enumerate(map(Task.of, tasks))
+        if (before := self._before) is not None and isinstance(tasks, list):
             # What an earlier process had complete counts first: what it had enough of is enough again.
-            times = [self._before.complete_at(Task.of(given), samples, needed) for given in tasks]
-            numbered = sorted(numbered, key=lambda one: times[one[0]])
-        for number, given in numbered:
-            task = Task.of(given)
+            numbered = sorted(numbered, key=lambda one: before.complete_at(one[1], samples, needed))
+        for number, task in numbered:
             check_new(task, self.tally.places)
             self.tally.expect(task, samples, number)
             if self._before is None:

@@ -22,7 +22,7 @@ from uuid import uuid4
 import numpy as np
 
 from strands_sglang.engine import AbortPolicy, CancelSignal, FinishReason, Generation, RoutedExperts, TokenIds
-from strands_sglang.engine.assembly import joined
+from strands_sglang.engine.assembly import joined, rest_of
 from strands_sglang.engine.guard import CallGuard, CancelWatch
 from strands_sglang.engine.request import can_go_on
 from strands_sglang.errors import ConfigurationError, CountMismatchError, EngineUnavailableError, StrandsSGLangError
@@ -124,14 +124,11 @@ class EngineHandle(ABC):
         self, prompt: list[int], sampling: dict[str, Any], kept: Generation | None, key: str, experts_start: int | None
     ) -> Generation:
         """Ask for the rest of a turn."""
-        ids, rest = list(prompt), dict(sampling)
+        ids, rest = array("i", prompt), dict(sampling)
         if kept is not None:
-            ids += kept.token_ids
-            rest["max_new_tokens"] -= len(kept)
-            if kept.routed_experts is not None:
-                experts_start = kept.routed_experts.start + len(kept.routed_experts)
+            ids, rest, experts_start = rest_of(ids, sampling, kept, experts_start)
         try:
-            return await self.ask(ids, rest, key, experts_start)
+            return await self.ask(ids.tolist(), rest, key, experts_start)
         except StrandsSGLangError:
             raise
         except Exception as error:

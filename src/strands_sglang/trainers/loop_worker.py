@@ -60,12 +60,17 @@ async def played(worker: LocalWorker, job: Callable[[], Job]) -> Episode | None:
         logger.error("error=<%s: %s> | this row of the dataset makes no task", type(error).__name__, error)
         return None
     episode = await worker.run(made)
+    tell(episode)
+    return episode
+
+
+def tell(episode: Episode) -> None:
+    """Say in the log what broke in an episode; nothing when nothing did."""
     if episode.failure is not None:
         about = f"{episode.failure.kind}: {episode.failure.message}"
         logger.warning("episode=<%s>, ended=<%s>, failure=<%s> | failed", episode.id, episode.ended.value, about)
     elif episode.score.error is not None:
         logger.warning("episode=<%s>, error=<%s> | scoring failed", episode.id, episode.score.error)
-    return episode
 
 
 def found(what: Any) -> Any:

@@ -23,6 +23,7 @@ from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.job import Job
 from strands_sglang.rollout.task import Task
 from strands_sglang.tokens import TokenTree
+from strands_sglang.trainers.loop_worker import tell
 from strands_sglang.trainers.row import Branches
 from strands_sglang.trainers.slime_fan import Fan, first_of
 from strands_sglang.trainers.slime_groups import (
@@ -79,8 +80,8 @@ def slime_rollout(
     Args:
         build: Makes the agent of an episode: `build(task, model)`, as for `rollout`.
         reward: Scores an episode: `reward(episode)`, as for `rollout`; None: slime's own reward model does.
-        branches: Which branches of an episode become samples. "main": one sample an episode, with every flag of slime
-            as it is. "all": a list, with `grpo_by_group` as --custom-reward-post-process-path.
+        branches: Which branches of an episode become samples. "main": one sample an episode, with slime's flags as
+            usual. "all": a list, with `grpo_by_group` as --custom-reward-post-process-path.
         limits: How far an episode may go; slime's own lengths hold in any case, over all turns together.
         task: Makes a `Task` of a sample; None: the last user message of its prompt is the question, its label the
             answer, its metadata the data.
@@ -125,7 +126,7 @@ def slime_rollout(
         try:
             job = jobs.job(args, given, sampling_params, evaluation=evaluation)
             episode = await host.run(args, job, flag)
-            _tell(episode)
+            tell(episode)
             _check_experts(args, episode, evaluation)
             asked = getattr(args, "mask_offpolicy_in_partial_rollout", False)
             samples = samples_of(
@@ -189,12 +190,3 @@ _said: set[str] = set()
 def _broken(job: Job, error: Exception) -> Episode:
     """Return the episode of a sample that could not be run at all."""
     return Episode(job.id, job.task, job.sample, Ended.AGENT, TokenTree(job.id), failure=failure_of(error))
-
-
-def _tell(episode: Episode) -> None:
-    failure, wrong = episode.failure, episode.score.error
-    if failure is not None:
-        about = f"{failure.kind}: {failure.message}"
-        logger.warning("episode=<%s>, ended=<%s>, failure=<%s> | failed", episode.id, episode.ended.value, about)
-    elif wrong is not None:
-        logger.warning("episode=<%s>, error=<%s> | scoring failed", episode.id, wrong)
