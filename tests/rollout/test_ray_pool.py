@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
+from ray_here import ray_here
 from rollout.scripts import PromptEngine, asked, assert_proved, assert_same, last_step, run, steps, summaries
 from scripted_engine import Answer, tool_call
 from strands_sglang import SGLangModel
@@ -24,17 +24,11 @@ from strands_sglang.errors import ConfigurationError
 from strands_sglang.rollout import Ended, Limits, Task
 from strands_sglang.tokens import TokenTree
 
-TESTS = Path(__file__).resolve().parents[1]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray() -> Iterator[None]:
-    """Ray on this machine, whose workers find these modules."""
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    env = {"env_vars": {"PYTHONPATH": path}}
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", runtime_env=env)
-    yield
-    ray.shutdown()
+    with ray_here():
+        yield
 
 
 @tool

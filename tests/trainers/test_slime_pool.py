@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import ray
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
+from ray_here import ray_here
 from rollout.scripts import PromptEngine, steps
 from strands_sglang import SGLangModel
 from strands_sglang.ledger.seal import seal
@@ -26,17 +26,11 @@ from strands_sglang.trainers.slime_sample import METADATA_KEY
 from trainers.slime_mirror import Sample, Status
 from trainers.test_slime import SAMPLING, State, arguments, sample
 
-TESTS = Path(__file__).resolve().parents[1]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray() -> Iterator[None]:
-    """Ray on this machine, whose workers find these modules."""
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    env = {"env_vars": {"PYTHONPATH": path}}
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", runtime_env=env)
-    yield
-    ray.shutdown()
+    with ray_here():
+        yield
 
 
 @tool
