@@ -321,6 +321,8 @@ async def test_arguments_that_cannot_work_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="top-p"):
         await generate(args, sample(), dict(SAMPLING))
     assert (await generate(args, sample(), dict(SAMPLING), evaluation=True)).status is Status.COMPLETED
+    with pytest.raises(ConfigurationError, match="--hf-checkpoint a folder"):
+        await slime_rollout(build, client=PromptEngine(steps(1)))(arguments(), sample(), dict(SAMPLING))
     with pytest.raises(ConfigurationError, match="'main' or 'all'"):
         slime_rollout(build, branches="some")
     with pytest.raises(ConfigurationError, match="sampling parameters"):

@@ -109,10 +109,17 @@ class SlimeHost:
         run = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         directory = None if self._directory is None else self._directory / run
         tokenizer = self._tokenizer if self._tokenizer is not None else args.hf_checkpoint
+        try:
+            tokenizer = loaded_tokenizer(tokenizer)
+        except Exception as error:
+            raise ConfigurationError(
+                f"the tokenizer of {tokenizer!r} cannot be loaded ({error}): give --hf-checkpoint a folder with "
+                "one, or slime_rollout(tokenizer=...)"
+            ) from error
         self._setup = setup = Setup(
             build=self._build,
             reward=self._reward,
-            tokenizer=loaded_tokenizer(tokenizer),
+            tokenizer=tokenizer,
             client=self._client if self._client is not None else SGLangClient.from_slime_args(args),
             limits=self._limits,
             model_options=options,
