@@ -94,9 +94,8 @@ class SGLangModel(Model):
         self._tokenizer = tokenizer
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
         detected = _parser(tool_parser, bridge)
-        self._runner = TurnRunner(
-            engine, Planner(bridge, sound), detected.parser or PlainTextParser(), detected.problem
-        )
+        parser = detected.parser or PlainTextParser()
+        self._runner = TurnRunner(engine, Planner(bridge, sound, parser), parser, detected.problem)
         self._key = uuid.uuid4().hex
         self._own = Episode()
 
@@ -114,6 +113,11 @@ class SGLangModel(Model):
     def soundness(self) -> Soundness:
         """Where this model's chat template lets a conversation go on exactly."""
         return self._runner.planner.soundness
+
+    @property
+    def planner(self) -> Planner:
+        """What finds branches and makes prompts."""
+        return self._runner.planner
 
     @property
     def current_episode(self) -> Episode:

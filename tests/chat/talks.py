@@ -297,8 +297,6 @@ class Branch:
         return verdict, extension
 
     def _piece(self, shape: Shape, new: Messages) -> Piece | None:
-        if self.of.sound.preamble_free:
-            return self.of.bridge.extend(replace(shape, system=None), self.ended_by, new)
         return self.of.bridge.extend(shape, self.ended_by, new, self.tools)
 
 

@@ -19,7 +19,7 @@ BAD = Verdict(Trouble.REWRITES, "there")
 
 def sound(*bad: tuple[Step, bool], reasoning: bool = True, parallel: Verdict = GOOD) -> Soundness:
     verdicts = {(step, kind): BAD if (step, kind) in bad else GOOD for step in Step for kind in (False, reasoning)}
-    return Soundness("0", verdicts, parallel, True, reasoning)
+    return Soundness("0", verdicts, parallel, reasoning)
 
 
 def test_turns_with_and_without_reasoning_count_where_there_are_such() -> None:
@@ -63,7 +63,7 @@ def test_several_calls_are_a_question_of_their_own() -> None:
 )
 def test_advice(trouble: Trouble | None, advice: str) -> None:
     verdicts = {(step, False): Verdict(trouble, "w") for step in Step}
-    assert Soundness("0", verdicts, GOOD, True, False).advice.startswith(advice)
+    assert Soundness("0", verdicts, GOOD, False).advice.startswith(advice)
 
 
 # --- proved once -----------------------------------------------------------------------------------------------------

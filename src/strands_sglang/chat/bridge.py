@@ -20,7 +20,7 @@ from typing import Any
 from strands_sglang.chat.content import TemplateMessage
 from strands_sglang.chat.encoder import Encoder
 from strands_sglang.chat.joint import Joint, find_joint, tokens_within
-from strands_sglang.chat.shape import ANCHOR, Shape, behind_words
+from strands_sglang.chat.shape import ANCHOR, Shape, behind_words, stand_in_calls
 from strands_sglang.chat.template import ChatTemplate, Rendered
 from strands_sglang.errors import TemplateRefusedError
 
@@ -38,6 +38,13 @@ class Piece:
     """New messages and the prompt for the next turn."""
     rendered: Rendered
     """Where both come from."""
+    white: str = ""
+    """White space between both that the token before it swallows: written by the template, and no token."""
+
+    @property
+    def written(self) -> str:
+        """What the template wrote for it, data as it was given."""
+        return self.rendered.escapes.restore(f"{self.closing}{self.white}{self.context}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +95,53 @@ class Bridge:
         joint = self.joint(shape, new[0]["role"])
         if joint is None:
             return None
+        return self._behind(joint, shape.stand_in(), shape.anchors, ended_by, new, tools)
+
+    def extend_real(
+        self,
+        shape: Shape,
+        before: Sequence[TemplateMessage],
+        ended_by: int | None,
+        new: Sequence[TemplateMessage],
+        tools: Tools = None,
+    ) -> Piece | None:
+        """Render new messages behind the real conversation, at the cost of all of it.
+
+        Args:
+            shape: The shape of the branch's conversation.
+            before: That conversation, system prompt included; its last message is the assistant turn.
+            ended_by: Last sampled token, if it is a control token; None for a turn that was cut in its text.
+            new: The messages to append.
+            tools: The tools of the conversation.
+
+        Returns:
+            What continues the branch; None when it cannot be derived from this template.
+        """
+        joint = self.joint(shape, new[0]["role"])
+        if joint is None or ANCHOR in repr(before):
+            return None
+        last = dict(before[-1])
+        if shape.calls:
+            last["tool_calls"] = stand_in_calls(shape.calls)
+        else:
+            last.pop("tool_calls", None)
+            last["content"] = ANCHOR
+        return self._behind(joint, [*before[:-1], last], max(1, len(shape.calls)), ended_by, new, tools)
+
+    def _behind(
+        self,
+        joint: Joint,
+        before: Sequence[TemplateMessage],
+        anchors: int,
+        ended_by: int | None,
+        new: Sequence[TemplateMessage],
+        tools: Tools,
+    ) -> Piece | None:
         try:
-            rendered = self.template.render([*shape.stand_in(), *new], tools=tools)
+            rendered = self.template.render([*before, *new], tools=tools)
         except TemplateRefusedError:
             return None
-        at = behind_words(rendered.text, ANCHOR, shape.anchors)
+        at = behind_words(rendered.text, ANCHOR, anchors)
         if at is None:
             return None
         behind = rendered.text[at:]
@@ -102,8 +151,10 @@ class Bridge:
             return None
         # Some end-of-turn tokens swallow the white space behind them, here as in one text.
         border = next((token.id for token in found if token.end == cut.closing_end), None)
-        context = self.encoder.control.stripped(behind[cut.closing_end :], border)
-        return Piece(behind[cut.closing_start : cut.closing_end], context, rendered)
+        rest = behind[cut.closing_end :]
+        context = self.encoder.control.stripped(rest, border)
+        white = rest[: len(rest) - len(context)]
+        return Piece(behind[cut.closing_start : cut.closing_end], context, rendered, white)
 
     def is_slow(self, piece: Piece) -> bool:
         """Return whether encoding a piece takes long enough to be done in a thread."""

@@ -100,10 +100,18 @@ def _parts(block: Any) -> Iterator[Canonical]:
             yield ("other", _value(kind), _value(value))
 
 
-def _name(name: Any) -> Any:
-    if not isinstance(name, str):
-        return _value(name)
+def shown_name(name: str) -> str:
+    """Return the name of a call as the SDK hands it over."""
     return name if len(name) <= _NAME_LENGTH and _NAME.match(name) else _NO_NAME
+
+
+def shown_text(text: str) -> str:
+    """Return assistant text without what the SDK writes for blank text."""
+    return "" if text.strip() == _BLANK else text
+
+
+def _name(name: Any) -> Any:
+    return shown_name(name) if isinstance(name, str) else _value(name)
 
 
 def _value(value: Any) -> Any:

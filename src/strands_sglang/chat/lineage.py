@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strands_sglang.chat.canonical import canonical, holds_numbers, same_numbers
-from strands_sglang.chat.shape import Shape
+from strands_sglang.chat.compare import Said
+from strands_sglang.chat.shape import Shape, Step
 
 Message = Mapping[str, Any]
 
@@ -59,6 +60,12 @@ class Entry:
     """Its last sampled token, if that is a control token."""
     end: int
     """Tokens of its branch up to and including what it sampled."""
+    said: Said | None = None
+    """Its prompt and what was sampled, as text; None when that is not kept."""
+    exact: bool = False
+    """Whether its prompt is one rendering of its conversation, as far as is known."""
+    step: Step | None = None
+    """How its prompt was appended; None when it began a branch."""
     children: int = 0
     """Turns that go on from it."""
 
@@ -186,6 +193,9 @@ class Lineage:
         ended_by: int | None,
         end: int,
         aligned: bool = True,
+        said: Said | None = None,
+        exact: bool = False,
+        step: Step | None = None,
     ) -> Entry:
         """File a turn that was committed.
 
@@ -199,6 +209,9 @@ class Lineage:
             ended_by: Its last sampled token, if that is a control token.
             end: Tokens of its branch.
             aligned: Whether the messages begin with the parent's; False when the oldest were dropped.
+            said: Its prompt and what was sampled, as text; None when that is not kept.
+            exact: Whether its prompt is one rendering of its conversation.
+            step: How its prompt was appended; None when it began a branch.
 
         Returns:
             The turn, filed.
@@ -218,6 +231,7 @@ class Lineage:
         branch = turn if parent is None or parent.children else parent.branch
         count = len(messages) + 1
         entry = Entry(turn, parent, branch, preamble, history, numeric, count, canonical(reply), shape, ended_by, end)
+        entry.said, entry.exact, entry.step = said, exact, step
         if parent is not None:
             parent.children += 1
         self._entries[turn] = entry

@@ -51,6 +51,8 @@ class Shape:
     """The system prompt; None when there is none."""
     run: bool = False
     """Whether the last turn goes on with, or ends, a run of calls: some were answered since the last turn without."""
+    plain: bool = True
+    """Whether the template cannot tell its texts from those of a stand-in (see `inspected`)."""
 
     def behind(self, new: Iterable[Mapping[str, Any]]) -> Shape:
         """Return the shape of the conversation once these messages stand behind it, but for its last turn."""
@@ -64,7 +66,12 @@ class Shape:
     def kind(self) -> Shape:
         """The shape without names: equal for conversations that end alike."""
         calls = tuple((f"x{number}", f"xQzId{number:04d}") for number in range(len(self.calls)))
-        return replace(self, calls=calls, system=None, run=False)
+        return replace(self, calls=calls, system=None, run=False, plain=True)
+
+    @property
+    def course(self) -> tuple[bool, bool, bool]:
+        """How the conversation went before its last turn: calls answered, earlier exchanges, calls in those."""
+        return self.tool_rounds, self.exchanges, self.exchanges and self.earlier_rounds
 
     def stand_in(self) -> list[TemplateMessage]:
         """Return a short conversation of this shape whose last assistant turn ends with `ANCHOR`."""
@@ -93,11 +100,16 @@ class Shape:
         if self.reasoning:
             message["reasoning_content"] = THOUGHT
         if calls:
-            message["tool_calls"] = [
-                {"type": "function", "id": call_id, "function": {"name": name, "arguments": {"x": ANCHOR}}}
-                for name, call_id in calls
-            ]
+            message["tool_calls"] = stand_in_calls(calls)
         return message
+
+
+def stand_in_calls(calls: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return calls, given by name and id, whose arguments are `ANCHOR`."""
+    return [
+        {"type": "function", "id": call_id, "function": {"name": name, "arguments": {"x": ANCHOR}}}
+        for name, call_id in calls
+    ]
 
 
 def behind_words(text: str, word: str, times: int) -> int | None:
@@ -156,4 +168,4 @@ def _grown(shape: Shape, messages: Iterable[Mapping[str, Any]], *, answered: boo
             reasoning, bare, run = reasoning or has, bare or not has, run and bool(message.get("tool_calls"))
         elif message["role"] == "user":
             rounds, exchanges, earlier = False, answered, earlier or rounds
-    return Shape((), reasoning, bare, rounds, exchanges, earlier, system, run)
+    return Shape((), reasoning, bare, rounds, exchanges, earlier, system, run, shape.plain)

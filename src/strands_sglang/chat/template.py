@@ -76,6 +76,11 @@ class ChatTemplate:
         return source if isinstance(source, str) else json.dumps(source, sort_keys=True)
 
     @property
+    def variables(self) -> dict[str, Any]:
+        """What the template is given besides messages and tools: the tokenizer's special tokens, and its arguments."""
+        return {**getattr(self._tokenizer, "special_tokens_map", {}), **self.arguments}
+
+    @property
     def writes_reasoning(self) -> bool:
         """Whether the template writes the reasoning of an assistant turn anywhere."""
         return self._reasoning_key is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from strands_sglang.chat.shape import Shape, Step
@@ -42,6 +42,9 @@ class Verdict:
 UNTRIED = Verdict(Trouble.UNTRIED, "such messages were not tried: an answer among them, or calls left open")
 
 
+DROPS_REASONING = Verdict(Trouble.REWRITES, "the template writes no reasoning: what was sampled of it is left out")
+
+
 @dataclass(frozen=True, slots=True)
 class Soundness:
     """The verdicts on one template and tokenizer."""
@@ -52,16 +55,16 @@ class Soundness:
     """By step and whether assistant turns have reasoning."""
     parallel: Verdict
     """On several results of one turn."""
-    preamble_free: bool
-    """Whether what the bridge appends does not depend on system prompt and tools, so that they are left out."""
     reasoning: bool
     """Whether the template writes reasoning."""
+    without_tools: Mapping[bool, Verdict] = field(default_factory=dict)
+    """On a user message where no tools are on offer, by whether assistant turns have reasoning."""
 
     def verdict(self, step: Step, shape: Shape) -> Verdict:
         """Return what is known of a step behind a conversation of a shape; the first refusal counts."""
-        kinds = [kind for kind, present in ((True, shape.reasoning), (False, shape.bare)) if present] or [False]
-        steps = [step, Step.ANSWER] if step is Step.USER and shape.run else [step]
-        found = [self.verdicts[name, kind and self.reasoning] for name in steps for kind in kinds]
+        if shape.reasoning and not self.reasoning:
+            return DROPS_REASONING
+        found = [self.verdicts[name, kind] for name, kind in asked(step, shape)]
         if len(shape.calls) > 1:
             found.append(self.parallel)
         return next((verdict for verdict in found if not verdict.proved), found[0])
@@ -84,12 +87,22 @@ class Soundness:
             bare = self.verdicts[step, False]
             if self.reasoning and bare.trouble != first.trouble:
                 named.append((f"{step.value} without reasoning", bare))
+            toolless = self.without_tools.get(self.reasoning, first)
+            if step is Step.USER and toolless.trouble != first.trouble:
+                named.append((f"{step.value} without tools", toolless))
         return [*named, ("parallel tools", self.parallel)]
 
     @property
     def advice(self) -> str:
         """What to do, in words."""
         return " ".join(_advice(dict(self._named())))
+
+
+def asked(step: Step, shape: Shape) -> list[tuple[Step, bool]]:
+    """Return what has to be proved for a step behind a conversation of a shape: steps, and reasoning or not."""
+    kinds = [kind for kind, present in ((True, shape.reasoning), (False, shape.bare)) if present] or [False]
+    steps = [step, Step.ANSWER] if step is Step.USER and shape.run else [step]
+    return [(name, kind) for name in steps for kind in kinds]
 
 
 def _advice(named: dict[str, Verdict]) -> list[str]:

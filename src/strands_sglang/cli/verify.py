@@ -8,15 +8,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
+from strands_sglang.cli.run_settings import run_settings
 from strands_sglang.errors import EngineError, LedgerError
+from strands_sglang.ledger.run_file import read_run
 from strands_sglang.ledger.shown import shown
 from strands_sglang.proof.certificate import Certificate
 from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.proof.rescore import TOLERANCE, rescore
 from strands_sglang.proof.rescore_report import RescoreReport, RescoreVerdict
 from strands_sglang.proof.verify import verify
+from strands_sglang.rollout.template_check import check_templates
 
 PROVED, BROKEN, UNDECIDED = 0, 1, 3
 """Exit codes: all is proved; something contradicts something else; something is missing, or not come to its end."""
@@ -25,7 +29,8 @@ _DESCRIPTION = """\
 Prove offline that every prompt was the record before it, and that every trained token was sampled where it stands.
 
 exit codes: 0 proved; 1 broken, or the engine disagrees; 2 wrong usage, no run or no such episode; 3 unfinished or
-truncated, or the engine could not say
+truncated, or the engine could not say. With --templates: 1 where a conversation is another text than the template
+writes, though it was called proved
 """
 
 
@@ -49,6 +54,11 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--temperature", type=float, help="what was sampled with, where run.json does not say")
     parser.add_argument("--all-versions", action="store_true", help="rescore what other weights sampled as well")
+    parser.add_argument(
+        "--templates",
+        metavar="TOKENIZER",
+        help="hold every conversation against one rendering of this tokenizer's chat template (name or path)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.set_defaults(run=run)
 
@@ -84,15 +94,27 @@ def run(options: argparse.Namespace) -> int:
             )
         except EngineError as error:
             failure = f"{options.rescore}: {error}"
+    templates = None
+    if options.templates:
+        settings = run_settings(read_run(Path(options.directory)), None, {})
+        templates = check_templates(
+            options.directory, tokenizer=options.templates, episodes=options.episode, **settings.model_options
+        )
     if options.json:
         told: dict[str, Any] = certificate.to_dict()
         if options.rescore:
             told["rescore"] = {"verdict": "nothing", "failures": [failure]} if report is None else report.to_dict()
+        if templates is not None:
+            told["templates"] = templates.to_dict()
         print(_json(told))
     else:
         print(certificate.text())
         if options.rescore:
             print("\n" + (f"NOTHING  {shown(failure)}" if report is None else report.text()))
+        if templates is not None:
+            print("\n" + "\n".join(map(shown, templates.text().splitlines())))
+    if templates is not None and templates.differences:
+        return BROKEN
     return exit_code(certificate, report, asked=bool(options.rescore))
 
 

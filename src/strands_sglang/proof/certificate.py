@@ -85,6 +85,10 @@ class Certificate:
     """Events of processes that lost an episode to another; they count for nothing."""
     tokens: TokenCounts = field(default_factory=TokenCounts)
     """Tokens, by what becomes of them."""
+    audits: int = 0
+    """Conversations that were held against one rendering of the chat template while the run went on."""
+    audit_differences: int = 0
+    """Of these, that were another text in a place that was called proved."""
     versions: Counter[str | None] = field(default_factory=Counter)
     """Sampled tokens by weight version; None: the engine did not tell."""
     root: str = ""
@@ -131,6 +135,8 @@ class Certificate:
             "events": dict(self.events),
             "orphans": self.orphans,
             "tokens": self.tokens.to_dict(),
+            "audits": self.audits,
+            "audit_differences": self.audit_differences,
             "versions": [[version, count] for version, count in self.versions.items()],
             "files": [_plain(file) for file in self.files],
             "exported": None if self.exported is None else _plain(self.exported),
@@ -156,6 +162,7 @@ class Certificate:
             ("repeated", f"{tokens.shared:,} of the trained in later branches, masked there" if tokens.shared else ""),
             ("not sampled", f"{tokens.context:,} context, {tokens.closing:,} closing"),
             ("weights", ", ".join(f"{version or 'unknown'}: {n:,}" for version, n in self._most()) or "none"),
+            ("audited", f"{self.audits:,} conversations, {self.audit_differences:,} differ" if self.audits else ""),
             ("files", f"{len(self.files)}, {sum(file.bytes for file in self.files):,} bytes" if self.files else ""),
             ("seal", _SEALS[self.seal]),
             ("exported", "" if self.exported is None else self.exported.text()),

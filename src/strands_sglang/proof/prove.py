@@ -55,6 +55,11 @@ class EpisodeProof:
     versions: Counter[str | None] = field(default_factory=Counter)
     """Sampled tokens by weight version, those cut away included."""
 
+    audits: int = 0
+    """Conversations that were held against one rendering while it ran, by its end's own word."""
+    audit_differences: int = 0
+    """Of these, that differed."""
+
     @property
     def verdict(self) -> Verdict:
         """What can be said of it."""
@@ -131,6 +136,11 @@ class _Walk:
                 proof.findings.append(entry.finding(FindingKind.FORM, f"an end event: {error}"))
                 return
             proof.finished = True
+            used = entry.event.data["metrics"]
+            proof.audits, proof.audit_differences = (
+                value if type(value := used.get(name)) is int and value >= 0 else 0
+                for name in ("audits", "audit_differences")
+            )
         elif entry is not None:
             proof.findings.append(entry.finding(FindingKind.NO_END, "it has not come to its end"))
         trained = counted(proof.turns, rejected)

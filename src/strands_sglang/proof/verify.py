@@ -140,6 +140,8 @@ class _Check:
         certificate.orphans += proof.orphans
         certificate.tokens.add(proof.tokens)
         certificate.versions.update(proof.versions)
+        certificate.audits += proof.audits
+        certificate.audit_differences += proof.audit_differences
         certificate.events.update({kind.value: count for kind, count in proof.events.items()})
         for finding in proof.findings:
             certificate.add(finding)

@@ -54,6 +54,9 @@ class SGLangConfig(BaseModelConfig, total=False):
     """Whether text is handed on as it is sampled, for serving. The tokens recorded are the same."""
     routed_experts: bool
     """Whether the experts of every token are asked for and kept (mixture-of-experts models)."""
+    audit_share: float
+    """Share of the episodes, 0 to 1, whose conversations are compared with one whole rendering, in a thread; the first
+    ones of a process always are, unless it is 0."""
     deadline: float | None
     """Seconds one turn may take, waiting and retries included; None: the client's own."""
     extra: dict[str, Any] | None
@@ -110,6 +113,9 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
         value = checked.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or value <= 0):
             raise ConfigurationError(f"{name} must be a {number} above 0 or None, not {value!r}")
+    share = checked.get("audit_share", 0)
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        raise ConfigurationError(f"audit_share must be a number from 0 to 1, not {share!r}")
     for name, what in (("streaming", bool), ("routed_experts", bool), ("extra", Mapping)):
         if checked.get(name) is not None and not isinstance(checked[name], what):
             raise ConfigurationError(f"{name} must be a {what.__name__.lower()}, not {checked[name]!r}")

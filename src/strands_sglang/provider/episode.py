@@ -13,6 +13,7 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -67,6 +68,16 @@ class Episode:
         """Turns with failed calls that no conversation is to go on from."""
         self.sampled_tokens = 0
         """Tokens sampled so far, rejected and side turns included."""
+        self.audit: bool | None = None
+        """Whether its conversations are audited; None: not decided yet."""
+        self.audited = 0
+        """Tokens of the longest conversation that was audited, or is."""
+        self.audits = 0
+        """Conversations that were audited."""
+        self.audit_differences = 0
+        """Those that were not one rendering, though they were called proved."""
+        self.under_audit: Future[None] | None = None
+        """The last audit that was begun; None: there was none."""
 
     def reset(self) -> None:
         """Begin anew, with an empty tree. The old tree stays as it is for whoever holds it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -17,12 +17,16 @@ import orjson
 from strands_sglang.chat.bridge import Bridge, Piece
 from strands_sglang.chat.canonical import canonical
 from strands_sglang.chat.content import TemplateMessage, template_messages, template_tools
+from strands_sglang.chat.findings import findings_of
 from strands_sglang.chat.lineage import Entry, Lineage, Preamble
-from strands_sglang.chat.shape import Shape, opening_shape, step_of, was_tried
-from strands_sglang.chat.verdict import UNTRIED, Soundness
+from strands_sglang.chat.shape import Shape, Step, opening_shape, step_of
+from strands_sglang.chat.verdict import Soundness
 from strands_sglang.errors import BridgeRefusedError
+from strands_sglang.provider.append import Appended, Appender, Conversation
 from strands_sglang.provider.policy import RewritePolicy
 from strands_sglang.tokens import Join
+from strands_sglang.tool_parsers import ParsedTurn, ToolParser
+from strands_sglang.tool_parsers.plain import PlainTextParser
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +51,22 @@ class Plan:
     """The turn whose conversation was rewritten into this one; None when nothing was."""
     discarded: Entry | None
     """A turn of the same agent whose reply is gone from the conversation: it was thrown away."""
+    exact: bool = True
+    """Whether the prompt is one rendering of its conversation, as far as is known."""
+    step: Step | None = None
+    """What is appended, and behind what; None when a branch begins."""
 
 
 class Planner:
     """Plans turns with one bridge and what is proved of it."""
 
-    def __init__(self, bridge: Bridge, soundness: Soundness) -> None:
+    def __init__(self, bridge: Bridge, soundness: Soundness, parser: ToolParser | None = None) -> None:
         self.bridge = bridge
         """Renders what is new."""
         self.soundness = soundness
-        """Where that is exact."""
+        """Where that is exact, by the probes."""
+        self.appender = Appender(bridge, findings_of(soundness.digest), parser or PlainTextParser())
+        """Appends, and says whether that is exact."""
         self._warned: set[str] = set()
         self._tools: tuple[str | None, Any] = (None, None)
         self._preambles: dict[str, Preamble] = {}
@@ -126,28 +136,42 @@ class Planner:
         tools = self._template_tools(preamble)
         if parent is not None:
             new = template_messages(messages[known - 1 :], call_ids=lineage.call_ids, first=known - 1)[1:]
-            extended = self._extend(parent, new, tools, on_rewrite) if new else None
-            if extended is not None:
-                piece, join = extended
-                join = join if aligned else Join.KEPT
-                return Plan(parent, piece, join, parent.shape.behind(new), aligned, rewritten, discarded)
+            conversation = Conversation(preamble, tools, messages, lineage.call_ids, known, aligned)
+            appended = self._extend(parent, new, conversation, on_rewrite) if new else None
+            if appended is not None and appended.piece is not None:
+                proved = aligned and appended.verdict.proved
+                return Plan(
+                    parent,
+                    appended.piece,
+                    Join.PROVED if proved else Join.KEPT,
+                    self.appender.seen(parent.shape.behind(new), new),
+                    aligned,
+                    rewritten,
+                    discarded,
+                    exact=proved and parent.exact,
+                    step=step_of(new),
+                )
             rewritten = rewritten or parent
         whole = template_messages(messages, call_ids=lineage.call_ids)
         if preamble.system is not None:
             whole.insert(0, {"role": "system", "content": preamble.system})
         join = Join.ROOT if rewritten is None else Join.FORKED
-        return Plan(None, self.bridge.open(whole, tools), join, opening_shape(whole), True, rewritten, discarded)
+        shape = self.appender.seen(opening_shape(whole), whole)
+        return Plan(None, self.bridge.open(whole, tools), join, shape, True, rewritten, discarded)
+
+    def seen(self, shape: Shape, parsed: ParsedTurn) -> Shape:
+        """Return the shape of a conversation with a sampled turn at its end, once its texts were looked at."""
+        said: TemplateMessage = {"role": "assistant", "content": parsed.text}
+        if parsed.reasoning:
+            said["reasoning_content"] = parsed.reasoning
+        return self.appender.seen(shape, [said])
 
     def _extend(
-        self,
-        parent: Entry,
-        new: list[TemplateMessage],
-        tools: Any,
-        policy: RewritePolicy,
-    ) -> tuple[Piece, Join] | None:
+        self, parent: Entry, new: list[TemplateMessage], conversation: Conversation, policy: RewritePolicy
+    ) -> Appended | None:
         """Render new messages behind a turn; None when a new branch is to be made."""
-        step, shape = step_of(new), parent.shape
-        verdict = self.soundness.verdict(step, shape) if was_tried(shape, new) else UNTRIED
+        step, appended = step_of(new), self.appender.append(parent, new, conversation)
+        verdict = appended.verdict
         if not verdict.proved:
             self._say(step.value, f"{verdict.witness} (policy: {policy.value})")
             if policy is RewritePolicy.REFUSE:
@@ -159,19 +183,7 @@ class Planner:
                 )
             if policy is RewritePolicy.FORK:
                 return None
-        piece = self._piece(shape, parent.ended_by, new, tools)
-        if piece is None and shape.calls and not verdict.proved:
-            # A template without calls may still take results: behind a turn that is text to it.
-            piece = self._piece(replace(shape, calls=()), parent.ended_by, new, tools)
-        if piece is None:
-            return None
-        return piece, Join.PROVED if verdict.proved else Join.KEPT
-
-    def _piece(self, shape: Shape, ended_by: int | None, new: list[TemplateMessage], tools: Any) -> Piece | None:
-        """Render new messages behind a shape, with no more in front of them than the template looks at."""
-        if self.soundness.preamble_free:
-            return self.bridge.extend(replace(shape, system=None), ended_by, new)
-        return self.bridge.extend(shape, ended_by, new, tools)
+        return appended
 
     def _say(self, what: str, why: str) -> None:
         if what not in self._warned:

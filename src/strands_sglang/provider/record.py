@@ -5,11 +5,10 @@ Invariant: nothing is changed before all of it is known to be good.
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import asdict, replace
 from typing import Any
 
-from strands_sglang.chat.control import ControlTokens
+from strands_sglang.chat.compare import Said, words
 from strands_sglang.chat.failed_call import called, without_pretended
 from strands_sglang.engine import FinishReason, Generation
 from strands_sglang.provider.blocks import blocks_of, shown_calls
@@ -57,8 +56,8 @@ def record(
     encoder, request = planner.bridge.encoder, ready.request
     ids = generation.token_ids
     ended_by = ids[-1] if len(ids) and ids[-1] in encoder.control else None
-    ended, words = _words(encoder.control, ids, parser)
-    text = encoder.sampled(words)
+    ended, spoken = words(encoder.control, ids, parser)
+    text = encoder.sampled(spoken)
     if request.schema is not None:
         parsed = ParsedTurn(None, text, (), (), True)
     else:
@@ -86,7 +85,14 @@ def record(
     }
     uses = [block["toolUse"] for block in blocks if "toolUse" in block]
     named = tuple((called(use)[0], native.get(use["toolUseId"], use["toolUseId"])) for use in uses)
-    shape = ready.plan.shape.ending(named, bool(parsed.reasoning))
+    shape = planner.seen(ready.plan.shape.ending(named, bool(parsed.reasoning)), parsed)
+    said = Said(
+        ready.plan.piece.written,
+        text,
+        encoder.control.texts[ids[-1]] if len(spoken) < len(ids) else "",
+        tuple(token for token in ids if token in encoder.control),
+        whole=not cut and not parsed.failures,
+    )
     turn = ready.tree.commit(
         ready.prepared,
         ids,
@@ -109,6 +115,9 @@ def record(
             ended_by=ended_by,
             end=turn.end,
             aligned=ready.plan.aligned,
+            said=said,
+            exact=ready.plan.exact,
+            step=ready.plan.step,
         )
         if episode.tree is ready.tree:
             episode.sampled_tokens += len(ids)
@@ -128,19 +137,6 @@ def _settle(episode: Episode, ready: Ready, turn: Turn) -> None:
     if plan.parent is not None and plan.parent.turn in episode.replaced:
         tree.reject(tree[episode.replaced.pop(plan.parent.turn)])
         tree.restore(tree[plan.parent.turn])
-
-
-def _words(control: ControlTokens, ids: array[int], parser: ToolParser) -> tuple[bool, array[int]]:
-    """Return whether a turn ended with an end-of-turn token, and its words: all but that token.
-
-    Only a special token ends a turn, and none that a call is made of: one cut, or stopped, behind a call ends with the
-    call's closing marker. Some end a turn and a call at once, and are one of its words, too.
-    """
-    last = control.texts.get(ids[-1]) if len(ids) and ids[-1] in control.special else None
-    if last in parser.endings:
-        return True, ids
-    ended = last is not None and last not in parser.markers
-    return ended, ids[:-1] if ended else ids
 
 
 def _detail(generation: Generation, parsed: ParsedTurn, request: Request, latency_ms: int) -> dict[str, Any]:

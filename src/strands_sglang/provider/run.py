@@ -18,6 +18,7 @@ from strands_sglang.engine import AbortPolicy, FinishReason, Generation, TokenEn
 from strands_sglang.errors import CallCancelledError, ConfigurationError, ContextOverflowError, TurnAbortedError
 from strands_sglang.provider.alarm import ALARM_AFTER, ParserAlarm
 from strands_sglang.provider.answer import end_behind_failure, settle_failed_calls
+from strands_sglang.provider.audit import AUDIT_SHARE, Auditor
 from strands_sglang.provider.blocks import Event, block_events, closing_events
 from strands_sglang.provider.budget import turn_budget
 from strands_sglang.provider.episode import Episode
@@ -32,6 +33,7 @@ from strands_sglang.tool_parsers import ToolParser
 logger = logging.getLogger(__name__)
 
 _MANY_TURNS = 20_000
+_AUDIT_EVERY = 16
 
 
 class TurnRunner:
@@ -46,6 +48,7 @@ class TurnRunner:
         """Takes sampled turns apart."""
         self._problem = problem
         self._alarm = ParserAlarm(parser)
+        self._auditor = Auditor(planner.appender)
         self.context_limit: int | None = None
         """The engine's context length in tokens, once it has told; None before."""
 
@@ -116,6 +119,7 @@ class TurnRunner:
             )
         try:
             episode.made(recorded.turn)
+            self._audit(episode, ready, recorded, config)
             if not recorded.cut and request.schema is None:
                 self._alarm.look(recorded.text, recorded.parsed, schemas, config.get("alarm_after", ALARM_AFTER))
             if episode.witness is not None and agent is not None:
@@ -191,6 +195,13 @@ class TurnRunner:
             parent = ready.prepared.parent
             asked["routed_experts_start"] = max(0, parent.end - 1) if parent is not None else 0
         return sampling, asked
+
+    def _audit(self, episode: Episode, ready: Ready, recorded: Recorded, config: Mapping[str, Any]) -> None:
+        """Have the conversation audited where an agent stops, and now and then on its way."""
+        entry = ready.lineage.entry(recorded.turn.id)
+        if entry is not None and (not entry.shape.calls or recorded.turn.id % _AUDIT_EVERY == _AUDIT_EVERY - 1):
+            self._auditor.share = config.get("audit_share", AUDIT_SHARE)
+            self._auditor.look(episode, entry)
 
     def _live(self, engine: TokenEngine, ready: Ready, config: Mapping[str, Any]) -> LiveEvents | None:
         if not config.get("streaming") or not hasattr(engine, "stream"):

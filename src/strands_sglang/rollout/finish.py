@@ -6,6 +6,7 @@ goes on from.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from strands_sglang.ledger.event import EventKind, decoded
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.summary import trajectory_summary
 from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.provider.conversations import conversations
 from strands_sglang.rollout.drive import Outcome
 from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.episode import Episode
@@ -27,6 +29,8 @@ from strands_sglang.rollout.scorer import Scorer
 from strands_sglang.tokens import TokenTree
 
 logger = logging.getLogger(__name__)
+
+_AUDIT_SECONDS = 30.0
 
 
 class Finish:
@@ -67,6 +71,7 @@ class Finish:
             journal.write(EventKind.CUT, about, ends=True)
         journal.metrics.count(tree)
         journal.metrics.seconds = seconds
+        await _audited(play, journal)
         episode = Episode(
             id=job.id,
             task=job.task,
@@ -99,12 +104,13 @@ class Finish:
             logger.warning("episode=<%s>, ended=<%s> | failed before it was brought back", job.id, outcome.ended.value)
             episode.record = job.record
         else:
-            await self._write_end(journal, episode)
+            await self._write_end(journal, episode, play)
         return episode
 
-    async def _write_end(self, journal: Journal, episode: Episode) -> None:
+    async def _write_end(self, journal: Journal, episode: Episode, play: Play) -> None:
         if self._writer is None:
             return
+        asked = "[]" if episode.source is not play.tokens.tree else _conversations(play)
         failure = episode.failure
         if episode.score != Reward():
             journal.write(EventKind.REWARD, episode.score.to_dict())
@@ -118,6 +124,7 @@ class Finish:
                 else {"kind": failure.kind, "message": failure.message, "where": failure.where},
                 "metrics": episode.metrics.to_dict(),
                 "text": episode.text,
+                "conversations": asked,
                 "rejected": [turn.id for turn in episode.tree if turn.rejected],
                 "trajectories": [trajectory_summary(trajectory) for trajectory in episode.trajectories],
             },
@@ -127,6 +134,25 @@ class Finish:
     async def _flushed(self) -> None:
         if self._writer is not None:
             await self._writer.flushed()
+
+
+def _conversations(play: Play) -> str:
+    """Return what each branch was asked, as JSON; nothing that goes wrong with it ends an episode."""
+    tokens = play.tokens
+    try:
+        with tokens.lock:
+            return conversations(tokens.lineage, tokens.tree)
+    except Exception:
+        logger.exception("episode=<%s> | its conversations are left out", play.id)
+        return "[]"
+
+
+async def _audited(play: Play, journal: Journal) -> None:
+    """Wait for the audit of an episode, and count it."""
+    tokens = play.tokens
+    if tokens.under_audit is not None:
+        await asyncio.wait([asyncio.wrap_future(tokens.under_audit)], timeout=_AUDIT_SECONDS)
+    journal.metrics.audits, journal.metrics.audit_differences = tokens.audits, tokens.audit_differences
 
 
 def _experts(play: Play, tree: TokenTree) -> dict[int, RoutedExperts]:

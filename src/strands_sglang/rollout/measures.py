@@ -53,6 +53,10 @@ class EpisodeMetrics:
     """Of these, with an error as their result; timeouts included."""
     tool_timeouts: int = 0
     """Of these, that took too long."""
+    audits: int = 0
+    """Conversations that were held against one rendering of the chat template."""
+    audit_differences: int = 0
+    """Of these, that were another text in a place that was called proved."""
     requests: int = 0
     """Requests to the engine, retries and continuations included."""
     replayed_turns: int = 0

@@ -74,6 +74,10 @@ class RunMetrics:
     """Of these, with an error as their result; timeouts included."""
     tool_timeouts: int = 0
     """Of these, that took too long."""
+    audits: int = 0
+    """Conversations that were held against one rendering of the chat template."""
+    audit_differences: int = 0
+    """Of these, that were another text in a place that was called proved."""
     groups_kept: int = 0
     """Complete groups that were kept."""
     groups_dropped: int = 0
@@ -120,7 +124,7 @@ class Totals:
         self._history = History(_POINTS)
         self._ended: Counter[Ended] = Counter()
         self._trouble = ""
-        self._tools = [0, 0, 0]
+        self._tools = [0, 0, 0, 0, 0]
         self._groups = {True: 0, False: 0}
         self._versions: dict[str | None, int] = {}
 
@@ -162,7 +166,8 @@ class Totals:
         self._restored += restored
         self._ended[episode.ended] += 1
         used = episode.metrics
-        for place, count in enumerate((used.tool_calls, used.tool_errors, used.tool_timeouts)):
+        counts = (used.tool_calls, used.tool_errors, used.tool_timeouts, used.audits, used.audit_differences)
+        for place, count in enumerate(counts):
             self._tools[place] += count
         for version in used.versions:
             self._versions[version] = self._versions.get(version, 0) + 1
@@ -213,6 +218,8 @@ class Totals:
             tool_calls=self._tools[0],
             tool_errors=self._tools[1],
             tool_timeouts=self._tools[2],
+            audits=self._tools[3],
+            audit_differences=self._tools[4],
             groups_kept=self._groups[True],
             groups_dropped=self._groups[False],
             filter_errors=self.filter_errors,
