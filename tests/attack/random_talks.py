@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from array import array
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +92,14 @@ _RESULTS = (
     ),
 )
 _TEXTS = ("It is", "Grüße 🙂,", "好的", "a\n\nb", "`x < 1`", "No. 5\tx", "é", "- a\n- b")
+_ARGUMENTS = {
+    "enable_thinking": (True, False),
+    "thinking": (True, False),
+    "preserve_thinking": (True,),
+    "clear_thinking": (False,),
+    "truncate_history_thinking": (False,),
+    "tools_in_user_message": (False,),
+}
 _ENDS = ("", ".", "!", "🙂", ")", "```", "5", "é", "…")
 
 
@@ -128,24 +135,15 @@ class Subject:
         return next(self.bridge.encoder.control.find(text), None) is not None
 
 
-def families(share: float = 1.0) -> Iterator[Subject]:
-    """Yield every family with the template arguments it knows."""
+def family_arguments() -> list[tuple[str, dict[str, Any]]]:
+    """Return every family with no template arguments, and with each that its template reads."""
+    known: list[tuple[str, dict[str, Any]]] = []
     for name in FAMILIES:
-        tok = tokenizer(name)
-        source = str(tok.chat_template)
-        given: list[dict[str, Any]] = [{}]
-        for word, values in (
-            ("enable_thinking", (True, False)),
-            ("preserve_thinking", (True,)),
-            ("clear_thinking", (False,)),
-            ("truncate_history_thinking", (False,)),
-            ("tools_in_user_message", (False,)),
-            ("thinking", (True, False)),
-        ):
-            if word in source:
-                given += [{word: value} for value in values]
-        for arguments in given:
-            yield Subject(name, tok, **arguments)
+        source = str(tokenizer(name).chat_template)
+        known.append((name, {}))
+        for word, values in _ARGUMENTS.items():
+            known += [(name, {word: value}) for value in values if word in source]
+    return known
 
 
 class Talk:
