@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # p several results at once. Whatever is not named is refused.
 #
 # A step counts only if it is exact wherever it can come up. In deepseek-v3 and -r1 the first run of calls is; a second
-# one is written otherwise than it was prompted. deepseek-v3.2 prompts `<think></think>` and writes `</think>` in history;
-# mistral-nemo moves its system prompt to the last question; kimi-k2-thinking drops the reasoning of a run of calls once
-# it is answered. gemma-3 and phi-4-mini know no calls; phi-4-mini writes an end-of-text token behind the last turn only:
-# a model ends its turn with the token before that one, and from there on the rest is appended exactly.
+# one is written otherwise than it was prompted. deepseek-v3.2 prompts `<think></think>` and writes `</think>` in
+# history; mistral-nemo moves its system prompt to the last question; kimi-k2-thinking drops the reasoning of a run of
+# calls once it is answered. gemma-3 and phi-4-mini know no calls; phi-4-mini writes an end-of-text token behind the
+# last turn only: a model ends its turn with the token before that one, and the rest is appended exactly.
 EXACT = {
     "deepseek-r1": "u",
     "deepseek-v3": "u",
