@@ -12,7 +12,8 @@ from strands.hooks import AfterModelCallEvent
 
 from provider.agents import agent_on, scripted_model
 from scripted_engine import Reply, assert_exact
-from strands_sglang.errors import EngineError, TokenBudgetError
+from strands_sglang.errors import ConfigurationError, EngineError, TokenBudgetError
+from strands_sglang.provider import reserve
 from strands_sglang.provider.reserve import Hold, Reserve
 
 LONG = "word " * 500
@@ -31,11 +32,11 @@ class Purse:
         return self.limit - self.used
 
     async def spend(self, wanted: int, used: int, seconds: float = 0.0) -> int:
-        granted = await self.reserve.take(wanted, self.left)
-        await asyncio.sleep(seconds)
-        assert self.used + self.reserve.held <= self.limit
-        self.used += min(granted, used)
-        self.reserve.give_back(granted)
+        with Hold(self.reserve, self.left) as hold:
+            granted = await hold.tokens(wanted)
+            await asyncio.sleep(seconds)
+            assert self.used + self.reserve.held <= self.limit
+            self.used += min(granted, used)
         return granted
 
 
@@ -88,6 +89,30 @@ def test_from_threads_with_loops_of_their_own() -> None:
     for thread in threads:
         thread.join(timeout=60)
     assert len(granted) == 40 and purse.used <= 1000 and purse.reserve.held == 0
+
+
+async def test_who_waits_for_an_event_loop_that_stands_still_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Called as a plain function from async code, an agent has a loop of its own, and ours waits for it."""
+    monkeypatch.setattr(reserve, "_STANDS_STILL", 0.05)
+    purse, raised = Purse(10), []
+
+    def blocking() -> None:
+        try:
+            asyncio.run(purse.spend(10, 1))
+        except ConfigurationError as error:
+            raised.append(str(error))
+
+    first = asyncio.ensure_future(purse.spend(10, 1, 0.001))
+    await asyncio.sleep(0)
+    thread = threading.Thread(target=blocking)
+    thread.start()
+    thread.join(timeout=60)  # the loop of the first call stands still here
+    assert not thread.is_alive() and "invoke_async" in raised[0]
+    assert await first == 10 and purse.reserve.held == 0
+    waits = asyncio.ensure_future(purse.spend(10, 1, 0.2))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(blocking)  # here it does not
+    assert await waits == 9 and len(raised) == 1 and purse.used == 3
 
 
 async def test_a_hold_gives_everything_back() -> None:

@@ -192,6 +192,8 @@ class Journal(Scribe):
                 self.halves.append(HalfTurn(array("i", input_ids), halted.part, inside))
                 if halted.part is not kept:
                     self.write(EventKind.PART, *part_event(halted.part, prompt, count, inside))
+            if hold is not None:
+                hold.release()
             await self.go_ahead()
             raise
         except CallCancelledError:
