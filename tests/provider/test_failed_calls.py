@@ -16,6 +16,7 @@ from scripted_engine import Reply, assert_exact, tool_call
 from strands_sglang import Episode, SGLangModel
 from strands_sglang.engine import FinishReason
 from strands_sglang.errors import FailedCallError
+from strands_sglang.provider import answer as failed
 
 BROKEN = '<tool_call>\n{"name": "adder", "arguments": {"a": 1,}}\n</tool_call>'
 TOLD = "This tool call was not executed, because it is malformed. The JSON is not valid"
@@ -97,11 +98,11 @@ async def test_after_it_ended_a_new_question_goes_on(adder: Adder) -> None:
 
 
 class Strangers:
-    """Hands every call another agent as the caller, as parallel agents do that share one `invocation_state`."""
+    """Hands every call another agent as the caller, as parallel agents do that share a state, and hides its loop."""
 
     def __init__(self, *known: int) -> None:
         self._known, self._calls = known, 0
-        self._stream = SGLangModel.stream
+        self._stream, self._on_the_stack = SGLangModel.stream, failed._on_the_stack
 
     def __enter__(self) -> Strangers:
         def stream(model: SGLangModel, *args: Any, **kwargs: Any) -> Any:
@@ -111,10 +112,12 @@ class Strangers:
             return self._stream(model, *args, **kwargs)
 
         SGLangModel.stream = stream  # type: ignore[method-assign, assignment]
+        failed._on_the_stack = lambda cancel_signal: None
         return self
 
     def __exit__(self, *_: Any) -> None:
         SGLangModel.stream = self._stream  # type: ignore[method-assign]
+        failed._on_the_stack = self._on_the_stack
 
 
 async def test_an_agent_nobody_knows_is_told_all_the_same(adder: Adder) -> None:

@@ -37,7 +37,7 @@ class Talk:
 
     def __init__(self, made: Planner, *, on_rewrite: RewritePolicy = KEEP, on_trim: RewritePolicy = FORK) -> None:
         self.planner, self.lineage = made, Lineage()
-        self.policy = {"on_rewrite": on_rewrite, "on_trim": on_trim}
+        self.policy: dict[str, Any] = {"on_rewrite": on_rewrite, "on_trim": on_trim}
 
     def plan(
         self, messages: list[Any], hint: Entry | None = None, *, again: bool = False, system: str | None = None

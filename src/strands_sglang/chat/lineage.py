@@ -5,106 +5,33 @@ the only authority. Each recorded turn is filed under the conversation that led 
 conversation goes on from the deepest turn whose whole conversation is a prefix of it. Ids of tool calls, which come
 back inside the messages, and a hint kept by the agent say where to look first; they never decide alone.
 
-Invariant: a turn is found only if every message up to and including its reply says the same as when it was recorded.
+Invariant: a turn is found only if every message up to and including its reply says the same as when it was recorded,
+and never if its reply stands nowhere: then the same words are somebody else's.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
-from strands_sglang.chat.canonical import canonical, holds_numbers, same_numbers
+from strands_sglang.chat.canonical import canonical, holds_numbers
 from strands_sglang.chat.compare import Said
+from strands_sglang.chat.filed import Entry as Entry
+from strands_sglang.chat.filed import Preamble as Preamble
+from strands_sglang.chat.filed import Stands as Stands
 from strands_sglang.chat.shape import Shape, Step
 
 Message = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Preamble:
-    """What stands in front of the messages: another one begins another branch."""
-
-    system: str | None = field(compare=False)
-    """The system prompt; None when there is none."""
-    tools: tuple[Any, ...] = field(compare=False)
-    """The tools, as they came."""
-    key: str
-    """Both, in a form that can be compared and looked up."""
+Standing: TypeAlias = Callable[[int], Stands]
+"""Tells of a turn, by its id, whether its reply stands in some conversation."""
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A recorded turn, filed."""
-
-    turn: int
-    """Its id in the tree."""
-    parent: Entry | None
-    """The turn it goes on from; None when it began a branch."""
-    branch: int
-    """Id of the turn that began its branch: kept by the first that goes on from a turn, not by later ones."""
-    preamble: Preamble
-    """What stood in front of its messages."""
-    history: list[Any]
-    """Its conversation, shared with its branch: the first `count - 1` messages, copies of our own."""
-    numeric: list[int]
-    """Which of those messages hold numbers, shared likewise: `1`, `1.0` and `True` are equal and say three things."""
-    count: int
-    """Messages up to and including its reply."""
-    reply: Any
-    """Its reply, in canonical form."""
-    shape: Shape
-    """The shape of its conversation, reply included."""
-    ended_by: int | None
-    """Its last sampled token, if that is a control token."""
-    end: int
-    """Tokens of its branch up to and including what it sampled."""
-    said: Said | None = None
-    """Its prompt and what was sampled, as text; None when that is not kept."""
-    exact: bool = False
-    """Whether its prompt is one rendering of its conversation, as far as is known."""
-    step: Step | None = None
-    """How its prompt was appended; None when it began a branch."""
-    children: int = 0
-    """Turns that go on from it."""
-
-    @property
-    def prompt_count(self) -> int:
-        """Messages without its reply."""
-        return self.count - 1
-
-    def leads_to(self, preamble: Preamble, messages: Sequence[Message]) -> bool:
-        """Return whether the conversation begins with this turn's, reply included."""
-        at = self.prompt_count
-        return (
-            len(messages) > at
-            and self.asked(preamble, messages)
-            and messages[at]["role"] == "assistant"
-            and canonical(messages[at]) == self.reply
-        )
-
-    def asked(self, preamble: Preamble, messages: Sequence[Message]) -> bool:
-        """Return whether the conversation begins with what this turn was asked."""
-        at = self.prompt_count
-        return preamble == self.preamble and len(messages) >= at and self._says(messages[:at], 0)
-
-    def left_behind(self, preamble: Preamble, messages: Sequence[Message], reply_at: int) -> bool:
-        """Return whether the conversation is this turn's, but for its oldest messages, with its reply at `reply_at`."""
-        dropped = self.prompt_count - reply_at
-        return (
-            dropped > 0
-            and preamble == self.preamble
-            and canonical(messages[reply_at]) == self.reply
-            and self._says(messages[:reply_at], dropped)
-        )
-
-    def _says(self, messages: Sequence[Message], start: int) -> bool:
-        """Return whether messages say what this turn's conversation says from `start` on."""
-        end = start + len(messages)
-        return list(messages) == self.history[start:end] and all(
-            same_numbers(messages[at - start], self.history[at]) for at in self.numeric if start <= at < end
-        )
+def everywhere(turn: int) -> Stands:
+    """Say of every turn that its reply stands."""
+    return Stands.SURELY
 
 
 class Lineage:
@@ -131,52 +58,80 @@ class Lineage:
         """Return a turn by its id; None when it is not filed here."""
         return None if turn is None else self._entries.get(turn)
 
-    def called(self, messages: Sequence[Message]) -> tuple[Entry, int] | None:
+    def called(self, messages: Sequence[Message], stands: Standing = everywhere) -> tuple[Entry, int] | None:
         """Return the latest turn whose tool-call id is in the messages, and the place behind its message."""
         for at in range(len(messages) - 1, -1, -1):
             if messages[at]["role"] == "assistant":
                 for block in messages[at].get("content") or ():
                     found = self._by_call.get(block["toolUse"]["toolUseId"]) if "toolUse" in block else None
-                    if found is not None:
+                    if found is not None and stands(found.turn):
                         return found, at + 1
         return None
 
-    def find(self, preamble: Preamble, messages: Sequence[Message], hint: Entry | None = None) -> Entry | None:
-        """Return the deepest turn that the conversation goes on from; None when it begins anew."""
-        called = self.called(messages)
+    def find(
+        self,
+        preamble: Preamble,
+        messages: Sequence[Message],
+        hint: Entry | None = None,
+        *,
+        named: Collection[int] = (),
+        stands: Standing = everywhere,
+    ) -> Entry | None:
+        """Return the deepest turn that the conversation goes on from; None when it begins anew.
+
+        Args:
+            preamble: What stands in front of the conversation.
+            messages: The conversation.
+            hint: The agent's last turn, by its own memory; None when it has none.
+            named: Turns whose replies the agent's messages say they are: of several with the same words, these.
+            stands: Tells which replies stand in a conversation.
+        """
+        called = self.called(messages, stands)
         for likely in (called[0] if called else None, hint):
-            if likely is None or not likely.leads_to(preamble, messages):
+            if likely is None or stands(likely.turn) is not Stands.SURELY or not likely.leads_to(preamble, messages):
                 continue
             if not any(message["role"] == "assistant" for message in messages[likely.count :]):
                 return likely
-        return self._walk(preamble, messages, hint)
+        return self._walk(preamble, messages, hint, named, stands)
 
-    def _walk(self, preamble: Preamble, messages: Sequence[Message], hint: Entry | None) -> Entry | None:
+    def _walk(
+        self,
+        preamble: Preamble,
+        messages: Sequence[Message],
+        hint: Entry | None,
+        named: Collection[int],
+        stands: Standing,
+    ) -> Entry | None:
         """Go down from the beginning, message by message."""
-        node, deepest = self._nodes.get((-1, preamble.key)), None
-        own = set(_ancestors(hint))
+        node = self._nodes.get((-1, preamble.key))
+        deepest: tuple[int, tuple[int, ...], Entry] | None = None
+        own = {entry.turn for entry in _ancestors(hint)}
         for message in messages:
             if node is None:
                 break
             node = self._nodes.get((node, canonical(message)))
-            if node is not None and node in self._ending_at:
-                ending = self._ending_at[node]
-                # The same words from the same question: the agent's own turn, else one that nobody went on from.
-                mine = [entry for entry in ending if entry in own]
-                free = [entry for entry in ending if not entry.children]
-                deepest = (mine or free or ending)[-1]
-        return deepest
+            for entry in self._ending_at.get(node, ()) if node is not None else ():
+                # The same words from the same question: one whose reply surely stands somewhere; of these the turn that
+                # the messages name, the agent's own, one that nobody went on from, the latest.
+                rank = stands(entry.turn), entry.turn in named, entry.turn in own, not entry.children, entry.turn
+                if rank[0] and (deepest is None or (entry.count, rank) > deepest[:2]):
+                    deepest = entry.count, rank, entry
+        return None if deepest is None else deepest[2]
 
     def trimmed(
-        self, preamble: Preamble, messages: Sequence[Message], hint: Entry | None = None
+        self,
+        preamble: Preamble,
+        messages: Sequence[Message],
+        hint: Entry | None = None,
+        stands: Standing = everywhere,
     ) -> tuple[Entry, int] | None:
         """Return the turn a conversation goes on from once its oldest messages are dropped, and the place behind it.
 
         None unless everything that is left says what the turn's conversation said.
         """
-        called = self.called(messages)
+        called = self.called(messages, stands)
         likely = [called] if called is not None else []
-        if hint is not None:
+        if hint is not None and stands(hint.turn):
             replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
             likely += [(hint, at + 1) for at in reversed(replies)]
         return next((found for found in likely if found[0].left_behind(preamble, messages, found[1] - 1)), None)

@@ -11,6 +11,7 @@ Invariant: only the agent whose call this is, is touched. Its cancel signal tell
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from strands_sglang.provider.turn import Ready, Recorded
 _seen: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 _hooked: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
+_FRAMES = 40  # between a model and the loop that calls it; middleware adds some
 
 
 def calling_agent(invocation_state: Mapping[str, Any] | None, cancel_signal: Any) -> Any:
@@ -37,7 +39,29 @@ def calling_agent(invocation_state: Mapping[str, Any] | None, cancel_signal: Any
         if isinstance(signal, threading.Event) and (signal not in _seen or _seen[signal]() is not agent):
             _seen[signal] = weakref.ref(agent)
         known = _seen.get(cancel_signal) if isinstance(cancel_signal, threading.Event) else None
-    return known() if known is not None else None
+    if known is not None or not isinstance(cancel_signal, threading.Event):
+        return known() if known is not None else None
+    agent = _on_the_stack(cancel_signal)
+    if agent is not None:
+        with _lock:
+            _seen[cancel_signal] = weakref.ref(agent)
+    return agent
+
+
+def _on_the_stack(cancel_signal: threading.Event) -> Any:
+    """Return the agent with this signal whose loop is waiting for this call; None when there is none to be seen.
+
+    Agents of a graph share `invocation_state`, and each writes itself into it; but each is in a loop of its own.
+    """
+    frame = sys._getframe(2)
+    for _ in range(_FRAMES):
+        if frame is None:
+            return None
+        agent = frame.f_locals.get("agent")
+        if agent is not None and getattr(agent, "cancel_signal", None) is cancel_signal:
+            return agent
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def settle_failed_calls(episode: Episode, recorded: Recorded, agent: Any, policy: FailedCallPolicy) -> None:

@@ -16,6 +16,21 @@ DEFAULT_MAX_NEW_TOKENS = 4096
 """What a turn may sample when nothing is said. The engine's own default, 128, cuts most turns in half."""
 
 
+def tokens_left(used: int, episode_limit: int) -> int:
+    """Return how many tokens an episode may yet sample, above 0.
+
+    Raises:
+        TokenBudgetError: None.
+    """
+    if used >= episode_limit:
+        raise TokenBudgetError(
+            f"the episode has sampled {used} of {episode_limit} tokens (max_episode_tokens)",
+            used=used,
+            budget=episode_limit,
+        )
+    return episode_limit - used
+
+
 def turn_budget(
     sampling: Mapping[str, Any],
     *,
@@ -43,13 +58,7 @@ def turn_budget(
     """
     budget: int = sampling.get("max_new_tokens") or DEFAULT_MAX_NEW_TOKENS
     if episode_limit is not None:
-        if used >= episode_limit:
-            raise TokenBudgetError(
-                f"the episode has sampled {used} of {episode_limit} tokens (max_episode_tokens)",
-                used=used,
-                budget=episode_limit,
-            )
-        budget = min(budget, episode_limit - used)
+        budget = min(budget, tokens_left(used, episode_limit))
     if response_limit is not None:
         if response >= response_limit:
             raise TokenBudgetError(

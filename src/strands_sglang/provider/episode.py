@@ -17,9 +17,11 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from strands_sglang.chat.lineage import Entry, Lineage, call_ids_in
+from strands_sglang.chat.lineage import Entry, Lineage, Stands, call_ids_in
 from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import ConfigurationError, CountMismatchError
+from strands_sglang.provider.budget import tokens_left
+from strands_sglang.provider.reserve import Hold, Reserve
 from strands_sglang.provider.witness import Witness
 from strands_sglang.tokens import TokenManager, TokenTree, Trajectory, Turn, TurnPurpose
 
@@ -54,6 +56,7 @@ class Episode:
         """Who watches it; None: nobody."""
         self.lock = threading.Lock()
         """Held while the lineage is read or changed; never while waiting."""
+        self._reserve = Reserve()
         self._begin()
 
     def _begin(self) -> None:
@@ -63,7 +66,9 @@ class Episode:
         self._called_from: dict[int, LastTurn] = {}
         self._serial = 0
         self.replaced: dict[int, int] = {}
-        """Turns that were rejected because the agent asked again, each with the turn it got instead."""
+        """Turns that seem rejected because the agent asked again, each with the turn it got instead."""
+        self.told: set[int] = set()
+        """Turns whose agents tell whether their replies stand in a conversation: nothing is guessed of these."""
         self.ends_behind: set[int] = set()
         """Turns with failed calls that no conversation is to go on from."""
         self.sampled_tokens = 0
@@ -107,6 +112,20 @@ class Episode:
     def trajectories(self) -> list[Trajectory]:
         """Return every branch an agent took, laid flat; each sampled token is trained in one of them only."""
         return self.tree.trajectories()
+
+    def stands(self, turn: int) -> Stands:
+        """Return whether the reply of a turn stands in some conversation."""
+        if not self.tree[turn].rejected:
+            return Stands.SURELY
+        return Stands.PERHAPS if turn in self.replaced else Stands.NOWHERE
+
+    def hold(self, limit: int | None) -> Hold:
+        """Return what a call of this episode holds of its bounds; nothing yet.
+
+        Args:
+            limit: Tokens the episode may sample in all; None: any number.
+        """
+        return Hold() if limit is None else Hold(self._reserve, lambda: tokens_left(self.sampled_tokens, limit))
 
     def mint(self, count: int, messages: Sequence[Mapping[str, Any]] = ()) -> list[str]:
         """Return ids for the calls of one turn: the same in a repeated run of an episode with the same name.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from strands_sglang.chat.bridge import Bridge, Piece
 from strands_sglang.chat.canonical import canonical
 from strands_sglang.chat.content import TemplateMessage, template_messages, template_tools
 from strands_sglang.chat.findings import findings_of
-from strands_sglang.chat.lineage import Entry, Lineage, Preamble
+from strands_sglang.chat.lineage import Entry, Lineage, Preamble, Standing, everywhere
 from strands_sglang.chat.shape import Shape, Step, opening_shape, step_of
 from strands_sglang.chat.verdict import Soundness
 from strands_sglang.errors import BridgeRefusedError
@@ -94,6 +94,8 @@ class Planner:
         hint: Entry | None,
         *,
         again: bool = False,
+        named: Collection[int] = (),
+        stands: Standing = everywhere,
         on_rewrite: RewritePolicy,
         on_trim: RewritePolicy,
     ) -> Plan:
@@ -105,6 +107,8 @@ class Planner:
             messages: The conversation.
             hint: The agent's last turn, by its own memory; None when it has none.
             again: Whether the agent asks a second time for what that turn was to be.
+            named: Turns whose replies the agent's messages say they are.
+            stands: Tells which replies stand in a conversation.
             on_rewrite: What to do where the template would rewrite history.
             on_trim: What to do where the oldest messages were dropped.
 
@@ -113,10 +117,10 @@ class Planner:
             TemplateRefusedError: The template does not take the conversation.
             UnsupportedContentError: A message has a kind of content that cannot be rendered.
         """
-        parent, known, aligned = lineage.find(preamble, messages, hint), 0, True
+        parent, known, aligned = lineage.find(preamble, messages, hint, named=named, stands=stands), 0, True
         if parent is not None:
             known = parent.count
-        trimmed = lineage.trimmed(preamble, messages, hint) if on_trim is not RewritePolicy.FORK else None
+        trimmed = lineage.trimmed(preamble, messages, hint, stands) if on_trim is not RewritePolicy.FORK else None
         if trimmed is not None and trimmed[0] is not parent:
             if on_trim is RewritePolicy.REFUSE:
                 raise BridgeRefusedError(
@@ -125,7 +129,7 @@ class Planner:
                     step="trim",
                 )
             parent, known, aligned = *trimmed, False
-        called = lineage.called(messages) if hint is None else None
+        called = lineage.called(messages, stands) if hint is None else None
         origin = called[0] if called is not None else hint
         discarded = None
         if again and hint is not None and hint is not parent and _thrown_away(hint, preamble, messages):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -26,15 +26,37 @@ def _threads() -> ThreadPoolExecutor:
     return _threads_of(os.getpid())
 
 
-async def prepare(planner: Planner, episode: Episode, request: Request, parser: ToolParser, **policy: Any) -> Ready:
-    """Find the branch of a conversation and make its next prompt."""
+async def prepare(
+    planner: Planner,
+    episode: Episode,
+    request: Request,
+    parser: ToolParser,
+    *,
+    named: Collection[int] = (),
+    **policy: Any,
+) -> Ready:
+    """Find the branch of a conversation and make its next prompt.
+
+    Args:
+        planner: Finds and renders.
+        episode: Where it belongs.
+        request: The conversation.
+        parser: Knows how reasoning begins.
+        named: Turns whose replies the agent's messages say they are.
+        **policy: See `Planner.plan`.
+    """
     preamble = planner.preamble(request.system, request.tool_specs)
     with episode.lock:
         lineage, tree = episode.lineage, episode.tree
         turn, cycle = _remembered(episode, request.state)
-        hint = lineage.entry(turn)
-        again = cycle is not None and cycle == request.cycle
-        plan = planner.plan(lineage, preamble, request.messages, hint, again=again, **policy)
+        hint, again = lineage.entry(turn), cycle is not None and cycle == request.cycle
+        if again and hint is not None and not episode.stands(hint.turn):
+            # Its reply was thrown away, and nothing was rewritten by that: this turn goes on from where it did.
+            before, again = tree[hint.turn], False
+            hint = lineage.entry(before.parent if before.parent is not None else before.forked_from)
+        plan = planner.plan(
+            lineage, preamble, request.messages, hint, again=again, named=named, stands=episode.stands, **policy
+        )
         parent = tree[plan.parent.turn] if plan.parent is not None else None
         caller = episode.caller(_question(request.messages), hint, side=request.is_side) if parent is None else None
     if planner.bridge.is_slow(plan.piece):

@@ -17,7 +17,7 @@ from strands_sglang.provider.live import LiveEvents
 from strands_sglang.provider.plan import Planner
 from strands_sglang.provider.policy import ArgumentCheck
 from strands_sglang.provider.turn import STATE_KEY, Ready, Recorded, Request
-from strands_sglang.tokens import Turn
+from strands_sglang.tokens import TokenTree, Turn, TurnStatus
 from strands_sglang.tool_parsers import ParsedTurn, ToolCall, ToolParser
 from strands_sglang.tool_parsers.argument_check import checked_by_schema
 from strands_sglang.tool_parsers.base import Schemas
@@ -35,6 +35,7 @@ def record(
     live: LiveEvents | None = None,
     check: ArgumentCheck = ArgumentCheck.TOOL,
     ends: bool = False,
+    told: bool = False,
 ) -> Recorded:
     """Take a sampled turn apart, commit it to the tree and file it under its conversation.
 
@@ -49,6 +50,7 @@ def record(
         live: What was shown of it already; None when nothing is shown before the turn is whole.
         check: Who judges the arguments of its calls.
         ends: Whether the agent is to stop behind a failed call.
+        told: Whether the agent will tell when the reply is part of its conversation; until then it is rejected.
 
     Returns:
         The turn, recorded.
@@ -101,6 +103,7 @@ def record(
         finish=generation.finish_reason.value,
         prompt_tokens=generation.prompt_tokens,
         detail=_detail(generation, parsed, request, latency_ms),
+        status=TurnStatus.REJECTED if told else TurnStatus.KEPT,
     )
     with episode.lock:
         lineage = ready.lineage
@@ -122,21 +125,37 @@ def record(
         if episode.tree is ready.tree:
             episode.sampled_tokens += len(ids)
             episode.keep_experts(turn, generation.routed_experts)
+            if told:
+                episode.told.add(turn.id)
     _settle(episode, ready, turn)
     if request.state is not None:
         request.state[STATE_KEY] = {"tree": ready.tree.id, "turn": turn.id, "cycle": request.cycle}
-    return Recorded(turn, entry.branch, blocks, text, parsed, cut)
+    return Recorded(turn, entry, blocks, text, parsed, cut)
 
 
 def _settle(episode: Episode, ready: Ready, turn: Turn) -> None:
-    """Reject the turn that this one replaces. If a conversation goes on from one that was replaced, it was not."""
+    """Reject the turn that this one replaces. If a conversation goes on from one that was replaced, it was not.
+
+    Only where no agent tells what became of its replies.
+    """
     plan, tree = ready.plan, ready.tree
-    if plan.discarded is not None:
-        tree.reject(tree[plan.discarded.turn])
-        episode.replaced[plan.discarded.turn] = turn.id
-    if plan.parent is not None and plan.parent.turn in episode.replaced:
-        tree.reject(tree[episode.replaced.pop(plan.parent.turn)])
-        tree.restore(tree[plan.parent.turn])
+    if episode.tree is not tree:
+        return
+    parent, discarded = plan.parent, plan.discarded
+    if discarded is not None and _may_be_gone(episode, tree, discarded.turn):
+        tree.reject(tree[discarded.turn])
+        episode.replaced[discarded.turn] = turn.id
+    if parent is not None and parent.turn in episode.replaced:
+        instead = episode.replaced.pop(parent.turn)
+        tree.restore(tree[parent.turn])
+        # The agent that got another reply instead, and goes on from this one all the same, threw the other away.
+        if plan.rewritten is not None and plan.rewritten.turn == instead and _may_be_gone(episode, tree, instead):
+            tree.reject(tree[instead])
+
+
+def _may_be_gone(episode: Episode, tree: TokenTree, turn: int) -> bool:
+    """Return whether a reply may have been thrown away: nobody said that it was not, and nothing goes on from it."""
+    return turn not in episode.told and all(child.rejected for child in tree.children(tree[turn]))
 
 
 def _detail(generation: Generation, parsed: ParsedTurn, request: Request, latency_ms: int) -> dict[str, Any]:

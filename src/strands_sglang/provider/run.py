@@ -27,6 +27,8 @@ from strands_sglang.provider.plan import Planner
 from strands_sglang.provider.policy import ArgumentCheck, FailedCallPolicy, RewritePolicy
 from strands_sglang.provider.prepare import prepare
 from strands_sglang.provider.record import record
+from strands_sglang.provider.reserve import Hold
+from strands_sglang.provider.standing import PLACE_KEY, acknowledge, await_reply, tells
 from strands_sglang.provider.turn import Ready, Recorded, Request
 from strands_sglang.tool_parsers import ToolParser
 
@@ -70,6 +72,7 @@ class TurnRunner:
             episode,
             request,
             self.parser,
+            named=() if agent is None else acknowledge(agent, episode),
             on_rewrite=config.get("on_template_rewrite", RewritePolicy.KEEP),
             on_trim=config.get("on_trim", RewritePolicy.FORK),
         )
@@ -79,34 +82,35 @@ class TurnRunner:
         if live is not None:
             yield {"messageStart": {"role": "assistant"}}
         generation: Generation | None = None
-        async with aclosing(self._sample(engine, episode, ready, config, cancel_signal, live)) as sampling:
-            async for item in sampling:
-                if isinstance(item, Generation):
-                    generation = item
-                else:
-                    yield item
-        if generation is None:
-            raise TurnAbortedError("the engine's stream ended without a whole turn")
-        schemas = request.schemas()
-        latency = int(1000 * (time.monotonic() - began))
-        recorded = record(
-            self.planner,
-            episode,
-            ready,
-            generation,
-            self.parser,
-            schemas=schemas,
-            latency_ms=latency,
-            live=live,
-            check=config.get("arguments_checked_by", ArgumentCheck.TOOL),
-            ends=on_failed is FailedCallPolicy.END,
-        )
-        if episode.witness is not None:
-            try:
-                episode.witness.committed(recorded.turn, generation)
-            except BaseException:
-                ready.tree.reject(recorded.turn)
-                raise
+        schemas, told = request.schemas(), tells(agent, request)
+        with episode.hold(config.get("max_episode_tokens")) as hold:
+            async with aclosing(self._sample(engine, episode, ready, config, cancel_signal, live, hold)) as sampling:
+                async for item in sampling:
+                    if isinstance(item, Generation):
+                        generation = item
+                    else:
+                        yield item
+            if generation is None:
+                raise TurnAbortedError("the engine's stream ended without a whole turn")
+            recorded = record(
+                self.planner,
+                episode,
+                ready,
+                generation,
+                self.parser,
+                schemas=schemas,
+                latency_ms=int(1000 * (time.monotonic() - began)),
+                live=live,
+                check=config.get("arguments_checked_by", ArgumentCheck.TOOL),
+                ends=on_failed is FailedCallPolicy.END,
+                told=told,
+            )
+            if episode.witness is not None:
+                try:
+                    episode.witness.committed(recorded.turn, generation)
+                except BaseException:
+                    ready.tree.reject(recorded.turn)
+                    raise
         if generation.finish_reason is FinishReason.ABORT:
             ready.tree.reject(recorded.turn)
             raise TurnAbortedError(
@@ -125,6 +129,8 @@ class TurnRunner:
             if episode.witness is not None and agent is not None:
                 episode.witness.calls(agent)
             settle_failed_calls(episode, recorded, agent, on_failed)
+            if told:
+                await_reply(agent, ready.tree, recorded.turn, recorded.entry)
             for event in _told(episode, recorded, generation, live):
                 if cancel_signal is not None and cancel_signal.is_set():
                     raise CallCancelledError("cancelled while the framework was told of the turn")
@@ -142,12 +148,17 @@ class TurnRunner:
         config: Mapping[str, Any],
         cancel_signal: Any,
         live: LiveEvents | None,
+        hold: Hold,
     ) -> AsyncGenerator[Event | Generation, None]:
         """Yield what can be shown while the turn is sampled, and at last the whole of it."""
         limit = min(filter(None, (config.get("context_window_limit"), self.context_limit)), default=None)
         while True:
             try:
                 sampling, asked = self._asked(episode, ready, config, limit)
+                if episode.witness is None:
+                    sampling["max_new_tokens"] = await hold.tokens(sampling["max_new_tokens"])
+                else:
+                    asked["hold"] = hold
                 if live is None:
                     yield await engine.generate(ready.prepared.ids, sampling, cancel_signal=cancel_signal, **asked)
                     return
@@ -162,6 +173,7 @@ class TurnRunner:
                             yield chunk.generation
                 return
             except ContextOverflowError as error:
+                hold.release()
                 known, prompt = error.limit_tokens, len(ready.prepared.ids)
                 if known is None or limit == known or prompt >= known or (live is not None and live.shown):
                     raise ContextWindowOverflowException(str(error)) from error
@@ -245,5 +257,5 @@ def _usage(generation: Generation) -> dict[str, int]:
 
 def _metrics(episode: Episode, recorded: Recorded) -> dict[str, Any]:
     turn = recorded.turn
-    place = {"tree": episode.id, "branch": recorded.branch, "turn": turn.id, "parent": turn.parent}
-    return {"latencyMs": turn.detail["latency_ms"], "sglang": place}
+    place = {"tree": episode.id, "branch": recorded.entry.branch, "turn": turn.id, "parent": turn.parent}
+    return {"latencyMs": turn.detail["latency_ms"], PLACE_KEY: place}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strands_sglang.chat.content import tool_schema
-from strands_sglang.chat.lineage import Lineage, Preamble
+from strands_sglang.chat.lineage import Entry, Lineage, Preamble
 from strands_sglang.provider.blocks import Block
 from strands_sglang.provider.plan import Plan
 from strands_sglang.tokens import TokenTree, Turn
@@ -81,8 +81,8 @@ class Recorded:
 
     turn: Turn
     """The turn in the tree."""
-    branch: int
-    """Id of the turn that began its branch."""
+    entry: Entry
+    """Where it is filed."""
     blocks: list[Block]
     """The reply, as the framework keeps it."""
     text: SampledText

@@ -17,7 +17,11 @@ class Witness(Protocol):
 
     @property
     def engine(self) -> TokenEngine:
-        """What the episode's calls go to, instead of the model's own engine."""
+        """What the episode's calls go to, instead of the model's own engine.
+
+        Its `generate` takes `hold` besides: a `Hold`. Before anything new is sampled, `hold.tokens` says how much of
+        the turn may be.
+        """
         ...
 
     @property

@@ -116,8 +116,9 @@ class Asker:
                 return replace(kept, finish_reason=FinishReason.LENGTH, finish_detail=len(kept))
             part = await self._part(input_ids, sampling, kept, asked)
             whole = part if kept is None else joined(kept, part)
+            given = replace(whole, discarded_tokens=whole.discarded_tokens + discarded) if discarded else whole
             if part.finish_reason is not FinishReason.ABORT:
-                return replace(whole, discarded_tokens=whole.discarded_tokens + discarded) if discarded else whole
+                return given
             if goes_on and len(whole):
                 kept = whole
             else:
@@ -127,7 +128,7 @@ class Asker:
             if self.halted:
                 raise HaltedError(kept)
             if on_abort is AbortPolicy.RETURN:
-                return whole
+                return given
             tries = 0 if len(part) else tries + 1
             if tries > _TRIES:
                 raise EngineUnavailableError(f"the engine aborted the request: {part.finish_detail}", attempts=tries)

@@ -22,6 +22,7 @@ from strands_sglang.engine.protocol import TokenIds
 from strands_sglang.errors import CallCancelledError, StrandsSGLangError
 from strands_sglang.ledger.chain import Chain
 from strands_sglang.ledger.event import Event, EventKind, ids_digest
+from strands_sglang.provider.reserve import Hold
 from strands_sglang.rollout.answer_event import (
     Sent,
     error_of,
@@ -116,16 +117,29 @@ class Journal(Scribe):
         if self._pace is not None:
             await self._pace.turn()
 
+    def begin_tool(self, *, known: bool) -> str | None:
+        """Count a tool before it is run, or answered from the record (`known`); return why it is not to be, if so."""
+        with self._pen.lock:
+            refused = None
+            if not known and self.quota.tool_calls is not None:
+                refused = self.quota.refusal(self.metrics.tool_calls + self.recorded.results_left)
+            self.metrics.tool_calls += refused is None
+        return refused
+
     async def generate(
-        self, input_ids: TokenIds, sampling_params: Mapping[str, Any] | None = None, **asked: Any
+        self,
+        input_ids: TokenIds,
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        hold: Hold | None = None,
+        **asked: Any,
     ) -> Generation:
-        """Answer from the record, else ask the engine; see `TokenEngine`."""
+        """Answer from the record, else ask the engine; see `TokenEngine` and `Witness`."""
         try:
             self._check_open(asks=True)
         except CallCancelledError:
             await asyncio.sleep(_PAUSE)
             raise
-        self.quota.check(self.turns, self.metrics.tool_calls)
         prompt, inside, kept = ids_digest(input_ids), within.get(), None
         event = await self._from_record(prompt)
         if event is not None and event.kind is EventKind.FAULT:
@@ -135,7 +149,11 @@ class Journal(Scribe):
             self.metrics.replayed_turns += 1
         else:
             kept = self.recorded.part(prompt, inside)
-            generation = await self._live(input_ids, sampling_params, prompt, kept, asked)
+            try:
+                generation = await self._live(input_ids, dict(sampling_params or {}), prompt, kept, asked, hold)
+            except BaseException:
+                self.recorded.take_back(kept, prompt, inside)
+                raise
         earlier = 0
         if kept is not None and generation.token_ids[: len(kept)] == kept.token_ids:  # else it was given up
             earlier = len(kept)
@@ -154,13 +172,18 @@ class Journal(Scribe):
     async def _live(
         self,
         input_ids: TokenIds,
-        sampling: Mapping[str, Any] | None,
+        sampling: dict[str, Any],
         prompt: str,
         kept: Generation | None,
         asked: dict[str, Any],
+        hold: Hold | None,
     ) -> Generation:
         """Ask the engine, behind what is kept of the turn."""
         await self.go_ahead()
+        if hold is not None:
+            await self.quota.begin_turn(hold, self._done)
+            sampling["max_new_tokens"] = await hold.tokens(sampling["max_new_tokens"])
+            self._check_open()
         inside, count, began = within.get(), len(input_ids), time.monotonic()
         try:
             generation = await self.asker.ask(input_ids, sampling, kept, **asked)
@@ -169,6 +192,8 @@ class Journal(Scribe):
                 self.halves.append(HalfTurn(array("i", input_ids), halted.part, inside))
                 if halted.part is not kept:
                     self.write(EventKind.PART, *part_event(halted.part, prompt, count, inside))
+            if hold is not None:
+                hold.release()
             await self.go_ahead()
             raise
         except CallCancelledError:
@@ -205,8 +230,14 @@ class Journal(Scribe):
             if call in self._over or (asks and call in self._settled and not self.recorded.within(call)):
                 raise CallCancelledError("the tool call that this is asked inside of is over")
 
+    def _done(self) -> tuple[int, int]:
+        """Return how many turns were made, and tools run."""
+        return self.turns + len(self._early), self.metrics.tool_calls
+
     async def _from_record(self, prompt: str) -> Event | None:
         event = await self.recorded.answer(prompt, within.get())
+        if event is None:
+            self.quota.check(*self._done())
         if event is None and len(self.recorded):
             self._diverge(self.recorded.next_event, "the agent asks for another prompt than the one on record")
         elif event is None and self.replays:

@@ -21,6 +21,7 @@ from strands_sglang.errors import ContextOverflowError, StrandsSGLangError
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.rollout.answer_event import generation_of
+from strands_sglang.rollout.tool_result import Outcome
 from strands_sglang.tokens import Join
 
 _PATIENCE = 5.0  # seconds without any progress after which nobody is expected to ask for what is left
@@ -145,6 +146,19 @@ class Recorded:
         with self._lock:
             waiting = self._parts.get((prompt, *within))
             return waiting.pop(0) if waiting else None
+
+    def take_back(self, part: Generation | None, prompt: str, within: Collection[str]) -> None:
+        """Take a part back that a call did not go on from, because it failed: who asks again goes on from it."""
+        with self._lock:
+            if part is not None:
+                self._parts.setdefault((prompt, *within), []).insert(0, part)
+
+    @property
+    def results_left(self) -> int:
+        """Tools that were run by the record, and whose results were not handed out yet."""
+        with self._lock:
+            waiting = (event for events in self._tools.values() for event in events)
+            return sum(event.data["outcome"] != Outcome.REFUSED.value for event in waiting)
 
     def began_anew(self) -> bool:
         """Hear that the agent threw its turns away; return whether it is on record that it did."""

@@ -29,6 +29,8 @@ class Outcome(str, Enum):
     """The tool raised an error, which is the result."""
     TIMEOUT = "timeout"
     """The tool took too long, which is the result."""
+    REFUSED = "refused"
+    """It was not run, which is the result: its episode had run as many tools as it may."""
 
 
 class RecordedToolError(Exception):

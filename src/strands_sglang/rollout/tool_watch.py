@@ -51,9 +51,15 @@ class ToolWatch:
         call_id, name = str(call.get("toolUseId")), str(call.get("name"))
         arguments = arguments_digest(call.get("input"))
         known = journal.recorded.result(call_id, name, arguments)
-        journal.metrics.tool_calls += 1
+        refused = known is not None and known.data["outcome"] == Outcome.REFUSED.value
+        why = None if refused else journal.begin_tool(known=known is not None)
+        if why is not None:
+            result = ToolResultEvent(_error(call_id, why))
+            self._write(call_id, name, arguments, Outcome.REFUSED, result, 0.0)
+            yield result
+            return
         if known is not None and not known.data["calls"] and known.data["result"] is not None:
-            if name in self.rerun:
+            if name in self.rerun and not refused:
                 await self._bounded(context, next_fn, call_id, known)
             journal.metrics.tool_seconds += known.data["seconds"]
             yield self._counted(known.data["outcome"], from_record(known, call_id))

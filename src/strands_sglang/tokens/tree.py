@@ -74,6 +74,7 @@ class TokenTree(Turns):
         finish: str = "",
         prompt_tokens: int | None = None,
         detail: Mapping[str, Any] | None = None,
+        status: TurnStatus = TurnStatus.KEPT,
     ) -> Turn:
         """Add a prepared turn with what was sampled for it, whole or not at all.
 
@@ -85,6 +86,8 @@ class TokenTree(Turns):
             finish: Why sampling ended, in the engine's word.
             prompt_tokens: The engine's count of the prompt, to be checked; None: it did not say.
             detail: Plain JSON data to keep with the turn; copied.
+            status: What is known of its output: rejected, where it becomes part of a conversation only later, if at
+                all; `restore` says that it has.
 
         Returns:
             The turn, now part of the tree.
@@ -107,6 +110,7 @@ class TokenTree(Turns):
             start=0 if parent is None else parent.end,
             finish=plain_copy(finish or ""),
             purpose=prepared.purpose,
+            status=TurnStatus(status),
             join=prepared.join,
             forked_from=prepared.forked_from,
             caller=prepared.caller,
@@ -140,7 +144,7 @@ class TokenTree(Turns):
             self._flat.pop(turn.id, None)
 
     def restore(self, turn: Turn) -> None:
-        """Take a rejection back: the conversation went on from it after all."""
+        """Take a rejection back: its output is part of a conversation after all."""
         self._check_ours(turn)
         with self._lock:
             turn.status = TurnStatus.KEPT

@@ -77,7 +77,7 @@ class Turn:
     purpose: TurnPurpose = TurnPurpose.EPISODE
     """What it was sampled for."""
     status: TurnStatus = TurnStatus.KEPT
-    """What became of its output; the one thing that may change later, by `TokenTree.reject`."""
+    """What became of its output; the one thing that may change later, by `TokenTree.reject` and `restore`."""
     join: Join = Join.ROOT
     """How its prompt was joined to the branch."""
     forked_from: int | None = None
