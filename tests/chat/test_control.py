@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from families import FAMILIES, tokenizer
-from strands_sglang.chat.control import ControlTokens, Escapes, is_blank
+from strands_sglang.chat.control import ControlTokens, is_blank
+from strands_sglang.chat.escapes import Escapes
 from strands_sglang.errors import UnsupportedContentError
 
 
@@ -117,7 +118,8 @@ def test_private_use_characters_of_the_data_survive() -> None:
     escapes, text = Escapes(_CONTROL), "\U000f0000<|end|>\U000f0001\U000f0000\U000ffffd\ue000\U00100000"
     safe = escapes.escape(text)
     assert escapes.restore(safe) == text
-    assert "\ue000" in safe and "\U00100000" in safe, "only one plane is used"
+    assert "\ue000" in safe, "only two planes are used"
+    assert "\U00100000" not in safe, "it would be taken for a mark"
 
 
 def test_half_a_surrogate_pair_becomes_the_replacement_character() -> None:
@@ -159,18 +161,32 @@ def test_whatever_the_data_it_holds_no_control_token_and_comes_back(texts: list[
         assert escapes.restore(after) == re.sub("[\ud800-\udfff]", "\ufffd", before)
 
 
-def test_texts_that_brackets_would_make_a_control_token_are_taken_out_where_brackets_may_come() -> None:
-    control = control_of("<|end|>", "</think>", "[INST]", "<name>", "<type>")
-    escapes, schema = Escapes(control), {"end": "think", "x": ["/think", "INST", "[INST", "the end", "name"]}
+def test_of_literals_that_a_template_composes_data_gets_no_part() -> None:
+    control = control_of("<|end|>", "<|tool|>", "[INST]")
+    escapes = Escapes(control)
+    schema = {"end": "tool", "x|>": ["<", "INST", "the end", "name", "a|b"]}
     assert escapes.escape(schema) == schema
-    safe = escapes.escape(schema, bracketed=True)
-    ((key, value), (_, items)) = safe.items()
-    assert not {key, value, *items[:3]} & {"end", "think", "/think", "INST", "[INST"}
-    assert items[3:] == ["the end", "name"], "words in a text, and the words a schema is made of, stay"
-    assert [escapes.restore(text) for text in (key, value, *items)] == ["end", "think", *schema["x"]]
-    for text in (key, value, *items[:3]):
-        for written in (f"<{text}>", f"<|{text}|>", f"</{text}>", f"[{text}]", f"{text}]"):
-            assert not list(control.find(written))
+    safe = escapes.escape(schema, composed=frozenset(["<|end|>", "<|tool|>"]))
+    ((key, value), (other, items)) = safe.items()
+    assert not {key, value, other} & {"end", "tool", "x|>"} and not set("<|>") & set("".join([other, *items]))
+    assert items[1:4] == ["INST", "the end", "name"], "no part of a composed literal, nor the words schemas are made of"
+    assert [escapes.restore(text) for text in (key, value, other, *items)] == ["end", "tool", "x|>", *schema["x|>"]]
+    message = {"role": "tool", "content": "tool"}
+    safe = escapes.escape(message, composed=frozenset(["<|tool|>"]))
+    assert safe["role"] == "tool" and safe["content"] != "tool", "a role is none of the data"
+
+
+# --- marks -----------------------------------------------------------------------------------------------------------
+
+
+def test_marks_stand_for_literals_and_come_back_with_their_places() -> None:
+    text = "a<|end|><call>b <|end|>"
+    marked = _CONTROL.marked(text)
+    assert len(marked) == 6 and marked[1] == marked[5] != marked[2]
+    assert _CONTROL.unmarked(marked) == (text, list(_CONTROL.find(text)))
+    assert _CONTROL.unmarked("no \U0010fff0 mark") == ("no \U0010fff0 mark", [])
+    assert [_CONTROL.mark_of(token_id) for token_id in (0, 1)] == [marked[1], marked[2]]
+    assert _CONTROL.among([5, 1, 10**6, 0, 1]) == [1, 0, 1]
 
 
 # --- white space -----------------------------------------------------------------------------------------------------

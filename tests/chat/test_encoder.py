@@ -11,9 +11,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
 
+from chat.sentencepieces import sentencepiece
 from families import FAMILIES, tokenizer
-from strands_sglang.chat.control import Escapes
 from strands_sglang.chat.encoder import Encoder
+from strands_sglang.chat.escapes import Escapes
 from strands_sglang.errors import ConfigurationError
 
 _ENCODERS: dict[str, Encoder] = {}
@@ -240,3 +241,40 @@ def test_what_is_no_tokenizer_is_refused() -> None:
         Encoder("Qwen/Qwen3-8B")
     with pytest.raises(ConfigurationError, match="SimpleNamespace"):
         Encoder(SimpleNamespace())
+
+
+# --- tokenizers of the sentencepiece kind ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_only", [True, False])
+def test_a_guarded_text_gets_no_blanks_that_another_does_not(first_only: bool) -> None:
+    tok = sentencepiece(first_only, ("<s>", "[INST]", "[/INST]", "</s>"))
+    encoder = Encoder(tok)
+    for head in ("<s>[INST] hi[/INST]yes</s>[INST]", "words first <s>[INST]"):
+        escapes = Escapes(encoder.control)
+        plain = tok.backend_tokenizer.encode(f"{head}ok @INST][/INST]", add_special_tokens=False).ids
+        ids = encoder.encode(f"{head}{escapes.escape('ok [INST]')}[/INST]", escapes)
+        at = tok.convert_tokens_to_ids("@"), tok.convert_tokens_to_ids("[")
+        assert list(ids) == [at[1] if token == at[0] else token for token in plain]
+
+
+@pytest.mark.parametrize("first_only", [True, False])
+def test_a_sampled_marker_is_told_from_its_letters_by_any_tokenizer(first_only: bool) -> None:
+    tok = sentencepiece(first_only, ("<|im_end|>",), ("<tool_call>", "</tool_call>"))
+    encoder = Encoder(tok)
+    assert not encoder._decodes_apart
+    letters = [tok.convert_tokens_to_ids(letter) for letter in "a<tool_call>b"]
+    marker = encoder.control.ids["<tool_call>"]
+    sampled = encoder.sampled([*letters, marker, *letters])
+    assert sampled == "a<tool_call>b<tool_call>a<tool_call>b"
+    assert sampled.mark("<tool_call>", 0) == 13 and sampled.mark("<tool_call>", 14) == -1
+    assert encoder.sampled(letters).mark("<tool_call>", 0) == -1
+
+
+def test_sampled_text_that_holds_our_own_marks() -> None:
+    encoder = encoder_of("qwen3")
+    marker = encoder.control.ids["<tool_call>"]
+    ids = [*tokenizer("qwen3").encode("\U00100000", add_special_tokens=False), marker]
+    assert encoder.decode_marked(ids) is None
+    sampled = encoder.sampled(ids)
+    assert sampled == "\U00100000<tool_call>" and sampled.mark("<tool_call>", 0) == 1

@@ -207,3 +207,29 @@ def test_a_tokenizer_without_a_template() -> None:
     with pytest.raises(ConfigurationError, match="chat_template="):
         ChatTemplate(tok, ControlTokens(tok))
     assert ChatTemplate(tok, ControlTokens(tok), "{{ messages[0].content }}").render([USER]).text == "How much?"
+
+
+# --- ids of calls ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["mistral-nemo", "mistral-small-3.2"])
+@pytest.mark.parametrize("call_id", ["call_1", "12345678", "tooluse_3Fq-1xKz0TzqYw", "functions.f:0"])
+def test_an_id_that_the_template_refuses_is_another_one_in_call_and_result(family: str, call_id: str) -> None:
+    template = template_of(family)
+    message = said(arguments={"a": 1})
+    message["tool_calls"][0]["id"] = call_id
+    talk = [USER, message, {"role": "tool", "tool_call_id": call_id, "name": "calculator", "content": "7"}]
+    with pytest.raises(TemplateRefusedError):
+        template.official(talk)
+    fitted = template.fitted(talk)
+    other = fitted[2]["tool_call_id"]
+    assert fitted[1]["tool_calls"][0]["id"] == other != call_id and len(other) == 9 and other.isalnum()
+    assert template.render(talk).text.count(other) >= 1
+    assert message["tool_calls"][0]["id"] == call_id, "what was handed over is not changed"
+
+
+@pytest.mark.parametrize("family", ["mistral-nemo", "kimi-k2", "qwen3"])
+def test_an_id_that_the_template_takes_stays(family: str) -> None:
+    for call_id in ("call00001", "abc_12-.x") if family == "mistral-nemo" else ("functions.f:0", "x"):
+        message = {"role": "tool", "tool_call_id": call_id, "name": "f", "content": "7"}
+        assert template_of(family).fitted([message]) == [message]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from families import tokenizer
 from provider.agents import agent_on, said, scripted_model
 from scripted_engine import Reply, assert_exact, tool_call
 from strands_sglang import FinishReason
+from strands_sglang.chat.encoder import Encoder
 from strands_sglang.errors import EngineError
 from strands_sglang.provider.blocks import Block, blocks_of, shown_calls
 from strands_sglang.provider.live import LiveEvents, LiveText
@@ -32,13 +34,18 @@ def decode(ids: Any) -> str:
     return str(tokenizer("qwen3").decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+@cache
+def encoder() -> Encoder:
+    return Encoder(tokenizer("qwen3"))
+
+
 def ends() -> set[int]:
     return {id for id, token in tokenizer("qwen3").added_tokens_decoder.items() if token.special}
 
 
 def follow(ids: list[int], splits: list[int], reasoning_open: bool) -> tuple[LiveEvents, list[tuple[str, str]]]:
     """Return the followed turn, and every piece that was shown, in order."""
-    text = LiveText(decode, HermesToolParser(), reasoning_open=reasoning_open, ends=ends())
+    text = LiveText(encoder(), HermesToolParser(), reasoning_open=reasoning_open)
     live, shown, at = LiveEvents(text), [], 0
     for size in [*splits, len(ids)]:
         for event in live.feed(ids[at : at + size]):
@@ -79,7 +86,7 @@ def test_whatever_the_splits_the_blocks_are_those_of_the_whole_turn(
 @settings(max_examples=100, deadline=None)
 @given(TEXTS, SPLITS)
 def test_blocks_are_opened_and_closed_in_turn(text: str, splits: list[int]) -> None:
-    live = LiveEvents(LiveText(decode, HermesToolParser(), reasoning_open=False, ends=ends()))
+    live = LiveEvents(LiveText(encoder(), HermesToolParser(), reasoning_open=False))
     ids, at, events = encode(text), 0, []
     for size in [*splits, len(ids)]:
         events += live.feed(ids[at : at + size])

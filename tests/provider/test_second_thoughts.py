@@ -14,6 +14,7 @@ from families import tokenizer
 from provider.agents import agent_on, outline, sampled, scripted_model
 from scripted_engine import ScriptedEngine, assert_exact, thought, tool_call
 from strands_sglang import SGLangModel
+from strands_sglang.chat.encoder import Encoder
 from strands_sglang.errors import BridgeRefusedError
 from strands_sglang.provider.live import LiveText
 from strands_sglang.tokens import TurnStatus
@@ -118,15 +119,12 @@ def test_live_text_costs_what_is_new() -> None:
     tok = tokenizer("qwen3")
     ids = tok.encode("some words of reasoning, line by line\n" * 1500, add_special_tokens=False)
 
+    encoder = Encoder(tok)
+
     def seconds(count: int) -> float:
         best = 1e9
         for _ in range(3):
-            live = LiveText(
-                lambda some: str(tok.backend_tokenizer.decode(list(some), skip_special_tokens=False)),
-                HermesToolParser(),
-                reasoning_open=True,
-                ends=(),
-            )
+            live = LiveText(encoder, HermesToolParser(), reasoning_open=True)
             began = time.process_time()
             for token in ids[:count]:
                 live.feed([token])

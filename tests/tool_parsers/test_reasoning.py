@@ -1,4 +1,4 @@
-"""Reasoning stands at the beginning of a turn, and nowhere else."""
+"""Reasoning stands at the beginning of a turn; what is drafted in a later block is no call either."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strands_sglang.tool_parsers import HermesToolParser, ParseFailure, ToolParser
+from strands_sglang.tool_parsers.deepseek_v31 import DeepSeekV31ToolParser
+from strands_sglang.tool_parsers.glm import GlmToolParser
+from strands_sglang.tool_parsers.kimi_k2 import KimiK2ToolParser
 from strands_sglang.tool_parsers.reasoning import split_reasoning
 
 OPEN, NOT_OPEN = True, False
@@ -56,3 +60,57 @@ def test_the_parts_are_of_the_text(text: str, reasoning_open: bool) -> None:
     assert closed or (rest == "" and "</think>" not in (reasoning or ""))
     if reasoning is not None:
         assert reasoning in text and "</think>" not in reasoning
+
+
+# --- later blocks ----------------------------------------------------------------------------------------------------
+
+DRAFT = '<tool_call>{"name": "delete", "arguments": {"path": "/"}}</tool_call>'
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "<think>x"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "failures"),
+    [
+        (f"Hm.<think>draft: {DRAFT} no</think>I will not.", [], 0),
+        (f"<think>a</think>Hm.<think>{DRAFT}</think>So: {CALL}", ["look"], 0),
+        (f"{CALL}<think>{DRAFT}</think>{CALL}", ["look", "look"], 0),
+        (f"Hm.<think>one</think>{CALL}<think>two</think>{CALL}", ["look", "look"], 0),
+        (f"Hm.<think><tool_call></think>{CALL}", ["look"], 0),
+        (f"Hm.<think>never closed {DRAFT}", [], 1),
+        (f"{CALL} and <think>never closed {DRAFT}{DRAFT}", ["look"], 2),
+        (f"Hm.{f'<think>{DRAFT}</think>' * 40}{CALL}", [], None),
+    ],
+)
+def test_what_is_drafted_in_a_later_block_is_no_call(text: str, calls: list[str], failures: int | None) -> None:
+    parsed = HermesToolParser().parse(text)
+    assert [call.name for call in parsed.calls] == calls
+    assert failures is None or len(parsed.failures) == failures
+    assert all(failure.failure is ParseFailure.MISPLACED for failure in parsed.failures)
+    for start, raw in [(call.start, call.raw) for call in parsed.calls] + [(x.start, x.raw) for x in parsed.failures]:
+        assert text[start : start + len(raw)] == raw
+
+
+def test_a_later_block_stays_text_for_the_reader() -> None:
+    text = f"Hm.<think>draft: {DRAFT} no</think>I will not."
+    assert HermesToolParser().parse(text).text == text
+
+
+@pytest.mark.parametrize(
+    ("parser", "draft"),
+    [
+        (GlmToolParser(), "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
+        (
+            DeepSeekV31ToolParser(),
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (
+            KimiK2ToolParser(),
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}"
+            "<|tool_call_end|><|tool_calls_section_end|>",
+        ),
+    ],
+)
+def test_drafts_of_other_families(parser: ToolParser, draft: str) -> None:
+    assert len(parser.parse(draft).calls) == 1
+    parsed = parser.parse(f"Hm.<think>{draft}</think>No. {draft}")
+    assert len(parsed.calls) == 1 and not parsed.failures and parsed.calls[0].start > parsed.text.index("</think>")

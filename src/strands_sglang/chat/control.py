@@ -3,9 +3,10 @@
 A control token is any added token of the tokenizer that is more than white space: role headers, end-of-turn tokens,
 tool and reasoning markers, fill-in-the-middle markers. Their literal text inside user messages, tool results or tool
 descriptions is replaced before the template is rendered by private-use characters, one for each kind of occurrence,
-and comes back as plain text when the rendered text is encoded.
+and comes back as plain text when the rendered text is encoded. Other private-use characters, the marks, stand for the
+control tokens that a template writes; `written` tells by them which literals of a rendered text are its own.
 
-Invariant: after `escape`, every literal of a control token in a rendered text was written by the template.
+Invariant: a mark in a text stands for one control token, and no data has one.
 """
 
 from __future__ import annotations
@@ -17,19 +18,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from strands_sglang.errors import ConfigurationError, UnsupportedContentError
+from strands_sglang.errors import ConfigurationError
 
 # Private use plane 15: no text has a meaning there, so one of its characters can stand for an occurrence.
-_FIRST, _LAST = 0xF0000, 0xFFFFD
-_STAND_INS = re.compile(f"[{chr(_FIRST)}-{chr(_LAST)}]")
-_SURROGATES = "[\ud800-\udfff]"
+FIRST, LAST = 0xF0000, 0xFFFFD
+STAND_INS = re.compile(f"[{chr(FIRST)}-{chr(LAST)}]")
+# And plane 16: one character for each control token of a tokenizer.
+_FIRST_MARK, _LAST_MARK = 0x100000, 0x10FFFD
+_MARKS = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}]")
+# What data may not hold of either, and half surrogate pairs, which have no encoding.
+_TAKEN = re.compile(f"[{chr(FIRST)}-{chr(LAST)}{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}\ud800-\udfff]")
 # What tokenizers take for white space; Python would take U+001C to U+001F, too.
 _SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-# The words a schema is made of are no data: templates look tools up by them, and write them where they mean to.
-_SCHEMA_WORDS = frozenset(
-    "type function name description parameters properties required items enum default return title format const "
-    "anyOf oneOf allOf additionalProperties object array string number integer boolean null".split()
-)
 
 
 class Occurrence(NamedTuple):
@@ -60,19 +60,48 @@ class ControlTokens:
         """Those that swallow white space after them."""
         self.special = frozenset(token_id for token_id, token in added.items() if token.special)
         """Those that the tokenizer calls special: one that a turn ends with is none of its words."""
-        self.cores = frozenset(core for literal in self.ids for core in _cores(literal)) - _SCHEMA_WORDS
-        """Literals without some of their brackets: a template that puts brackets around such a text writes a token."""
         self._any = re.compile(_longest_first(self.ids)) if self.ids else None
-        self._all_guarded = _guard(self.ids)
-        self._special_guarded = _guard([self.texts[token_id] for token_id in self.special])
+        self.all_guarded = _guard(self.ids)
+        """Finds what is taken out of data."""
+        self.special_guarded = _guard([self.texts[token_id] for token_id in self.special])
+        """Finds what is taken out of what a developer wrote."""
         self._table: npt.NDArray[np.bool_] = np.zeros(max(self.texts, default=-1) + 1, dtype=np.bool_)
         self._table[list(self.texts)] = True
+        self._by_mark = dict(zip(map(chr, range(_FIRST_MARK, _LAST_MARK + 1)), self.ids, strict=False))
+        self._marks = {literal: mark for mark, literal in self._by_mark.items()}
 
     def find(self, text: str, start: int = 0) -> Iterator[Occurrence]:
         """Yield every literal in a text, leftmost and longest first."""
         if self._any is not None:
             for match in self._any.finditer(text, start):
                 yield Occurrence(self.ids[match[0]], match.start(), match.end())
+
+    def is_odd(self, text: str) -> bool:
+        """Return whether a text holds anything that is taken out of data. Fast: most texts do not."""
+        # Two searches, because one for both would try every alternative at every character.
+        if not text.isascii() and _TAKEN.search(text):
+            return True
+        return self._any is not None and self._any.search(text) is not None
+
+    def marked(self, text: str) -> str:
+        """Return a text with a mark for each literal in it."""
+        return self._any.sub(lambda match: self._marks.get(match[0], match[0]), text) if self._any else text
+
+    def unmarked(self, text: str) -> tuple[str, list[Occurrence]]:
+        """Return a text with the literal of each mark in it, and where those stand now."""
+        pieces: list[str] = []
+        spans: list[Occurrence] = []
+        at = size = 0
+        for match in _MARKS.finditer(text):
+            if (literal := self._by_mark.get(match[0])) is None:
+                continue
+            start = size + match.start() - at
+            size = start + len(literal)
+            pieces += (text[at : match.start()], literal)
+            spans.append(Occurrence(self.ids[literal], start, size))
+            at = match.end()
+        pieces.append(text[at:])
+        return "".join(pieces), spans
 
     def stripped(self, text: str, before: int | None = None, behind: int | None = None) -> str:
         """Return a text without the white space that the control tokens next to it swallow.
@@ -85,6 +114,16 @@ class ControlTokens:
         text = text.lstrip(_SPACES) if before in self.rstrip else text
         return text.rstrip(_SPACES) if behind in self.lstrip else text
 
+    def mark_of(self, token_id: int) -> str:
+        """Return the mark of a control token."""
+        return self._marks[self.texts[token_id]]
+
+    def among(self, ids: Any) -> list[int]:
+        """Return those of the ids that are control tokens, in order."""
+        known = np.asarray(ids, dtype=np.int64)
+        known = known[known < len(self._table)]
+        return [int(token_id) for token_id in known[self._table[known]]]
+
     def count(self, ids: Any) -> int:
         """Return how many of the ids are control tokens."""
         known = np.asarray(ids, dtype=np.int64)
@@ -93,65 +132,6 @@ class ControlTokens:
 
     def __contains__(self, token_id: object) -> bool:
         return token_id in self.texts
-
-
-class Escapes:
-    """What was taken out of the data of one rendering, and comes back as plain text."""
-
-    __slots__ = ("_control", "_stand_ins", "_texts")
-
-    def __init__(self, control: ControlTokens) -> None:
-        self._control = control
-        self._texts: dict[str, str] = {}
-        self._stand_ins: dict[str, str] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._texts)
-
-    def escape(self, value: Any, *, trusted: bool = False, bracketed: bool = False) -> Any:
-        """Return a value (text, list, dict) whose texts hold no control token; itself when none had any.
-
-        Args:
-            value: Plain JSON data.
-            trusted: Whether the developer wrote it (a system prompt): markers such as `<tool_call>` may stand there,
-                special tokens such as `<|im_start|>` may not.
-            bracketed: Whether templates may put brackets around its texts, as some do with the keys of a schema.
-        """
-        pattern = self._control._special_guarded if trusted else self._control._all_guarded
-        return self._walk(value, pattern, self._control.cores if bracketed else frozenset())
-
-    def _walk(self, value: Any, pattern: re.Pattern[str], cores: frozenset[str]) -> Any:
-        if isinstance(value, str):
-            if value in cores:
-                return self._stand_in(value)
-            return pattern.sub(lambda match: self._stand_in(match[0]), value) if pattern.search(value) else value
-        if isinstance(value, dict):
-            return {self._walk(key, pattern, cores): self._walk(item, pattern, cores) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._walk(item, pattern, cores) for item in value]
-        return value
-
-    def _stand_in(self, found: str) -> str:
-        # Half a surrogate pair (an undecodable file name, say) has no encoding at all.
-        text = "\ufffd" if len(found) == 1 and "\ud800" <= found <= "\udfff" else found
-        if text not in self._stand_ins:
-            if len(self._texts) > _LAST - _FIRST:
-                raise UnsupportedContentError(
-                    "the conversation holds more kinds of private-use characters (plane 15) and control-token text "
-                    "than can be kept apart from what the chat template writes; take the private-use characters out",
-                    kind="text",
-                )
-            stand_in = chr(_FIRST + len(self._texts))
-            self._texts[stand_in], self._stand_ins[text] = text, stand_in
-        return self._stand_ins[text]
-
-    def restore(self, text: str) -> str:
-        """Return a text with everything put back."""
-        return _STAND_INS.sub(lambda match: self._texts.get(match[0], match[0]), text) if self._texts else text
-
-    def present(self, text: str) -> bool:
-        """Return whether a rendered text holds anything that was taken out."""
-        return bool(self._texts) and _STAND_INS.search(text) is not None
 
 
 def added_tokens(tokenizer: Any) -> Mapping[int, Any]:
@@ -174,21 +154,9 @@ def is_blank(literal: str) -> bool:
     return not literal.replace("▁", "").strip()
 
 
-def _cores(literal: str) -> Iterator[str]:
-    """Yield a literal without some of the brackets and other signs at its ends."""
-    ends = len(literal) - len(literal.rstrip("".join(c for c in literal if not c.isalnum())))
-    starts = len(literal) - len(literal.lstrip("".join(c for c in literal if not c.isalnum())))
-    for start in range(starts + 1):
-        for end in range(ends + 1):
-            core = literal[start : len(literal) - end]
-            if core != literal and any(character.isalnum() for character in core):
-                yield core
-
-
 def _guard(literals: Any) -> re.Pattern[str]:
-    """Return the pattern of what is taken out of data: literals, stand-ins' own characters, half surrogate pairs."""
-    stand_ins = f"{_STAND_INS.pattern}|{_SURROGATES}"
-    return re.compile(f"{_longest_first(literals)}|{stand_ins}" if literals else stand_ins)
+    """Return the pattern of what is taken out of data: literals, characters that we use, half surrogate pairs."""
+    return re.compile(f"{_longest_first(literals)}|{_TAKEN.pattern}" if literals else _TAKEN.pattern)
 
 
 def _longest_first(literals: Any) -> str:

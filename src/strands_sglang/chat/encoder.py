@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import threading
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from strands_sglang.chat.control import ControlTokens, Escapes, is_blank
+from strands_sglang.chat.control import ControlTokens
+from strands_sglang.chat.escapes import Escapes
+from strands_sglang.chat.plain import LONG_TEXT, PlainEncoder, encoded
 from strands_sglang.tool_parsers.sampled import SampledText
-
-# Encoding this many characters takes some ten milliseconds: too long for an event loop with a thousand episodes.
-_LONG_TEXT = 40_000
 
 
 class Encoder:
@@ -30,7 +28,7 @@ class Encoder:
         """The tokenizer's control tokens."""
         self._tokenizer = tokenizer
         self._backend = _backend_of(tokenizer)
-        self._plain: Callable[[str], list[int]] | None = None
+        self._plain: Callable[[list[str], list[int]], list[int]] | None = None
         self._offsets: dict[str, tuple[int, ...]] = {}
         self._lock = threading.Lock()
 
@@ -55,14 +53,14 @@ class Encoder:
         if escapes is not None and escapes.present(text):
             return self._encode_guarded(text, escapes)
         ids = self._encode(text)
-        if self.control.normalized and self.control.count(ids) != sum(1 for _ in self.control.find(text)):
+        if self.control.normalized and self.control.among(ids) != [token.id for token in self.control.find(text)]:
             # Another spelling was normalised into a control token.
             return self._encode_guarded(text, escapes or Escapes(self.control))
         return array("i", ids)
 
     def is_slow(self, text: str, escapes: Escapes | None = None) -> bool:
         """Return whether encoding a text takes long enough to keep an event loop from its other work."""
-        return len(text) > _LONG_TEXT or (self._plain is None and escapes is not None and escapes.present(text))
+        return len(text) > LONG_TEXT or (self._plain is None and escapes is not None and escapes.present(text))
 
     def decode(self, ids: Any) -> str:
         """Return the text of token ids, special tokens written out, nothing tidied up."""
@@ -70,20 +68,42 @@ class Encoder:
             return str(self._backend.decode(list(ids), skip_special_tokens=False))
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
+    def decode_marked(self, ids: Sequence[int]) -> str | None:
+        """Return the text of token ids with a mark for each control token (see `ControlTokens.marked`).
+
+        None where that cannot be told apart from a text that holds such private-use characters itself.
+        """
+        places = [place for place, token_id in enumerate(ids) if token_id in self.control]
+        marks = [self.control.mark_of(ids[place]) for place in places]
+        if not places or self._decodes_apart or self._backend is None:
+            pieces: list[str] = []
+            at = 0
+            for place, mark in zip(places, marks, strict=True):
+                pieces += (self.decode(ids[at:place]) if place > at else "", mark)
+                at = place + 1
+            pieces.append(self.decode(ids[at:]) if at < len(ids) else "")
+            text = "".join(pieces)
+        else:
+            # As one text: such a decoder looks at a token's neighbours, and writes each control token as it stands.
+            tokens = [self._backend.id_to_token(token_id) for token_id in ids]
+            for place, mark in zip(places, marks, strict=True):
+                tokens[place] = mark
+            known = [token for token in tokens if token is not None]
+            decoder = self._backend.decoder
+            text = str(decoder.decode(known)) if decoder is not None else " ".join(known)
+        return text if [token.id for token in self.control.unmarked(text)[1]] == [ids[at] for at in places] else None
+
     def sampled(self, ids: Sequence[int]) -> SampledText:
         """Return the text of a sampled turn; it knows where in it control tokens were sampled."""
-        places = [place for place, token_id in enumerate(ids) if token_id in self.control]
-        if not places:
-            return SampledText(self.decode(ids), (), self._parts)
-        if not self._decodes_apart:
-            text = self.decode(ids)
-            found = list(self.control.find(text))
-            known = [token.id for token in found] == [ids[place] for place in places]
-            return SampledText(text, {token.start for token in found} if known else None, self._parts)
+        marked = self.decode_marked(ids)
+        if marked is not None:
+            text, written = self.control.unmarked(marked)
+            return SampledText(text, {token.start for token in written}, self._parts)
+        # The turn itself holds characters that we use as marks.
         pieces: list[str] = []
         starts: set[int] = set()
         size = at = 0
-        for place in places:
+        for place in [place for place, token_id in enumerate(ids) if token_id in self.control]:
             literal = self.control.texts[ids[place]]
             piece = self.decode(ids[at:place]) if place > at else ""
             starts.add(size + len(piece))
@@ -107,28 +127,35 @@ class Encoder:
 
     def _encode(self, text: str) -> list[int]:
         if self._backend is not None:
-            return _encoded(self._backend, text)
+            return encoded(self._backend, text)
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _encode_guarded(self, text: str, escapes: Escapes) -> array[int]:
-        """Encode piece by piece between the control tokens that the template wrote."""
-        plain, ids, at = self._plain_encoder(), array("i"), 0
+        """Encode what stands between the control tokens that the template wrote with an encoder that knows none."""
+        pieces: list[str] = []
+        tokens: list[int] = []
+        at = 0
         before: int | None = None
         for token_id, start, end in self.control.find(text):
-            if piece := self.control.stripped(text[at:start], before, token_id):
-                ids.extend(plain(escapes.restore(piece)))
-            ids.append(token_id)
+            pieces.append(escapes.restore(self.control.stripped(text[at:start], before, token_id)))
+            tokens.append(token_id)
             before, at = token_id, end
-        if piece := self.control.stripped(text[at:], before):
-            ids.extend(plain(escapes.restore(piece)))
-        return ids
+        pieces.append(escapes.restore(self.control.stripped(text[at:], before)))
+        return array("i", self._plain_encoder()(pieces, tokens))
 
-    def _plain_encoder(self) -> Callable[[str], list[int]]:
+    def _plain_encoder(self) -> Callable[[list[str], list[int]], list[int]]:
         """Return an encoder that knows no control tokens. Made when first needed: it is a second tokenizer."""
         with self._lock:
             if self._plain is None:
-                self._plain = _without_control(self._backend) if self._backend is not None else self._split_encode
+                self._plain = PlainEncoder(self._backend, self.control) if self._backend is not None else self._apart
             return self._plain
+
+    def _apart(self, pieces: list[str], tokens: list[int]) -> list[int]:
+        """Encode texts and the tokens between them with a tokenizer that cannot be copied."""
+        ids = self._split_encode(pieces[0])
+        for token, piece in zip(tokens, pieces[1:], strict=True):
+            ids += [token, *self._split_encode(piece)]
+        return ids
 
     def _split_encode(self, text: str) -> list[int]:
         """Encode with a tokenizer that cannot be copied: each literal is cut in two, which makes it plain text."""
@@ -151,28 +178,3 @@ def _backend_of(tokenizer: Any) -> Any:
         backend.no_truncation()
         backend.no_padding()
     return backend
-
-
-def _without_control(backend: Any) -> Callable[[str], list[int]]:
-    from tokenizers import Tokenizer
-
-    data = json.loads(backend.to_str())
-    for token in data["added_tokens"]:
-        if not is_blank(token["content"]):
-            token["special"], token["normalized"] = True, False
-    plain = Tokenizer.from_str(json.dumps(data))
-    plain.no_truncation()
-    plain.no_padding()
-    plain.encode_special_tokens = True
-
-    return lambda text: _encoded(plain, text)
-
-
-def _encoded(backend: Any, text: str) -> list[int]:
-    if len(text) > _LONG_TEXT:
-        # As a batch of one: only batches let other threads run meanwhile.
-        batch = getattr(backend, "encode_batch_fast", backend.encode_batch)
-        ids: list[int] = batch([text], add_special_tokens=False)[0].ids
-    else:
-        ids = backend.encode(text, add_special_tokens=False).ids
-    return ids

@@ -1,27 +1,31 @@
 """The chat template: messages in, text out, exactly as the tokenizer's own `apply_chat_template` writes it.
 
-Templates differ in what they expect (arguments of calls as an object or as JSON text, the name of the reasoning key).
-That is found out by asking the template, once, never from the name of a model.
+Templates differ in what they expect (arguments of calls as an object or as JSON text, the name of the reasoning key,
+ids of calls that are nine letters long). That is found out by asking the template, never from the name of a model. An
+id that it refuses, of another provider or as the model wrote it, stands in its place as another one, in the call and
+in its result.
 
 Invariant: what is rendered is what the template wrote for these messages; data in it holds no control token.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from strands_sglang.chat.content import TemplateMessage
-from strands_sglang.chat.control import ControlTokens, Escapes
+from strands_sglang.chat.control import ControlTokens
+from strands_sglang.chat.escapes import Escapes
+from strands_sglang.chat.guarded import PROBE, TOOL, GuardedTemplate, sample_talks
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError
 
-_PROBE = "xQzProbeqZx"
-_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "xQzToolqZx", "description": "x", "parameters": {"type": "object", "properties": {}}},
-}
+_SHORT = re.compile("[a-zA-Z0-9]{9}")
+_USUAL_IDS = ("call_1", "functions.probe:0", "tooluse_3Fq-1xKz0TzqYw", "12345678")
+_IDS = 4096  # whose fate is remembered
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -58,6 +62,8 @@ class ChatTemplate:
             )
         self._arguments_as_text = False
         self._no_text: str | None = ""
+        self._picky = False
+        self._taken: dict[str, bool] = {}
         self._reasoning_key: str | None = None
         self._reasoning_apart_from_text = False
         self._check_it_renders()
@@ -66,6 +72,11 @@ class ChatTemplate:
         self.calls = self._find_call_format()
         """Whether the template writes tool calls; False: it refuses or drops them."""
         self._reasoning_key, self._reasoning_apart_from_text = self._find_reasoning_key()
+        self._picky = self._is_picky()
+        own = {"chat_template": self._source, **self.arguments}
+        special = getattr(tokenizer, "special_tokens_map", None) or {}
+        samples = [(self.fitted(talk), tools) for talk, tools in sample_talks()]
+        self._guarded = GuardedTemplate(control, self._render, own, special, samples)
 
     @property
     def source(self) -> str:
@@ -105,20 +116,18 @@ class ChatTemplate:
         Raises:
             TemplateRefusedError: The template does not take these messages; the message has its own words.
         """
-        escapes = Escapes(self._control)
-        safe = [escapes.escape(self._fitted(message), trusted=message["role"] == "system") for message in messages]
-        return Rendered(self.official(safe, tools=escapes.escape(tools, bracketed=True), generate=generate), escapes)
+        return Rendered(*self._guarded.render(self.fitted(messages), tools, generate))
 
     def official(self, messages: Sequence[TemplateMessage], *, tools: Any = None, generate: bool = True) -> str:
         """Render messages that need no fitting and no guarding."""
+        return self._render(messages, tools, generate, {"chat_template": self._source, **self.arguments})
+
+    def _render(
+        self, messages: Sequence[TemplateMessage], tools: Any, generate: bool, arguments: Mapping[str, Any]
+    ) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages),
-                tools=tools,
-                chat_template=self._source,
-                add_generation_prompt=generate,
-                tokenize=False,
-                **self.arguments,
+                list(messages), tools=tools, add_generation_prompt=generate, tokenize=False, **arguments
             )
         except Exception as error:  # a template may fail with anything its expressions can raise
             raise TemplateRefusedError(
@@ -132,6 +141,8 @@ class ChatTemplate:
         return [self._fitted(message) for message in messages]
 
     def _fitted(self, message: TemplateMessage) -> TemplateMessage:
+        if message["role"] == "tool" and self._picky and not self._takes(message.get("tool_call_id")):
+            return {**message, "tool_call_id": _short(message["tool_call_id"])}
         if message["role"] != "assistant":
             return message
         fitted = dict(message)
@@ -140,7 +151,11 @@ class ChatTemplate:
         if calls and not fitted.get("content"):
             fitted["content"] = self._no_text
         if calls and self._arguments_as_text:
-            fitted["tool_calls"] = [_with_text_arguments(call) for call in calls]
+            calls = fitted["tool_calls"] = [_with_text_arguments(call) for call in calls]
+        if calls and self._picky:
+            taken = [self._takes(call.get("id")) for call in calls]
+            both = zip(calls, taken, strict=True)
+            fitted["tool_calls"] = [call if taken else {**call, "id": _short(call["id"])} for call, taken in both]
         if reasoning is not None and self._reasoning_key is not None:
             if calls and self._reasoning_apart_from_text and fitted.get("content"):
                 reasoning, fitted["content"] = f"{reasoning}\n{fitted['content']}", self._no_text
@@ -157,27 +172,27 @@ class ChatTemplate:
 
     def _writes_tools(self) -> bool:
         try:
-            text = self.official([{"role": "user", "content": "x"}], tools=[_TOOL])
+            text = self.official([{"role": "user", "content": "x"}], tools=[TOOL])
         except TemplateRefusedError:
             return False
-        return _TOOL["function"]["name"] in text
+        return TOOL["function"]["name"] in text
 
     def _writes(self, message: TemplateMessage) -> str | None:
         """Return what the template writes for an assistant turn, None when it refuses or drops its probe text."""
         # Some templates write calls only where tools are on offer.
-        for tools in (None, [_TOOL]) if self.tools else (None,):
+        for tools in (None, [TOOL]) if self.tools else (None,):
             try:
                 text = self.official(
                     [{"role": "user", "content": "x"}, self._fitted(message)], tools=tools, generate=False
                 )
             except TemplateRefusedError:
                 continue
-            if _PROBE in text:
+            if PROBE in text:
                 return text
         return None
 
     def _find_call_format(self) -> bool:
-        call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {"key": _PROBE}}}
+        call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {"key": PROBE}}}
         for as_text, self._no_text in ((False, ""), (True, ""), (False, None), (True, None)):
             self._arguments_as_text = as_text
             text = self._writes({"role": "assistant", "content": "", "tool_calls": [call]})
@@ -187,12 +202,43 @@ class ChatTemplate:
         self._arguments_as_text, self._no_text = False, ""
         return False
 
+    def _takes(self, call_id: Any) -> bool:
+        """Return whether the template takes an id of a call; asked once for each."""
+        if not isinstance(call_id, str) or _SHORT.fullmatch(call_id):
+            return True
+        taken = self._taken.get(call_id)
+        if taken is None:
+            if len(self._taken) >= _IDS:
+                self._taken = {}
+            taken = self._taken[call_id] = self._asked(call_id)
+        return taken
+
+    def _asked(self, call_id: str) -> bool:
+        call: dict[str, Any] = {"name": "probe", "arguments": {"key": PROBE}}
+        call = {"type": "function", "id": call_id, "function": call}
+        messages: list[TemplateMessage] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": self._no_text, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call_id, "name": "probe", "content": "x"},
+        ]
+        if self._arguments_as_text:
+            messages[1]["tool_calls"] = [_with_text_arguments(call)]
+        try:
+            self.official(messages, tools=[TOOL] if self.tools else None)
+        except TemplateRefusedError:
+            return False
+        return True
+
+    def _is_picky(self) -> bool:
+        """Return whether the template refuses some ids of calls, and takes those we would put in their place."""
+        return self.calls and self._asked("probe0000") and not all(map(self._asked, _USUAL_IDS))
+
     def _find_reasoning_key(self) -> tuple[str | None, bool]:
         call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {}}}
         calls = [call] if self.calls else None
         for key in _REASONING_KEYS:
             self._reasoning_key = key
-            message: TemplateMessage = {"role": "assistant", "content": "", "reasoning_content": _PROBE}
+            message: TemplateMessage = {"role": "assistant", "content": "", "reasoning_content": PROBE}
             if calls:
                 message["tool_calls"] = calls
             if self._writes(message) is not None:
@@ -206,6 +252,11 @@ def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(function["arguments"], str):
         function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
     return {**call, "function": function}
+
+
+def _short(call_id: str) -> str:
+    """Return an id of nine letters and digits, which every chat template takes: the same one for the same id."""
+    return hashlib.blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:9]
 
 
 def _roles(messages: Sequence[TemplateMessage]) -> str:

@@ -1,15 +1,16 @@
 """Live text: what can be shown of a turn while it is being sampled.
 
 Invariant: what was shown is never taken back. Anything that may still turn out to be a marker, a call or half a
-character is held back until that is known; calls are never shown before the turn is whole.
+character is held back until that is known; calls are never shown before the turn is whole. What is a marker is what the
+parser takes for one: a token where the tokenizer has one, letters elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Iterable
 from enum import Enum
-from typing import Any
 
+from strands_sglang.chat.encoder import Encoder
 from strands_sglang.provider.blocks import Block, Event, block_events
 from strands_sglang.tool_parsers import ToolParser
 
@@ -20,22 +21,22 @@ _CONTEXT = 8
 class LiveText:
     """Follows a turn as its tokens come."""
 
-    def __init__(
-        self, decode: Callable[[Any], str], parser: ToolParser, *, reasoning_open: bool, ends: Container[int]
-    ) -> None:
+    def __init__(self, encoder: Encoder, parser: ToolParser, *, reasoning_open: bool) -> None:
         """Follow a turn.
 
         Args:
-            decode: From token ids to text.
+            encoder: From token ids to text.
             parser: Knows the markers.
             reasoning_open: Whether the prompt opened a reasoning block.
-            ends: Tokens that end a turn when they come last; then they are not shown.
         """
-        self._decode = decode
-        self._opening, self._closing = parser.reasoning_markers
-        self._stops = tuple(marker for marker in parser.call_markers if len(marker) > 1)
+        # The buffer has a mark for each control token that was sampled, and so have the markers looked for in it.
+        self._decode, self._control = encoder.decode_marked, encoder.control
+        self._opening, self._closing = map(self._control.marked, parser.reasoning_markers)
+        self._stops = tuple(self._control.marked(marker) for marker in parser.call_markers if len(marker) > 1)
         self._first = tuple(marker for marker in parser.call_markers if len(marker) == 1)
-        self._ends = ends
+        self._shows_text = parser.shows_text
+        # Tokens that end a turn when they come last; then they are not shown.
+        self._ends = encoder.control.special
         self._ids: list[int] = []
         self._waiting: list[int] = []
         self._prefix = self._read = 0
@@ -65,6 +66,10 @@ class LiveText:
             self._waiting = []
         before = self._decode(self._ids[self._prefix : self._read])
         now = self._decode(self._ids[self._prefix :])
+        if before is None or now is None:
+            # The turn holds characters that are used as marks: nothing more is shown before it is whole.
+            self._stage, self._buffer = _Stage.CALLS, ""
+            return []
         if len(now) > len(before) and not now.endswith("\ufffd"):
             self._buffer += now[len(before) :]
             self._read = len(self._ids)
@@ -74,8 +79,9 @@ class LiveText:
             self._decide()
         if self._stage is _Stage.REASONING:
             shown += self._show("reasoning", (self._closing,), blanks="\n")
-        if self._stage is _Stage.TEXT and not self._shown["text"] and self._buffer.lstrip().startswith(self._first):
-            self._stage = _Stage.CALLS
+        if self._stage is _Stage.TEXT and not self._shown["text"]:
+            if not self._shows_text or self._buffer.lstrip().startswith(self._first):
+                self._stage = _Stage.CALLS
         if self._stage is _Stage.TEXT:
             shown += self._show("text", self._stops, blanks=None)
         return shown
@@ -112,6 +118,7 @@ class LiveText:
             self._begun = self._begun or bool(piece)
         if not piece or (not piece.strip() and not self._shown[kind]):
             return []
+        piece, _ = self._control.unmarked(piece)
         self._shown[kind].append(piece)
         return [(kind, piece)]
 

@@ -219,9 +219,7 @@ class TurnRunner:
         if not config.get("streaming") or not hasattr(engine, "stream"):
             return None
         encoder = self.planner.bridge.encoder
-        return LiveEvents(
-            LiveText(encoder.decode, self.parser, reasoning_open=ready.reasoning_open, ends=encoder.control.special)
-        )
+        return LiveEvents(LiveText(encoder, self.parser, reasoning_open=ready.reasoning_open))
 
 
 def _told(episode: Episode, recorded: Recorded, generation: Generation, live: LiveEvents | None) -> Iterator[Event]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 from strands_sglang.tool_parsers.parsed import FailedCall, Found, ParsedTurn, ToolCall
-from strands_sglang.tool_parsers.reasoning import ReasoningSplit, split_reasoning
+from strands_sglang.tool_parsers.reasoning import ReasoningSplit, outside_reasoning, split_reasoning
 from strands_sglang.tool_parsers.sampled import SampledText
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -28,6 +28,8 @@ class ToolParser(ABC):
     call_markers: ClassVar[tuple[str, ...]] = ()
     """Texts that a call may begin with; a live stream holds its text back from there on. A single character counts only
     at the beginning of the turn's text."""
+    shows_text: ClassVar[bool] = True
+    """Whether text before a call's marker is text for certain, and may be shown while the turn is sampled."""
     markers: ClassVar[tuple[str, ...]] = ()
     """Every word the format is made of. A turn whose last token is one of them was cut there: it did not end."""
     endings: ClassVar[tuple[str, ...]] = ()
@@ -48,7 +50,13 @@ class ToolParser(ABC):
         """
         sampled = SampledText.of(text)
         split = split_reasoning(sampled, reasoning_open, *self.reasoning_markers)
-        return assemble(sampled, split, self.scan(sampled, split.rest_start, schemas or {}))
+        found = outside_reasoning(
+            sampled,
+            split.rest_start,
+            lambda seen: self.scan(seen, split.rest_start, schemas or {}),
+            *self.reasoning_markers,
+        )
+        return assemble(sampled, split, found)
 
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
         """Yield the calls, failed calls and frames of a turn in the order of the text, none overlapping another.

@@ -30,7 +30,7 @@ from strands_sglang.tool_parsers.base import Schemas, ToolParser
 from strands_sglang.tool_parsers.fault import CallFault
 from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure, ToolCall
 from strands_sglang.tool_parsers.sampled import Markers, SampledText
-from strands_sglang.tool_parsers.strict_json import MAX_DEPTH, MAX_DIGITS, skip_space
+from strands_sglang.tool_parsers.strict_json import MAX_DEPTH, MAX_DIGITS, skip_space, unheld
 
 
 class _Dialect(NamedTuple):
@@ -244,8 +244,8 @@ def _number(digits: str, whole: bool, at: int) -> int | float:
             value = int(digits) if whole else float(digits)
         except ValueError:  # the process has a lower limit of its own
             pass
-    if value == math.inf or value == -math.inf:
-        raise _fault(f"the number {digits[:20]}{'…' * (len(digits) > 20)} is too long or too large", at)
+    if isinstance(value, float) and (fault := unheld(value, digits)):
+        raise _fault(f"the number {digits[:20]}{'…' * (len(digits) > 20)} is {fault}, or too long", at)
     return value
 
 

@@ -57,6 +57,7 @@ class HarmonyToolParser(ToolParser):
     name: ClassVar[str] = "harmony"
     reasoning_markers: ClassVar[tuple[str, str]] = (_ANALYSIS, _END)
     call_markers: ClassVar[tuple[str, ...]] = (_START, _CHANNEL, " to=functions.")
+    shows_text: ClassVar[bool] = False  # how a message ends tells what it was
     markers: ClassVar[tuple[str, ...]] = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL)
     endings: ClassVar[tuple[str, ...]] = (_CALL,)
 

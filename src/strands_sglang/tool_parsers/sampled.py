@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
+_NOTHING = "\ufffd"
+
 
 class SampledText(str):
     """A decoded turn, and where in it the tokenizer's control tokens were sampled."""
@@ -57,6 +59,12 @@ class SampledText(str):
         while found >= 0 and not self._sampled(marker, found):
             found = self.find(marker, found + 1)
         return found
+
+    def without(self, start: int, end: int) -> SampledText:
+        """Return the text, as long as it is, with nothing but a sign that means nothing from `start` to `end`."""
+        text = f"{self[:start]}{_NOTHING * (end - start)}{self[end:]}"
+        tokens = None if self._tokens is None else {at for at in self._tokens if not start <= at < end}
+        return SampledText(text, tokens, self._parts)
 
     def _sampled(self, marker: str, at: int) -> bool:
         if self._tokens is None or self._parts is None:

@@ -1,8 +1,9 @@
 """JSON inside sampled text, read strictly and in place.
 
-Invariant: what is read can be written as JSON and encoded as UTF-8 again, means one thing only, and is the same on
-every machine: limits are ours, not those of an interpreter or of how deep its stack already is. Reading many values
-of one text, good and bad, takes time in proportion to the text.
+Invariant: what is read can be written as JSON and encoded as UTF-8 again, means one thing only, is what was written
+(no number becomes another, but for the usual rounding of a float), and is the same on every machine: limits are ours,
+not those of an interpreter or of how deep its stack already is. Reading many values of one text, good and bad, takes
+time in proportion to the text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -21,6 +24,7 @@ MAX_DEPTH = 100
 MAX_DIGITS = 4300
 """Digits of an integer; what Python by default reads and writes."""
 
+_ROUNDING = Decimal("1e-15")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _CUT = re.compile(r"[ \t\n\r]*|-|\.|[eE][+-]?|t(ru?)?|f(a(ls?)?)?|n(ul?)?|u[0-9a-fA-F]{0,4}")
 """What can stand between a fault and the end of a text that was cut in the middle of a value."""
@@ -33,6 +37,22 @@ _Problems = list[tuple[ParseFailure, str]]
 def skip_space(text: str, at: int) -> int:
     """Return where the JSON whitespace that begins at `at` ends."""
     return _SPACE.match(text, at).end()  # type: ignore[union-attr]  # matches everywhere
+
+
+def unheld(value: float, digits: str) -> str | None:
+    """Return in words why a float is not the number that digits say; None when it is, but for the usual rounding."""
+    if math.isinf(value):
+        return "too large"
+    if abs(value) >= sys.float_info.min:
+        return None
+    # Below that a float loses digits, and at last all of them.
+    mantissa = re.split("[eE]", digits, maxsplit=1)[0]
+    if value == 0.0:
+        return "too small" if any(digit in mantissa for digit in "123456789") else None
+    exact = Decimal(digits)
+    if exact == Decimal(repr(value)) or abs(exact - Decimal(value)) <= abs(exact) * _ROUNDING:
+        return None
+    return "too small"
 
 
 class JsonReader:
@@ -112,8 +132,9 @@ def _constant(problems: _Problems, word: str) -> None:
 
 
 def _float(problems: _Problems, digits: str) -> float:
-    if math.isinf(value := float(digits)):
-        problems.append((ParseFailure.INVALID_JSON, f"The number {shown(digits)} in the JSON is too large"))
+    value = float(digits)
+    if fault := unheld(value, digits):
+        problems.append((ParseFailure.INVALID_JSON, f"The number {shown(digits)} in the JSON is {fault}"))
     return value
 
 

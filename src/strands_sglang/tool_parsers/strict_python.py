@@ -12,7 +12,6 @@ is never used. Time and memory are in proportion to the text.
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any
 
 from strands_sglang.tool_parsers.fault import CallFault
 from strands_sglang.tool_parsers.parsed import ParseFailure
-from strands_sglang.tool_parsers.strict_json import MAX_DEPTH, MAX_DIGITS
+from strands_sglang.tool_parsers.strict_json import MAX_DEPTH, MAX_DIGITS, unheld
 
 _BLANKS = r"[ \t\n\r\f]*"
 _SPACE = re.compile(_BLANKS)
@@ -202,8 +201,8 @@ class PythonReader:
             value = int(digits) if found[1] else float(digits)
         except ValueError:  # or the process has a lower limit of its own
             raise _fault(f"a number has {len(digits)} digits, which is too many", at) from None
-        if isinstance(value, float) and math.isinf(value):
-            raise _fault("a number is too large", at)
+        if isinstance(value, float) and (fault := unheld(value, digits)):
+            raise _fault(f"a number is {fault}", at)
         return value, found.end()
 
     def _string(self, at: int) -> tuple[str, int]:
