@@ -7,11 +7,13 @@ import logging
 import os
 import pickle
 import random
+import resource
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,19 @@ import pytest
 from strands_sglang.errors import ConfigurationError, SandboxUnavailableError
 from strands_sglang.tools import Ending, Isolation, PythonSandbox, Rights, SandboxLimits
 from strands_sglang.tools import sandbox as module
+from strands_sglang.tools.first_process import FirstProcess
 from strands_sglang.tools.jail import python_command
 from strands_sglang.tools.probe import find_bubblewrap
+from tools.bombs import BOMBS
 from tools.host import left_running, limits, system_python
+
+
+async def all_ended() -> None:
+    """Fail if something goes on running."""
+    deadline = time.monotonic() + 2
+    while left := left_running():
+        assert time.monotonic() < deadline, f"left running: {left}"
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +157,53 @@ async def test_nothing_is_left_open(sandbox: PythonSandbox) -> None:
     before = len(os.listdir("/proc/self/fd"))
     await asyncio.gather(*(sandbox.run("print('x' * 100000)") for _ in range(10)))
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[int]:
+    """As a host has that serves a thousand connections: new descriptors are above 2,000."""
+    wanted, bounds = 2000, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if bounds[0] < 2 * wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2 * wanted, bounds[1]))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(wanted)]
+    yield max(held)
+    for descriptor in held:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, bounds)
+
+
+@pytest.mark.parametrize("name", ["sleep", "many-processes", "many-files", "stdout", "fork-quietly", "stopped"])
+async def test_limits_hold_in_a_host_with_many_descriptors(name: str, many_descriptors: int) -> None:
+    assert many_descriptors >= 2000
+    bomb = BOMBS[name]
+    outcome = await PythonSandbox(limits=limits(**bomb.limits)).run(bomb.code)
+    assert outcome.ended in bomb.endings, outcome
+    await all_ended()
+
+
+async def test_a_call_is_cancelled_in_a_host_with_many_descriptors(
+    sandbox: PythonSandbox, many_descriptors: int
+) -> None:
+    for moment in (0.0, 0.005, 0.3):
+        task = asyncio.ensure_future(sandbox.run("import time; time.sleep(99)"))
+        await asyncio.sleep(moment)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await all_ended()
+
+
+async def test_what_cannot_be_killed_by_name_is_killed_all_the_same(
+    sandbox: PythonSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(first: FirstProcess) -> int:
+        raise OSError("no name")
+
+    monkeypatch.setattr(FirstProcess, "_named", fail)
+    brief = PythonSandbox(limits=limits(seconds=0.5))
+    with pytest.raises(OSError, match="no name"):
+        await brief.run("import os, time; os.fork(); time.sleep(99)")
+    await all_ended()
 
 
 def test_one_object_serves_several_loops(sandbox: PythonSandbox) -> None:

@@ -128,7 +128,12 @@ class PythonSandbox:
             slots.release()
 
     async def _run_jailed(self, source: bytes) -> Outcome:
-        reader, first = filter_pipe(), FirstProcess()
+        first = FirstProcess()
+        try:
+            reader = filter_pipe()
+        except BaseException:
+            first.close()
+            raise
         try:
             command = jail_command(self._bwrap, self._interpreter, self.limits, self.rights, reader, first.descriptor)
             settings = {"pass_fds": (reader, first.descriptor), "env": {}, "cwd": "/", **user_of(self.rights)}

@@ -102,11 +102,13 @@ class Call:
         """End the process and all it started; nothing happens if it has ended."""
         if self.process is None or self.process.returncode is not None:
             return
-        if self.first is not None:
-            self.first.kill(self.process.pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            # The group: without a sandbox that is all we can reach. With one, bubblewrap takes everything along.
-            os.killpg(self.process.pid, signal.SIGKILL)
+        try:
+            if self.first is not None:
+                self.first.kill(self.process.pid)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                # The group: without a sandbox that is all we can reach. With one, bubblewrap takes everything along.
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     async def _served(self, process: asyncio.subprocess.Process, code: bytes) -> None:
         """Feed and read a process until it has ended."""
