@@ -10,6 +10,7 @@ Invariant: only what can be compared is compared; the rest is counted, by why it
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import orjson
 
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.errors import LedgerError
+from strands_sglang.proof.calls import LARGEST_LOGPROB
 from strands_sglang.proof.flat import SAMPLED, FlatTrajectory
 from strands_sglang.proof.proofs import proofs
 from strands_sglang.proof.prove import EpisodeProof
@@ -127,7 +129,9 @@ class _Asker:
             self._report.not_compared[NotCompared.REFUSED] += len(places)
             self._report.failures.append(f"episode {flat.episode}, branch {flat.leaf}: {error!r:.300}")
             return
-        differences = np.abs(again[places - first] - flat.logprobs[places])
+        with np.errstate(invalid="ignore"):
+            differences = np.abs(again[places - first] - flat.logprobs[places])
+        differences[np.isnan(differences)] = np.inf  # what is not a number on record agrees with nothing
         turns = flat.turns[places]
         for number in np.unique(turns):
             own = differences[turns == number]
@@ -139,7 +143,7 @@ class _Asker:
                     tokens=len(own),
                     largest=float(own[at]),
                     mean=float(own.mean()),
-                    beyond=int((own > self._report.tolerance).sum()),
+                    beyond=int((~(own <= self._report.tolerance)).sum()),
                     token=int(places[turns == number][at]),
                 )
             )
@@ -159,12 +163,24 @@ async def _prefill(session: aiohttp.ClientSession, url: str, ids: list[int], sta
             raise LedgerError(f"the engine answers {response.status}: {text[:200]!r}")
     try:
         entries = orjson.loads(text)["meta_info"]["input_token_logprobs"][1:]
-        told, logprobs = [entry[1] for entry in entries], np.array([entry[0] for entry in entries], np.float64)
+        told, logprobs = [entry[1] for entry in entries], _numbers([entry[0] for entry in entries])
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise LedgerError(f"the engine gives no logprobs of its prompt: {error!r}") from error
     if told != ids[start:]:
         raise LedgerError("the engine gives logprobs of other tokens than it was asked for")
     return logprobs
+
+
+def _numbers(values: list[Any]) -> npt.NDArray[np.float64]:
+    """Return logprobs as an array.
+
+    Raises:
+        ValueError: One of them is no logprob: JSON has `null` for what is not a number, and it agrees with nothing.
+    """
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, float | int) or not -math.inf < value <= LARGEST_LOGPROB:
+            raise ValueError(f"{value!r:.50} is not a logprob")
+    return np.array(values, np.float64)
 
 
 def _temperature(run: Any) -> float | None:
