@@ -111,7 +111,7 @@ class StreamingCall(Call):
             with guard(), self._within(expires_at):
                 if pool.closing:
                     raise closed(url)
-                response = await pool.session.post(url, data=body, headers=self._headers)
+                response = await pool.session.post(url, data=body, headers=self._headers, allow_redirects=False)
                 if response.status != 200:
                     fault = faults.from_status(response.status, await response.read(), str(url), response.headers)
                     ended = not (isinstance(fault, TransientFault) and fault.in_flight)

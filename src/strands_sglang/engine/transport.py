@@ -1,6 +1,7 @@
 """One HTTP exchange: bytes out, bytes in, and every way it can fail told apart.
 
-Nothing here retries or understands tokens. What comes out is the whole body of a 200, a `TransientFault`, or the
+Nothing here retries or understands tokens, and no redirect is followed: the prompt and the headers go to the address that
+was given, and nowhere else. What comes out is the whole body of a 200, a `TransientFault`, or the
 final error; what the HTTP library raises does not leave this file.
 """
 
@@ -60,7 +61,9 @@ async def exchange(
     if pool.closing:
         raise closed(url)
     try:
-        async with pool.session.request(method, url, data=data, headers=headers, **options) as response:
+        async with pool.session.request(
+            method, url, data=data, headers=headers, allow_redirects=False, **options
+        ) as response:
             length = response.content_length
             known = length is not None and length <= MAX_BODY_BYTES
             content = await (response.read() if known else _read_bounded(response))

@@ -15,13 +15,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from strands_sglang.engine.client import SGLangClient
-from strands_sglang.errors import LedgerError
+from strands_sglang.engine.control import EngineControl
+from strands_sglang.errors import EngineError, LedgerError
 from strands_sglang.proof.calls import LARGEST_LOGPROB
 from strands_sglang.proof.flat import SAMPLED, FlatTrajectory
 from strands_sglang.proof.proofs import proofs
@@ -72,16 +71,15 @@ async def rescore(
         if temperature is None:
             temperature = _temperature(run)
         asker = _Asker(report, all_versions, temperature)
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)) as session:
-            under_way: set[asyncio.Task[None]] = set()
-            for proof in found:
-                for flat, wanted in asker.wanted(proof):
-                    if len(under_way) >= at_once:
-                        done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-                        for task in done:
-                            task.result()
-                    under_way.add(asyncio.ensure_future(asker.ask(session, flat, wanted)))
-            await asyncio.gather(*under_way)
+        under_way: set[asyncio.Task[None]] = set()
+        for proof in found:
+            for flat, wanted in asker.wanted(proof):
+                if len(under_way) >= at_once:
+                    done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
+                under_way.add(asyncio.ensure_future(asker.ask(client.control, flat, wanted)))
+        await asyncio.gather(*under_way)
     report.turns.sort(key=lambda score: (score.episode, score.turn))
     return report
 
@@ -120,12 +118,12 @@ class _Asker:
                 chosen.append((flat, places))
         return chosen
 
-    async def ask(self, session: aiohttp.ClientSession, flat: FlatTrajectory, places: npt.NDArray[np.intp]) -> None:
+    async def ask(self, control: EngineControl, flat: FlatTrajectory, places: npt.NDArray[np.intp]) -> None:
         """Let the engine read a trajectory and note how its logprobs differ at some positions."""
         first, last = int(places[0]), int(places[-1])
         try:
-            again = await _prefill(session, self._report.url, flat.token_ids[: last + 1].tolist(), first)
-        except (LedgerError, aiohttp.ClientError, asyncio.TimeoutError) as error:
+            again = await _prefill(control, flat.token_ids[: last + 1].tolist(), first)
+        except (LedgerError, EngineError) as error:
             self._report.not_compared[NotCompared.REFUSED] += len(places)
             self._report.failures.append(f"episode {flat.episode}, branch {flat.leaf}: {error!r:.300}")
             return
@@ -149,7 +147,7 @@ class _Asker:
             )
 
 
-async def _prefill(session: aiohttp.ClientSession, url: str, ids: list[int], start: int) -> npt.NDArray[np.float64]:
+async def _prefill(control: EngineControl, ids: list[int], start: int) -> npt.NDArray[np.float64]:
     """Return the logprobs of `ids[start:]`, read in one go."""
     body = {
         "input_ids": ids,
@@ -157,12 +155,9 @@ async def _prefill(session: aiohttp.ClientSession, url: str, ids: list[int], sta
         "return_logprob": True,
         "logprob_start_len": start - 1,
     }
-    async with session.post(url + "/generate", json=body) as response:
-        text = await response.read()
-        if response.status != 200:
-            raise LedgerError(f"the engine answers {response.status}: {text[:200]!r}")
+    answer = await control.answer_to(body)
     try:
-        entries = orjson.loads(text)["meta_info"]["input_token_logprobs"][1:]
+        entries = answer["meta_info"]["input_token_logprobs"][1:]
         told, logprobs = [entry[1] for entry in entries], _numbers([entry[0] for entry in entries])
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise LedgerError(f"the engine gives no logprobs of its prompt: {error!r}") from error
