@@ -75,7 +75,8 @@ def _redirected(status: int, url: str, headers: Mapping[str, str] | None) -> Req
         where = ""
     return RequestRejectedError(
         f"{url} answered {status}, a redirect{where}, and redirects are not followed: a prompt goes nowhere but to "
-        "base_url | is base_url complete (https:// where the server wants it, its path)? if it has moved, give the new one",
+        "base_url | is base_url complete (https:// where the server wants it, its path)? if it has moved, give the new "
+        "one",
         status=status,
     )
 

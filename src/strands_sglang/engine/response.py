@@ -129,7 +129,7 @@ def parse(
         detail,
         versions,
         sent_tokens,
-        cached if isinstance(cached, int) else None,
+        cached if isinstance(cached, int) and cached >= 0 else None,
         rid,
         requests,
         0,
