@@ -355,6 +355,44 @@ async def test_sandbox_that_cannot_be_made_any_more(tmp_path: Path) -> None:
         await sandbox.run("1")
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os, sys; sys.stderr.write('bwrap: x'); sys.stderr.flush(); os._exit(1)",
+        "import os; os.write(2, b'bwrap: Creating new namespace failed: No space left on device'); os._exit(1)",
+        "import os; os.closerange(3, 128); os.write(2, b'bwrap: x'); os._exit(1)",
+        "import os, signal; os.write(2, b'bwrap: x'); os.kill(os.getpid(), signal.SIGKILL)",
+        "raise SystemExit('bwrap: x')",
+    ],
+)
+async def test_code_that_speaks_like_bubblewrap_has_failed(code: str, sandbox: PythonSandbox) -> None:
+    """What was run has a result, whatever it says of itself: else it would not be scored."""
+    outcome = await sandbox.run(code)
+    assert outcome.ended is Ending.FAILED and outcome.stderr.startswith("bwrap: ")
+
+
+async def test_code_has_nothing_open_but_its_streams(sandbox: PythonSandbox) -> None:
+    code = """
+        import os
+        def is_open(number):
+            try: return bool(os.fstat(number))
+            except OSError: return False
+        print([number for number in range(128) if is_open(number)])"""
+    assert (await sandbox.run(textwrap.dedent(code))).text == "[0, 1, 2]"
+
+
+@pytest.mark.parametrize("ends", ["exit 0", "exit 7", "kill -9 $$", "echo 'no such file' >&2; exit 127", "sleep 60"])
+async def test_code_that_was_not_reached_has_no_result(ends: str, tmp_path: Path) -> None:
+    program = tmp_path / "bwrap"
+    program.symlink_to(find_bubblewrap())
+    broken = PythonSandbox(bwrap=str(program), limits=limits(seconds=1))
+    program.unlink()
+    program.write_text(f"#!/bin/sh\n{ends}\n")
+    program.chmod(0o755)
+    with pytest.raises(SandboxUnavailableError, match="could not be made this time"):
+        await broken.run("1")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="an interpreter that only root may read")
 def test_interpreter_that_nobody_may_read(tmp_path: Path) -> None:
     if "/root/" not in str(Path(sys.executable).resolve()):

@@ -1,8 +1,8 @@
 """One HTTP exchange: bytes out, bytes in, and every way it can fail told apart.
 
 Nothing here retries or understands tokens, and no redirect is followed: the prompt and the headers go to the address
-that was given, and nowhere else. What comes out is the whole body of a 200, a `TransientFault`, or the final error; what
-the HTTP library raises does not leave this file.
+that was given, and nowhere else. What comes out is the whole body of a 200, a `TransientFault`, or the final error;
+what the HTTP library raises does not leave this file.
 """
 
 from __future__ import annotations
