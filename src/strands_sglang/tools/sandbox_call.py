@@ -20,7 +20,7 @@ from typing import Any
 from strands_sglang.tools.capture import Capture
 from strands_sglang.tools.first_process import FirstProcess
 from strands_sglang.tools.outcome import Ending, Outcome, note_for
-from strands_sglang.tools.process_tree import descendants, files_in, memory_of
+from strands_sglang.tools.process_tree import descendants, files_in, memory_of, sockets_of
 from strands_sglang.tools.sandbox_limits import SandboxLimits
 
 _LOOK = 0.1  # seconds between two looks at what a call uses
@@ -154,7 +154,7 @@ class Call:
         count, and no event loop may wait for that.
         """
         pids = descendants(pid)
-        if memory_of(pids, self.limits.memory) > self.limits.memory:
+        if memory_of(pids, self.limits.memory) + sockets_of(pids) > self.limits.memory:
             return Ending.MEMORY
         if self.work is not None and files_in(pids, self.work) > self.limits.files:
             return Ending.FILES
