@@ -16,6 +16,9 @@ from typing import Any
 import orjson
 
 from strands_sglang.errors import LedgerError
+from strands_sglang.ledger.safe_files import loads, open_file
+
+_LARGEST = 1 << 28  # bytes; a seal has some 40 for each MiB of the ledger
 
 FORMAT = 1
 """Number of the format of everything in a run's directory."""
@@ -79,7 +82,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
         LedgerError: It is not a JSON object of a format known here.
     """
     try:
-        values = orjson.loads(path.read_bytes())
+        with open_file(path) as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise ValueError(f"it has more than {_LARGEST} bytes")
+        values = loads(content)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

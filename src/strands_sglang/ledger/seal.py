@@ -18,6 +18,7 @@ from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import DIGEST_BYTES
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.run_file import FORMAT, read_json, read_run, write_json, write_run
+from strands_sglang.ledger.safe_files import open_file
 from strands_sglang.ledger.shard import shard_paths
 
 __all__ = ["SealFault", "SealFinding", "check_seal", "read_run", "read_seal", "root_digest", "seal", "write_run"]
@@ -137,7 +138,7 @@ def root_digest(heads: Mapping[str, bytes]) -> str:
 def _digests(path: Path, stop: int | None = None) -> dict[str, Any]:
     """Return the size of a file, its digest, and the digest of each MiB, up to a byte."""
     whole, size, pieces = hashlib.blake2b(digest_size=DIGEST_BYTES), 0, []
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while piece := file.read(_PIECE if stop is None else min(_PIECE, stop - size)):
             whole.update(piece)
             pieces.append(hashlib.blake2b(piece, digest_size=DIGEST_BYTES).hexdigest())

@@ -148,6 +148,8 @@ class SealedFiles:
 def _digests(path: Path, count: int) -> tuple[str, list[str]]:
     """Return the digest of the first `count` bytes of a file, and that of each MiB of them."""
     whole, pieces = hashlib.blake2b(digest_size=16), []
+    if count <= 0:
+        return whole.hexdigest(), pieces
     with path.open("rb") as file:
         while count > 0 and (piece := file.read(min(_PIECE, count))):
             whole.update(piece)
