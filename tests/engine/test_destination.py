@@ -139,7 +139,7 @@ def test_an_address_that_cannot_work_is_shown_without_it(address: str) -> None:
 def test_a_password_and_a_key_are_one_too_many() -> None:
     for settings in ({"api_key": KEY}, {"headers": {"authorization": KEY}}):
         with pytest.raises(ConfigurationError, match="give one of them"):
-            SGLangClient(f"http://user:{PASSWORD}@host", **settings)  # type: ignore[arg-type]
+            SGLangClient(f"http://user:{PASSWORD}@host", **settings)
 
 
 async def test_a_ledger_has_no_password(tmp_path: Path) -> None:
