@@ -18,6 +18,7 @@ import asyncio
 import gc
 import json
 import random
+import re
 import resource
 import sys
 import time
@@ -29,6 +30,7 @@ from zlib import crc32
 from agent_script import Answer, Script, script, tokenizer_from
 from loopback import stay_on
 
+_RID = re.compile(rb'"rid"\s*:\s*"([^"\\]*)"')
 _IDS = b'"input_ids":['
 _KEY = b"X-SMG-Routing-Key: "
 _LENGTH = b"Content-Length: "
@@ -126,8 +128,9 @@ class Agents:
         else:
             self.seen[key] = (end, tokens, calls, body[end - _TAIL : end])
             first, second, third, fourth = self._calls[(977 * calls + crc32(key)) % len(self._calls)]
-        rid = body.find(b'"rid":"') + 7
-        parts = (first, body[rid : rid + 36], second, b"%d" % tokens, third, b"%d" % max(0, tokens - 64), fourth)
+        named = _RID.search(body)
+        rid = named[1] if named else b"%032x" % self.counters.requests  # the engine itself names what has no name
+        parts = (first, rid, second, b"%d" % tokens, third, b"%d" % max(0, tokens - 64), fourth)
         return response(b"".join(parts), b"200 OK")
 
 

@@ -93,3 +93,14 @@ async def test_it_waits_without_working_and_tells_what_it_used() -> None:
         assert 0 < after["cpu_seconds"] - before["cpu_seconds"] < 2
         with urllib.request.urlopen(server.urls[0] + "/v1/loads", timeout=10) as answer:
             assert json.load(answer)["loads"][0]["num_running_reqs"] == 0
+
+
+@pytest.mark.parametrize("more", [{}, {"rid": "short"}, {"rid": "x" * 100}, {"rid": 'with "quotes"'}, {"rid": None}])
+@pytest.mark.parametrize("spaces", [False, True])
+def test_every_request_is_answered_with_json(server: AgentLoopback, more: dict[str, Any], spaces: bool) -> None:
+    separators = (", ", ": ") if spaces else (",", ":")
+    body = {"input_ids": [1, 2, 3], "sampling_params": {}, **more}
+    request = urllib.request.Request(server.urls[0] + "/generate", json.dumps(body, separators=separators).encode())
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        told = json.load(answer)["meta_info"]["id"]
+    assert told == more.get("rid") if str(more.get("rid") or "'").isalnum() else told

@@ -449,7 +449,7 @@ async def test_bodies_without_a_length_and_in_pieces() -> None:
 
 
 async def test_bodies_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strands_sglang.engine.transport.MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr("strands_sglang.engine.call.MAX_BODY_BYTES", 1000)
     with in_turn(lambda wire: wire.reply(b" " * 5000)) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             with pytest.raises(MalformedResponseError, match="more than 1000 bytes"):

@@ -152,3 +152,17 @@ def test_spec_info() -> None:
         6,
         12,
     )
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprob"),
+    [([11], "5.0"), ([11], "9223372036854775808"), ([11], "1e999"), ([-7], "-0.5"), ([2**31], "-0.5"), ([11], "null")],
+)
+def test_values_that_cannot_be_are_refused(ids: list[int], logprob: str) -> None:
+    body = encoded(5, ids, [-0.25]).replace(b"-0.25", logprob.encode())
+    with pytest.raises((MalformedResponseError, orjson.JSONDecodeError)):
+        response.parse(response.loads(body), 5)
+
+
+def test_a_count_that_cannot_be_is_not_told() -> None:
+    assert response.parse(answer(5, cached_tokens=-1), 5).cached_tokens is None

@@ -57,8 +57,9 @@ def test_a_seal_says_what_is_there(run: Path) -> None:
     sealed = read_seal(run)
     assert sealed is not None and sealed == {**sealed, "episodes": 16, "finished": 14, "run": Ledger(run).run["run"]}
     heads = {record.id: record.head for record in Ledger(run).episodes()}
-    assert sealed["root"] == root_digest(heads) == root_digest(dict(reversed(heads.items())))
-    assert root_digest({**heads, "t0/0": bytes(16)}) != sealed["root"]
+    file = sealed["run_file"]
+    assert sealed["root"] == root_digest(heads, file) == root_digest(dict(reversed(heads.items())), file)
+    assert root_digest({**heads, "t0/0": bytes(16)}, file) != sealed["root"] != root_digest(heads, "00" * 16)
     for name, about in sealed["shards"].items():
         content = (run / "ledger" / name).read_bytes()
         assert about["bytes"] == len(content) and len(about["pieces"]) == -(-len(content) // 512) > 3

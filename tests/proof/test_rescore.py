@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,14 +20,21 @@ from strands_sglang.proof.rescore import rescore
 from strands_sglang.proof.rescore_report import NotCompared, RescoreVerdict
 from strands_sglang.tokens import Turn, TurnPurpose
 
+rescore_module = importlib.import_module("strands_sglang.proof.rescore")  # the package's `rescore` is the function
+
 
 def likely(ids: Sequence[int], at: int) -> float:
     """Return what the engine of these tests thinks of a token at its place."""
     return -((sum(ids[: at + 1]) * 31 + at) % 97) / 13
 
 
-def engine(refuse: int = -1) -> ScriptedServer:
-    """Return an engine of weights "v2" that refuses prompts with one token."""
+def engine(refuse: int = -1, says: Any = None) -> ScriptedServer:
+    """Return an engine of weights "v2" that refuses prompts with one token.
+
+    Args:
+        refuse: The token.
+        says: What it says of the last token of a prompt, as bytes of JSON; None: how likely it is.
+    """
 
     def read(received: Received) -> bytes:
         body = received.json()
@@ -34,7 +42,10 @@ def engine(refuse: int = -1) -> ScriptedServer:
         assert body["sampling_params"]["temperature"] == 1.0
         entries = [[None if at == 0 else likely(ids, at), ids[at], None] for at in range(start, len(ids))]
         entries[0][0] = None
-        return orjson.dumps({"meta_info": {"input_token_logprobs": entries}})
+        if says is not None:
+            entries[-1][0] = "LAST"
+        answer = orjson.dumps({"meta_info": {"input_token_logprobs": entries}})
+        return answer.replace(b'"LAST"', says or b"")
 
     async def handle(wire: Wire) -> None:
         received = await wire.read_body()
@@ -154,6 +165,38 @@ async def test_an_engine_that_refuses_has_not_agreed(folder: Path) -> None:
         report = await rescore(folder, server.url)
     assert report.verdict is RescoreVerdict.NOTHING and report.not_compared[NotCompared.REFUSED] == 27
     assert "400" in report.failures[0] and "add/" in report.failures[0]
+
+
+@pytest.mark.parametrize(
+    "says", [b"null", b"true", b'"-0.5"', b"[]", b"NaN", b"-1e999", b"0.5", b"9223372036854775808"]
+)
+async def test_what_is_no_logprob_agrees_with_nothing(folder: Path, says: bytes) -> None:
+    with engine(says=says) as server:
+        report = await rescore(folder, server.url, tolerance=100.0)
+    assert report.verdict is RescoreVerdict.NOTHING
+    assert report.not_compared[NotCompared.REFUSED] and report.failures
+
+
+async def test_a_tolerance_that_is_no_number_lets_nothing_pass(folder: Path) -> None:
+    with engine() as server:
+        report = await rescore(folder, server.url, tolerance=float("nan"))
+    assert report.verdict is RescoreVerdict.DIFFERS
+
+
+async def test_what_is_no_logprob_on_record_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path, {"run": RUN})
+    writer = LedgerWriter(tmp_path)
+    recorder = Scored(writer.write)
+    recorder.sample(None, [1, 2], [3, 4])
+    recorder.end()
+    writer.close()
+    run, found = rescore_module.proofs(tmp_path, None)
+    (proof,) = found
+    proof.trajectories[0].logprobs[-1] = float("nan")
+    monkeypatch.setattr(rescore_module, "proofs", lambda *_: (run, [proof]))
+    with engine() as server:
+        report = await rescore(tmp_path, server.url)
+    assert report.verdict is RescoreVerdict.DIFFERS and [score.beyond for score in report.turns] == [1]
 
 
 async def test_no_engine(folder: Path) -> None:

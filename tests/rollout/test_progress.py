@@ -212,3 +212,16 @@ def test_numbers_for_people() -> None:
     told = [duration(seconds) for seconds in (-1, 0, 42.4, 60, 3599.6, 7384, 86400 * 2 + 4 * 3600)]
     assert told == ["0 s", "0 s", "42 s", "1:00", "1:00:00", "2:03:04", "2 d 4 h"]
     assert [rounded(number) for number in (0, 4.5, 61.23, 12431.4, 1_234_567)] == ["0", "4.5", "61.2", "12,431", "1.2M"]
+
+
+def test_nothing_in_a_line_writes_on_the_terminal() -> None:
+    evil = "\x1b[2J\x1b]0;t\x07\x9b31m\x9d0;x\x9c \u202eABC\u2066\u200b\r\nfake done=9 \x7f\x00\u2028"
+    stream = io.StringIO()
+    lines = PlainLines(f"run{evil}", stream)
+    lines.begin(1)
+    snapshot = RunMetrics(total=1, latest_trouble=evil, versions={f"v{evil}": 3})
+    lines.update(snapshot)
+    lines.end(snapshot)
+    assert len(stream.getvalue().split("\n")) == 4
+    assert all(line.isprintable() for line in stream.getvalue().split("\n"))
+    assert "version=v" in stream.getvalue()

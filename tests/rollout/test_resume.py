@@ -32,6 +32,8 @@ from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.layout import OpenShard
 from strands_sglang.ledger.ledger import Ledger
+from strands_sglang.proof import verify
+from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.rollout import Ended, Limits, Task
 from strands_sglang.rollout.resume import read_before
 
@@ -401,3 +403,52 @@ async def test_an_episode_whose_record_lost_its_beginning_begins_anew(tmp_path: 
     # It has ended now, and is not run again.
     again = PromptEngine(steps(3))
     assert summaries(await run(build, [TASK], again, folder)) == summaries(resumed) and not again.calls
+
+
+@pytest.mark.parametrize("anew", [0, 1, 3, 6])
+@pytest.mark.parametrize("kept", [1, 3, 4, 7])
+async def test_a_run_that_lost_the_beginnings_of_its_episodes_is_proved_again(
+    kept: int, anew: int, tmp_path: Path
+) -> None:
+    """A process died behind some events and another went on; then the first one's file is lost, and all begins anew."""
+    await run(build, [TASK], PromptEngine(steps(3)), tmp_path / "whole")
+    folder = crashed(tmp_path / "whole", tmp_path / "crash", kept)
+    await run(build, [TASK], PromptEngine(steps(3)), folder)
+    (folder / "ledger" / "0-dead.ledger").unlink()
+    (folder / "seal.json").unlink()
+    (resumed,) = await run(build, [TASK], PromptEngine(steps(anew)), folder)
+    assert (resumed.ended, resumed.epoch) == (Ended.ANSWERED, 2)
+    assert record_of(folder).orphans and not record_of(folder).problems
+    assert_proved(folder)
+
+
+@pytest.mark.parametrize("anew", [0, 2, 6])
+@pytest.mark.parametrize("kept", [1, 4, 6])
+async def test_events_of_a_process_whose_first_file_is_lost_do_not_stand_in_the_way(
+    kept: int, anew: int, tmp_path: Path
+) -> None:
+    await run(build, [TASK], PromptEngine(steps(3)), tmp_path / "whole")
+    events = raw(record_of(tmp_path / "whole").events)
+    folder = crashed(tmp_path / "whole", tmp_path / "crash", 0)
+    shard = OpenShard(folder / "ledger" / "0-second.ledger", {"format": 1, "worker": "0"})
+    shard.append(b"".join(events[kept:]), len(events) - kept)
+    shard.close()
+    (resumed,) = await run(build, [TASK], PromptEngine(steps(anew)), folder)
+    assert (resumed.ended, resumed.epoch) == (Ended.ANSWERED, 1)
+    assert_proved(folder)
+
+
+async def test_an_episode_that_begins_twice_is_still_found(tmp_path: Path) -> None:
+    await run(build, [TASK], PromptEngine(steps(3)), tmp_path / "whole")
+    folder = crashed(tmp_path / "whole", tmp_path / "crash", 3)
+    lost = (folder / "ledger" / "0-dead.ledger").rename(tmp_path / "lost")
+    shard = OpenShard(folder / "ledger" / "0-tail.ledger", {"format": 1, "worker": "0"})
+    shard.append(raw(record_of(tmp_path / "whole").events)[3], 1)
+    shard.close()
+    await run(build, [TASK], PromptEngine(steps(3)), folder)
+    lost.rename(folder / "ledger" / "0-dead.ledger")
+    certificate = verify(folder)
+    assert certificate.verdict is Verdict.BROKEN
+    assert [finding.message for finding in certificate.findings if finding.kind is FindingKind.DUPLICATE] == [
+        "the episode begins twice"
+    ]

@@ -75,6 +75,16 @@ CONTROLS = {
 }
 
 ATTEMPTS = {
+    # What all calls share, and what the machine has for all.
+    "lock-what-all-calls-share": "import fcntl; fcntl.flock(open(sys.executable, 'rb'), fcntl.LOCK_EX); escaped = True",
+    "see-locks-of-other-calls": """
+        import fcntl, struct
+        file = open(sys.executable, 'rb')
+        fcntl.fcntl(file, fcntl.F_GETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)); escaped = True""",
+    "watch-what-all-calls-share": "call('inotify_init1', 0); escaped = True",
+    "requests-of-the-whole-machine": """
+        place = ctypes.c_ulong(0)
+        call('io_setup', 60_000, ctypes.byref(place)); escaped = True""",
     **CONTROLS,
     # The network.
     "dns": "import socket; escaped = bool(socket.getaddrinfo('example.com', 80))",

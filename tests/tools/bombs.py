@@ -111,6 +111,23 @@ BOMBS = {
         "MemoryError",
         _MEMORY,
     ),
+    "socket-buffers": Bomb(
+        _FORK + "import socket\nfor _ in range(20):\n  if os.fork() == 0: break\nkeep = []\n"
+        "try:\n  while True:\n    pair = socket.socketpair(); keep += pair\n    for one in pair:\n"
+        "      one.setblocking(False)\n      try:\n        while True: one.send(b'x' * 4096)\n"
+        "      except BlockingIOError: pass\nexcept OSError: pass\ntime.sleep(99)",
+        (Ending.MEMORY,),
+        "more than 128 MiB of memory",
+        {**_MEMORY, "seconds": 15},
+    ),
+    "larger-socket-buffers": Bomb(
+        "import socket\na, b = socket.socketpair(); a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)",
+        _FAILED,
+        "not permitted",
+    ),
+    "access-lists": Bomb(
+        "import os\nopen('x', 'w').close()\nos.setxattr('x', 'user.a', b'x' * 60_000)", _FAILED, "not permitted"
+    ),
     # Processes.
     "fork": Bomb(_FORK + "while True: os.fork()", (Ending.FAILED, Ending.TIMED_OUT, Ending.FLOODED), limits=_TIME),
     "fork-quietly": Bomb(

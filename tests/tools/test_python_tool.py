@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,15 @@ from strands_sglang.rollout import Ended, Limits, ReplayVerdict, Task, replay
 from strands_sglang.tools import PythonSandbox, python_sandbox
 from tools.host import limits
 
-SANDBOX = PythonSandbox(limits=limits(seconds=5), concurrency=4)
+
+@cache
+def sandbox() -> PythonSandbox:
+    """Return the sandbox of all these tests: made by the first that needs it, which fails where none can be made."""
+    return PythonSandbox(limits=limits(seconds=5), concurrency=4)
 
 
 def build(task: Task, model: Any) -> Agent:
-    tool = python_sandbox(SANDBOX)
+    tool = python_sandbox(sandbox())
     return Agent(model=model, tools=[tool], callback_handler=None, conversation_manager=NullConversationManager())
 
 
@@ -38,13 +43,13 @@ def coder(*programs: str) -> PromptEngine:
 
 
 def test_what_the_model_is_told() -> None:
-    tool = python_sandbox(SANDBOX)
+    tool = python_sandbox(sandbox())
     assert tool.tool_name == "python"
     assert "fresh interpreter" in tool.tool_spec["description"] and "5 seconds" in tool.tool_spec["description"]
     assert tool.tool_spec["inputSchema"]["json"]["required"] == ["code"]
     other = python_sandbox(packages=("numpy",), name="code_interpreter", limits=limits())
     assert other.tool_name == "code_interpreter" and "numpy" in other.tool_spec["description"]
-    assert python_sandbox(SANDBOX, description="My words.").tool_spec["description"] == "My words."
+    assert python_sandbox(sandbox(), description="My words.").tool_spec["description"] == "My words."
 
 
 async def test_an_agent_runs_code() -> None:

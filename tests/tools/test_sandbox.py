@@ -7,21 +7,35 @@ import logging
 import os
 import pickle
 import random
+import resource
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from strands_sglang.errors import ConfigurationError, SandboxUnavailableError
-from strands_sglang.tools import Ending, Isolation, PythonSandbox, Rights, SandboxLimits
+from strands_sglang.tools import Ending, Isolation, PythonSandbox, Rights, SandboxLimits, sandbox_call
 from strands_sglang.tools import sandbox as module
+from strands_sglang.tools.first_process import FirstProcess
 from strands_sglang.tools.jail import python_command
+from strands_sglang.tools.outcome import Outcome
 from strands_sglang.tools.probe import find_bubblewrap
+from tools.bombs import BOMBS
 from tools.host import left_running, limits, system_python
+
+
+async def all_ended() -> None:
+    """Fail if something goes on running."""
+    deadline = time.monotonic() + 2
+    while left := left_running():
+        assert time.monotonic() < deadline, f"left running: {left}"
+        await asyncio.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +103,58 @@ async def test_event_loop_goes_on_and_places_are_bounded(sandbox: PythonSandbox)
     assert beats > 40  # a loop that waited for each call would have had six
 
 
+async def lateness(during: Coroutine[Any, Any, Outcome]) -> tuple[Outcome, float]:
+    """Return an outcome, and by how many seconds the event loop was late at worst, but for one time in a hundred."""
+    late: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.005)
+            late.append(time.monotonic() - before - 0.005)
+
+    heart = asyncio.ensure_future(beat())
+    outcome = await during
+    heart.cancel()
+    return outcome, sorted(late)[len(late) * 99 // 100]
+
+
+async def test_the_event_loop_does_not_wait_for_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def slowly(pids: list[int], limit: int) -> int:
+        nonlocal looks
+        looks += 1
+        time.sleep(0.4)
+        return 0 if looks < 3 else limit + 1
+
+    monkeypatch.setattr(sandbox_call, "memory_of", slowly)
+    outcome, late = await lateness(PythonSandbox(limits=limits()).run("import time; time.sleep(99)"))
+    assert (outcome.ended, looks) == (Ending.MEMORY, 3)
+    assert late < 0.05
+
+
+MAPPINGS = """
+    import ctypes, os, time
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    start = libc.mmap(None, 60_000 * 4096, 3, 0x22, -1, 0)
+    ctypes.memset(start, 1, 60_000 * 4096)
+    for number in range(0, 60_000, 2): libc.mprotect(start + number * 4096, 4096, 1)
+    for _ in range(25):
+        if os.fork() == 0: time.sleep(60)
+    time.sleep(60)"""
+
+
+async def test_code_that_is_slow_to_look_at_does_not_stall_the_event_loop() -> None:
+    hostile = PythonSandbox(limits=limits(seconds=4))
+    outcome, late = await lateness(hostile.run(textwrap.dedent(MAPPINGS)))
+    assert outcome.ended is Ending.TIMED_OUT and outcome.seconds < 6
+    assert late < 0.05
+
+
 async def test_cancelled_call_is_killed_with_its_children(sandbox: PythonSandbox) -> None:
     code = "import os, time\nfor _ in range(3): os.fork()\nif os.getpid() != os.getpgid(0): os.setsid()\ntime.sleep(99)"
     tasks = [asyncio.ensure_future(sandbox.run(code)) for _ in range(4)]
@@ -145,6 +211,53 @@ async def test_nothing_is_left_open(sandbox: PythonSandbox) -> None:
     before = len(os.listdir("/proc/self/fd"))
     await asyncio.gather(*(sandbox.run("print('x' * 100000)") for _ in range(10)))
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[int]:
+    """As a host has that serves a thousand connections: new descriptors are above 2,000."""
+    wanted, bounds = 2000, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if bounds[0] < 2 * wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2 * wanted, bounds[1]))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(wanted)]
+    yield max(held)
+    for descriptor in held:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, bounds)
+
+
+@pytest.mark.parametrize("name", ["sleep", "many-processes", "many-files", "stdout", "fork-quietly", "stopped"])
+async def test_limits_hold_in_a_host_with_many_descriptors(name: str, many_descriptors: int) -> None:
+    assert many_descriptors >= 2000
+    bomb = BOMBS[name]
+    outcome = await PythonSandbox(limits=limits(**bomb.limits)).run(bomb.code)
+    assert outcome.ended in bomb.endings, outcome
+    await all_ended()
+
+
+async def test_a_call_is_cancelled_in_a_host_with_many_descriptors(
+    sandbox: PythonSandbox, many_descriptors: int
+) -> None:
+    for moment in (0.0, 0.005, 0.3):
+        task = asyncio.ensure_future(sandbox.run("import time; time.sleep(99)"))
+        await asyncio.sleep(moment)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    await all_ended()
+
+
+async def test_what_cannot_be_killed_by_name_is_killed_all_the_same(
+    sandbox: PythonSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(first: FirstProcess) -> int:
+        raise OSError("no name")
+
+    monkeypatch.setattr(FirstProcess, "_named", fail)
+    brief = PythonSandbox(limits=limits(seconds=0.5))
+    with pytest.raises(OSError, match="no name"):
+        await brief.run("import os, time; os.fork(); time.sleep(99)")
+    await all_ended()
 
 
 def test_one_object_serves_several_loops(sandbox: PythonSandbox) -> None:
@@ -294,6 +407,44 @@ async def test_sandbox_that_cannot_be_made_any_more(tmp_path: Path) -> None:
     program.chmod(0o755)
     with pytest.raises(SandboxUnavailableError, match="No space left"):
         await sandbox.run("1")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os, sys; sys.stderr.write('bwrap: x'); sys.stderr.flush(); os._exit(1)",
+        "import os; os.write(2, b'bwrap: Creating new namespace failed: No space left on device'); os._exit(1)",
+        "import os; os.closerange(3, 128); os.write(2, b'bwrap: x'); os._exit(1)",
+        "import os, signal; os.write(2, b'bwrap: x'); os.kill(os.getpid(), signal.SIGKILL)",
+        "raise SystemExit('bwrap: x')",
+    ],
+)
+async def test_code_that_speaks_like_bubblewrap_has_failed(code: str, sandbox: PythonSandbox) -> None:
+    """What was run has a result, whatever it says of itself: else it would not be scored."""
+    outcome = await sandbox.run(code)
+    assert outcome.ended is Ending.FAILED and outcome.stderr.startswith("bwrap: ")
+
+
+async def test_code_has_nothing_open_but_its_streams(sandbox: PythonSandbox) -> None:
+    code = """
+        import os
+        def is_open(number):
+            try: return bool(os.fstat(number))
+            except OSError: return False
+        print([number for number in range(128) if is_open(number)])"""
+    assert (await sandbox.run(textwrap.dedent(code))).text == "[0, 1, 2]"
+
+
+@pytest.mark.parametrize("ends", ["exit 0", "exit 7", "kill -9 $$", "echo 'no such file' >&2; exit 127", "sleep 60"])
+async def test_code_that_was_not_reached_has_no_result(ends: str, tmp_path: Path) -> None:
+    program = tmp_path / "bwrap"
+    program.symlink_to(find_bubblewrap())
+    broken = PythonSandbox(bwrap=str(program), limits=limits(seconds=1))
+    program.unlink()
+    program.write_text(f"#!/bin/sh\n{ends}\n")
+    program.chmod(0o755)
+    with pytest.raises(SandboxUnavailableError, match="could not be made this time"):
+        await broken.run("1")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an interpreter that only root may read")

@@ -8,7 +8,7 @@ import pytest
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.tools.seccomp import seccomp_filter
-from strands_sglang.tools.syscalls import CLONE, CLONE3, IOCTL, MACHINES, NEWEST, REFUSED, SOCKET, SOCKETPAIR
+from strands_sglang.tools.syscalls import CLONE, CLONE3, FCNTL, IOCTL, MACHINES, NEWEST, REFUSED, SOCKET, SOCKETPAIR
 
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 
@@ -60,6 +60,9 @@ def test_arguments_are_looked_at(machine: str) -> None:
         assert answer(program, audit, CLONE[column], 17 | bit) == EPERM
     assert answer(program, audit, SOCKETPAIR[column], 1) == ALLOW
     assert answer(program, audit, SOCKETPAIR[column], 2) == EPERM
+    assert answer(program, audit, FCNTL[column], 3, 6) == ALLOW  # setting a lock
+    assert answer(program, audit, FCNTL[column], 3, 5) == EPERM  # asking for those of others
+    assert answer(program, audit, FCNTL[column], 3, 36) == EPERM
     assert answer(program, audit, IOCTL[column], 1, 0x5401) == ALLOW
     assert answer(program, audit, IOCTL[column], 1, 0x5412) == EPERM
     assert answer(program, audit, IOCTL[column], 1, 0x541C) == EPERM

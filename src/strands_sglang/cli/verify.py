@@ -48,6 +48,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--exported-part", action="store_true", help="whole episodes may be left out of the export")
     parser.add_argument("--episode", metavar="ID", action="append", help="look at this one only; may be given again")
+    parser.add_argument("--root", metavar="HEX", help="root digest that was kept elsewhere, held against the ledger's")
+    parser.add_argument("--public-key", metavar="KEY", help="the run must be signed with this key: a path, or hex")
     parser.add_argument("--rescore", metavar="URL", help="ask this engine how likely it finds what is on record")
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE, help="largest difference of logprobs (default %(default)g)"
@@ -74,6 +76,8 @@ def run(options: argparse.Namespace) -> int:
         exported=options.exported,
         exported_part=options.exported_part,
         episodes=options.episode,
+        root=options.root,
+        public_key=options.public_key,
     )
     if options.episode:
         missing = [finding.episode for finding in certificate.findings if finding.kind is FindingKind.NOT_BEGUN]

@@ -22,7 +22,7 @@ from strands_sglang.engine.pool import LoopPool
 from strands_sglang.engine.protocol import AbortPolicy, halting
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.retry import Retries, RetryPolicy
-from strands_sglang.engine.transport import exchange
+from strands_sglang.engine.transport import MAX_BODY_BYTES, exchange
 from strands_sglang.errors import (
     AttemptTimeoutError,
     CallCancelledError,
@@ -137,7 +137,7 @@ class Call:
         pool.live.add(rid)
         try:
             with self._within(self._expiry()):
-                content = await exchange(pool, "POST", self._url, body, self._headers)
+                content = await exchange(pool, "POST", self._url, body, self._headers, most=MAX_BODY_BYTES)
         except AttemptTimeoutError as error:
             pool.abort(rid)
             raise TransientFault(error, in_flight=True) from error

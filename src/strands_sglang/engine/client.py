@@ -9,6 +9,8 @@ Invariant: tokens the engine sampled for a call are returned once, counted as di
 from __future__ import annotations
 
 import asyncio
+import base64
+import re
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -55,7 +57,8 @@ class SGLangClient:
         """Set up the client; nothing is sent yet.
 
         Args:
-            base_url: Where the server or router is; a path in it is kept.
+            base_url: Where the server or router is; a path in it is kept. A user and a password in it are sent as a
+                header and shown nowhere.
             max_connections: Requests under way at once, per event loop; further calls wait for a free one.
             timeout: Seconds one attempt may take, waiting for a free connection not counted; None: no limit.
             max_retries: Failures in a row that are followed by another attempt.
@@ -76,15 +79,17 @@ class SGLangClient:
         for name in ("max_retries", "retry_delay", "max_retry_delay"):
             if (value := self._settings[name]) < 0:
                 raise ConfigurationError(f"{name} must be 0 or above, not {value}")
-        self._url = _checked_url(base_url)
+        self._url, credentials = _checked_url(base_url)
         self._generate_url = self._url / "generate"
         self._timeout = timeout
         self._limits = attempt_timeout(None, connect_timeout)
         self._policy = RetryPolicy(max_retries, Backoff(retry_delay, max(retry_delay, max_retry_delay)))
         self._deadline = deadline
         self._headers = dict(headers or {})
-        if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+        if credentials and (api_key is not None or "authorization" in map(str.lower, self._headers)):
+            raise ConfigurationError("a user in base_url and a key are two answers to one question: give one of them")
+        if api_key is not None or credentials:
+            self._headers["Authorization"] = credentials or f"Bearer {api_key}"
         for name, text in self._headers.items():
             check_header(name, text)
         self._fleet = Fleet(self._url)
@@ -201,11 +206,20 @@ def _rebuild(kind: type[SGLangClient], settings: dict[str, Any]) -> SGLangClient
     return kind(**settings)
 
 
-def _checked_url(base_url: str) -> URL:
+def _checked_url(base_url: str) -> tuple[URL, str]:
+    """Return an address that may be shown, and the header that the user and password in it become ("": none)."""
+    shown = re.sub(r"^(\w+://)?.*@", r"\1***@", base_url, flags=re.DOTALL)
     try:
         url = URL(base_url)
+        user, password = url.user, url.password
     except ValueError as error:
-        raise ConfigurationError(f"base_url {base_url!r} is not a URL: {error}") from error
+        words = "" if "@" in base_url else f": {error}"
+        raise ConfigurationError(f"base_url {shown!r} is not a URL{words}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigurationError(f"base_url {base_url!r} must look like http://localhost:30000 (with http://)")
-    return url.with_query(None).with_fragment(None).with_path(url.path.rstrip("/") or "/")
+        raise ConfigurationError(f"base_url {shown!r} must look like http://localhost:30000 (with http://)")
+    credentials = ""
+    if user is not None or password is not None:
+        pair = f"{user or ''}:{password or ''}".encode()
+        credentials = f"Basic {base64.b64encode(pair).decode()}"
+    url = url.with_user(None).with_query(None).with_fragment(None)
+    return url.with_path(url.path.rstrip("/") or "/"), credentials

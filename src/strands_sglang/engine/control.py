@@ -96,6 +96,20 @@ class EngineControl:
         """Return the launch settings and state of the server (or of one worker), as it tells them."""
         return await self._first(await self._pools.open(), ("server_info", "get_server_info"))
 
+    async def answer_to(self, body: Mapping[str, Any]) -> Any:
+        """Send one `/generate` request as it stands and return what is answered, unchecked: for reading prompts.
+
+        Raises:
+            EngineError: There is no answer, or it is not JSON.
+        """
+        pool = await self._pools.open()
+        try:
+            return orjson.loads(await exchange(pool, "POST", self._base / "generate", orjson.dumps(body), JSON_HEADERS))
+        except TransientFault as fault:
+            raise fault.error from fault
+        except orjson.JSONDecodeError as error:
+            raise MalformedResponseError(f"{self._base} sent a body that is not JSON: {error}") from error
+
     async def running_requests(self) -> dict[str, int]:
         """Return, for each worker that answers, how many requests it is running or has waiting."""
         pool = await self._pools.open()

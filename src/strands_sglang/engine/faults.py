@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+from yarl import URL
 
 from strands_sglang.errors import ContextOverflowError, EngineError, EngineUnavailableError, RequestRejectedError
 
@@ -56,11 +57,28 @@ def is_transient(status: int) -> bool:
 
 def from_status(status: int, body: bytes, url: str, headers: Mapping[str, str] | None = None) -> Exception:
     """Turn an HTTP error answer into what to raise: a `TransientFault`, or the final error."""
+    if 300 <= status < 400:
+        return _redirected(status, url, headers)
     error = from_words(status, server_words(body), url)
     if isinstance(error, TransientFault):
         error.retry_after = _retry_after(headers)
         error.in_flight = status in _FROM_BETWEEN
     return error
+
+
+def _redirected(status: int, url: str, headers: Mapping[str, str] | None) -> RequestRejectedError:
+    """Return the error of an answer that names another address."""
+    try:
+        place = URL(headers.get("Location", "") if headers else "")
+        where = f" to {place.origin()}" if place.is_absolute() else ""
+    except ValueError:
+        where = ""
+    return RequestRejectedError(
+        f"{url} answered {status}, a redirect{where}, and redirects are not followed: a prompt goes nowhere but to "
+        "base_url | is base_url complete (https:// where the server wants it, its path)? if it has moved, give the new "
+        "one",
+        status=status,
+    )
 
 
 def from_words(status: int | None, words: str, url: str) -> Exception:

@@ -1,19 +1,24 @@
 """What one call to a token engine gives back: `Generation`, flat and complete.
 
 Invariant: `token_ids`, `logprobs` and the union of `versions` always have the same length, and position i in
-each of them is the i-th sampled token. A `Generation` that breaks this cannot be made.
+each of them is the i-th sampled token. Ids are not negative, and logprobs are those of something that can happen. A
+`Generation` that breaks this cannot be made, whichever engine it comes from.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from strands_sglang.engine.routed_experts import RoutedExperts
-from strands_sglang.errors import CountMismatchError
+from strands_sglang.errors import CountMismatchError, MalformedResponseError
+from strands_sglang.tokens.arrays import LARGEST_LOGPROB
 from strands_sglang.tokens.versions import VersionSpan, check_spans
 
 __all__ = ["FinishReason", "Generation", "SpecInfo", "VersionSpan"]
@@ -87,6 +92,18 @@ class Generation:
         if len(self.logprobs) != count:
             raise CountMismatchError(f"{count} sampled tokens but {len(self.logprobs)} logprobs")
         check_spans(self.versions, count)
+        if count:
+            self._check_values()
+
+    def _check_values(self) -> None:
+        lowest = int(np.asarray(self.token_ids).min())
+        if lowest < 0:
+            raise MalformedResponseError(f"the engine sampled {lowest}, which is not a token id")
+        logprobs = np.asarray(self.logprobs)
+        least, most = float(logprobs.min()), float(logprobs.max())
+        if not (math.isfinite(least) and most <= LARGEST_LOGPROB):  # both are NaN where one of them is
+            at = int((~(np.isfinite(logprobs) & (logprobs <= LARGEST_LOGPROB))).argmax())
+            raise MalformedResponseError(f"the engine gave sampled token {at} the logprob {self.logprobs[at]}")
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -45,7 +45,8 @@ class LoopPool:
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
             timeout=limits,
-            headers=dict(headers),
+            headers={"Accept-Encoding": "identity", **headers},
+            auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=_READ_BUFFER_BYTES,
             trust_env=False,

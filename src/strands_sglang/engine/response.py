@@ -26,6 +26,8 @@ from strands_sglang.tokens.versions import VersionSpan
 
 _KEY = b'"output_token_logprobs":[['
 _END = b"null]]"
+_LARGE_BODY_BYTES = 2**24
+_MOST_VALUES = 2**24
 # Keys of meta_info that become fields, or repeat what fields say.
 _TAKEN = (
     "id",
@@ -62,7 +64,10 @@ def loads(body: bytes) -> Any:
 
     Raises:
         orjson.JSONDecodeError: The body is not JSON: cut off, garbled, or not from the engine.
+        MalformedResponseError: It would take far more memory than its bytes.
     """
+    if len(body) > _LARGE_BODY_BYTES and body.count(b",") > _MOST_VALUES:
+        raise MalformedResponseError(f"the answer has more than {_MOST_VALUES} values")  # each takes some 60 bytes here
     at = body.find(_KEY)
     if at < 0:
         return orjson.loads(body)
@@ -129,7 +134,7 @@ def parse(
         detail,
         versions,
         sent_tokens,
-        cached if isinstance(cached, int) else None,
+        cached if isinstance(cached, int) and cached >= 0 else None,
         rid,
         requests,
         0,
@@ -146,13 +151,18 @@ def _finish(raw: Any, partial: bool) -> tuple[FinishReason, Any]:
         if not partial:
             raise MalformedResponseError("the answer has no finish_reason: it cannot be told whether the turn is whole")
         return FinishReason.UNKNOWN, None
-    kind = str(kind)
+    if not isinstance(kind, str):
+        raise MalformedResponseError(f"the type of finish_reason is not a text: {_short(kind)}")
     if kind == "abort" and isinstance(status := told.get("status_code"), int):
-        raise RefusedInside(status, str(told.get("message")))
+        raise RefusedInside(status, _short(told.get("message"), 2000))
     if kind not in _KINDS:
         return FinishReason.UNKNOWN, kind
-    reason, detail = _KINDS[kind]
-    return reason, told.get(detail)
+    reason, name = _KINDS[kind]
+    detail = told.get(name)
+    plain = detail is None or isinstance(detail, str | int | float)
+    if not plain and not (isinstance(detail, list) and all(isinstance(one, int) for one in detail)):
+        raise MalformedResponseError(f"the {name} of finish_reason is neither a number nor a text: {_short(detail)}")
+    return reason, detail
 
 
 def _tokens(answer: dict[str, Any], meta: dict[str, Any]) -> tuple[list[Any], list[Any]]:
@@ -218,9 +228,15 @@ def _spec(meta: dict[str, Any]) -> SpecInfo | None:
 
 
 def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else str(value)
+    return value if value is None or isinstance(value, str) else _short(value)
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
+def _short(value: Any, most: int = 200) -> str:
+    """Return something as a text that may be shown."""
+    if isinstance(value, str):
+        return value[:most]
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__}, nested too deeply to be shown"
+    return text if len(text) <= most else text[:most] + "..."

@@ -12,17 +12,30 @@ from typing import Any
 import aiohttp
 
 from strands_sglang.engine import response
+from strands_sglang.errors import MalformedResponseError
 
 _MARK = b"data:"
 _DONE = b"[DONE]"
+_ENDS = (b"\n\n", b"\n\r\n")
+MAX_EVENT_BYTES = 2**28
+"""Most bytes of one event: above any turn with all that comes with it."""
 
 
 async def payloads(content: aiohttp.StreamReader) -> AsyncIterator[list[bytes]]:
     """Yield the payloads of the events that have arrived, without `[DONE]`; ends with it or with the connection."""
-    buffer = b""
+    buffer, looked = bytearray(), 0  # what has come of the next event, and how much of it has no end
     async for chunk in content.iter_any():
         buffer += chunk
-        *events, buffer = buffer.replace(b"\r\n", b"\n").split(b"\n\n")
+        end = max((at + len(mark) for mark in _ENDS if (at := buffer.rfind(mark, looked)) >= 0), default=0)
+        if not end:
+            looked = max(0, len(buffer) - 2)
+            if len(buffer) > MAX_EVENT_BYTES:
+                raise MalformedResponseError(f"an event of a stream has more than {MAX_EVENT_BYTES} bytes")
+            continue
+        whole = bytes(buffer[:end]).replace(b"\r\n", b"\n")
+        del buffer[:end]
+        looked = 0
+        events = whole.split(b"\n\n")
         arrived = [event.removeprefix(_MARK).strip() for event in events if event.startswith(_MARK)]
         done = _DONE in arrived
         if done:

@@ -21,7 +21,7 @@ from strands_sglang.engine.faults import TransientFault
 from strands_sglang.engine.generation import Generation
 from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.sse import Accumulator, payloads
-from strands_sglang.engine.transport import closed, translate
+from strands_sglang.engine.transport import MAX_ANSWER_BYTES, check_encoding, closed, read, translate
 from strands_sglang.errors import (
     AttemptTimeoutError,
     ConnectionLostError,
@@ -111,11 +111,13 @@ class StreamingCall(Call):
             with guard(), self._within(expires_at):
                 if pool.closing:
                     raise closed(url)
-                response = await pool.session.post(url, data=body, headers=self._headers)
+                response = await pool.session.post(url, data=body, headers=self._headers, allow_redirects=False)
                 if response.status != 200:
-                    fault = faults.from_status(response.status, await response.read(), str(url), response.headers)
+                    words = await read(response, MAX_ANSWER_BYTES)
+                    fault = faults.from_status(response.status, words, str(url), response.headers)
                     ended = not (isinstance(fault, TransientFault) and fault.in_flight)
                     raise fault
+                check_encoding(response)
             output = Accumulator()
             events = payloads(response.content)
             versions: tuple[VersionSpan, ...] = ()

@@ -1,7 +1,8 @@
 """One HTTP exchange: bytes out, bytes in, and every way it can fail told apart.
 
-Nothing here retries or understands tokens. What comes out is the whole body of a 200, a `TransientFault`, or the
-final error; what the HTTP library raises does not leave this file.
+Nothing here retries or understands tokens, and no redirect is followed: the prompt and the headers go to the address
+that was given, and nowhere else. What comes out is the whole body of a 200, a `TransientFault`, or the final error;
+what the HTTP library raises does not leave this file.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ from strands_sglang.errors import (
     RequestRejectedError,
 )
 
-# Far above any answer with routed experts of a long context; below it a server gone mad cannot eat the machine.
-MAX_BODY_BYTES = 2**31
+MAX_BODY_BYTES = 2**30
+"""Most bytes of a turn: far above any with routed experts of a long context; below it a server gone mad cannot eat the
+machine."""
+MAX_ANSWER_BYTES = 2**26
+"""Most bytes of any other answer."""
+_ERROR_BYTES = 2**20  # of an answer that is no 200, the rest is not read
 
 _LARGE_BODY_BYTES = 2**20
 
@@ -46,12 +51,23 @@ async def exchange(
     body: bytes | None,
     headers: Mapping[str, str] | None = None,
     timeout: aiohttp.ClientTimeout | None = None,
+    most: int = MAX_ANSWER_BYTES,
 ) -> bytes:
     """Send one request and return the whole body of its 200.
+
+    Args:
+        pool: The running loop's connections.
+        method: Of HTTP.
+        url: Where to.
+        body: What to send; None: nothing.
+        headers: Further headers.
+        timeout: Limits of this exchange; None: those of the pool.
+        most: Bytes that the body may have.
 
     Raises:
         TransientFault: It may work later.
         RequestRejectedError: It will not work later either.
+        MalformedResponseError: The body is longer, or compressed.
     """
     data: bytes | io.BytesIO | None = body
     if body is not None and len(body) > _LARGE_BODY_BYTES:
@@ -60,10 +76,10 @@ async def exchange(
     if pool.closing:
         raise closed(url)
     try:
-        async with pool.session.request(method, url, data=data, headers=headers, **options) as response:
-            length = response.content_length
-            known = length is not None and length <= MAX_BODY_BYTES
-            content = await (response.read() if known else _read_bounded(response))
+        async with pool.session.request(
+            method, url, data=data, headers=headers, allow_redirects=False, **options
+        ) as response:
+            content = await read(response, most)
             if response.status == 200:
                 return content
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
@@ -71,14 +87,34 @@ async def exchange(
     raise faults.from_status(response.status, content, str(url), response.headers)
 
 
-async def _read_bounded(response: aiohttp.ClientResponse) -> bytes:
-    """Read a body that does not say its length, up to `MAX_BODY_BYTES`."""
+async def read(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return a body, of an error only the beginning.
+
+    Raises:
+        MalformedResponseError: It has more bytes than it may have, or would have once it is unpacked.
+    """
+    check_encoding(response)
+    if response.status != 200:
+        most = _ERROR_BYTES
+    length = response.content_length
+    if length is not None and length <= most:
+        return await response.read()
     parts = bytearray()
     async for chunk in response.content.iter_any():
         parts += chunk
-        if len(parts) > MAX_BODY_BYTES:
-            raise MalformedResponseError(f"{response.url} sent more than {MAX_BODY_BYTES} bytes")
+        if len(parts) > most:
+            response.close()
+            if response.status != 200:
+                break
+            raise MalformedResponseError(f"{response.url} sent more than {most} bytes")
     return bytes(parts)
+
+
+def check_encoding(response: aiohttp.ClientResponse) -> None:
+    """Refuse a body that is compressed: it was asked for as it is, and what it unpacks to has no bound."""
+    if response.headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
+        response.close()
+        raise MalformedResponseError(f"{response.url} sent a compressed body, which was not asked for")
 
 
 def closed(url: URL) -> ClientClosedError:

@@ -14,6 +14,7 @@ from typing import Any
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import decoded, encoded, first_link, frames, link
+from strands_sglang.ledger.layout import LARGEST_BLOCK
 from strands_sglang.ledger.record import EpisodeRecord
 
 _MARK = b"sgep1"
@@ -62,7 +63,9 @@ def carried(data: bytes) -> EpisodeRecord:
     try:
         events, previous = [], b""
         unpacking = zlib.decompressobj()
-        whole = unpacking.decompress(data[len(_MARK) :])
+        whole = unpacking.decompress(data[len(_MARK) :], LARGEST_BLOCK)
+        if unpacking.unconsumed_tail:
+            raise LedgerError(f"the record of an episode that was set aside has more than {LARGEST_BLOCK} bytes")
         if not unpacking.eof or unpacking.unused_data:
             raise LedgerError("the record of an episode that was set aside is damaged: it ends early, or late")
         for frame in frames(whole):

@@ -19,12 +19,13 @@ import orjson
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.packing import packed, unpacked
+from strands_sglang.ledger.safe_files import loads
 
 DIGEST_BYTES = 16
 """Bytes of a digest (BLAKE2b)."""
 
 _SIZES = struct.Struct("<II")
-_EPISODE = re.compile(rb'\[("(?:[^"\\]|\\.)*"),')
+_EPISODE = re.compile(rb'\[("[^"\\]*(?:\\.[^"\\]*)*"),')
 
 
 class EventKind(str, Enum):
@@ -106,7 +107,7 @@ def decoded(data: bytes | memoryview, at: int = 0) -> tuple[Event, bytes, int]:
         end = begin + head_size + blob_size
         if end + DIGEST_BYTES > len(data):
             raise LedgerError(f"an event of {end + DIGEST_BYTES - at} bytes, but {len(data) - at} are left")
-        episode, epoch, number, kind, values, shapes = orjson.loads(bytes(data[begin : begin + head_size]))
+        episode, epoch, number, kind, values, shapes = loads(bytes(data[begin : begin + head_size]))
         arrays = unpacked(bytes(data[begin + head_size : end]), shapes)
         event = Event(episode, epoch, number, EventKind(kind), values, arrays, bytes(data[end : end + DIGEST_BYTES]))
     except LedgerError:
@@ -133,6 +134,18 @@ def frames(data: bytes) -> list[bytes]:
         events.append(data[at:end])
         at = end
     return events
+
+
+def first_size(data: bytes) -> int:
+    """Return how many bytes the first of some events says it has; they need not all be there.
+
+    Raises:
+        LedgerError: They are too few to say so.
+    """
+    if len(data) < _SIZES.size:
+        raise LedgerError(f"{len(data)} bytes are no event")
+    head_size, blob_size = _SIZES.unpack_from(data)
+    return int(_SIZES.size + head_size + blob_size + DIGEST_BYTES)
 
 
 def episode_of(event: bytes) -> str:

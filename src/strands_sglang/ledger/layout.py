@@ -30,8 +30,10 @@ MARK = bytes.fromhex("e3d1a07f5b92c4188e6a35f9d20b7c46")
 """What stands before each section: sixteen bytes that nothing else is likely to have."""
 SECTION_BYTES = 4 << 20
 """Size on disk behind which a new section begins."""
-LARGEST_BLOCK = 1 << 30
+LARGEST_BLOCK = 1 << 29
 """Most bytes of events in a block, before compression."""
+SEVERAL_EVENTS = 1 << 24
+"""Most bytes of a block of more than one event. Writers stay far below."""
 
 BLOCK_HEAD = struct.Struct("<IIBI")
 """Size, check of the bytes, kind, check of these three."""

@@ -138,11 +138,13 @@ class EpisodeRecord:
             RecordError: The turns do not make a tree.
             LedgerError: A call lacks something that a turn has.
         """
-        rejected = set() if self.end is None else set(self.end.data.get("rejected", ()))
         try:
+            rejected = set() if self.end is None else set(self.end.data.get("rejected", ()))
             turns = [_turn(call, rejected) for call in self.calls]
         except KeyError as error:
             raise LedgerError(f"a call of episode {self.id} has no {error}") from error
+        except TypeError as error:
+            raise LedgerError(f"a call, or the end, of episode {self.id} is not of its form: {error}") from error
         return TokenTree.from_dict({"format": RECORD_FORMAT, "id": self.id, "turns": turns})
 
     def trajectories(self) -> list[Trajectory]:

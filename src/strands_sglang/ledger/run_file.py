@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,16 @@ from typing import Any
 import orjson
 
 from strands_sglang.errors import LedgerError
+from strands_sglang.ledger.safe_files import loads, open_file
+
+_LARGEST = 1 << 28  # bytes; a seal has some 40 for each MiB of the ledger
 
 FORMAT = 1
-"""Number of the format of everything in a run's directory."""
+"""Number of the format of everything in a run's directory but seals."""
+SEAL_FORMAT = 2
+"""That of seals. Under the root of a seal of format 1 were the episodes alone; run.json is there too now."""
+SEAL_FORMATS = (1, SEAL_FORMAT)
+"""Those of seals that can be read."""
 
 
 def write_run(directory: Path | str, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,18 +79,26 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         raise LedgerError(f"{path} cannot be written: {error}") from error
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path, formats: Collection[int] = (FORMAT,)) -> dict[str, Any] | None:
     """Return what a file says; None when it is not there.
+
+    Args:
+        path: The file.
+        formats: Numbers of the formats that it may be of.
 
     Raises:
         LedgerError: It is not a JSON object of a format known here.
     """
     try:
-        values = orjson.loads(path.read_bytes())
+        with open_file(path) as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise ValueError(f"it has more than {_LARGEST} bytes")
+        values = loads(content)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise LedgerError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict) or values.get("format") != FORMAT:
-        raise LedgerError(f"{path} is not of format {FORMAT}")
+    if not isinstance(values, dict) or type(values.get("format")) is not int or values["format"] not in formats:
+        raise LedgerError(f"{path} is not of format {' or '.join(map(str, formats))}")
     return values

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Any
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import DIGEST_BYTES
 from strands_sglang.ledger.ledger import Ledger
-from strands_sglang.ledger.run_file import FORMAT, read_json, read_run, write_json, write_run
+from strands_sglang.ledger.run_file import SEAL_FORMAT, SEAL_FORMATS, read_json, read_run, write_json, write_run
+from strands_sglang.ledger.safe_files import open_file
 from strands_sglang.ledger.shard import shard_paths
 
 __all__ = ["SealFault", "SealFinding", "check_seal", "read_run", "read_seal", "root_digest", "seal", "write_run"]
@@ -78,18 +79,28 @@ def seal(directory: Path | str) -> dict[str, Any]:
         shards = {path.name: _digests(path) for path in shard_paths(folder)}
     except OSError as error:
         raise LedgerError(f"the ledger in {folder} cannot be read: {error}") from error
+    run_file = _digests(folder / "run.json")["digest"]
     values = {
-        "format": FORMAT,
+        "format": SEAL_FORMAT,
         "run": run.get("run"),
         "created": round(time.time(), 3),
         "episodes": len(heads),
         "finished": finished,
-        "root": root_digest(heads),
-        "run_file": _digests(folder / "run.json")["digest"],
+        "not_begun": _not_begun(heads, run.get("samples_per_task")),
+        "root": root_digest(heads, run_file),
+        "run_file": run_file,
         "shards": shards,
     }
     write_json(folder / "seal.json", values)
     return values
+
+
+def _not_begun(ids: Collection[str], samples: Any) -> list[str]:
+    """Return the samples that never began of tasks of which others did: those of groups that had enough."""
+    if type(samples) is not int:
+        return []
+    tasks = {id.rpartition("/")[0] for id in ids}
+    return sorted(id for task in tasks for id in (f"{task}/{number}" for number in range(samples)) if id not in ids)
 
 
 def read_seal(directory: Path | str) -> dict[str, Any] | None:
@@ -98,7 +109,7 @@ def read_seal(directory: Path | str) -> dict[str, Any] | None:
     Raises:
         LedgerError: It cannot be read.
     """
-    return read_json(Path(directory) / "seal.json")
+    return read_json(Path(directory) / "seal.json", SEAL_FORMATS)
 
 
 def check_seal(directory: Path | str) -> list[SealFinding]:
@@ -126,18 +137,24 @@ def check_seal(directory: Path | str) -> list[SealFinding]:
     return findings
 
 
-def root_digest(heads: Mapping[str, bytes]) -> str:
-    """Return one digest of all episodes, as 32 hex digits, from the digest of the last event of each, by id."""
-    whole = hashlib.blake2b(digest_size=DIGEST_BYTES)
+def root_digest(heads: Mapping[str, bytes], run_file: str) -> str:
+    """Return one digest of a whole run, as 32 hex digits.
+
+    Args:
+        heads: Digest of the last event of each episode, by id.
+        run_file: Digest of run.json, in hex.
+    """
+    episodes = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for id in sorted(heads):
-        whole.update(id.encode() + b"\0" + heads[id])
-    return whole.hexdigest()
+        episodes.update(id.encode() + b"\0" + heads[id])
+    whole = b"run.json\0" + bytes.fromhex(run_file) + episodes.digest()
+    return hashlib.blake2b(whole, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _digests(path: Path, stop: int | None = None) -> dict[str, Any]:
     """Return the size of a file, its digest, and the digest of each MiB, up to a byte."""
     whole, size, pieces = hashlib.blake2b(digest_size=DIGEST_BYTES), 0, []
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while piece := file.read(_PIECE if stop is None else min(_PIECE, stop - size)):
             whole.update(piece)
             pieces.append(hashlib.blake2b(piece, digest_size=DIGEST_BYTES).hexdigest())

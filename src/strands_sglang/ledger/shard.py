@@ -13,11 +13,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import orjson
-
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import frames
-from strands_sglang.ledger.layout import BLOCK_HEAD, LARGEST_BLOCK, MAGIC, MARK, BlockKind
+from strands_sglang.ledger.event import first_size, frames
+from strands_sglang.ledger.layout import BLOCK_HEAD, LARGEST_BLOCK, MAGIC, MARK, SEVERAL_EVENTS, BlockKind
+from strands_sglang.ledger.safe_files import loads, open_file
 
 _CHUNK = 1 << 20
 
@@ -100,7 +99,14 @@ class ShardReader:
         return ShardState(self.path, self._size, self._verdict, at, message, lost, self._closed, self._header)
 
     def __iter__(self) -> Iterator[Block]:
-        with self.path.open("rb", buffering=1 << 17) as file:
+        try:
+            opened = open_file(self.path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self._note(ShardVerdict.DAMAGED, 0, 0, str(error))
+            return
+        with opened as file:
             there = file.seek(0, 2)
             self._size = there if self._stop is None else min(there, self._stop)
             at = self._start
@@ -151,7 +157,7 @@ class ShardReader:
 
     def _opened(self, kind: BlockKind, content: bytes) -> list[bytes] | None:
         if kind is not BlockKind.EVENTS:
-            about = orjson.loads(content)
+            about = loads(content)
             if not isinstance(about, dict):
                 raise LedgerError("not a JSON object")
             if kind is BlockKind.HEADER:
@@ -163,7 +169,10 @@ class ShardReader:
             return None
         if self._stream is None:
             raise LedgerError("events before the first section")
-        data = self._stream.decompress(content, LARGEST_BLOCK)
+        data = self._stream.decompress(content, SEVERAL_EVENTS)
+        if self._stream.unconsumed_tail:
+            left = min(first_size(data), LARGEST_BLOCK) - len(data)  # more than that is one event
+            data += self._stream.decompress(self._stream.unconsumed_tail, max(left, 0) + 1)
         if self._stream.unconsumed_tail or self._stream.eof:
             raise LedgerError("the compressed stream does not end with its block")
         events = frames(data)

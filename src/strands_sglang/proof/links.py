@@ -80,13 +80,12 @@ def linked(located: Iterable[Located], *, files_lost: bool = False) -> Links:
             fault = _join(entry, by_number, entries, files_lost)
             faults += [(entry, fault)] if fault is not None else ((entry, one) for one in _misplaced(entry))
         entries.extend(by_number[number])
-    links.findings.extend(_contested(entries))
     chain = _winner(entries)
     on_chain = {id(entry) for entry in chain}
-    takeovers = [entry.event for entry in chain if entry.event.kind is EventKind.RESUME]
-    for entry, fault in faults:
-        if id(entry) in on_chain or not _excused(entry, by_number, takeovers):
-            links.findings.append(fault)
+    takeovers = [entry.event for entry in chain if _takes_over(entry.event)]
+    excused = {id(entry) for entry, _ in faults if id(entry) not in on_chain and _excused(entry, by_number, takeovers)}
+    links.findings.extend(_contested(entry for entry in entries if id(entry) not in excused))
+    links.findings.extend(fault for entry, fault in faults if id(entry) not in excused)
     links.orphans = len(entries) - len(chain)
     end = next((number for number, entry in enumerate(chain) if _missing_before(entry)), len(chain))
     links.chain = chain[:end]
@@ -142,6 +141,9 @@ def _join(
         if link(candidate.event.digest, entry.body) == event.digest:
             entry.before = candidate
             return None
+    # Nothing goes on from a process that came later: what looks like it has lost what it went on from.
+    candidates = [one for one in candidates if one.event.epoch <= event.epoch]
+    earlier = [one for one in earlier if one.event.epoch <= event.epoch]
     head = event.data.get("head") if event.kind is EventKind.RESUME else None
     likely = [c for c in candidates if c.event.digest.hex() == head] or [
         c for c in candidates or earlier if c.event.epoch == event.epoch
@@ -161,6 +163,11 @@ def _join(
     return entry.finding(FindingKind.ORDER, f"{missing} missing before it")
 
 
+def _takes_over(event: Event) -> bool:
+    """Whether it is the first event of a process that took the episode over, or began it anew where all was lost."""
+    return event.kind is EventKind.RESUME if event.number else event.kind is EventKind.BEGIN and event.epoch > 0
+
+
 def _missing_before(entry: Entry) -> bool:
     return entry.event.number != (0 if entry.before is None else entry.before.event.number + 1)
 
@@ -169,6 +176,8 @@ def _misplaced(entry: Entry) -> Iterable[Finding]:
     """Return what is wrong with the epoch of an event that follows from the one before it."""
     event, before = entry.event, entry.before
     epoch = 0 if before is None else before.event.epoch
+    if before is None and _takes_over(event):
+        return  # all that was on record of it was lost, and it began anew
     if event.kind is not EventKind.RESUME:
         if event.epoch != epoch:
             yield entry.finding(FindingKind.ORDER, f"it is of epoch {event.epoch}, the event before it of {epoch}")

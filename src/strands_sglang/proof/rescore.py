@@ -10,17 +10,18 @@ Invariant: only what can be compared is compared; the rest is counted, by why it
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from strands_sglang.engine.client import SGLangClient
-from strands_sglang.errors import LedgerError
+from strands_sglang.engine.control import EngineControl
+from strands_sglang.errors import EngineError, LedgerError
+from strands_sglang.proof.calls import LARGEST_LOGPROB
 from strands_sglang.proof.flat import SAMPLED, FlatTrajectory
 from strands_sglang.proof.proofs import proofs
 from strands_sglang.proof.prove import EpisodeProof
@@ -70,16 +71,15 @@ async def rescore(
         if temperature is None:
             temperature = _temperature(run)
         asker = _Asker(report, all_versions, temperature)
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_connect=10)) as session:
-            under_way: set[asyncio.Task[None]] = set()
-            for proof in found:
-                for flat, wanted in asker.wanted(proof):
-                    if len(under_way) >= at_once:
-                        done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-                        for task in done:
-                            task.result()
-                    under_way.add(asyncio.ensure_future(asker.ask(session, flat, wanted)))
-            await asyncio.gather(*under_way)
+        under_way: set[asyncio.Task[None]] = set()
+        for proof in found:
+            for flat, wanted in asker.wanted(proof):
+                if len(under_way) >= at_once:
+                    done, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        task.result()
+                under_way.add(asyncio.ensure_future(asker.ask(client.control, flat, wanted)))
+        await asyncio.gather(*under_way)
     report.turns.sort(key=lambda score: (score.episode, score.turn))
     return report
 
@@ -118,16 +118,18 @@ class _Asker:
                 chosen.append((flat, places))
         return chosen
 
-    async def ask(self, session: aiohttp.ClientSession, flat: FlatTrajectory, places: npt.NDArray[np.intp]) -> None:
+    async def ask(self, control: EngineControl, flat: FlatTrajectory, places: npt.NDArray[np.intp]) -> None:
         """Let the engine read a trajectory and note how its logprobs differ at some positions."""
         first, last = int(places[0]), int(places[-1])
         try:
-            again = await _prefill(session, self._report.url, flat.token_ids[: last + 1].tolist(), first)
-        except (LedgerError, aiohttp.ClientError, asyncio.TimeoutError) as error:
+            again = await _prefill(control, flat.token_ids[: last + 1].tolist(), first)
+        except (LedgerError, EngineError) as error:
             self._report.not_compared[NotCompared.REFUSED] += len(places)
             self._report.failures.append(f"episode {flat.episode}, branch {flat.leaf}: {error!r:.300}")
             return
-        differences = np.abs(again[places - first] - flat.logprobs[places])
+        with np.errstate(invalid="ignore"):
+            differences = np.abs(again[places - first] - flat.logprobs[places])
+        differences[np.isnan(differences)] = np.inf  # what is not a number on record agrees with nothing
         turns = flat.turns[places]
         for number in np.unique(turns):
             own = differences[turns == number]
@@ -139,13 +141,13 @@ class _Asker:
                     tokens=len(own),
                     largest=float(own[at]),
                     mean=float(own.mean()),
-                    beyond=int((own > self._report.tolerance).sum()),
+                    beyond=int((~(own <= self._report.tolerance)).sum()),
                     token=int(places[turns == number][at]),
                 )
             )
 
 
-async def _prefill(session: aiohttp.ClientSession, url: str, ids: list[int], start: int) -> npt.NDArray[np.float64]:
+async def _prefill(control: EngineControl, ids: list[int], start: int) -> npt.NDArray[np.float64]:
     """Return the logprobs of `ids[start:]`, read in one go."""
     body = {
         "input_ids": ids,
@@ -153,18 +155,27 @@ async def _prefill(session: aiohttp.ClientSession, url: str, ids: list[int], sta
         "return_logprob": True,
         "logprob_start_len": start - 1,
     }
-    async with session.post(url + "/generate", json=body) as response:
-        text = await response.read()
-        if response.status != 200:
-            raise LedgerError(f"the engine answers {response.status}: {text[:200]!r}")
+    answer = await control.answer_to(body)
     try:
-        entries = orjson.loads(text)["meta_info"]["input_token_logprobs"][1:]
-        told, logprobs = [entry[1] for entry in entries], np.array([entry[0] for entry in entries], np.float64)
+        entries = answer["meta_info"]["input_token_logprobs"][1:]
+        told, logprobs = [entry[1] for entry in entries], _numbers([entry[0] for entry in entries])
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise LedgerError(f"the engine gives no logprobs of its prompt: {error!r}") from error
     if told != ids[start:]:
         raise LedgerError("the engine gives logprobs of other tokens than it was asked for")
     return logprobs
+
+
+def _numbers(values: list[Any]) -> npt.NDArray[np.float64]:
+    """Return logprobs as an array.
+
+    Raises:
+        ValueError: One of them is no logprob: JSON has `null` for what is not a number, and it agrees with nothing.
+    """
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, float | int) or not -math.inf < value <= LARGEST_LOGPROB:
+            raise ValueError(f"{value!r:.50} is not a logprob")
+    return np.array(values, np.float64)
 
 
 def _temperature(run: Any) -> float | None:

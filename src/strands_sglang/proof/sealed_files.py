@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import episode_of
-from strands_sglang.ledger.run_file import read_json
+from strands_sglang.ledger.run_file import FORMAT, SEAL_FORMATS, read_json
 from strands_sglang.ledger.shard import ShardReader, ShardState, ShardVerdict, shard_paths
 from strands_sglang.proof.certificate import FileState, SealState
 from strands_sglang.proof.finding import Finding, FindingKind
@@ -45,13 +45,15 @@ class SealedFiles:
         paths = shard_paths(directory)
         self.run = self._read(directory / "run.json")
         """What run.json says; None: nothing."""
-        self.seal = self._read(directory / "seal.json")
+        self.seal = self._read(directory / "seal.json", SEAL_FORMATS)
         """What seal.json says; None: there is none that can be read."""
         if not paths and self.run is None and self.seal is None and not self.findings:
             raise LedgerError(f"{directory} is no directory of a run: it has no run.json and no ledger")
         if self.run is None and not self.findings:
             self._note(FindingKind.FILE_MISSING, "run.json", None, "there is no run.json")
         self._directory = directory
+        self.run_file = None if self.run is None else _digests(directory / "run.json", 1 << 30)[0]
+        """Digest of run.json, in hex; None: it cannot be read."""
         self._paths = {path.name: path for path in paths}
         for path in paths:
             self._look_at(path)
@@ -81,9 +83,9 @@ class SealedFiles:
                 for raw in block.events:
                     yield Located(raw, state.name, block.at)
 
-    def _read(self, path: Path) -> dict[str, Any] | None:
+    def _read(self, path: Path, formats: Collection[int] = (FORMAT,)) -> dict[str, Any] | None:
         try:
-            return read_json(path)
+            return read_json(path, formats)
         except LedgerError as error:
             self._note(FindingKind.FORM, path.name, None, str(error))
             return None
@@ -139,7 +141,7 @@ class SealedFiles:
             return
         for name in sorted(set(sealed) - set(self._paths)):
             self._note(FindingKind.FILE_MISSING, name, None, "it was sealed and is not there")
-        if self.run is not None and self.seal.get("run_file") != _digests(self._directory / "run.json", 1 << 30)[0]:
+        if self.run is not None and self.seal.get("run_file") != self.run_file:
             self._note(FindingKind.FILE_CHANGED, "run.json", None, "it is not what was sealed")
         if self.run is not None and self.seal.get("run") != self.run.get("run"):
             self._note(FindingKind.SEAL, "seal.json", None, "it is of another run")
@@ -147,7 +149,10 @@ class SealedFiles:
 
 def _digests(path: Path, count: int) -> tuple[str, list[str]]:
     """Return the digest of the first `count` bytes of a file, and that of each MiB of them."""
-    whole, pieces = hashlib.blake2b(digest_size=16), []
+    whole = hashlib.blake2b(digest_size=16)
+    pieces: list[str] = []
+    if count <= 0:
+        return whole.hexdigest(), pieces
     with path.open("rb") as file:
         while count > 0 and (piece := file.read(min(_PIECE, count))):
             whole.update(piece)

@@ -3,7 +3,7 @@
     rollout done=412 total=1024 live=256 waiting=356 eta_seconds=1100 tokens_per_second=12431 ...
 
 Invariant: one line is one write, and every word of it behind the first is `field=value` without spaces, but for
-`trouble`, which comes last and is quoted. A number that is not known is left out.
+`trouble`, which comes last and is quoted. A number that is not known is left out. Nothing in it moves a cursor.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 from typing import TextIO
 
+from strands_sglang.ledger.shown import shown
 from strands_sglang.rollout.totals import RunMetrics
 
 _LONGEST = 200
@@ -31,7 +32,7 @@ class PlainLines:
         """
         self.interval = interval
         """Seconds between two lines."""
-        self._title = "-".join(title.split()) or "rollout"
+        self._title = shown("-".join(title.split())) or "rollout"
         self._stream = stream
 
     def begin(self, total: int | None) -> None:
@@ -79,7 +80,7 @@ def line(snapshot: RunMetrics) -> str:
     }
     words = [f"{name}={value}" for name, value in known.items() if value is not None]
     if snapshot.latest_trouble:
-        words.append(f"trouble={json.dumps(snapshot.latest_trouble[:_LONGEST], ensure_ascii=False)}")
+        words.append(f"trouble={shown(json.dumps(snapshot.latest_trouble[:_LONGEST], ensure_ascii=False))}")
     return " ".join(words)
 
 
@@ -93,5 +94,5 @@ def _short(value: float | None) -> str | None:
 
 
 def _word(text: str | None) -> str | None:
-    """Return a text without spaces."""
-    return "_".join((text or "").split()) or None
+    """Return a text without spaces, and without what would move a cursor."""
+    return shown("_".join((text or "").split())) or None

@@ -1,7 +1,8 @@
 """Making the flat arrays of a turn: copied, and every value checked.
 
 Invariant: an array that comes from here belongs to the caller alone; ids are whole numbers from 0 up that fit 32
-bits, logprobs are finite. (Whether an id is in the vocabulary is for the tokenizer to know.)
+bits, logprobs are finite and not above 0, but for rounding. (Whether an id is in the vocabulary is for the tokenizer to
+know.)
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 import numpy as np
 
 from strands_sglang.errors import TreeError
+
+LARGEST_LOGPROB = 1e-3
+"""What a logprob may be above 0: engines subtract 32-bit floats, and those of some thousands are rounded by as much."""
 
 _LARGEST = 2**31 - 1
 
@@ -37,12 +41,13 @@ def logprob_array(values: Iterable[float]) -> array[float]:
     """Return a copy of logprobs as doubles, bit by bit.
 
     Raises:
-        TreeError: Something in it is not a finite number.
+        TreeError: Something in it is not a finite number, or above 0 by more than rounding.
     """
     logprobs: array[float] = _copied("d", values, "logprobs")
-    finite = np.isfinite(np.asarray(logprobs))
-    if not finite.all():
-        at = int(finite.argmin())
+    numbers = np.asarray(logprobs)
+    possible = np.isfinite(numbers) & (numbers <= LARGEST_LOGPROB)
+    if not possible.all():
+        at = int(possible.argmin())
         raise TreeError(f"the logprob of sampled token {at} is {logprobs[at]}")
     return logprobs
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_sglang.errors import CountMismatchError, RecordError, TreeError
-from strands_sglang.tokens.arrays import logprob_array, token_array
+from strands_sglang.tokens.arrays import LARGEST_LOGPROB, logprob_array, token_array
 from strands_sglang.tokens.origin import Origin
 from strands_sglang.tokens.turn import Turn
 
@@ -83,6 +83,7 @@ class Trajectory:
         _require((self.loss_mask == 0) | (self.loss_mask == 1), "a loss mask that is neither 0 nor 1")
         _require(sampled | (self.loss_mask == 0), "loss on a token that was not sampled")
         _require(np.isfinite(self.logprobs), "a logprob that is not finite")
+        _require(self.logprobs <= LARGEST_LOGPROB, "a logprob above 0")
         _require(sampled | (self.logprobs == 0.0), "a logprob on a token that was not sampled")
         _require(self.versions < len(self.version_names), "a weight version without a name")
         _require(np.where(sampled, self.versions >= 0, self.versions == -1), "a wrong weight version")

@@ -60,7 +60,9 @@ class FirstProcess:
     def _named(self) -> int:
         """Return its process id; 0 when bubblewrap ended without saying it."""
         words = b""
-        while select.select([self._reader], [], [], _PATIENCE)[0]:
+        waiting = select.poll()  # select() knows no descriptor above 1,023
+        waiting.register(self._reader, select.POLLIN)
+        while waiting.poll(_PATIENCE * 1000):
             more = os.read(self._reader, 4096)
             words += more
             found = re.search(rb'"child-pid"\s*:\s*(\d+)\b\s*[,}]', words)

@@ -76,6 +76,7 @@ def jail_command(
     rights: Rights,
     filter_fd: int,
     info_fd: int | None = None,
+    words: Sequence[str] = (),
 ) -> list[str]:
     """Return the command of one call.
 
@@ -86,8 +87,9 @@ def jail_command(
         rights: Whose rights the command is started with.
         filter_fd: Where bubblewrap reads the system call filter.
         info_fd: Where it says which is the first process inside; None: nowhere.
+        words: Further words for the prologue.
     """
-    words = [f"path={PACKAGES}"] * bool(interpreter.packages)
+    words = [*words, *[f"path={PACKAGES}"] * bool(interpreter.packages)]
     command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     command += ["--hostname", "sandbox", "--new-session", "--die-with-parent", "--cap-drop", "ALL"]
     if rights is Rights.ROOT:

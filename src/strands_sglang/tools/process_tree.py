@@ -9,6 +9,7 @@ Invariant: looking never fails and changes nothing; a process that has gone uses
 from __future__ import annotations
 
 import os
+from functools import cache
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -38,6 +39,21 @@ def memory_of(pids: list[int], limit: int) -> int:
     return bound if bound <= limit else sum(_own_memory(pid) for pid in pids)
 
 
+def sockets_of(pids: list[int]) -> int:
+    """Return the bytes that the sockets of some processes may hold, which no process is counted for.
+
+    They are counted by network: 0 if these processes have none of their own. A socket counts with all it may hold.
+    """
+    ours = _inode("/proc/self/ns/net")
+    for pid in reversed(pids):
+        if _inode(f"/proc/{pid}/ns/net") in (ours, None):
+            continue
+        words = _read(f"/proc/{pid}/net/sockstat").split()
+        if words[:2] == ["sockets:", "used"]:
+            return int(words[2]) * _socket_bytes()
+    return 0
+
+
 def files_in(pids: list[int], directory: str) -> int:
     """Return how many files there are at a directory as some processes see it; 0 if they see what we see there."""
     ours = _device(directory)
@@ -59,6 +75,21 @@ def _device(path: str) -> int | None:
         return os.stat(path).st_dev
     except OSError:
         return None
+
+
+def _inode(path: str) -> int | None:
+    """Return the number of what is at a path; None if it is not there."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
+@cache
+def _socket_bytes() -> int:
+    """Return what a socket may hold that nobody has made larger."""
+    words = _read("/proc/sys/net/core/wmem_default").split()
+    return int(words[0]) if words else 212_992
 
 
 def _own_memory(pid: int) -> int:

@@ -18,10 +18,12 @@ import os
 import tempfile
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 from strands_sglang.engine.slots import Slots
 from strands_sglang.errors import ConfigurationError, SandboxUnavailableError
+from strands_sglang.tools.beginning import Beginning
 from strands_sglang.tools.first_process import FirstProcess
 from strands_sglang.tools.interpreter import find_interpreter, package_directories
 from strands_sglang.tools.isolation import Isolation, Rights
@@ -128,20 +130,27 @@ class PythonSandbox:
             slots.release()
 
     async def _run_jailed(self, source: bytes) -> Outcome:
-        reader, first = filter_pipe(), FirstProcess()
-        try:
-            command = jail_command(self._bwrap, self._interpreter, self.limits, self.rights, reader, first.descriptor)
-            settings = {"pass_fds": (reader, first.descriptor), "env": {}, "cwd": "/", **user_of(self.rights)}
-            outcome = await Call(self.limits, WORK, first).run(command, source, **settings)
-        finally:
-            os.close(reader)
-            first.close()
-        if outcome.status == 1 and outcome.stderr.startswith("bwrap: "):
-            # No code was run (or it says so itself, and has only itself to blame): not a result of the model's code.
-            raise SandboxUnavailableError(
-                f"the sandbox could not be made this time: {outcome.stderr.strip()}", program=self._bwrap
+        with ExitStack() as pipes:
+            first, beginning = pipes.enter_context(closing(FirstProcess())), pipes.enter_context(closing(Beginning()))
+            reader = filter_pipe()
+            pipes.callback(os.close, reader)
+            command = jail_command(
+                self._bwrap,
+                self._interpreter,
+                self.limits,
+                self.rights,
+                reader,
+                first.descriptor,
+                [beginning.word],
             )
-        return outcome
+            passed = (reader, first.descriptor, beginning.descriptor)
+            settings = {"pass_fds": passed, "env": {}, "cwd": "/", **user_of(self.rights)}
+            outcome = await Call(self.limits, WORK, first).run(command, source, **settings)
+            if beginning.happened():
+                return outcome
+        # No line of the code was run: not a result of it.
+        words = outcome.stderr.strip() or outcome.note or "it ended without a word"
+        raise SandboxUnavailableError(f"the sandbox could not be made this time: {words}", program=self._bwrap)
 
     async def _run_bare(self, source: bytes) -> Outcome:
         words = [f"path={path}" for path in self._paths]

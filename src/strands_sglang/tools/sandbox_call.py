@@ -12,18 +12,30 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from strands_sglang.tools.capture import Capture
 from strands_sglang.tools.first_process import FirstProcess
 from strands_sglang.tools.outcome import Ending, Outcome, note_for
-from strands_sglang.tools.process_tree import descendants, files_in, memory_of
+from strands_sglang.tools.process_tree import descendants, files_in, memory_of, sockets_of
 from strands_sglang.tools.sandbox_limits import SandboxLimits
 
 _LOOK = 0.1  # seconds between two looks at what a call uses
 _CHUNK = 65536
 _LAST_WORDS = 5.0  # seconds to read what a killed process has written; it takes milliseconds
+_WATCHERS = 4  # threads that look, for all calls of this process
+
+
+@cache
+def _watchers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_WATCHERS, thread_name_prefix="sandbox-watch")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_watchers.cache_clear)  # threads do not come along
 
 
 @dataclass(slots=True)
@@ -102,11 +114,13 @@ class Call:
         """End the process and all it started; nothing happens if it has ended."""
         if self.process is None or self.process.returncode is not None:
             return
-        if self.first is not None:
-            self.first.kill(self.process.pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            # The group: without a sandbox that is all we can reach. With one, bubblewrap takes everything along.
-            os.killpg(self.process.pid, signal.SIGKILL)
+        try:
+            if self.first is not None:
+                self.first.kill(self.process.pid)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                # The group: without a sandbox that is all we can reach. With one, bubblewrap takes everything along.
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     async def _served(self, process: asyncio.subprocess.Process, code: bytes) -> None:
         """Feed and read a process until it has ended."""
@@ -125,13 +139,26 @@ class Call:
 
     async def _watched(self, pid: int) -> None:
         """Look at what a process and its descendants use until it is too much."""
+        loop, pause = asyncio.get_running_loop(), _LOOK
         while self.broken is None:
-            await asyncio.sleep(_LOOK)
-            pids = descendants(pid)
-            if memory_of(pids, self.limits.memory) > self.limits.memory:
-                self.broken = Ending.MEMORY
-            elif self.work is not None and files_in(pids, self.work) > self.limits.files:
-                self.broken = Ending.FILES
+            await asyncio.sleep(pause)
+            began = time.monotonic()
+            found = await loop.run_in_executor(_watchers(), self._look, pid)
+            pause = max(_LOOK, time.monotonic() - began)  # whoever makes looking slow does not get a processor for it
+            self.broken = self.broken or found
+
+    def _look(self, pid: int) -> Ending | None:
+        """Return the limit that a process and its descendants are beyond; None: none. In a thread of its own.
+
+        The code decides how long this takes: a process with tens of thousands of mappings takes the kernel long to
+        count, and no event loop may wait for that.
+        """
+        pids = descendants(pid)
+        if memory_of(pids, self.limits.memory) + sockets_of(pids) > self.limits.memory:
+            return Ending.MEMORY
+        if self.work is not None and files_in(pids, self.work) > self.limits.files:
+            return Ending.FILES
+        return None
 
     def _outcome(self, status: int, seconds: float) -> Outcome:
         stdout, stderr, limits = self.stdout.text(), self.stderr.text(), self.limits

@@ -21,7 +21,7 @@ class SandboxLimits:
     """Seconds on the clock, from when the interpreter is started. Waiting for a free place does not count."""
     memory: int = 1024 * _MIB
     """Bytes of memory. The kernel holds each process to so much address space; all processes of a call together are
-    looked at ten times a second and ended above it."""
+    looked at ten times a second and ended above it; sockets count with all they may hold."""
     processes: int = 32
     """Processes and threads at once."""
     disk: int = 64 * _MIB

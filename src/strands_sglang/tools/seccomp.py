@@ -18,6 +18,7 @@ from strands_sglang.errors import ConfigurationError
 from strands_sglang.tools.syscalls import (
     CLONE,
     CLONE3,
+    FCNTL,
     IOCTL,
     MACHINES,
     NEWEST,
@@ -41,12 +42,25 @@ _UNKNOWN = 0x00050000 | errno.ENOSYS
 
 _NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
 _AF_UNIX = 1
+_LOCK_QUESTIONS = (5, 36)  # F_GETLK, F_OFD_GETLK: whether somebody else has locked a file
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
 
 
 def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     """Return one instruction; jumps count the instructions that are left out."""
     return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _second_is_not(number: int, values: tuple[int, int]) -> list[bytes]:
+    """Return instructions that refuse a call with one of two second arguments, and allow it with any other."""
+    return [
+        _step(_EQUAL, number, 0, 5),
+        _step(_LOAD, _SECOND),
+        _step(_EQUAL, values[0], 1, 0),
+        _step(_EQUAL, values[1], 0, 1),
+        _step(_RETURN, _REFUSE),
+        _step(_RETURN, _ALLOW),
+    ]
 
 
 @cache
@@ -85,11 +99,8 @@ def seccomp_filter(machine: str = "") -> bytes:
         _step(_EQUAL, _AF_UNIX, 0, 1),
         _step(_RETURN, _ALLOW),
         _step(_RETURN, _REFUSE),
-        _step(_EQUAL, IOCTL[column], 0, 4),
-        _step(_LOAD, _SECOND),
-        _step(_EQUAL, _TERMINAL_INPUT[0], 1, 0),
-        _step(_EQUAL, _TERMINAL_INPUT[1], 0, 1),
-        _step(_RETURN, _REFUSE),
+        *_second_is_not(IOCTL[column], _TERMINAL_INPUT),
+        *_second_is_not(FCNTL[column], _LOCK_QUESTIONS),
         _step(_RETURN, _ALLOW),
     ]
     return b"".join(steps)

@@ -38,6 +38,7 @@ CLONE3 = (435, 435)
 SOCKET = (41, 198)
 SOCKETPAIR = (53, 199)
 IOCTL = (16, 29)
+FCNTL = (72, 25)
 
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     # Other processes.
@@ -123,6 +124,23 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "mbind": (237, 235),
     "set_mempolicy": (238, 237),
     "set_mempolicy_home_node": (450, 450),
+    "setxattr": (188, 5),  # access lists of 64 KiB for every file
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "setsockopt": (54, 208),  # larger buffers
+    # What the whole machine has so much of and no more, or does for everybody.
+    "io_setup": (206, 0),
+    "io_destroy": (207, 1),
+    "io_submit": (209, 2),
+    "io_cancel": (210, 3),
+    "io_getevents": (208, 4),
+    "io_pgetevents": (333, 292),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+    # Ways to talk to another call through the files of the interpreter, which all calls share.
+    "flock": (73, 32),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
     # Sockets, beyond the pairs that event loops are made with.
     "connect": (42, 203),
     "bind": (49, 200),

@@ -1,0 +1,129 @@
+"""Answers that are small on the wire and large in memory, or slow to read, are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+
+import orjson
+import pytest
+
+from scripted import ScriptedServer, Wire, encoded, serve_rest
+from strands_sglang import SGLangClient
+from strands_sglang.engine import response, sse
+from strands_sglang.errors import MalformedResponseError, RequestRejectedError, StrandsSGLangError
+
+BUDGET = {"max_new_tokens": 4}
+
+
+def replying(body: bytes, status: int = 200, **headers: str) -> ScriptedServer:
+    async def handle(wire: Wire) -> None:
+        if not await serve_rest(wire):
+            await wire.read_body()
+            await wire.reply(body, status, {name.replace("_", "-"): value for name, value in headers.items()})
+
+    return ScriptedServer(handle)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("status", [200, 400])
+async def test_a_compressed_body_is_not_unpacked(status: int, streaming: bool) -> None:
+    bomb = gzip.compress(encoded(1) + b" " * 2**24)
+    with replying(bomb, status, Content_Encoding="gzip") as server:
+        async with SGLangClient(server.url, max_retries=0) as client:
+            with pytest.raises(MalformedResponseError, match="compressed"):
+                if streaming:
+                    _ = [chunk async for chunk in client.stream([1], BUDGET)]
+                else:
+                    await client.generate([1], BUDGET)
+    assert server.generates()[0].headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_of_an_error_the_beginning_is_read(streaming: bool) -> None:
+    with replying(b"no " * 2**22, 400) as server:
+        async with SGLangClient(server.url, max_retries=0) as client:
+            with pytest.raises(RequestRejectedError) as caught:
+                if streaming:
+                    _ = [chunk async for chunk in client.stream([1], BUDGET)]
+                else:
+                    await client.generate([1], BUDGET)
+    assert len(caught.value.server_message) <= 2000
+
+
+def test_more_values_than_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response, "_MOST_VALUES", 2**16)
+    body = b'{"output_ids":[' + b"[]," * 2**23 + b"0]}"
+    with pytest.raises(MalformedResponseError, match="values"):
+        response.loads(body)
+
+
+def test_what_is_nested_deeply_is_refused_in_words() -> None:
+    deep = b"[" * 1000 + b"]" * 1000
+    bodies = [
+        deep,
+        b'{"meta_info":' + deep + b"}",
+        encoded(1).replace(b'"text":"text"', b'"text":' + deep),
+        encoded(1).replace(b'{"type":"stop","matched":13}', deep),
+        encoded(1).replace(b'"matched":13', b'"matched":' + deep),
+        encoded(1).replace(b'"type":"stop"', b'"type":' + deep),
+        encoded(1).replace(b'"weight_versions":[', b'"weight_versions":[' + deep + b","),
+        encoded(1).replace(b'"version":"v1"', b'"version":' + deep),
+        encoded(1).replace(b'"type":"stop"', b'"type":"abort","status_code":400,"message":' + deep),
+    ]
+    for body in bodies:
+        try:
+            response.parse(response.loads(body), 1)
+        except (MalformedResponseError, orjson.JSONDecodeError, response.RefusedInside):
+            pass
+
+
+async def streamed(pieces: list[bytes]) -> list[list[bytes]]:
+    class Content:
+        async def iter_any(self):  # type: ignore[no-untyped-def]
+            for piece in pieces:
+                yield piece
+
+    return [arrived async for arrived in sse.payloads(Content())]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n", "\n\r\n"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+async def test_events_are_told_apart_however_they_are_cut(end: str, size: int) -> None:
+    wire = (
+        "".join(f"data: {{{number}}}{end}" for number in range(20)).encode() + f": words{end}data: [DONE]{end}".encode()
+    )
+    found = await streamed([wire[at : at + size] for at in range(0, len(wire), size)])
+    assert [event for arrived in found for event in arrived] == [f"{{{number}}}".encode() for number in range(20)]
+
+
+async def test_an_event_that_does_not_end_takes_time_in_proportion() -> None:
+    piece, times = b"x" * 2**16, []
+    for count in (100, 400):
+        began = time.process_time()
+        assert await streamed([b"data: ", *[piece] * count]) == []
+        times.append(time.process_time() - began)
+    assert times[1] < 10 * times[0] + 0.05
+
+
+async def test_an_event_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 2**20)
+
+    async def endless(wire: Wire) -> None:
+        if await serve_rest(wire):
+            return
+        await wire.read_body()
+        await wire.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: ")
+        while True:
+            await wire.send(b"x" * 2**16)
+
+    with ScriptedServer(endless) as server:
+        async with SGLangClient(server.url, max_retries=0) as client:
+            with pytest.raises(StrandsSGLangError, match="more than 1048576 bytes"):
+                await asyncio.wait_for(_all(client), 20)
+
+
+async def _all(client: SGLangClient) -> None:
+    async for _ in client.stream([1], BUDGET):
+        pass

@@ -1,0 +1,153 @@
+"""A root that was kept elsewhere, or signed, holds all of a run: its episodes and its run.json."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from ledger.episodes import RUN, Recorder
+from strands_sglang.cli.main import main
+from strands_sglang.errors import LedgerError
+from strands_sglang.ledger.ledger import Ledger
+from strands_sglang.ledger.run_file import read_json, write_json
+from strands_sglang.ledger.seal import read_seal, seal, write_run
+from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.proof import verify
+from strands_sglang.proof.certificate import SealState
+from strands_sglang.proof.finding import FindingKind, Verdict
+from strands_sglang.proof.verify import root_digest
+
+
+def record(folder: Path, *, samples: int = 2, expected: int = 2, last: int = 5) -> Path:
+    write_run(folder, {"run": RUN, "samples_per_task": expected, "created": 1.0, "settings": {"temperature": 1.0}})
+    with LedgerWriter(folder) as writer:
+        for sample in range(samples):
+            recorder = Recorder(writer.write, sample=sample)
+            recorder.call(None, context=[1, 2], sampled=[4, last])
+            recorder.reward(1.0)
+            recorder.end()
+    seal(folder)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return record(tmp_path / "run")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    key = Ed25519PrivateKey.generate()
+    private, public = tmp_path / "key.pem", tmp_path / "public.pem"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return private, public
+
+
+def forge(run: Path) -> None:
+    """Make another run in the place of one, with everything worked out anew but for the signature."""
+    about = read_json(run / "run.json")
+    shutil.rmtree(run / "ledger")
+    for name in ("run.json", "seal.json"):
+        (run / name).unlink()
+    record(run, last=6)
+    assert about == read_json(run / "run.json")
+
+
+def test_a_root_that_was_kept_elsewhere(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = verify(run).root
+    assert verify(run, root=f" {root.upper()}\n").verdict is Verdict.PROVED
+    assert main(["verify", str(run), "--root", root]) == 0
+    forge(run)
+    assert verify(run).verdict is Verdict.PROVED  # nobody could tell
+    certificate = verify(run, root=root)
+    assert certificate.verdict is Verdict.BROKEN and certificate.found[FindingKind.SEAL] == 1
+    assert main(["verify", str(run), "--root", root]) == 1
+    assert f"root digest {root!r} was kept elsewhere" in capsys.readouterr().out
+    assert main(["verify", str(run), "--root", root, "--episode", "add/0"]) == 2
+
+
+def test_what_a_run_says_of_itself_is_under_the_root(run: Path) -> None:
+    root = verify(run).root
+    about = read_json(run / "run.json")
+    assert about is not None
+    write_json(run / "run.json", {**about, "settings": {"temperature": 0.5}})
+    seal(run)
+    assert verify(run).verdict is Verdict.PROVED
+    assert verify(run, root=root).verdict is Verdict.BROKEN
+
+
+def test_a_seal_of_before_is_still_read(run: Path) -> None:
+    """Of format 1, whose root is that of the episodes alone."""
+    told = read_seal(run)
+    assert told is not None and told["format"] == 2
+    root = root_digest({one.id: one.head for one in Ledger(run).episodes()})
+    write_json(run / "seal.json", {**told, "format": 1, "root": root})
+    certificate = verify(run, root=root)
+    assert (certificate.verdict, certificate.seal) == (Verdict.PROVED, SealState.AGREES)
+    assert certificate.root == root != told["root"]
+    write_json(run / "seal.json", {**told, "format": 3})
+    assert verify(run).verdict is Verdict.BROKEN
+
+
+def test_siblings_of_a_sealed_run_are_looked_for(tmp_path: Path) -> None:
+    """Those that never began are in the seal; another one that is missing was taken out."""
+    run = record(tmp_path / "run", samples=2, expected=3)
+    told = read_seal(run)
+    assert told is not None and told["not_begun"] == ["add/2"]
+    assert verify(run).verdict is Verdict.PROVED
+    write_json(run / "seal.json", {**told, "not_begun": []})
+    certificate = verify(run)
+    assert certificate.verdict is Verdict.UNFINISHED
+    assert [finding.episode for finding in certificate.findings] == ["add/2"]
+
+
+def test_a_signed_run(run: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    private, public = map(str, keys)
+    assert main(["verify", str(run), "--public-key", public]) == 1
+    assert "the run is not signed" in capsys.readouterr().out
+    assert main(["sign", str(run), "--key", private]) == 0
+    told = capsys.readouterr().out
+    assert verify(run).root in told
+    assert main(["verify", str(run), "--public-key", public]) == 0
+    raw = told.split()[-1]
+    assert main(["verify", str(run), "--public-key", raw]) == 0
+    Path(public).write_text(raw + "\n")
+    assert main(["verify", str(run), "--public-key", public]) == 0
+    forge(run)
+    assert main(["verify", str(run)]) == 0
+    assert main(["verify", str(run), "--public-key", raw]) == 1
+
+
+def test_a_signature_by_somebody_else(run: Path, keys: tuple[Path, Path]) -> None:
+    assert main(["sign", str(run), "--key", str(keys[0])]) == 0
+    other = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
+    assert verify(run, public_key=other).verdict is Verdict.BROKEN
+    for content in (b"{}", b"[]", b'{"format":1}', b'{"format":1,"algorithm":"ed25519","signature":"zz"}'):
+        (run / "signature.json").write_bytes(content)
+        assert verify(run, public_key=keys[1]).verdict is Verdict.BROKEN
+
+
+def test_keys_that_are_none(run: Path, tmp_path: Path) -> None:
+    for content in (b"", b"-----BEGIN PUBLIC KEY-----", b"00ff", "é".encode()):
+        (tmp_path / "bad").write_bytes(content)
+        with pytest.raises(LedgerError, match="Ed25519 public key"):
+            verify(run, public_key=tmp_path / "bad")
+    with pytest.raises(LedgerError, match="Ed25519 public key"):
+        verify(run, public_key=tmp_path / "missing")
+    curve = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (tmp_path / "curve").write_bytes(curve)
+    for name in ("bad", "missing", "curve"):
+        assert main(["sign", str(run), "--key", str(tmp_path / name)]) == 2
+
+
+def test_only_what_is_proved_is_signed(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+    run = record(tmp_path / "run", samples=1)
+    (run / "seal.json").unlink()
+    assert main(["sign", str(run), "--key", str(keys[0])]) == 2
+    assert not (run / "signature.json").exists()
