@@ -9,7 +9,6 @@ be good, or not at all; the agent sees only turns that are recorded.
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Iterator
@@ -36,7 +35,7 @@ from strands_sglang.provider.config import checked_config, template_arguments
 from strands_sglang.provider.episode import Episode, check_not_watched, scopes
 from strands_sglang.provider.plan import Planner
 from strands_sglang.provider.run import TurnRunner
-from strands_sglang.provider.turn import Request
+from strands_sglang.provider.turn import Request, schema_of
 from strands_sglang.tokens import TokenManager
 from strands_sglang.tool_parsers import ToolParser
 from strands_sglang.tool_parsers.plain import PlainTextParser
@@ -195,7 +194,8 @@ class SGLangModel(Model):
             tool_specs,
             model_state,
             cycle=None if cycle is None else str(cycle),
-            schema=_schema_of(structured_output_model),
+            schema=schema_of(structured_output_model),
+            passing=int(kwargs.get("dynamic_trailing_blocks") or 0),
         )
         agent = calling_agent(invocation_state, cancel_signal)
         events = self._runner.run(self.current_episode, request, self.config, cancel_signal, agent)
@@ -218,7 +218,7 @@ class SGLangModel(Model):
         Raises:
             StructuredOutputException: The reply was cut before it was whole.
         """
-        request = Request(prompt, system_prompt, None, None, schema=_schema_of(output_model), side=True)
+        request = Request(prompt, system_prompt, None, None, schema=schema_of(output_model), side=True)
         text = ""
         async with aclosing(self._runner.run(self.current_episode, request, self.config, None)) as events:
             async for event in events:
@@ -254,7 +254,3 @@ def _parser(chosen: ToolParser | str | None, bridge: Bridge) -> Detected:
     if isinstance(chosen, ToolParser):
         return Detected(chosen)
     return detect_tool_parser(bridge) if chosen in (None, "auto") else Detected(get_tool_parser(str(chosen)))
-
-
-def _schema_of(output_model: type[BaseModel] | None) -> str | None:
-    return None if output_model is None else json.dumps(output_model.model_json_schema())

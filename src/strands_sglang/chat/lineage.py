@@ -61,6 +61,8 @@ class Entry:
     """Tokens of its branch up to and including what it sampled."""
     children: int = 0
     """Turns that go on from it."""
+    passing: bool = False
+    """Whether it was shown something that its conversation does not keep: it is in its tokens, not in `history`."""
 
     @property
     def prompt_count(self) -> int:

@@ -41,6 +41,9 @@ class SGLangConfig(BaseModelConfig, total=False):
     """What to do when the template would rewrite history, as many do with reasoning at a user turn."""
     on_trim: RewritePolicy | str
     """What to do when the oldest messages were dropped (a sliding window)."""
+    on_reminder: RewritePolicy | str
+    """What to do when text that the framework showed for one call only (a reminder, the state of the environment) is
+    gone from the conversation."""
     on_failed_call: FailedCallPolicy | str
     """What to do with a malformed tool call: tell the model, or stop the agent there."""
     arguments_checked_by: ArgumentCheck | str
@@ -94,6 +97,7 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, kind in (
         ("on_template_rewrite", RewritePolicy),
         ("on_trim", RewritePolicy),
+        ("on_reminder", RewritePolicy),
         ("on_failed_call", FailedCallPolicy),
         ("arguments_checked_by", ArgumentCheck),
         ("on_abort", AbortPolicy),

@@ -34,7 +34,7 @@ async def prepare(planner: Planner, episode: Episode, request: Request, parser: 
         turn, cycle = _remembered(episode, request.state)
         hint = lineage.entry(turn)
         again = cycle is not None and cycle == request.cycle
-        plan = planner.plan(lineage, preamble, request.messages, hint, again=again, **policy)
+        plan = planner.plan(lineage, preamble, request.lasting, hint, again=again, shown=request.messages, **policy)
         parent = tree[plan.parent.turn] if plan.parent is not None else None
         caller = episode.caller(_question(request.messages), hint, side=request.is_side) if parent is None else None
     if planner.bridge.is_slow(plan.piece):

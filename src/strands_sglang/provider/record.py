@@ -103,13 +103,14 @@ def record(
             turn.id,
             ready.plan.parent,
             ready.preamble,
-            request.messages,
+            request.lasting,
             {"role": "assistant", "content": blocks},
             shape,
             ended_by=ended_by,
             end=turn.end,
             aligned=ready.plan.aligned,
         )
+        entry.passing = request.passing > 0
         if episode.tree is ready.tree:
             episode.sampled_tokens += len(ids)
             episode.keep_experts(turn, generation.routed_experts)
