@@ -137,6 +137,7 @@ def parse(
         experts,
         spec,
         meta,
+        text if isinstance(text := answer.get("text"), str) else None,
     )
 
 

@@ -57,6 +57,10 @@ class SGLangConfig(BaseModelConfig, total=False):
     """Whether text is handed on as it is sampled, for serving. The tokens recorded are the same."""
     routed_experts: bool
     """Whether the experts of every token are asked for and kept (mixture-of-experts models)."""
+    return_routed_experts: bool
+    """Another name for `routed_experts`, as SGLang calls it."""
+    return_logprob: bool
+    """Logprobs are asked for and kept whatever it says: a turn without them could not be trained."""
     deadline: float | None
     """Seconds one turn may take, waiting and retries included; None: the client's own."""
     extra: dict[str, Any] | None
@@ -88,10 +92,11 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigurationError(f"{name} is fixed when the model is made: make another SGLangModel with it")
         if name not in _KNOWN:
             raise ConfigurationError(f"unknown option {name!r}{_did_you_mean(name, _KNOWN)}")
-    if "params" in checked:
-        if "sampling_params" in checked and checked["sampling_params"] != checked["params"]:
-            raise ConfigurationError("params and sampling_params are two names for one thing; give one of them")
-        checked["sampling_params"] = checked.pop("params")
+    for other, name in (("params", "sampling_params"), ("return_routed_experts", "routed_experts")):
+        if other in checked:
+            if name in checked and checked[name] != checked[other]:
+                raise ConfigurationError(f"{other} and {name} are two names for one thing; give one of them")
+            checked[name] = checked.pop(other)
     if "sampling_params" in checked:
         checked["sampling_params"] = _checked_sampling(checked["sampling_params"])
     for name, kind in (
@@ -114,7 +119,12 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
         value = checked.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or value <= 0):
             raise ConfigurationError(f"{name} must be a {number} above 0 or None, not {value!r}")
-    for name, what in (("streaming", bool), ("routed_experts", bool), ("extra", Mapping)):
+    for name, what in (
+        ("streaming", bool),
+        ("routed_experts", bool),
+        ("return_logprob", bool),
+        ("extra", Mapping),
+    ):
         if checked.get(name) is not None and not isinstance(checked[name], what):
             raise ConfigurationError(f"{name} must be a {what.__name__.lower()}, not {checked[name]!r}")
     return checked
