@@ -25,13 +25,13 @@ from typing import Any
 
 from loopback_process import AgentLoopback
 from played_agent import TOKENIZER, build, questions
-from strands_sglang.rollout import Rollout, rollout
+from strands_sglang.rollout import RolloutResult, rollout
 
 TURNS = 8
 AT_ONCE = 64
 
 
-async def one(url: str, workers: int, episodes: int, tokenizer: str) -> tuple[float, float, Rollout]:
+async def one(url: str, workers: int, episodes: int, tokenizer: str) -> tuple[float, float, RolloutResult]:
     """Return turns a second of one rollout, how much of a core this process used, and the rollout."""
     ended: list[tuple[float, float]] = []
     run = await rollout(

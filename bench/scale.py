@@ -32,7 +32,7 @@ from agent_script import script, tokenizer_from
 from loopback_process import AgentLoopback
 from played_agent import TOKENIZER, ScriptedEngine, build, questions, resident_bytes
 from strands_sglang import SGLangClient
-from strands_sglang.rollout import Rollout, rollout
+from strands_sglang.rollout import RolloutResult, rollout
 
 _NAP = 0.01
 
@@ -88,7 +88,7 @@ class Watch:
         return 1e3 * ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
-def token_bytes(run: Rollout) -> float:
+def token_bytes(run: RolloutResult) -> float:
     """Return the bytes of token ids and logprobs of an episode, on average."""
     return sum(4 * episode.metrics.tokens + 8 * episode.metrics.sampled_tokens for episode in run) / len(run)
 

@@ -18,14 +18,17 @@ FLOORS = [
     "rollout",
     "proof",
     "ledger",
+    "published",
     "model",
     "limits",
+    "loop_limiter",
     "provider",
     "engine",
     "chat",
     "tool_parsers",
     "tokens",
     "errors",
+    "published_errors",
 ]
 """Top to bottom."""
 ROOMS = [floor for floor in FLOORS if (HOUSE / floor).is_dir()]

@@ -66,6 +66,22 @@ async def test_an_agent_that_needs_less_is_left_alone() -> None:
     assert "tool_limit" not in result.state
 
 
+async def test_no_more_calls_of_one_turn_are_run_than_allowed() -> None:
+    model, engine = scripted_model(["\n".join([CALL] * 3), CALL, "done"])
+    limiter = pickle.loads(pickle.dumps(ToolLimiter(max_parallel_tool_calls=2)))
+    agent = agent_on(model, hooks=[limiter])
+    result = await agent.invoke_async("go")
+    assert result.stop_reason == "end_turn" and limiter.reason is None
+    assert (limiter.tool_iter_count, limiter.tool_call_count, limiter.cancelled_tool_call_count) == (2, 3, 1)
+    refused = "error: not executed: at most 2 tool calls are run in one turn"
+    assert [line for line in said(agent) if line.startswith(("success", "error"))] == [
+        *["success: 2"] * 2,
+        refused,
+        "success: 2",
+    ]
+    assert_exact(engine, model.current_episode)
+
+
 async def test_no_more_calls_are_run_than_allowed() -> None:
     model, engine = scripted_model(lambda _: "\n".join([CALL] * 3))
     limiter = ToolLimiter(max_tool_calls=4)

@@ -31,7 +31,7 @@ from strands_sglang.ledger.event import ids_digest
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import Ended, Limits, ReplayVerdict, Rollout, Task, replay, rollout
+from strands_sglang.rollout import Ended, Limits, ReplayVerdict, RolloutResult, Task, replay, rollout
 from tap import Passed, Tap
 
 pytestmark = pytest.mark.engine
@@ -46,11 +46,11 @@ class Recorded:
     """A run that was recorded once for the tests of this file, and what passed the wire meanwhile."""
 
     directory: Path
-    run: Rollout
+    run: RolloutResult
     wire: dict[str, Passed]
 
 
-async def run_tasks(url: str, given: list[Task], directory: Path | None = None, **settings: Any) -> Rollout:
+async def run_tasks(url: str, given: list[Task], directory: Path | None = None, **settings: Any) -> RolloutResult:
     """Run tasks of the tool policy."""
     plain: dict[str, Any] = {
         "tokenizer": TOKENIZER,
@@ -232,7 +232,7 @@ async def test_another_tool_description_diverges_where_the_model_is_shown_it(
 # --- resume ----------------------------------------------------------------------------------------------------------
 
 
-def same(resumed: Rollout, whole: Rollout) -> None:
+def same(resumed: RolloutResult, whole: RolloutResult) -> None:
     """Two runs at temperature 0 came to the same; logprobs may differ in the last digits, as batches do."""
     assert [episode.id for episode in resumed] == [episode.id for episode in whole]
     for one, other in zip(resumed, whole, strict=True):

@@ -14,10 +14,28 @@ from strands_sglang.engine import (
     VersionSpan,
 )
 from strands_sglang.limits import ToolIterationLimiter, ToolLimit, ToolLimiter
+from strands_sglang.loop_limiter import (
+    LoopLimiter,
+    LoopLimitReachedError,
+    MaxMessagesReachedError,
+    MaxToolCallsReachedError,
+    MaxToolIterationsReachedError,
+)
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.episode import Episode
 from strands_sglang.provider.policy import ArgumentCheck, FailedCallPolicy, RewritePolicy
+from strands_sglang.provider.published import Rollout
+from strands_sglang.published import get_client, get_client_from_slime_args, get_tokenizer
+from strands_sglang.published_errors import (
+    SGLangClientError,
+    SGLangConnectionError,
+    SGLangContextLengthError,
+    SGLangDecodingError,
+    SGLangHTTPError,
+    SGLangThrottledError,
+)
 from strands_sglang.tokens import Join, Origin, Segment, TokenManager, TokenTree, Trajectory, Turn
+from strands_sglang.tool_parsers import get_tool_parser
 
 __all__ = [
     "SGLangClient",
@@ -45,5 +63,21 @@ __all__ = [
     "VersionSpan",
     "AbortPolicy",
     "PauseMode",
+    "get_client",
+    "get_client_from_slime_args",
+    "get_tokenizer",
+    "get_tool_parser",
+    "Rollout",
+    "LoopLimiter",
+    "LoopLimitReachedError",
+    "MaxToolIterationsReachedError",
+    "MaxToolCallsReachedError",
+    "MaxMessagesReachedError",
+    "SGLangClientError",
+    "SGLangHTTPError",
+    "SGLangContextLengthError",
+    "SGLangThrottledError",
+    "SGLangConnectionError",
+    "SGLangDecodingError",
     "__version__",
 ]

@@ -13,18 +13,27 @@
     ├── SandboxUnavailableError               no sandbox for model-written code can be made on this machine
     ├── LedgerError                           a ledger that cannot be read or written
     ├── DivergedError                         a replayed agent did something else than what is on record
-    └── EngineError                           the engine, or the way to it
-        ├── RequestRejectedError              the engine said no, and would say no again
+    └── EngineError                           the engine, or the way to it (also an SGLangClientError)
+        ├── RequestRejectedError              the engine said no, and would say no again (SGLangHTTPError)
         │   └── ContextOverflowError          prompt, or prompt plus budget, longer than the engine's context
+        │                                     (SGLangContextLengthError)
         ├── EngineUnavailableError            still failing after every retry; __cause__ is the last fault
+        │   ├── EngineBusyError               ... it had too much to do (SGLangThrottledError)
+        │   ├── EngineFailingError            ... it answered with another error status (SGLangHTTPError)
+        │   ├── EngineUnreachableError        ... it gave no answer (SGLangConnectionError)
+        │   └── EngineGarbledError            ... its answers cannot be read (SGLangDecodingError)
         ├── DeadlineExceededError             the caller's deadline passed (also a TimeoutError)
         ├── CallCancelledError                the caller's cancel signal was set
         ├── ClientClosedError                 the client was closed under a call
         ├── MalformedResponseError            the engine answered, but not with what /generate promises
+        │                                     (SGLangDecodingError)
         │   └── CountMismatchError            ids, logprobs, prompt or version spans do not add up
         ├── ConnectionLostError               one attempt lost its connection (seen as a __cause__)
         ├── AttemptTimeoutError               one attempt took longer than `timeout` (seen as a __cause__)
         └── StreamInterruptedError            a stream broke where it could not be continued exactly
+
+In brackets: the published package's name for it, by which it can be caught as well (see `published_errors`). One
+attempt without an answer is an SGLangConnectionError, too.
 
 Invariant: an error means that nothing of that call was used. Whatever was sampled in it is not handed out in
 part, with one exception that says so: tokens a stream had already delivered before `StreamInterruptedError`.
@@ -35,9 +44,17 @@ behind; its words are in the message).
 
 from __future__ import annotations
 
-
-class StrandsSGLangError(Exception):
-    """Base of every error this package raises on purpose."""
+from strands_sglang.published_errors import (
+    SGLangClientError,
+    SGLangConnectionError,
+    SGLangContextLengthError,
+    SGLangDecodingError,
+    SGLangHTTPError,
+    SGLangThrottledError,
+)
+from strands_sglang.published_errors import (
+    StrandsSGLangError as StrandsSGLangError,
+)
 
 
 class ConfigurationError(StrandsSGLangError, ValueError):
@@ -137,22 +154,20 @@ class TurnAbortedError(StrandsSGLangError):
     """The engine cut the turn from outside; its tokens are on record as a rejected turn and are not trained."""
 
 
-class EngineError(StrandsSGLangError):
+class EngineError(SGLangClientError):
     """The engine, or the way to it, failed."""
 
 
-class RequestRejectedError(EngineError):
+class RequestRejectedError(EngineError, SGLangHTTPError):
     """The engine refused the request and would refuse it again, so it was not retried."""
 
     def __init__(self, message: str, *, status: int | None = None, server_message: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        """HTTP status; None when the refusal came inside a stream without one."""
+        SGLangHTTPError.__init__(self, message, status=status, body=server_message)
         self.server_message = server_message
         """The server's own words, unchanged."""
 
 
-class ContextOverflowError(RequestRejectedError):
+class ContextOverflowError(RequestRejectedError, SGLangContextLengthError):
     """The prompt, or the prompt plus `max_new_tokens`, does not fit the engine's context."""
 
     def __init__(
@@ -164,7 +179,7 @@ class ContextOverflowError(RequestRejectedError):
         requested_tokens: int | None = None,
         limit_tokens: int | None = None,
     ) -> None:
-        super().__init__(message, status=status, server_message=server_message)
+        RequestRejectedError.__init__(self, message, status=status, server_message=server_message)
         self.requested_tokens = requested_tokens
         """Tokens asked for (prompt, or prompt plus budget); None when the server did not say."""
         self.limit_tokens = limit_tokens
@@ -174,12 +189,30 @@ class ContextOverflowError(RequestRejectedError):
 class EngineUnavailableError(EngineError):
     """Every attempt failed for a passing reason, until the retries were used up."""
 
-    def __init__(self, message: str, *, attempts: int = 0, status: int | None = None) -> None:
+    def __init__(self, message: str, *, attempts: int = 0, status: int | None = None, body: str = "") -> None:
         super().__init__(message)
         self.attempts = attempts
         """Requests sent for this call."""
         self.status = status
         """HTTP status of the last attempt; None when it had no answer."""
+        self.body = body
+        """The server's own words at the last attempt; "" when it had none."""
+
+
+class EngineBusyError(EngineUnavailableError, SGLangThrottledError):
+    """Until the retries were used up, the engine had too much to do."""
+
+
+class EngineFailingError(EngineUnavailableError, SGLangHTTPError):
+    """Until the retries were used up, the engine answered with an error."""
+
+
+class EngineUnreachableError(EngineUnavailableError, SGLangConnectionError):
+    """Until the retries were used up, there was no whole answer."""
+
+
+class EngineGarbledError(EngineUnavailableError, SGLangDecodingError):
+    """Until the retries were used up, no answer could be read."""
 
 
 class DeadlineExceededError(EngineError, TimeoutError):
@@ -199,7 +232,7 @@ class ClientClosedError(EngineError):
     """The client's connections were closed while the call was under way; the request was aborted on the engine."""
 
 
-class MalformedResponseError(EngineError):
+class MalformedResponseError(EngineError, SGLangDecodingError):
     """The engine answered with something that `/generate` does not promise."""
 
 
@@ -207,11 +240,11 @@ class CountMismatchError(MalformedResponseError):
     """Counts that must agree do not: using any of these tokens would train on a lie."""
 
 
-class ConnectionLostError(EngineError):
+class ConnectionLostError(EngineError, SGLangConnectionError):
     """One attempt could not connect, or lost its connection before the answer was whole."""
 
 
-class AttemptTimeoutError(EngineError, TimeoutError):
+class AttemptTimeoutError(EngineError, SGLangConnectionError, TimeoutError):
     """One attempt took longer than the client's `timeout`."""
 
     def __init__(self, message: str, *, seconds: float | None = None) -> None:
@@ -220,5 +253,5 @@ class AttemptTimeoutError(EngineError, TimeoutError):
         """The timeout that passed, in seconds."""
 
 
-class StreamInterruptedError(EngineError):
+class StreamInterruptedError(EngineError, SGLangConnectionError):
     """A stream broke after tokens were delivered, and continuing it would not be exact."""

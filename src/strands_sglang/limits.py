@@ -56,6 +56,8 @@ class _Counts:
     """Ids of the calls of the turn that was counted last: one that was interrupted comes again."""
     run: set[str] = field(default_factory=set)
     """Ids of its calls that were counted: one that a hook tries again comes again."""
+    held_back: set[str] = field(default_factory=set)
+    """Ids of calls that were not run because their turn had too many."""
 
 
 class ToolLimiter(HookProvider):
@@ -65,17 +67,28 @@ class ToolLimiter(HookProvider):
     (`invoke_async(None)`) goes on counting.
     """
 
-    def __init__(self, max_tool_iters: int | None = None, max_tool_calls: int | None = None) -> None:
+    def __init__(
+        self,
+        max_tool_iters: int | None = None,
+        max_tool_calls: int | None = None,
+        max_parallel_tool_calls: int | None = None,
+    ) -> None:
         """Set the limits.
 
         Args:
             max_tool_iters: Turns with tool calls, parallel calls counted as one; None: no limit.
             max_tool_calls: Tool calls in all. Calls beyond it in the last turn are answered, not run; None: no limit.
+            max_parallel_tool_calls: Tool calls of one turn that are run; those beyond it are answered; None: no limit.
 
         Raises:
             ConfigurationError: A limit is no whole number above 0.
         """
-        for name, limit in (("max_tool_iters", max_tool_iters), ("max_tool_calls", max_tool_calls)):
+        self._limits = {
+            "max_tool_iters": max_tool_iters,
+            "max_tool_calls": max_tool_calls,
+            "max_parallel_tool_calls": max_parallel_tool_calls,
+        }
+        for name, limit in self._limits.items():
             if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
                 raise ConfigurationError(
                     f"{name} must be a whole number above 0 or None, not {limit!r}; an agent without tools needs none"
@@ -84,6 +97,8 @@ class ToolLimiter(HookProvider):
         """Turns with tool calls that are allowed; None: any number."""
         self.max_tool_calls = max_tool_calls
         """Tool calls that are allowed; None: any number."""
+        self.max_parallel_tool_calls = max_parallel_tool_calls
+        """Tool calls of one turn that are run; None: all."""
         self._counts: weakref.WeakKeyDictionary[Any, _Counts] = weakref.WeakKeyDictionary()
         self._latest = _Counts()
 
@@ -96,6 +111,11 @@ class ToolLimiter(HookProvider):
     def tool_call_count(self) -> int:
         """Tools run so far; of the agent that was active last."""
         return self._latest.calls
+
+    @property
+    def cancelled_tool_call_count(self) -> int:
+        """Calls that were not run because their turn had too many; of the agent that was active last."""
+        return len(self._latest.held_back)
 
     @property
     def reason(self) -> ToolLimit | None:
@@ -117,7 +137,7 @@ class ToolLimiter(HookProvider):
 
     def __getstate__(self) -> dict[str, Any]:
         # What was counted is of agents of this process.
-        return {"max_tool_iters": self.max_tool_iters, "max_tool_calls": self.max_tool_calls}
+        return {name: getattr(self, name) for name in self._limits}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         ToolLimiter.__init__(self, **state)
@@ -139,6 +159,10 @@ class ToolLimiter(HookProvider):
         call_id, name = str(event.tool_use.get("toolUseId")), event.tool_use.get("name")
         counts = self._of(event.agent)
         if event.cancel_tool or name == FAILED_CALL or call_id in counts.run or call_id not in counts.turn:
+            return
+        if (most := self.max_parallel_tool_calls) is not None and call_id in counts.turn[most:]:
+            counts.held_back.add(call_id)
+            event.cancel_tool = f"not executed: at most {most} tool calls are run in one turn"
             return
         if self.max_tool_calls is not None and counts.calls >= self.max_tool_calls:
             event.cancel_tool = f"not executed: the limit of {self.max_tool_calls} tool calls is reached"

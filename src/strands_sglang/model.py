@@ -9,7 +9,6 @@ be good, or not at all; the agent sees only turns that are recorded.
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import AsyncGenerator, Iterator
@@ -24,9 +23,8 @@ from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 from typing_extensions import override
 
-from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.content import template_system
-from strands_sglang.chat.detect import Detected, detect_tool_parser
+from strands_sglang.chat.detect import chosen_tool_parser
 from strands_sglang.chat.proved import sound_bridge
 from strands_sglang.chat.verdict import Soundness
 from strands_sglang.engine import SGLangClient, TokenEngine
@@ -35,12 +33,12 @@ from strands_sglang.provider.answer import calling_agent
 from strands_sglang.provider.config import checked_config, template_arguments
 from strands_sglang.provider.episode import Episode, check_not_watched, scopes
 from strands_sglang.provider.plan import Planner
+from strands_sglang.provider.published import Rollout, Rollouts
 from strands_sglang.provider.run import TurnRunner
-from strands_sglang.provider.turn import Request
+from strands_sglang.provider.turn import Request, schema_of
 from strands_sglang.tokens import TokenManager
 from strands_sglang.tool_parsers import ToolParser
 from strands_sglang.tool_parsers.plain import PlainTextParser
-from strands_sglang.tool_parsers.registry import get_tool_parser
 
 logger = logging.getLogger(__name__)
 
@@ -91,13 +89,15 @@ class SGLangModel(Model):
         arguments = template_arguments(source if isinstance(source, str) else "", config)
         self.config: dict[str, Any] = checked_config(config)
         engine: TokenEngine = client if client is not None else SGLangClient(cast(str, base_url))
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        """The model's tokenizer."""
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
-        detected = _parser(tool_parser, bridge)
+        detected = chosen_tool_parser(tool_parser, bridge)
         parser = detected.parser or PlainTextParser()
         self._runner = TurnRunner(engine, Planner(bridge, sound, parser), parser, detected.problem)
         self._key = uuid.uuid4().hex
         self._own = Episode()
+        self._rollouts = Rollouts()
 
     @property
     def client(self) -> TokenEngine:
@@ -129,8 +129,14 @@ class SGLangModel(Model):
         """Ids, loss mask and logprobs of the current episode's latest branch."""
         return self.current_episode.token_manager
 
+    @property
+    def rollout(self) -> Rollout:
+        """The same as one record; whoever holds it sees the turns that follow, until the episode is reset."""
+        return self._rollouts.of(self.current_episode)
+
     def reset(self) -> None:
         """Begin a new episode in place of the current one."""
+        self._rollouts.leave(self.current_episode)
         self.current_episode.reset()
 
     @contextmanager
@@ -199,7 +205,8 @@ class SGLangModel(Model):
             tool_specs,
             model_state,
             cycle=None if cycle is None else str(cycle),
-            schema=_schema_of(structured_output_model),
+            schema=schema_of(structured_output_model),
+            passing=int(kwargs.get("dynamic_trailing_blocks") or 0),
         )
         agent = calling_agent(invocation_state, cancel_signal)
         events = self._runner.run(self.current_episode, request, self.config, cancel_signal, agent)
@@ -210,6 +217,7 @@ class SGLangModel(Model):
         except CallCancelledError:
             # The loop sees that the stream ended without a message and reports that the agent was cancelled.
             logger.debug("episode=<%s> | turn cancelled", self.current_episode.id)
+        self._rollouts.refresh(self.current_episode)
 
     @override
     async def structured_output(
@@ -222,7 +230,7 @@ class SGLangModel(Model):
         Raises:
             StructuredOutputException: The reply was cut before it was whole.
         """
-        request = Request(prompt, system_prompt, None, None, schema=_schema_of(output_model), side=True)
+        request = Request(prompt, system_prompt, None, None, schema=schema_of(output_model), side=True)
         text = ""
         async with aclosing(self._runner.run(self.current_episode, request, self.config, None)) as events:
             async for event in events:
@@ -252,13 +260,3 @@ class SGLangModel(Model):
             return await super().count_tokens(messages, tool_specs, system_prompt, system_prompt_content)
         entry, behind = called
         return entry.end + await super().count_tokens(messages[behind:])
-
-
-def _parser(chosen: ToolParser | str | None, bridge: Bridge) -> Detected:
-    if isinstance(chosen, ToolParser):
-        return Detected(chosen)
-    return detect_tool_parser(bridge) if chosen in (None, "auto") else Detected(get_tool_parser(str(chosen)))
-
-
-def _schema_of(output_model: type[BaseModel] | None) -> str | None:
-    return None if output_model is None else json.dumps(output_model.model_json_schema())

@@ -160,6 +160,7 @@ def test_what_run_json_tells() -> None:
     run = orjson.loads(orjson.dumps(recorded(limits, **options)))
     settings = run_settings(run, None, {})
     assert (settings.limits, settings.model_options, settings.left_out) == (limits, options, ())
+    assert run_settings(recorded(limits, tool_parser="qwen_xml"), None, {}).model_options == {"tool_parser": "qwen_xml"}
     in_words = recorded(limits, tool_parser=HermesToolParser(), adapter=object(), path=Path("x"), enable_thinking=True)
     settings = run_settings(in_words, None, {})
     assert settings.model_options == {"enable_thinking": True}

@@ -234,8 +234,18 @@ async def test_row_05_the_automatic_context_manager() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_05_the_agentic_context_manager_shows_a_status_that_is_gone_the_next_time() -> None:
+async def test_row_05_the_agentic_context_manager_shows_a_status_that_stays_in_the_branch() -> None:
     model, engine = scripted_model([SUM, "two"], "qwen2.5", context_window_limit=50_000)
+    agent = Agent(model=model, tools=[calculator], context_manager="agentic", callback_handler=None)
+    await agent.invoke_async("go")
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "kept")]
+    assert [prompt.count("<context-status>") for prompt in engine.prompts] == [1, 2]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_05_the_agentic_context_manager_shows_a_status_that_is_gone_where_it_forks() -> None:
+    model, engine = scripted_model([SUM, "two"], "qwen2.5", context_window_limit=50_000, on_reminder="fork")
     agent = Agent(model=model, tools=[calculator], context_manager="agentic", callback_handler=None)
     await agent.invoke_async("go")
 

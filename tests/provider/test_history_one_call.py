@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 from strands import Agent, tool
-from strands.hooks import BeforeModelCallEvent
+from strands.agent.conversation_manager import SummarizingConversationManager
+from strands.hooks import AfterModelCallEvent, BeforeModelCallEvent
 from strands.middleware import InvokeModelStage
 from strands.models.model import Model
+from strands.types.exceptions import EventLoopException
 from strands.types.tools import ToolSpec
 from strands.vended_plugins.context_injector import ContextInjector
 from strands.vended_plugins.skills import AgentSkills, Skill
@@ -19,6 +22,8 @@ from families import tokenizer
 from provider.agents import agent_on, calculator, context, lookup, official, outline, said, scripted_model
 from scripted_engine import Reply, ScriptedEngine, assert_exact, thought, tool_call
 from strands_sglang import SGLangModel
+from strands_sglang.errors import BridgeRefusedError
+from strands_sglang.tokens import Join, TurnPurpose
 
 SUM = tool_call("calculator", expression="1+1")
 
@@ -176,8 +181,106 @@ async def test_row_18_middleware_sends_a_call_to_another_model() -> None:
 
 
 @pytest.mark.parametrize("trigger", ["userTurn", "everyTurn"])
-async def test_row_19_injected_context_is_gone_the_next_time(trigger: Any) -> None:
-    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
+async def test_row_19_injected_context_stays_in_the_branch(trigger: Any) -> None:
+    """What the model saw is what is recorded, and the talk goes on behind it."""
+    model, engine = scripted_model([SUM, "two", "three", "four"], "qwen2.5")
+    clock = ContextInjector(lambda _: f"<now>{len(engine.calls)}</now>", trigger=trigger)
+    agent = agent_on(model, plugins=[clock])
+    await agent.invoke_async("1+1?")
+    await agent.invoke_async("and 1?")
+    await agent.invoke_async("and 1?")
+
+    tree = model.current_episode.tree
+    joins = {"userTurn": ["root", "kept", "proved", "kept"], "everyTurn": ["root", "kept", "kept", "kept"]}
+    assert [turn.parent for turn in tree] == [None, 0, 1, 2]
+    assert [turn.join.value for turn in tree] == joins[trigger]
+    last = engine.prompts[3]
+    shown = [f"<now>{number}</now>" in last for number in range(4)]
+    assert shown == [True, trigger == "everyTurn", True, True]
+    assert not any("<now>" in str(message) for message in agent.messages)
+    assert len(model.current_episode.trajectories()) == 1
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_19_reminders_over_many_calls_fork_only_where_history_is_rewritten() -> None:
+    """Reminders at every call, sixty calls, a summary in between: a branch for the summary, and none for a reminder."""
+    calls = itertools.count(1)
+
+    def answer(prompt: str) -> str:
+        if prompt.startswith("<|im_start|>system\nYou sum up."):
+            return "THE SUMMARY"
+        return "done" if next(calls) % 12 == 0 else tool_call("lookup", word="word " * 20)
+
+    model, engine = scripted_model(answer, "qwen2.5", context_window_limit=6000)
+    manager = SummarizingConversationManager(summary_ratio=0.8, summarization_system_prompt="You sum up.")
+    reminder = ContextInjector(lambda _: f"<left>{90 - len(engine.calls)}</left>", trigger="everyTurn")
+    agent = agent_on(model, tools=[lookup], conversation_manager=manager, plugins=[reminder])
+    for part in range(6):
+        await agent.invoke_async(f"part {part}")
+
+    tree = model.current_episode.tree
+    forks = [turn for turn in tree if turn.join is Join.FORKED and turn.purpose is TurnPurpose.EPISODE]
+    rewrites = sum(turn.purpose is TurnPurpose.SIDE for turn in tree)
+    assert len(tree) > 60 and rewrites > 0
+    assert len(forks) == rewrites and all("THE SUMMARY" in context(turn, engine) for turn in forks)
+    trajectories = model.current_episode.trajectories()
+    assert len(trajectories) == 1 + rewrites
+    sampled = sum(len(turn.sampled) for turn in tree if turn.purpose is TurnPurpose.EPISODE)
+    assert sum(int(trajectory.loss_mask.sum()) for trajectory in trajectories) == sampled
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_19_a_question_that_is_asked_again_is_shown_anew() -> None:
+    """A retry with other words injected: another turn behind the same question, and the first one is rejected."""
+    model, engine = scripted_model(["bad", "good", "on"], "qwen2.5")
+    clock = ContextInjector(lambda _: f"<now>{len(engine.calls)}</now>")
+    retried: list[str] = []
+
+    def retry(event: AfterModelCallEvent) -> None:
+        if not retried:
+            retried.append("once")
+            event.retry = True
+
+    agent = agent_on(model, plugins=[clock], hooks=[retry])
+    await agent.invoke_async("hi")
+    await agent.invoke_async("and?")
+
+    tree = model.current_episode.tree
+    assert [turn.parent for turn in tree] == [None, None, 1]
+    assert [turn.rejected for turn in tree] == [True, False, False]
+    assert "<now>1</now>" in engine.prompts[2] and "<now>0</now>" not in engine.prompts[2]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_19_a_message_of_nothing_but_injected_blocks() -> None:
+    model, engine = scripted_model(["one", "two"], "qwen2.5")
+    state: dict[str, Any] = {}
+    talk: list[Any] = [{"role": "user", "content": [{"text": "hi"}]}]
+    note: Any = {"role": "user", "content": [{"text": "be brief"}]}
+    async for _ in model.stream([*talk, note], model_state=state, dynamic_trailing_blocks=1):
+        pass
+    talk += [{"role": "assistant", "content": [{"text": "one"}]}, {"role": "user", "content": [{"text": "more"}]}]
+    async for _ in model.stream(talk, model_state=state):
+        pass
+
+    assert outline(model.current_episode.tree) == [(None, "root"), (0, "kept")]
+    assert "be brief" in engine.prompts[1]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_row_19_injected_context_can_be_refused() -> None:
+    model, engine = scripted_model([SUM, "two"], "qwen2.5", on_reminder="refuse")
+    agent = agent_on(model, plugins=[ContextInjector(lambda _: "<now/>")])
+    with pytest.raises(EventLoopException, match="on_reminder is 'refuse'") as raised:
+        await agent.invoke_async("1+1?")
+    assert isinstance(raised.value.original_exception, BridgeRefusedError)
+    assert len(engine.calls) == 1
+    assert_exact(engine, model.current_episode)
+
+
+@pytest.mark.parametrize("trigger", ["userTurn", "everyTurn"])
+async def test_row_19_injected_context_is_gone_the_next_time_where_it_forks(trigger: Any) -> None:
+    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5", on_reminder="fork")
     clock = ContextInjector(lambda _: f"<now>{len(engine.calls)}</now>", trigger=trigger)
     agent = agent_on(model, plugins=[clock])
     await agent.invoke_async("1+1?")

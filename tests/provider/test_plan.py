@@ -43,7 +43,7 @@ class Talk:
         self, messages: list[Any], hint: Entry | None = None, *, again: bool = False, system: str | None = None
     ) -> Plan:
         preamble = self.planner.preamble(system, [SPEC])
-        return self.planner.plan(self.lineage, preamble, messages, hint, again=again, **self.policy)
+        return self.planner.plan(self.lineage, preamble, messages, hint, again=again, shown=None, **self.policy)
 
     def turn(self, messages: list[Any], reply: dict[str, Any], hint: Entry | None = None) -> Entry:
         plan = self.plan(messages, hint)

@@ -29,7 +29,7 @@ from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.summary import trajectory_digest
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import Episode, Rollout, rollout
+from strands_sglang.rollout import Episode, RolloutResult, rollout
 from strands_sglang.tokens import TokenTree, VersionSpan
 
 FAMILY = "qwen2.5"
@@ -154,7 +154,7 @@ def steps(count: int, end: str = "the end") -> Script:
 
 async def run(
     build: Callable[..., Any], tasks: Iterable[Any], engine: Any, directory: Path | None = None, **settings: Any
-) -> Rollout:
+) -> RolloutResult:
     """Return a rollout with the tokenizer of the engine."""
     return await rollout(build, tasks, client=engine, tokenizer=engine.tokenizer, directory=directory, **settings)
 

@@ -42,6 +42,13 @@ class Detected:
     """Why not, and what to do; empty when it can."""
 
 
+def chosen_tool_parser(chosen: ToolParser | str | None, bridge: Bridge) -> Detected:
+    """Return the parser that was given or named; for None and "auto", the one of the template's calls."""
+    if isinstance(chosen, ToolParser):
+        return Detected(chosen)
+    return detect_tool_parser(bridge) if chosen in (None, "auto") else Detected(get_tool_parser(str(chosen)))
+
+
 def detect_tool_parser(bridge: Bridge) -> Detected:
     """Find the parser of a template's calls."""
     parsers = registered()

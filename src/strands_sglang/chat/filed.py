@@ -74,6 +74,8 @@ class Entry:
     """How its prompt was appended; None when it began a branch."""
     children: int = 0
     """Turns that go on from it."""
+    passing: bool = False
+    """Whether it was shown something that its conversation does not keep: it is in its tokens, not in `history`."""
 
     @property
     def prompt_count(self) -> int:

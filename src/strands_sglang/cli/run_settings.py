@@ -14,7 +14,7 @@ from typing import Any
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.rollout import Limits, replay
-from strands_sglang.tool_parsers import tool_parser_names
+from strands_sglang.tool_parsers.registry import is_tool_parser_name
 
 _SAMPLING = {"sampling_params", "params"}  # two names for one thing
 _NOT_OPTIONS = {*inspect.signature(replay).parameters, "client", "base_url"} - {"model_options"}
@@ -73,5 +73,5 @@ def _limits(values: Mapping[str, Any]) -> Limits:
 
 def _in_words(name: str, value: Any) -> bool:
     if name == "tool_parser":
-        return value is not None and value not in ("auto", "none", *tool_parser_names())
+        return value not in (None, "auto") and not is_tool_parser_name(value)
     return isinstance(value, str) and name != "chat_template" and _IN_WORDS.fullmatch(value) is not None

@@ -25,12 +25,12 @@ from strands_sglang.engine.generation import Generation
 from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.pool import LoopPool, Pools
 from strands_sglang.engine.protocol import AbortPolicy, CancelSignal, TokenIds
-from strands_sglang.engine.request import GenerateRequest
+from strands_sglang.engine.request import GenerateRequest, request_fields
 from strands_sglang.engine.retry import RetryPolicy
 from strands_sglang.engine.slime_args import settings_of
 from strands_sglang.engine.stream import GenerationChunk, StreamingCall
 from strands_sglang.engine.transport import attempt_timeout
-from strands_sglang.errors import ConfigurationError
+from strands_sglang.errors import ConfigurationError, EngineError
 
 
 class SGLangClient:
@@ -126,8 +126,13 @@ class SGLangClient:
         on_abort: AbortPolicy = AbortPolicy.CONTINUE,
         routed_experts_start: int | None = None,
         extra: Mapping[str, Any] | None = None,
+        **fields: Any,
     ) -> Generation:
         """Sample a continuation of `input_ids`; `TokenEngine.generate` explains the arguments.
+
+        `fields` are those of SGLang's own request, as the published package takes them: `return_routed_experts=True`
+        asks for the experts of every token, `return_logprob` and `stream` say what is done anyway, and the rest goes
+        the way of `extra`.
 
         Raises:
             RequestRejectedError: The engine refuses the request; `ContextOverflowError` if it is too long.
@@ -138,6 +143,8 @@ class SGLangClient:
         """
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
+        if fields:
+            routed_experts_start, extra = request_fields(fields, routed_experts_start, extra)
         request = GenerateRequest(input_ids, sampling_params, routed_experts_start=routed_experts_start, extra=extra)
         call = Call(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort)
         seconds = self._deadline if deadline is None else deadline
@@ -179,6 +186,30 @@ class SGLangClient:
                 yield chunk
         finally:
             await chunks.aclose()
+
+    async def health(self) -> bool:
+        """Return whether the server or router answers that it is healthy."""
+        return await self.control.health()
+
+    async def model_info(self) -> dict[str, Any] | None:
+        """Return what the server says about its model, as it says it; None when it does not answer."""
+        try:
+            info = await self.control.model_info()
+        except EngineError:
+            return None
+        return {"model_path": info.model_path, "weight_version": info.weight_version, **info.rest}
+
+    async def is_multimodal(self) -> bool:
+        """Return whether the server says that its model takes images or sound."""
+        info = await self.model_info() or {}
+        return bool(info.get("has_image_understanding") or info.get("has_audio_understanding"))
+
+    async def max_model_len(self) -> int | None:
+        """Return the tokens that prompt and turn may have together; None when the server does not say."""
+        try:
+            return await self.control.context_length()
+        except EngineError:
+            return None
 
     async def close(self) -> None:
         """Close the running loop's connections. The client can be used again afterwards."""

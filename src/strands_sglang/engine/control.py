@@ -110,6 +110,12 @@ class EngineControl:
         except orjson.JSONDecodeError as error:
             raise MalformedResponseError(f"{self._base} sent a body that is not JSON: {error}") from error
 
+    async def context_length(self) -> int | None:
+        """Return the tokens that prompt and turn may have together; None when the server does not say."""
+        listed = (await self._first(await self._pools.open(), ("v1/models",))).get("data")
+        told = listed[0].get("max_model_len") if isinstance(listed, list) and listed else None
+        return told if isinstance(told, int) else None
+
     async def running_requests(self) -> dict[str, int]:
         """Return, for each worker that answers, how many requests it is running or has waiting."""
         pool = await self._pools.open()

@@ -85,7 +85,7 @@ def from_words(status: int | None, words: str, url: str) -> Exception:
     """Turn a status (None: not told) and the server's own words into what to raise."""
     if status is not None and is_transient(status):
         message = f"{url} answered {status}: {words or '(no text)'}"
-        return TransientFault(EngineUnavailableError(message, attempts=1, status=status))
+        return TransientFault(EngineUnavailableError(message, attempts=1, status=status, body=words))
     for pattern in _OVERFLOW:
         if found := pattern.search(words):
             groups = found.groupdict()

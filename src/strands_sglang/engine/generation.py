@@ -39,6 +39,10 @@ class FinishReason(str, Enum):
     """A reason this version does not know; `finish_detail` holds its name."""
 
 
+# Where SGLang's answer keeps the detail of a reason.
+_DETAILS = {FinishReason.STOP: "matched", FinishReason.LENGTH: "length", FinishReason.ABORT: "message"}
+
+
 @dataclass(frozen=True, slots=True)
 class SpecInfo:
     """Counts of speculative decoding, summed over the call."""
@@ -86,6 +90,9 @@ class Generation:
     """Speculative decoding counts; None when the engine does not speculate."""
     meta: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     """The rest of the engine's `meta_info`, as it came with the last request."""
+    text: str | None = field(default=None, compare=False, repr=False)
+    """The tokens as the engine wrote them out, without special tokens or not, as it was asked; None where the turn took
+    several requests, or does not come from a server."""
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)
@@ -107,6 +114,36 @@ class Generation:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def __getitem__(self, key: str) -> Any:
+        """Return a part by its name in SGLang's answer: `text`, `output_ids`, `meta_info`; made anew each time."""
+        if key == "text" and self.text is not None:
+            return self.text
+        if key == "output_ids":
+            return self.token_ids.tolist()
+        if key == "meta_info":
+            return self._meta_info()
+        raise KeyError(f"{key!r} is not in this Generation; its text is tokenizer.decode(token_ids)")
+
+    def _meta_info(self) -> dict[str, Any]:
+        finish: dict[str, Any] = {"type": self.finish_reason.value}
+        if (name := _DETAILS.get(self.finish_reason)) is not None:
+            finish[name] = self.finish_detail
+        told: dict[str, Any] = {
+            **self.meta,
+            "id": self.rid,
+            "finish_reason": finish,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": len(self),
+            "cached_tokens": self.cached_tokens or 0,
+            "weight_version": self.weight_version,
+            "output_token_logprobs": [
+                [logprob, token, None] for logprob, token in zip(self.logprobs, self.token_ids, strict=True)
+            ],
+        }
+        if self.routed_experts is not None and len(self.routed_experts.parts) == 1:
+            told["routed_experts"] = self.routed_experts.parts[0]
+        return told
 
     @property
     def weight_version(self) -> str | None:

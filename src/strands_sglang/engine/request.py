@@ -9,6 +9,7 @@ lengths aborting one request could end another.
 
 from __future__ import annotations
 
+import logging
 import os
 from array import array
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ import orjson
 
 from strands_sglang.engine.protocol import TokenIds
 from strands_sglang.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
 
 _OURS = frozenset(
     {
@@ -55,6 +58,25 @@ def can_go_on(sampling: Mapping[str, Any], extra: Mapping[str, Any] | None) -> b
     if not isinstance(sampling.get("max_new_tokens"), int) or (extra and "custom_logit_processor" in extra):
         return False
     return all(sampling[name] in neutral for name, neutral in _STATEFUL.items() if name in sampling)
+
+
+def request_fields(
+    fields: Mapping[str, Any], experts_start: int | None, extra: Mapping[str, Any] | None
+) -> tuple[int | None, dict[str, Any]]:
+    """Return what fields of SGLang's request mean here: where experts are asked for from, and further fields.
+
+    Raises:
+        ConfigurationError: A field asks for what a call does not do.
+    """
+    rest = {**(extra or {}), **fields}
+    if rest.pop("return_logprob", None) is False:
+        logger.debug("return_logprob=<False> | logprobs are asked for all the same: a turn without them is no turn")
+    if rest.pop("stream", False):
+        raise ConfigurationError("generate returns a whole turn; SGLangClient.stream yields it as it comes")
+    start = rest.pop("routed_experts_start_len", 0)
+    if rest.pop("return_routed_experts", False) and experts_start is None:
+        experts_start = int(start)
+    return experts_start, rest
 
 
 _RID_AT = len(b'{"rid":"')

@@ -142,6 +142,7 @@ def parse(
         experts,
         spec,
         meta,
+        text if isinstance(text := answer.get("text"), str) else None,
     )
 
 

@@ -15,12 +15,23 @@ from yarl import URL
 from strands_sglang.engine.backoff import Backoff
 from strands_sglang.engine.faults import TransientFault
 from strands_sglang.engine.protocol import halting
-from strands_sglang.errors import ConnectionLostError, EngineUnavailableError
+from strands_sglang.errors import (
+    ConnectionLostError,
+    EngineBusyError,
+    EngineError,
+    EngineFailingError,
+    EngineGarbledError,
+    EngineUnavailableError,
+    EngineUnreachableError,
+    MalformedResponseError,
+)
+from strands_sglang.published_errors import SGLangConnectionError
 
 logger = logging.getLogger(__name__)
 
 # Thousands of calls fail together when a worker dies: each says so a few times, not sixty.
 _LOUD_FAILURES = frozenset({1, 5, 20, 60})
+_BUSY = frozenset({429, 503})
 _LOOK = 0.05  # seconds between two looks at whether another attempt is still wanted
 
 
@@ -57,8 +68,9 @@ class Retries:
         self._failures += 1
         self._in_flight_losses += fault.in_flight
         if self._failures > self._policy.max_retries:
-            raise EngineUnavailableError(
-                self._last_words(fault), attempts=self._failures, status=getattr(fault.error, "status", None)
+            status, body = getattr(fault.error, "status", None), getattr(fault.error, "body", "")
+            raise _kind_of(fault.error, status)(
+                self._last_words(fault), attempts=self._failures, status=status, body=body
             ) from fault.error
         delay = self._policy.backoff.delay(self._failures, fault.retry_after)
         level = logging.WARNING if self._failures in _LOUD_FAILURES else logging.DEBUG
@@ -77,6 +89,17 @@ class Retries:
                     " request: a prompt that crashes its worker looks like this (a token id outside the vocabulary?)"
                 )
         return message
+
+
+def _kind_of(last: EngineError, status: int | None) -> type[EngineUnavailableError]:
+    """Return which error says how an engine failed until the end."""
+    if isinstance(last, MalformedResponseError):
+        return EngineGarbledError
+    if isinstance(last, SGLangConnectionError):
+        return EngineUnreachableError
+    if status is None:
+        return EngineUnavailableError
+    return EngineBusyError if status in _BUSY else EngineFailingError
 
 
 async def _pause(seconds: float) -> None:

@@ -41,6 +41,9 @@ class SGLangConfig(BaseModelConfig, total=False):
     """What to do when the template would rewrite history, as many do with reasoning at a user turn."""
     on_trim: RewritePolicy | str
     """What to do when the oldest messages were dropped (a sliding window)."""
+    on_reminder: RewritePolicy | str
+    """What to do when text that the framework showed for one call only (a reminder, the state of the environment) is
+    gone from the conversation."""
     on_failed_call: FailedCallPolicy | str
     """What to do with a malformed tool call: tell the model, or stop the agent there."""
     arguments_checked_by: ArgumentCheck | str
@@ -54,6 +57,10 @@ class SGLangConfig(BaseModelConfig, total=False):
     """Whether text is handed on as it is sampled, for serving. The tokens recorded are the same."""
     routed_experts: bool
     """Whether the experts of every token are asked for and kept (mixture-of-experts models)."""
+    return_routed_experts: bool
+    """Another name for `routed_experts`, as SGLang calls it."""
+    return_logprob: bool
+    """Logprobs are asked for and kept whatever it says: a turn without them could not be trained."""
     audit_share: float
     """Share of the episodes, 0 to 1, whose conversations are compared with one whole rendering, in a thread; the first
     ones of a process always are, unless it is 0."""
@@ -88,15 +95,17 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigurationError(f"{name} is fixed when the model is made: make another SGLangModel with it")
         if name not in _KNOWN:
             raise ConfigurationError(f"unknown option {name!r}{_did_you_mean(name, _KNOWN)}")
-    if "params" in checked:
-        if "sampling_params" in checked and checked["sampling_params"] != checked["params"]:
-            raise ConfigurationError("params and sampling_params are two names for one thing; give one of them")
-        checked["sampling_params"] = checked.pop("params")
+    for other, name in (("params", "sampling_params"), ("return_routed_experts", "routed_experts")):
+        if other in checked:
+            if name in checked and checked[name] != checked[other]:
+                raise ConfigurationError(f"{other} and {name} are two names for one thing; give one of them")
+            checked[name] = checked.pop(other)
     if "sampling_params" in checked:
         checked["sampling_params"] = _checked_sampling(checked["sampling_params"])
     for name, kind in (
         ("on_template_rewrite", RewritePolicy),
         ("on_trim", RewritePolicy),
+        ("on_reminder", RewritePolicy),
         ("on_failed_call", FailedCallPolicy),
         ("arguments_checked_by", ArgumentCheck),
         ("on_abort", AbortPolicy),
@@ -116,7 +125,12 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     share = checked.get("audit_share", 0)
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
         raise ConfigurationError(f"audit_share must be a number from 0 to 1, not {share!r}")
-    for name, what in (("streaming", bool), ("routed_experts", bool), ("extra", Mapping)):
+    for name, what in (
+        ("streaming", bool),
+        ("routed_experts", bool),
+        ("return_logprob", bool),
+        ("extra", Mapping),
+    ):
         if checked.get(name) is not None and not isinstance(checked[name], what):
             raise ConfigurationError(f"{name} must be a {what.__name__.lower()}, not {checked[name]!r}")
     return checked

@@ -14,12 +14,15 @@ import orjson
 from strands_sglang.chat.compare import Said, words
 from strands_sglang.chat.encoder import Encoder
 from strands_sglang.chat.lineage import Lineage
-from strands_sglang.tokens import Join, TokenTree, Turn
+from strands_sglang.tokens import TokenTree, Turn
 from strands_sglang.tool_parsers import ToolParser
 
 
 def conversations(lineage: Lineage, tree: TokenTree) -> str:
-    """Return, as JSON, what the last turn of each branch was asked: preamble, messages, and how many each turn had."""
+    """Return, as JSON, what the last turn of each branch was asked: preamble, messages, and how many each turn had.
+
+    A turn whose prompt is not one rendering, by what is known of it, has null for their number.
+    """
     return _json(list(_of_branches(lineage, tree)))
 
 
@@ -28,7 +31,8 @@ def _of_branches(lineage: Lineage, tree: TokenTree) -> Iterator[dict[str, Any]]:
         entry = lineage.entry(leaf.id)
         if entry is None:
             continue
-        counts = [known.prompt_count if known is not None else 0 for known in map(lineage.entry, _ids(tree, leaf))]
+        path = [lineage.entry(turn.id) for turn in tree.path(leaf)]
+        counts = [known.prompt_count if known is not None and known.exact else None for known in path]
         messages = entry.history[: entry.prompt_count]
         yield {
             "leaf": leaf.id,
@@ -38,10 +42,6 @@ def _of_branches(lineage: Lineage, tree: TokenTree) -> Iterator[dict[str, Any]]:
             "counts": counts,
             "call_ids": dict(lineage.call_ids),
         }
-
-
-def _ids(tree: TokenTree, leaf: Turn) -> list[int]:
-    return [turn.id for turn in tree.path(leaf)]
 
 
 def _json(value: Any) -> str:
@@ -72,16 +72,6 @@ def told_by(turns: Sequence[Turn], encoder: Encoder, parser: ToolParser) -> list
             )
         )
     return told
-
-
-def appended_exactly(turns: Sequence[Turn]) -> list[Turn]:
-    """Return the turns of a branch up to the last whose prompt was one rendering, by its own word."""
-    exact: list[Turn] = []
-    for turn in turns:
-        if turn.join is Join.KEPT:
-            break
-        exact.append(turn)
-    return exact
 
 
 def read_conversations(end: Mapping[str, Any]) -> list[dict[str, Any]]:

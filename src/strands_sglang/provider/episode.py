@@ -177,6 +177,12 @@ class Episode:
             raise CountMismatchError(f"{len(joined)} rows of routed experts for a branch of {leaf.end} tokens")
         return joined
 
+    def expert_parts(self, leaf: Turn | None) -> Iterator[str]:
+        """Yield the routed experts of a branch as they were sent, as far as there are any."""
+        for turn in self.tree.path(leaf) if leaf is not None else ():
+            part = self._routed_experts.get(turn.id)
+            yield from part.parts if part is not None else ()
+
     def made(self, turn: Turn) -> None:
         """Note that a turn was made in this context. Side turns call nobody and are passed over."""
         if turn.purpose is TurnPurpose.SIDE:

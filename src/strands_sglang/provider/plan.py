@@ -96,21 +96,25 @@ class Planner:
         again: bool = False,
         named: Collection[int] = (),
         stands: Standing = everywhere,
+        shown: Sequence[Mapping[str, Any]] | None = None,
         on_rewrite: RewritePolicy,
         on_trim: RewritePolicy,
+        on_reminder: RewritePolicy = RewritePolicy.KEEP,
     ) -> Plan:
         """Plan a turn.
 
         Args:
             lineage: The turns known.
             preamble: What stands in front of the conversation.
-            messages: The conversation.
+            messages: The conversation, as later calls will repeat it.
             hint: The agent's last turn, by its own memory; None when it has none.
             again: Whether the agent asks a second time for what that turn was to be.
             named: Turns whose replies the agent's messages say they are.
             stands: Tells which replies stand in a conversation.
+            shown: The conversation with what is shown in this call only; None: there is no such thing.
             on_rewrite: What to do where the template would rewrite history.
             on_trim: What to do where the oldest messages were dropped.
+            on_reminder: What to do where something that was shown for one call is gone.
 
         Raises:
             BridgeRefusedError: The policy is to refuse.
@@ -138,12 +142,14 @@ class Planner:
         if rewritten is not None and parent is not None and _descends(parent, rewritten):
             rewritten = None
         tools = self._template_tools(preamble)
+        messages = messages if shown is None else shown
         if parent is not None:
             new = template_messages(messages[known - 1 :], call_ids=lineage.call_ids, first=known - 1)[1:]
+            forget = parent.passing and _forgets(on_reminder)
             conversation = Conversation(preamble, tools, messages, lineage.call_ids, known, aligned)
-            appended = self._extend(parent, new, conversation, on_rewrite) if new else None
+            appended = self._extend(parent, new, conversation, on_rewrite) if new and not forget else None
             if appended is not None and appended.piece is not None:
-                proved = aligned and appended.verdict.proved
+                proved = aligned and not parent.passing and appended.verdict.proved
                 return Plan(
                     parent,
                     appended.piece,
@@ -210,6 +216,18 @@ def _thrown_away(turn: Entry, preamble: Preamble, messages: Sequence[Mapping[str
     at = turn.prompt_count
     kept = turn.asked(preamble, messages) and len(messages) > at and messages[at]["role"] == "assistant"
     return not kept
+
+
+def _forgets(policy: RewritePolicy) -> bool:
+    """Return whether a conversation is rendered anew because what was shown for one call of it is gone."""
+    if policy is RewritePolicy.REFUSE:
+        raise BridgeRefusedError(
+            "the last turn was shown text that the conversation no longer holds (the framework's "
+            "dynamic_trailing_blocks), and on_reminder is 'refuse': take out what adds it, or choose "
+            "on_reminder='keep' or 'fork'",
+            step="reminder",
+        )
+    return policy is RewritePolicy.FORK
 
 
 def _descends(entry: Entry, ancestor: Entry) -> bool:

@@ -55,7 +55,15 @@ async def prepare(
             before, again = tree[hint.turn], False
             hint = lineage.entry(before.parent if before.parent is not None else before.forked_from)
         plan = planner.plan(
-            lineage, preamble, request.messages, hint, again=again, named=named, stands=episode.stands, **policy
+            lineage,
+            preamble,
+            request.lasting,
+            hint,
+            again=again,
+            named=named,
+            stands=episode.stands,
+            shown=request.messages,
+            **policy,
         )
         parent = tree[plan.parent.turn] if plan.parent is not None else None
         caller = episode.caller(_question(request.messages), hint, side=request.is_side) if parent is None else None

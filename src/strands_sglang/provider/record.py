@@ -112,16 +112,17 @@ def record(
             turn.id,
             ready.plan.parent,
             ready.preamble,
-            request.messages,
+            request.lasting,
             {"role": "assistant", "content": blocks},
             shape,
             ended_by=ended_by,
             end=turn.end,
             aligned=ready.plan.aligned,
             said=said,
-            exact=ready.plan.exact,
+            exact=ready.plan.exact and request.passing <= 0,
             step=ready.plan.step,
         )
+        entry.passing = request.passing > 0
         if episode.tree is ready.tree:
             episode.sampled_tokens += len(ids)
             episode.keep_experts(turn, generation.routed_experts)

@@ -75,6 +75,7 @@ class TurnRunner:
             named=() if agent is None else acknowledge(agent, episode),
             on_rewrite=config.get("on_template_rewrite", RewritePolicy.KEEP),
             on_trim=config.get("on_trim", RewritePolicy.FORK),
+            on_reminder=config.get("on_reminder", RewritePolicy.KEEP),
         )
         end_behind_failure(episode, ready)
         engine = self.engine if episode.witness is None else episode.witness.engine

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import BaseModel
 
 from strands_sglang.chat.content import tool_schema
 from strands_sglang.chat.lineage import Entry, Lineage, Preamble
@@ -38,10 +41,22 @@ class Request:
     """JSON schema the reply must follow; None: free text."""
     side: bool = False
     """Whether this is no turn of an agent, whoever calls."""
+    passing: int = 0
+    """Blocks at the end of the last user message that are shown in this call only: the framework keeps them nowhere."""
 
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         """Return the JSON schema of the parameters of each tool on offer, by the tool's name."""
         return {spec["name"]: tool_schema(spec) for spec in self.tool_specs or ()}
+
+    @property
+    def lasting(self) -> Sequence[Mapping[str, Any]]:
+        """The conversation as later calls will repeat it: without what is shown in this call only."""
+        at = next((at for at in range(len(self.messages) - 1, -1, -1) if self.messages[at]["role"] == "user"), -1)
+        if self.passing <= 0 or at < 0:
+            return self.messages
+        message = self.messages[at]
+        kept = list(message.get("content") or ())[: -self.passing]
+        return [*self.messages[:at], *([{**message, "content": kept}] if kept else []), *self.messages[at + 1 :]]
 
     @property
     def is_side(self) -> bool:
@@ -91,3 +106,8 @@ class Recorded:
     """The reply, taken apart."""
     cut: bool
     """Whether its budget ended before the turn did."""
+
+
+def schema_of(output_model: type[BaseModel] | None) -> str | None:
+    """Return the JSON schema of the replies that are wanted; None: free text."""
+    return None if output_model is None else json.dumps(output_model.model_json_schema())

@@ -1,4 +1,4 @@
-"""What a run gives back: `Rollout`.
+"""What a run gives back: `RolloutResult`.
 
 Invariant: iterating gives every episode of every kept group once, in the order of tasks and samples.
 """
@@ -16,7 +16,7 @@ from strands_sglang.rollout.totals import RunMetrics
 
 
 @dataclass(slots=True)
-class Rollout:
+class RolloutResult:
     """The episodes of a run."""
 
     groups: list[Group]

@@ -27,7 +27,7 @@ from strands_sglang.rollout.lock import directory_lock
 from strands_sglang.rollout.open_files import allow_open_files
 from strands_sglang.rollout.progress import Progress, ProgressKind, display_for
 from strands_sglang.rollout.reporter import Reporter
-from strands_sglang.rollout.result import Rollout
+from strands_sglang.rollout.result import RolloutResult
 from strands_sglang.rollout.resume import read_before
 from strands_sglang.rollout.tally import Tally
 from strands_sglang.rollout.task import Task
@@ -61,7 +61,7 @@ async def rollout(
     on_metrics: Callable[[RunMetrics], Any] | None = None,
     metrics_seconds: float = 10.0,
     **model_options: Any,
-) -> Rollout:
+) -> RolloutResult:
     """Run an agent on every task, `samples_per_task` times, and return the episodes.
 
     Called again with the directory of a run that was interrupted, it goes on: finished episodes are kept, the others
@@ -159,7 +159,7 @@ async def rollout(
         finally:
             if ours and isinstance(engine, SGLangClient):
                 await engine.close()
-    return Rollout(
+    return RolloutResult(
         course.tally.groups(kept=True),
         totals.snapshot(),
         course.tally.groups(kept=False),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.append import Conversation
-from strands_sglang.provider.conversations import appended_exactly, read_conversations, told_by
+from strands_sglang.provider.conversations import read_conversations, told_by
 from strands_sglang.rollout.bounds import Limits
 from strands_sglang.rollout.job import Setup
 from strands_sglang.rollout.replay import NoEngine
@@ -94,10 +95,10 @@ def _check(record: EpisodeRecord, model: SGLangModel, report: TemplateReport) ->
     encoder = planner.bridge.encoder
     for one in found:
         path = tree.path(tree[one["leaf"]])
-        turns = appended_exactly(path)
-        if len(turns) < 2:
+        counts = list(takewhile(lambda count: count is not None, one["counts"]))
+        if len(counts) < 2:
             continue
-        count = one["counts"][len(turns) - 1]
+        turns, count = path[: len(counts)], counts[-1]
         preamble = Preamble(one["system"], tuple(one["tools"]), "")
         asked = Conversation(preamble, template_tools(preamble.tools), one["messages"][:count], one["call_ids"], count)
         told = told_by(turns, encoder, model.tool_parser)

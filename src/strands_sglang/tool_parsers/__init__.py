@@ -9,7 +9,7 @@ from strands_sglang.tool_parsers.deepseek_v3 import DeepSeekV3ToolParser
 from strands_sglang.tool_parsers.deepseek_v31 import DeepSeekV31ToolParser
 from strands_sglang.tool_parsers.deepseek_v32 import DeepSeekV32ToolParser
 from strands_sglang.tool_parsers.gemma import GemmaToolParser
-from strands_sglang.tool_parsers.glm import GlmToolParser
+from strands_sglang.tool_parsers.glm import GLMToolParser, GlmToolParser
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
 from strands_sglang.tool_parsers.hermes import HermesToolParser
 from strands_sglang.tool_parsers.kimi_k2 import KimiK2ToolParser
@@ -20,14 +20,16 @@ from strands_sglang.tool_parsers.nemotron import NemotronToolParser
 from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure, ToolCall
 from strands_sglang.tool_parsers.phi4 import Phi4ToolParser
 from strands_sglang.tool_parsers.pythonic import PythonicToolParser
-from strands_sglang.tool_parsers.qwen3_coder import Qwen3CoderToolParser
+from strands_sglang.tool_parsers.qwen3_coder import Qwen3CoderToolParser, QwenXMLToolParser
 from strands_sglang.tool_parsers.registry import get_tool_parser, register_tool_parser, tool_parser_names
 
 __all__ = [
     "ToolParser",
     "HermesToolParser",
     "Qwen3CoderToolParser",
+    "QwenXMLToolParser",
     "GlmToolParser",
+    "GLMToolParser",
     "DeepSeekV3ToolParser",
     "DeepSeekV31ToolParser",
     "DeepSeekV32ToolParser",

@@ -118,3 +118,7 @@ def _failed(text: SampledText, start: int, name: str | None, fault: CallFault) -
         return fault.failed(text, start, closing + len(_CLOSING), name)
     words = f"{_OPENING} is not closed with {_CLOSING}, so nothing behind it was run"
     return CallFault(ParseFailure.UNCLOSED, words, past=len(text)).failed(text, start, len(text), name)
+
+
+GLMToolParser = GlmToolParser
+"""The published package's name for it."""

@@ -55,3 +55,7 @@ class Qwen3CoderToolParser(ToolParser):
             return values.read(tool, key, text, start, end), closing + len(_PARAMETER.closing)
 
         return _TAGS.scan(text, at, read)
+
+
+QwenXMLToolParser = Qwen3CoderToolParser
+"""The published package's name for it."""

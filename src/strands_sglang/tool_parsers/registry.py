@@ -50,6 +50,8 @@ _known: dict[str, type[ToolParser]] = {
         NemotronToolParser,
     )
 }
+_OTHER_NAMES = {"qwen_xml": Qwen3CoderToolParser.name}
+"""Names of the published package for parsers that are called otherwise here."""
 _lock = threading.Lock()
 
 
@@ -68,7 +70,7 @@ def register_tool_parser(parser: P) -> P:
     if not (isinstance(parser, type) and issubclass(parser, ToolParser)):
         raise ConfigurationError(f"a tool parser is a subclass of ToolParser, not {parser!r}")
     name = getattr(parser, "name", None)
-    if not isinstance(name, str) or name in ("", "auto", PlainTextParser.name):
+    if not isinstance(name, str) or name in ("", "auto", PlainTextParser.name, *_OTHER_NAMES):
         raise ConfigurationError(f'{parser.__name__} needs a name of its own: name = "my_format"')
     with _lock:
         if _is_other(_known.get(name), parser):
@@ -80,6 +82,11 @@ def register_tool_parser(parser: P) -> P:
 def tool_parser_names() -> tuple[str, ...]:
     """Return the name of every known parser."""
     return tuple(_known)
+
+
+def is_tool_parser_name(name: object) -> bool:
+    """Return whether `get_tool_parser` takes a name."""
+    return name == PlainTextParser.name or (isinstance(name, str) and _OTHER_NAMES.get(name, name) in _known)
 
 
 def registered() -> tuple[type[ToolParser], ...]:
@@ -95,7 +102,8 @@ def get_tool_parser(name: str) -> ToolParser:
     """
     if name == PlainTextParser.name:
         return PlainTextParser()
-    if name not in _known:
+    name = _OTHER_NAMES.get(name, name)
+    if not is_tool_parser_name(name):
         close = difflib.get_close_matches(name, list(_known), n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
         raise ConfigurationError(f"unknown tool parser {name!r}{hint} Known: {', '.join(_known)}, 'auto', 'none'")

@@ -12,12 +12,12 @@ from typing import TypeAlias
 
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.rollout.episode import Episode
-from strands_sglang.rollout.result import Rollout
+from strands_sglang.rollout.result import RolloutResult
 from strands_sglang.rollout.resume import restored
 from strands_sglang.tokens import Trajectory
 from strands_sglang.trainers.row import Branches, Row, main_leaf, tree_rows
 
-Source: TypeAlias = Rollout | Iterable[Episode] | Ledger | Path | str
+Source: TypeAlias = RolloutResult | Iterable[Episode] | Ledger | Path | str
 """Where episodes come from: a run, any episodes, a ledger, or the directory of a run."""
 
 
