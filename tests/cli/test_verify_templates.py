@@ -1,0 +1,70 @@
+"""`strands-sglang verify --templates`: every conversation on record held against one rendering."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strands import Agent, tool
+
+from families import FAMILIES, tokenizer
+from rollout.scripts import FAMILY, PromptEngine, steps
+from strands_sglang.cli.main import main
+from strands_sglang.rollout import rollout
+
+FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
+TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
+
+
+@tool
+def step(number: int) -> str:
+    """Make a step.
+
+    Args:
+        number: Which.
+    """
+    return f"step {number}"
+
+
+def build(task: Any, model: Any) -> Agent:
+    return Agent(model=model, tools=[step], system_prompt="Go on.", callback_handler=None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("templates") / "run"
+    run = rollout(
+        build, ["one", "two", "three"], client=PromptEngine(steps(3)), tokenizer=tokenizer(FAMILY), directory=made
+    )
+    asyncio.run(run)
+    return made
+
+
+def test_conversations_are_one_rendering(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(folder), "--templates", TOKENIZER]) == 0
+    shown = capsys.readouterr().out
+    assert "EXACT  3 conversations held against one rendering" in shown
+    assert "audited" in shown and "0 differ" in shown
+
+
+def test_one_episode_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(folder), "--templates", TOKENIZER, "--json", "--episode", "two/0"]) in (0, 3)
+    told = json.loads(capsys.readouterr().out)
+    assert told["templates"] == {"conversations": 1, "unknown": 0, "differences": []}
+    assert told["audit_differences"] == 0
+
+
+def test_another_template_is_another_text(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tokenizer(FAMILY).chat_template.replace("# Tools", "# All tools")
+    saved = tmp_path / "other"
+    tokenizer(FAMILY).save_pretrained(saved)
+    (saved / "chat_template.jinja").write_text(other)
+    assert main(["verify", str(folder), "--templates", str(saved)]) == 1
+    shown = capsys.readouterr().out
+    assert "DIFFERENT" in shown and "All tools" in shown
