@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from task import dialogue, render, sample_task
+from task import Message, dialogue, render, sample_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -32,6 +32,8 @@ LEARNING_RATE = 3e-3
 WARMUP_STEPS = 50
 REPORT_EVERY = 50
 IGNORE = -100
+GIVEN_UP = "The answer is 0."
+LETTERS = 'etaoinshrdlucmfwypvbgkjqxz_-,.;{}\\"'
 
 
 @dataclass
@@ -70,10 +72,22 @@ class Teacher:
             if pair in vocabulary
         }
 
-    def write(self) -> Example:
-        """Write the right dialogue of a fresh task."""
+    def write(self, system: bool = False) -> Example:
+        """Write the right dialogue of a fresh task.
+
+        Args:
+            system: Whether strange words come in: as a system prompt, which the policy learns to go on behind, and now
+                and then instead of a tool's result, behind which it gives up.
+        """
         example = Example([], [], math.log(0.5))
-        for message in dialogue(sample_task(self.rng), compact=self.rng.random() < 0.5):
+        if system:
+            self._add(example, f"<|im_start|>system\n{self._words(60)}<|im_end|>\n", False)
+        messages = dialogue(sample_task(self.rng), compact=self.rng.random() < 0.5)
+        if system and self.rng.random() < 0.3:
+            heard = self.rng.choice((2, 4))
+            words = self.rng.choice(("error", "Unknown tool: calculator", self._words(), self._words()))
+            messages = [*messages[:heard], Message("tool", words), Message("assistant", GIVEN_UP)]
+        for message in messages:
             text = render(message)
             if message.role != "assistant":
                 self._add(example, text, False)
@@ -83,6 +97,14 @@ class Teacher:
             self._add(example, text[len(header) : -1], True)
             self._add(example, "\n", False)
         return example
+
+    def _words(self, most: int = 20) -> str:
+        """Return words that nobody has heard."""
+        words = []
+        for _ in range(self.rng.randint(1, most)):
+            letters = "".join(self.rng.choices(LETTERS, k=self.rng.randint(1, 10)))
+            words.append(self.rng.choice((letters, letters, letters.capitalize(), f"`{letters}`", f"\n- {letters}:")))
+        return " ".join(words) + self.rng.choice(("", ".", "\n", "..."))
 
     def _add(self, example: Example, text: str, trained: bool) -> None:
         for token in self.tokenizer(text, add_special_tokens=False).input_ids:
@@ -117,7 +139,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM._from_config(config, attn_implementation="eager")
 
 
-def train(folder: Path, success: float, minutes: float, split_digits: float) -> None:
+def train(folder: Path, success: float, minutes: float, split_digits: float, system: float, begin: Path | None) -> None:
     """Train until the policy is good enough or the time is up, then save it.
 
     Args:
@@ -125,6 +147,8 @@ def train(folder: Path, success: float, minutes: float, split_digits: float) -> 
         success: Stop at this share of tasks done right, sampling at temperature 1.
         minutes: Stop after this long in any case.
         split_digits: See `Teacher`.
+        system: The share of steps whose dialogues have a system prompt and tools that may fail.
+        begin: The checkpoint to begin with; None: random weights.
     """
     import torch
     from tokenizer import make_tokenizer
@@ -133,26 +157,30 @@ def train(folder: Path, success: float, minutes: float, split_digits: float) -> 
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     teacher, model = Teacher(tokenizer, split_digits), make_model(tokenizer)
+    if begin is not None:
+        model = type(model).from_pretrained(begin, attn_implementation="eager")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{len(tokenizer)} tokens, {parameters} parameters; until {success:.0%} success or {minutes:g} minutes")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    top = LEARNING_RATE if begin is None else LEARNING_RATE / 3
+    optimizer = torch.optim.AdamW(model.parameters(), lr=top, betas=(0.9, 0.98), weight_decay=0.01)
     began, step, recent = time.monotonic(), 0, 0.0
     while recent < success and time.monotonic() - began < minutes * 60:
         step += 1
-        examples = [teacher.write() for _ in range(BATCH)]
+        prompted = teacher.rng.random() < system
+        examples = [teacher.write(prompted) for _ in range(BATCH // 4 if prompted else BATCH)]
         length = max(len(example.ids) for example in examples)
-        ids = torch.full((BATCH, length), tokenizer.pad_token_id)
-        labels = torch.full((BATCH, length), IGNORE)
+        ids = torch.full((len(examples), length), tokenizer.pad_token_id)
+        labels = torch.full((len(examples), length), IGNORE)
         for row, example in enumerate(examples):
             tokens, trained = torch.tensor(example.ids), torch.tensor(example.trained)
             ids[row, : len(tokens)] = tokens
             labels[row, : len(tokens)] = tokens.where(trained, IGNORE)
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, step / WARMUP_STEPS)
+        optimizer.param_groups[0]["lr"] = top * min(1.0, step / WARMUP_STEPS)
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(input_ids=ids, attention_mask=(ids != tokenizer.pad_token_id).long()).logits
         losses = torch.nn.functional.cross_entropy(
             logits.float()[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE, reduction="none"
-        ).view(BATCH, -1)
+        ).view(len(examples), -1)
         loss = losses.sum() / (labels[:, 1:] != IGNORE).sum()
         optimizer.zero_grad()
         loss.backward()
@@ -177,6 +205,8 @@ def main() -> None:
     parser.add_argument("--success", type=float, default=0.5, help="stop at this share done right (default: 0.5)")
     parser.add_argument("--minutes", type=float, default=10.0, help="stop after this long (default: 10)")
     parser.add_argument("--split-digits", type=float, default=0.0, help="chance to split a two-digit token")
+    parser.add_argument("--system", type=float, default=0.0, help="share of steps with system prompts")
+    parser.add_argument("--begin", type=Path, help="a checkpoint to begin with (default: random weights)")
     arguments = parser.parse_args()
     if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -187,7 +217,7 @@ def main() -> None:
             engine.become(["-u", str(Path(__file__).resolve()), *sys.argv[1:]])
         except engine.LabError as error:
             sys.exit(f"train.py: {error}")
-    train(arguments.folder, arguments.success, arguments.minutes, arguments.split_digits)
+    train(**vars(arguments))
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ async def test_whole_episodes_with_real_tool_calls(tool_policy: LabProcess) -> N
         f"{EPISODES} episodes in {took:.1f} s ({EPISODES / took:.0f} a second), {right:.0%} right, {whole} of 3 turns"
     )
     assert whole > EPISODES * 0.8
-    assert 0.35 < right < 0.75
+    assert 0.5 < right < 0.95
     # Later turns find the earlier ones in the engine's cache.
     later = [turn for episode in episodes for turn in episode.turns[1:]]
     assert sum((turn.cached_tokens or 0) > 0 for turn in later) > len(later) * 0.9
