@@ -11,7 +11,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from families import FAMILIES, tokenizer
@@ -220,8 +220,13 @@ def _spec(name: str, data: Mapping[str, Any], one: Mapping[str, str]) -> dict[st
     return {"name": name, "description": one["description"], "inputSchema": {"json": schema}}
 
 
+@cache
+def _encoder(family: str) -> Encoder:
+    return Encoder(tokenizer(family))
+
+
 def _bridge(family: str, source: str | None = None) -> Bridge:
-    encoder = Encoder(tokenizer(family))
+    encoder = _encoder(family)
     return Bridge(ChatTemplate(tokenizer(family), encoder.control, source), encoder)
 
 

@@ -343,7 +343,8 @@ def test_a_turn_that_ended_with_the_next_header_does_not_get_it_twice(name: str)
             verdict, extension = branch.extend(new)
             assert extension is not None and not extension.closing
             assert encoder.decode(branch.ids[prompt:]).count(header) == 1
-            assert verdict.proved == (turn is not answer), "an answer with reasoning loses it when a question follows"
             otherwise = name in PROMPTS_OTHERWISE and PROMPTS_OTHERWISE[name](turn, Shape())
+            loses = turn is answer or otherwise
+            assert verdict.proved != loses, "an answer with reasoning loses it when a question follows"
             if verdict.proved and not otherwise:
                 assert branch.ids == of.official_ids([*talked, said, *new], TOOLS)

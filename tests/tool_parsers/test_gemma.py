@@ -445,7 +445,7 @@ def test_a_string_left_open_takes_what_stands_in_it_along(dialect: Dialect) -> N
         ),
         ("<|tool_call>call:f{a:1 2}<tool_call|>", "expecting , or }, at character 23", "f"),
         ("<|tool_call>call:f{a:1,a:2}<tool_call|>", "The key 'a' stands twice in one object, at character 23", "f"),
-        ("<|tool_call>call:f{a:1e999}<tool_call|>", "the number 1e999 is too long or too large", "f"),
+        ("<|tool_call>call:f{a:1e999}<tool_call|>", "the number 1e999 is too large, or too long", "f"),
         ("<|tool_call>call:f{a:" + "[" * 100 + "<tool_call|>", "nested more than 100 levels deep", "f"),
         ('<|tool_call>call:f{a:<|"|>\ud800<|"|>}<tool_call|>', "A string holds half of a surrogate pair", "f"),
         ("<|tool_call>f{}<tool_call|>", "Behind <|tool_call> there must be call:NAME{, with the name of a tool", None),

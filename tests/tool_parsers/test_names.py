@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from strands_sglang.chat.failed_call import without_unseen
 from strands_sglang.tool_parsers import HermesToolParser, ParseFailure
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
 
@@ -26,7 +27,7 @@ UNSEEN = [
 @pytest.mark.parametrize("name", UNSEEN)
 def test_a_name_with_what_cannot_be_seen_is_no_call(name: str) -> None:
     call = json.dumps({"name": f"step{name}", "arguments": {}})
-    turn = HermesToolParser().parse(f"so\n<tool_call>\n{call}\n</tool_call>")
+    turn = without_unseen(HermesToolParser().parse(f"so\n<tool_call>\n{call}\n</tool_call>"))
     assert not turn.calls and turn.text == "so"
     (failed,) = turn.failures
     assert failed.failure is ParseFailure.MISSING_NAME and failed.name is None
@@ -36,14 +37,14 @@ def test_a_name_with_what_cannot_be_seen_is_no_call(name: str) -> None:
 @pytest.mark.parametrize("name", UNSEEN)
 def test_a_failed_call_does_not_bear_it_either(name: str) -> None:
     call = json.dumps({"name": f"step{name}", "arguments": 5})
-    (failed,) = HermesToolParser().parse(f"<tool_call>\n{call}\n</tool_call>").failures
+    (failed,) = without_unseen(HermesToolParser().parse(f"<tool_call>\n{call}\n</tool_call>")).failures
     assert failed.name is None
 
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_nor_does_one_of_the_channels(name: str) -> None:
     text = f"<|channel|>commentary to=functions.step{name} <|constrain|>json<|message|>{{}}<|call|>"
-    turn = HarmonyToolParser().parse(text)
+    turn = without_unseen(HarmonyToolParser().parse(text))
     assert all(call.name.isprintable() for call in turn.calls)
     assert all(failed.name is None or failed.name.isprintable() for failed in turn.failures)
 
@@ -51,5 +52,5 @@ def test_nor_does_one_of_the_channels(name: str) -> None:
 @pytest.mark.parametrize("name", ["step", "größe", "工具", "my tool", "a.b/c-d"])
 def test_names_that_can_be_seen_stay(name: str) -> None:
     call = json.dumps({"name": name, "arguments": {}}, ensure_ascii=False)
-    turn = HermesToolParser().parse(f"<tool_call>\n{call}\n</tool_call>")
+    turn = without_unseen(HermesToolParser().parse(f"<tool_call>\n{call}\n</tool_call>"))
     assert [call.name for call in turn.calls] == [name]

@@ -151,7 +151,7 @@ MAPPINGS = """
 async def test_code_that_is_slow_to_look_at_does_not_stall_the_event_loop() -> None:
     hostile = PythonSandbox(limits=limits(seconds=4))
     outcome, late = await lateness(hostile.run(textwrap.dedent(MAPPINGS)))
-    assert outcome.ended is Ending.TIMED_OUT and outcome.seconds < 6
+    assert outcome.ended is Ending.TIMED_OUT and outcome.seconds < 10
     assert late < 0.05
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from unicodedata import category
 
 from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure
 
@@ -21,6 +22,7 @@ FAILED_CALL = "malformed_tool_call"
 _UNKNOWN = f"Unknown tool: {FAILED_CALL}"
 """How the framework itself answers such a call."""
 _END = "end"
+_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, directions, halves of characters, separators of lines
 _LONG = 2000
 """Characters of a failed call that are kept in the message; all of them are in the turn's tokens."""
 
@@ -73,6 +75,25 @@ def without_pretended(parsed: ParsedTurn) -> ParsedTurn:
     failures = sorted([*parsed.failures, *failed], key=lambda failure: failure.start)
     calls = tuple(call for call in parsed.calls if call.name != FAILED_CALL)
     return replace(parsed, calls=calls, failures=tuple(failures))
+
+
+def without_unseen(parsed: ParsedTurn) -> ParsedTurn:
+    """Return a turn in which a call whose name has what cannot be seen is a failed call, and no failed one has it.
+
+    No tool has such a name. Whoever shows it, in a log say, would write on somebody's terminal what the model chose.
+    """
+    unseen = [call for call in parsed.calls if _unseen(call.name)]
+    if not unseen and not any(_unseen(failure.name) for failure in parsed.failures):
+        return parsed
+    said = "The name of a tool call has characters that cannot be seen."
+    failed = [FailedCall(call.raw, call.start, ParseFailure.MISSING_NAME, said) for call in unseen]
+    known = [replace(failure, name=None) if _unseen(failure.name) else failure for failure in parsed.failures]
+    failures = sorted([*known, *failed], key=lambda failure: failure.start)
+    return replace(parsed, calls=tuple(call for call in parsed.calls if call not in unseen), failures=tuple(failures))
+
+
+def _unseen(name: str | None) -> bool:
+    return name is not None and any(category(sign) in _UNSEEN for sign in name)
 
 
 def answered(use: Mapping[str, Any], result: str) -> str:

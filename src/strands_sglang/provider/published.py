@@ -14,6 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, Field
 
 from strands_sglang.provider.episode import Episode
+from strands_sglang.provider.standing import told_of_standing
 from strands_sglang.tokens import Origin
 
 
@@ -94,6 +95,14 @@ class Rollouts:
         """Return an episode's rollout: the same object until the episode is reset."""
         rollout = self._of.setdefault(episode, Rollout())
         _show(rollout, episode)
+        shown, held = weakref.ref(self), weakref.ref(episode)
+
+        def refresh() -> None:
+            rollouts, known = shown(), held()
+            if rollouts is not None and known is not None:
+                rollouts.refresh(known)
+
+        told_of_standing[episode.tree] = refresh
         return rollout
 
     def refresh(self, episode: Episode) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from strands_sglang.chat.compare import Said, words
-from strands_sglang.chat.failed_call import called, without_pretended
+from strands_sglang.chat.failed_call import called, without_pretended, without_unseen
 from strands_sglang.engine import FinishReason, Generation
 from strands_sglang.provider.blocks import blocks_of, shown_calls
 from strands_sglang.provider.episode import Episode
@@ -63,7 +63,8 @@ def record(
     if request.schema is not None:
         parsed = ParsedTurn(None, text, (), (), True)
     else:
-        parsed = without_pretended(parser.parse(text, reasoning_open=ready.reasoning_open, schemas=schemas))
+        parsed = parser.parse(text, reasoning_open=ready.reasoning_open, schemas=schemas)
+        parsed = without_unseen(without_pretended(parsed))
         if not schemas and (parsed.calls or parsed.failures):
             # Without tools there is nothing to call: what looks like a call is what the agent has to say.
             parsed = replace(parsed, text=text[parsed.rest_start :], calls=(), failures=())

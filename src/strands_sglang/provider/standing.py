@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from strands.hooks import MessageAddedEvent
@@ -41,6 +41,10 @@ class _Awaited(NamedTuple):
 
 _awaited: weakref.WeakKeyDictionary[Any, list[_Awaited]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+told_of_standing: weakref.WeakKeyDictionary[TokenTree, Callable[[], None]] = weakref.WeakKeyDictionary()
+"""Who is told when a reply of a tree stands."""
 
 
 def tells(agent: Any, request: Request) -> bool:
@@ -107,7 +111,11 @@ def _heard(event: MessageAddedEvent) -> None:
                 continue
             del waiting[number]
             tree.restore(one.turn)
+            break
+        else:
             return
+    if (told := told_of_standing.get(tree)) is not None:
+        told()
 
 
 def _is(awaited: _Awaited, tree: TokenTree, place: tuple[str, int] | None, message: Mapping[str, Any]) -> bool:

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
-from unicodedata import category
 
-from strands_sglang.tool_parsers.parsed import FailedCall, Found, ParsedTurn, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.parsed import FailedCall, Found, ParsedTurn, ToolCall
 from strands_sglang.tool_parsers.reasoning import ReasoningSplit, outside_reasoning, split_reasoning
 from strands_sglang.tool_parsers.sampled import SampledText
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """JSON schema of the parameters of each tool on offer, by the tool's name; empty when not known."""
-
-_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, directions, halves of characters, separators of lines
 
 
 class ToolParser(ABC):
@@ -73,20 +69,6 @@ class ToolParser(ABC):
         raise NotImplementedError(f"{type(self).__name__} must define scan, or parse")
 
 
-def _nameable(item: Found) -> Found:
-    """Return a call as it is, or as a failed one when its name has what cannot be seen.
-
-    No tool has such a name. Whoever shows it, in a log say, would write on somebody's terminal what the model chose.
-    """
-    name = item.name if isinstance(item, ToolCall | FailedCall) else None
-    if name is None or not any(category(sign) in _UNSEEN for sign in name):
-        return item
-    if isinstance(item, FailedCall):
-        return replace(item, name=None)
-    words = "The name of a tool call has characters that cannot be seen."
-    return FailedCall(raw=item.raw, start=item.start, failure=ParseFailure.MISSING_NAME, detail=words)
-
-
 def assemble(text: str, split: ReasoningSplit, found: Iterable[Found]) -> ParsedTurn:
     """Put a turn together from its parts.
 
@@ -103,7 +85,7 @@ def assemble(text: str, split: ReasoningSplit, found: Iterable[Found]) -> Parsed
     failures: list[FailedCall] = []
     pieces: list[str] = []
     at = split.rest_start
-    for item in map(_nameable, found):
+    for item in found:
         if isinstance(item, FailedCall):
             failures.append(item)
         elif isinstance(item, ToolCall):
