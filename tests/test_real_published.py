@@ -214,7 +214,7 @@ async def test_the_client_by_itself(tool_policy: LabProcess) -> None:
     async with SGLangClient(base_url=tool_policy.url, timeout=900.0, connect_timeout=5.0, max_retries=2) as client:
         assert await client.health() and await client.is_multimodal() is False
         info = await client.model_info()
-        assert info is not None and info["model_path"] and info["weight_version"] == "default"
+        assert info is not None and info["model_path"] and info["weight_version"]
         assert await client.max_model_len() == 1024
         tokenizer = get_tokenizer(FOLDER)
         prompt = [{"role": "user", "content": QUESTION}]
