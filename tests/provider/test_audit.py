@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from strands import Agent
@@ -102,3 +103,23 @@ async def test_a_conversation_is_audited_again_only_when_it_has_grown(monkeypatc
     await talk(model, *["a?"] * 64)
     assert 5 < len(looked) < 16
     assert all(after >= 1.5 * before for before, after in itertools.pairwise(looked))
+
+
+async def test_a_model_that_is_given_up_meanwhile_withdraws_nothing() -> None:
+    """A model for each sample, as trainers make them: its tokenizer may be gone before its last audit is made."""
+    from transformers import PreTrainedTokenizerFast
+
+    source, make = tokenizer("qwen2.5"), cast(Any, PreTrainedTokenizerFast)
+    tok = make(tokenizer_object=source.backend_tokenizer, chat_template=chatml())
+    model = SGLangModel(tokenizer=tok, client=ScriptedEngine(source, ["One.", "Two."]), audit_share=0)
+    model.planner.appender.findings = findings = Findings("fresh")
+    with model.episode() as episode:
+        agent = Agent(model=model, callback_handler=None, conversation_manager=NullConversationManager())
+        await agent.invoke_async("a?")
+        await agent.invoke_async("b?")
+    auditor, entry = Auditor(model.planner.appender), episode.lineage.entry(1)
+    assert entry is not None
+    del model, agent, tok
+    gc.collect()
+    auditor._audit(episode, entry, {})
+    assert findings.counts.differences == 0 and not findings.withdrawn

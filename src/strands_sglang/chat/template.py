@@ -129,6 +129,8 @@ class ChatTemplate:
             text = self._tokenizer.apply_chat_template(
                 list(messages), tools=tools, add_generation_prompt=generate, tokenize=False, **arguments
             )
+        except ReferenceError:
+            raise  # the tokenizer is gone, and with it whoever asked
         except Exception as error:  # a template may fail with anything its expressions can raise
             raise TemplateRefusedError(
                 f"the chat template does not take this conversation ({_roles(messages)}): {error}",

@@ -97,6 +97,8 @@ class Auditor:
             found = self.audit(entry, call_ids)
             episode.audits += 1
             episode.audit_differences += found is not None
+        except ReferenceError:
+            return  # the model was given up meanwhile, and its tokenizer with it
         except Exception:
             logger.exception("turn=<%d> | the audit of a conversation failed", entry.turn)
 
