@@ -39,7 +39,12 @@ def build(task: Any, model: Any) -> Agent:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("templates") / "run"
     run = rollout(
-        build, ["one", "two", "three"], client=PromptEngine(steps(3)), tokenizer=tokenizer(FAMILY), directory=made
+        build,
+        ["one", "two", "three"],
+        client=PromptEngine(steps(3)),
+        tokenizer=tokenizer(FAMILY),
+        directory=made,
+        audit_share=1,  # all of them, however many episodes this process has seen
     )
     asyncio.run(run)
     return made

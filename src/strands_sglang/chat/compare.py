@@ -40,6 +40,8 @@ class Said:
     """The control tokens among what was sampled."""
     whole: bool = True
     """Whether it ended by itself and all its calls are good. Of another one, only its place is looked at."""
+    ended: bool = True
+    """Whether its last token ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,21 @@ def words(control: ControlTokens, ids: array[int], parser: ToolParser) -> tuple[
         return True, ids
     ended = last is not None and last not in parser.markers
     return ended, ids[:-1] if ended else ids
+
+
+def said_of(encoder: Encoder, parser: ToolParser, written: str, ids: array[int]) -> Said:
+    """Return a sampled turn as text; whether it is whole is for the caller to say.
+
+    Args:
+        encoder: Of the tokenizer that sampled it.
+        parser: Knows how turns end.
+        written: What the template wrote in front of it.
+        ids: What was sampled.
+    """
+    ended, spoken = words(encoder.control, ids, parser)
+    end = encoder.control.texts[ids[-1]] if len(spoken) < len(ids) else ""
+    markers = tuple(token for token in ids if token in encoder.control)
+    return Said(written, encoder.sampled(spoken), end, markers, ended=ended)
 
 
 class Comparison:

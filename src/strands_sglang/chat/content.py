@@ -115,6 +115,11 @@ def tool_schema(spec: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, Mapping) else schema
 
 
+def tool_schemas(tool_specs: Sequence[Mapping[str, Any]] | None) -> dict[str, Mapping[str, Any]]:
+    """Return the schema of each tool's parameters, by the tool's name."""
+    return {spec["name"]: tool_schema(spec) for spec in tool_specs or ()}
+
+
 def template_tools(tool_specs: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
     """Return the tools as templates take them (`{"type": "function", "function": ...}`); None when there are none."""
     tools = []

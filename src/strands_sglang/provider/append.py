@@ -15,7 +15,7 @@ from typing import Any
 
 from strands_sglang.chat.bridge import Bridge, Piece
 from strands_sglang.chat.compare import Comparison, Difference, Said
-from strands_sglang.chat.content import TemplateMessage, template_messages, tool_schema
+from strands_sglang.chat.content import TemplateMessage, template_messages, tool_schemas
 from strands_sglang.chat.findings import Findings, Trust
 from strands_sglang.chat.lineage import Entry, Preamble
 from strands_sglang.chat.shape import Shape, step_of, was_tried
@@ -146,10 +146,11 @@ class Appender:
     def _trust(self, parent: Entry, new: list[TemplateMessage], tools: Any, piece: Piece) -> Trust:
         """Return which stand-in gives what the real conversation gave."""
         shape, extend = parent.shape, self._bridge.extend
-        for trust, stood_in in (
-            (Trust.ALONE, extend(replace(shape, system=None), parent.ended_by, new)),
-            (Trust.BEHIND_PREAMBLE, extend(shape, parent.ended_by, new, tools)),
+        for trust, like, offered in (
+            (Trust.ALONE, replace(shape, system=None), None),
+            (Trust.BEHIND_PREAMBLE, shape, tools),
         ):
+            stood_in = extend(like, parent.ended_by, new, offered)
             if stood_in is not None and (stood_in.closing, stood_in.written) == (piece.closing, piece.written):
                 return trust
         return Trust.NEVER
@@ -176,12 +177,12 @@ class Appender:
             rendered = self._bridge.template.render(messages, tools=conversation.tools)
         except TemplateRefusedError as error:
             return Difference(len(told), error.template_message)
-        schemas = {spec["name"]: tool_schema(spec) for spec in conversation.preamble.tools}
         encoder = self._bridge.encoder
         whole = rendered.escapes.restore(rendered.text)
         if recoded:
             whole = encoder.decode(encoder.encode(rendered.text, rendered.escapes))
-        return Comparison(encoder, self._parser, schemas).difference(told, behind, whole)
+        comparison = Comparison(encoder, self._parser, tool_schemas(conversation.preamble.tools))
+        return comparison.difference(told, behind, whole)
 
 
 def told_of(entry: Entry) -> list[Said] | None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
-from strands_sglang.chat.compare import Said, words
+from strands_sglang.chat.compare import Said, said_of
 from strands_sglang.chat.encoder import Encoder
 from strands_sglang.chat.lineage import Lineage
-from strands_sglang.tokens import TokenTree, Turn
+from strands_sglang.tokens import TokenTree, Turn, TurnPurpose
 from strands_sglang.tool_parsers import ToolParser
 
 
@@ -61,16 +62,9 @@ def told_by(turns: Sequence[Turn], encoder: Encoder, parser: ToolParser) -> list
     """
     told = []
     for turn in turns:
-        ended, spoken = words(encoder.control, turn.sampled, parser)
-        told.append(
-            Said(
-                encoder.decode(turn.closing + turn.context),
-                encoder.sampled(spoken),
-                encoder.control.texts[turn.sampled[-1]] if len(spoken) < len(turn.sampled) else "",
-                tuple(token for token in turn.sampled if token in encoder.control),
-                whole=ended and "failed_calls" not in turn.detail and turn.purpose.value == "episode",
-            )
-        )
+        said = said_of(encoder, parser, encoder.decode(turn.closing + turn.context), turn.sampled)
+        good = "failed_calls" not in turn.detail and turn.purpose is TurnPurpose.EPISODE
+        told.append(replace(said, whole=said.ended and good))
     return told
 
 

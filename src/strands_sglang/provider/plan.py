@@ -162,9 +162,7 @@ class Planner:
                     step=step_of(new),
                 )
             rewritten = rewritten or parent
-        whole = template_messages(messages, call_ids=lineage.call_ids)
-        if preamble.system is not None:
-            whole.insert(0, {"role": "system", "content": preamble.system})
+        whole = Conversation(preamble, tools, messages, lineage.call_ids, len(messages)).rendered()
         join = Join.ROOT if rewritten is None else Join.FORKED
         shape = self.appender.seen(opening_shape(whole), whole)
         return Plan(None, self.bridge.open(whole, tools), join, shape, True, rewritten, discarded)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from strands_sglang.chat.compare import Said, words
+from strands_sglang.chat.compare import said_of
 from strands_sglang.chat.failed_call import called, without_pretended, without_unseen
 from strands_sglang.engine import FinishReason, Generation
 from strands_sglang.provider.blocks import blocks_of, shown_calls
@@ -58,8 +58,8 @@ def record(
     encoder, request = planner.bridge.encoder, ready.request
     ids = generation.token_ids
     ended_by = ids[-1] if len(ids) and ids[-1] in encoder.control else None
-    ended, spoken = words(encoder.control, ids, parser)
-    text = encoder.sampled(spoken)
+    said = said_of(encoder, parser, ready.plan.piece.written, ids)
+    text = said.text
     if request.schema is not None:
         parsed = ParsedTurn(None, text, (), (), True)
     else:
@@ -72,7 +72,7 @@ def record(
             parsed = checked_by_schema(parsed, schemas)
     # The engine looks at the budget first: a turn whose very last token ends it counts as cut there, and is not.
     cut = generation.finish_reason is FinishReason.ABORT or (
-        generation.finish_reason is FinishReason.LENGTH and not ended
+        generation.finish_reason is FinishReason.LENGTH and not said.ended
     )
     parent = ready.plan.parent
     known = parent.count if parent is not None and ready.plan.aligned else 0
@@ -89,13 +89,6 @@ def record(
     uses = [block["toolUse"] for block in blocks if "toolUse" in block]
     named = tuple((called(use)[0], native.get(use["toolUseId"], use["toolUseId"])) for use in uses)
     shape = planner.seen(ready.plan.shape.ending(named, bool(parsed.reasoning)), parsed)
-    said = Said(
-        ready.plan.piece.written,
-        text,
-        encoder.control.texts[ids[-1]] if len(spoken) < len(ids) else "",
-        tuple(token for token in ids if token in encoder.control),
-        whole=not cut and not parsed.failures,
-    )
     turn = ready.tree.commit(
         ready.prepared,
         ids,
@@ -119,7 +112,7 @@ def record(
             ended_by=ended_by,
             end=turn.end,
             aligned=ready.plan.aligned,
-            said=said,
+            said=replace(said, whole=not cut and not parsed.failures),
             exact=ready.plan.exact and request.passing <= 0,
             step=ready.plan.step,
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from strands_sglang.chat.content import tool_schema
+from strands_sglang.chat.content import tool_schemas
 from strands_sglang.chat.lineage import Entry, Lineage, Preamble
 from strands_sglang.provider.blocks import Block
 from strands_sglang.provider.plan import Plan
@@ -46,7 +46,7 @@ class Request:
 
     def schemas(self) -> dict[str, Mapping[str, Any]]:
         """Return the JSON schema of the parameters of each tool on offer, by the tool's name."""
-        return {spec["name"]: tool_schema(spec) for spec in self.tool_specs or ()}
+        return dict(tool_schemas(self.tool_specs))
 
     @property
     def lasting(self) -> Sequence[Mapping[str, Any]]:
