@@ -23,7 +23,9 @@ from strands_sglang.errors import (
     ContextOverflowError,
     CountMismatchError,
     DeadlineExceededError,
-    EngineUnavailableError,
+    EngineBusyError,
+    EngineGarbledError,
+    EngineUnreachableError,
     MalformedResponseError,
     RequestRejectedError,
 )
@@ -32,7 +34,7 @@ REQUESTS = 10_000
 AT_ONCE = 250
 DEADLINE = 30.0
 SHORT_DEADLINE = 0.5
-# How far past its deadline a call may be seen to end: the loop itself is busy with 250 calls on a busy machine.
+# How far past its deadline a call may be seen to end, beside what the loop itself, busy with 250 calls, is late.
 GRACE = 2.0
 IDS = list(range(100, 140))
 RETRIES = 3
@@ -136,7 +138,7 @@ LONG = "The input (9 tokens) is longer than the model's context length (8 tokens
 NULL_LOGPROB = [[None, i, None] for i in IDS]
 GAP = [{"version": "1", "start": 0, "end": 3}, {"version": "2", "start": 4, "end": len(IDS)}]
 FOREVER = RETRIES + 1
-GIVEN_UP: dict[str, Any] = {"times": FOREVER, "outcome": EngineUnavailableError, "requests": FOREVER}
+GIVEN_UP: dict[str, Any] = {"times": FOREVER, "requests": FOREVER}
 REFUSED: dict[str, Any] = {"times": 1, "outcome": RequestRejectedError, "requests": 1}
 MISCOUNTED: dict[str, Any] = {"times": 1, "outcome": CountMismatchError, "requests": 1}
 MALFORMED: dict[str, Any] = {"times": 1, "outcome": MalformedResponseError, "requests": 1}
@@ -150,18 +152,38 @@ CASES = [
     ),
     *(Case(f"cut {name}", cut_at(place), 1, requests=2) for name, place in PLACES.items()),
     Case("reset before the body is read", reset_before_the_body_is_read, 1, requests=2),
-    Case("reset for ever", reset_at(PLACES["in the middle of the body"]), cause=ConnectionLostError, **GIVEN_UP),
-    Case("cut for ever", cut_at(PLACES["in the middle of the body"]), cause=ConnectionLostError, **GIVEN_UP),
+    *(
+        Case(
+            f"{name} for ever",
+            lose(PLACES["in the middle of the body"]),
+            outcome=EngineUnreachableError,
+            cause=ConnectionLostError,
+            **GIVEN_UP,
+        )
+        for name, lose in (("reset", reset_at), ("cut", cut_at))
+    ),
     *(
         Case(f"storm of {code}", says(code, b"busy"), RETRIES, requests=FOREVER)
         for code in (408, 409, 425, 429, 500, 502, 503, 504)
     ),
     Case("503 with Retry-After", says(503, b"busy", **{"Retry-After": "0.01"}), 2, requests=3),
-    Case("503 for ever", says(503, b"busy"), cause=EngineUnavailableError, **GIVEN_UP),
+    Case("503 for ever", says(503, b"busy"), outcome=EngineBusyError, **GIVEN_UP),
     Case("JSON cut short", says(200, encoded(6, IDS)[:-30]), 1, requests=2),
-    Case("JSON cut short for ever", says(200, encoded(6, IDS)[:-30]), cause=MalformedResponseError, **GIVEN_UP),
+    Case(
+        "JSON cut short for ever",
+        says(200, encoded(6, IDS)[:-30]),
+        outcome=EngineGarbledError,
+        cause=MalformedResponseError,
+        **GIVEN_UP,
+    ),
     Case("not UTF-8", says(200, b'{"text": "\xc3\x28", "meta_info": {}}'), 2, requests=3),
-    Case("not UTF-8 for ever", says(200, b"\xff\xfe\xfd"), cause=MalformedResponseError, **GIVEN_UP),
+    Case(
+        "not UTF-8 for ever",
+        says(200, b"\xff\xfe\xfd"),
+        outcome=EngineGarbledError,
+        cause=MalformedResponseError,
+        **GIVEN_UP,
+    ),
     Case("a proxy's page", says(200, b"<html>Bad gateway</html>"), 1, requests=2),
     Case("an empty 200", says(200, b""), 1, requests=2),
     Case("400", says(400, b'{"error":{"message":"top_k exceeds vocab size"}}'), **REFUSED),
@@ -222,6 +244,14 @@ async def test_ten_thousand_requests_through_every_fault() -> None:
     ended: Counter[str] = Counter()
     late: dict[str, float] = defaultdict(float)
     todo = iter(enumerate(order))
+    stalled = 0.0
+
+    async def watch() -> None:
+        nonlocal stalled
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.05)
+            stalled = max(stalled, time.monotonic() - before - 0.05)
 
     async def work(client: SGLangClient) -> None:
         for number, index in todo:
@@ -237,18 +267,23 @@ async def test_ten_thousand_requests_through_every_fault() -> None:
             took = time.monotonic() - started
             late[case.name] = max(late[case.name], took - case.deadline)
             ended[type(result).__name__] += 1
-            wrong.extend(f"{case.name}: {problem}" for problem in problems(case, result, seen[key], took))
+            grace = GRACE + 2 * stalled  # a call passes through the loop more than once
+            wrong.extend(f"{case.name}: {problem}" for problem in problems(case, result, seen[key], took, grace))
 
     with server:
         async with SGLangClient(server.url, max_connections=AT_ONCE, max_retries=RETRIES, retry_delay=0.002) as client:
             started = time.monotonic()
+            watching = asyncio.create_task(watch())
             await asyncio.wait_for(asyncio.gather(*(work(client) for _ in range(AT_ONCE))), 400)
-            print(f"{REQUESTS} requests in {time.monotonic() - started:.1f} s: {dict(ended)}")
+            watching.cancel()
+            print(
+                f"{REQUESTS} requests in {time.monotonic() - started:.1f} s, the loop late by {stalled:.2f} s: {dict(ended)}"
+            )
     assert sum(ended.values()) == REQUESTS
     assert not wrong, f"{len(wrong)} wrong, first: {wrong[:10]}"
 
 
-def problems(case: Case, result: Generation | Exception, requests: int, took: float) -> list[str]:
+def problems(case: Case, result: Generation | Exception, requests: int, took: float, grace: float) -> list[str]:
     found = []
     if case.outcome is None:
         if not isinstance(result, Generation):
@@ -265,7 +300,7 @@ def problems(case: Case, result: Generation | Exception, requests: int, took: fl
         found.append(f"cause is {result.__cause__!r}")
     if case.requests is not None and requests != case.requests:
         found.append(f"took {requests} requests instead of {case.requests}")
-    if took > case.deadline + GRACE:
+    if took > case.deadline + grace:
         found.append(f"ended {took - case.deadline:.1f} s past its deadline")
     return found
 
