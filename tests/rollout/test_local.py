@@ -201,7 +201,7 @@ async def test_a_thread_that_is_left_behind_writes_nothing(tmp_path: Path) -> No
     def script(prompt: str, before: int) -> Answer:
         return steps(1)(prompt, before) if "You help." in prompt else tool_call("helper", number=1)
 
-    worker, engine = worker_on(script, tmp_path, build=threaded, limits=Limits(seconds_per_episode=0.5))
+    worker, engine = worker_on(script, tmp_path, build=threaded, limits=Limits(seconds_per_episode=2))
     episode = await worker.run(Job(TASK, 0))
     assert episode.ended is Ended.TIMEOUT and len(episode.tree) == 3
     free.set()

@@ -7,6 +7,7 @@ kept and gone on from, or discarded and counted.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -102,19 +103,22 @@ class Call:
     async def run(self) -> Generation:
         """Return the whole turn."""
         while True:
+            since = time.monotonic()
             try:
                 part = await self._attempt()
             except TransientFault as fault:
-                await self.retries.after(fault)
+                await self.retries.after(fault, since)
                 continue
             if self._whole(part):
+                if self._retries is not None:
+                    self._retries.progressed(since)
                 return part if self._assembly is None else self._assembly.finish(part)
             if not self.assembly.interrupt(part):
-                await self.retries.after(no_progress(part))
+                await self.retries.after(no_progress(part), since)
             elif self.assembly.spent:
                 return self.assembly.finish_spent()
             else:
-                self.retries.progressed()
+                self.retries.progressed(since)
 
     def _whole(self, part: Generation) -> bool:
         """Return whether the call ends with this part: the engine did not cut it, or the caller wants it as it is."""

@@ -81,6 +81,16 @@ class EngineControl:
             return False
         return True
 
+    async def alive(self, timeout: float = 5.0) -> bool:
+        """Return whether the server or router gives any sign of life: what knows no /health is alive, too."""
+        try:
+            await self._get(await self._pools.open(), self._base / "health", timeout)
+        except RequestRejectedError:
+            return True
+        except (TransientFault, EngineError):
+            return False
+        return True
+
     async def model_info(self) -> ModelInfo:
         """Return what the server (or, through a router, one of its workers) says about its model."""
         pool = await self._pools.open()

@@ -40,6 +40,20 @@ halting: ContextVar[Callable[[], bool] | None] = ContextVar("strands_sglang_halt
 may. A client looks at it before every attempt."""
 
 
+class OutageWatch(Protocol):
+    """Hears how one call fares, so that a caller's time limits leave out what it waited for in vain."""
+
+    def failed(self, since: float) -> None:
+        """Hear that an attempt failed and is made again; it began at `since`, by `time.monotonic`."""
+
+    def answered(self, since: float) -> None:
+        """Hear that an attempt was answered, behind others that were not."""
+
+
+outages: ContextVar[OutageWatch | None] = ContextVar("strands_sglang_outages", default=None)
+"""Who hears of the failed attempts of this context's calls; None: nobody."""
+
+
 @runtime_checkable
 class CancelSignal(Protocol):
     """Anything with `is_set()`: a `threading.Event` (as Strands passes), an `asyncio.Event`."""

@@ -14,7 +14,7 @@ from yarl import URL
 
 from strands_sglang.engine.backoff import Backoff
 from strands_sglang.engine.faults import TransientFault
-from strands_sglang.engine.protocol import halting
+from strands_sglang.engine.protocol import halting, outages
 from strands_sglang.errors import (
     ConnectionLostError,
     EngineBusyError,
@@ -55,17 +55,25 @@ class Retries:
         self._policy = policy
         self._url = url
 
-    def progressed(self) -> None:
-        """The call got somewhere: failures are counted from zero again."""
+    def progressed(self, since: float | None = None) -> None:
+        """The call got somewhere, by an attempt that began at `since`: failures are counted from zero again."""
         self._failures = 0
+        if since is not None and (watch := outages.get()) is not None:
+            watch.answered(since)
 
-    async def after(self, fault: TransientFault) -> None:
+    async def after(self, fault: TransientFault, since: float | None = None) -> None:
         """Wait until it is time for the next attempt.
+
+        Args:
+            fault: What became of the last one.
+            since: When that began, by `time.monotonic`; None: nobody keeps its time.
 
         Raises:
             EngineUnavailableError: There is no next attempt.
         """
         self._failures += 1
+        if since is not None and (watch := outages.get()) is not None:
+            watch.failed(since)
         self._in_flight_losses += fault.in_flight
         if self._failures > self._policy.max_retries:
             status, body = getattr(fault.error, "status", None), getattr(fault.error, "body", "")

@@ -42,9 +42,11 @@ class Limits:
     context: int | None = None
     """Tokens of prompt and turn together; None: what the engine can take."""
     seconds_per_tool: float | None = None
-    """Seconds one tool call may take; the model is told that it timed out."""
+    """Seconds one tool call may take; the model is told that it timed out. Turns inside of it count; an engine
+    that fails them does not."""
     seconds_per_episode: float | None = None
-    """Seconds an episode may take from its first call on, waiting for the engine included."""
+    """Seconds an episode may take, from its beginning on. Waiting for an engine that fails, or gives no sign of
+    life, is not counted."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):

@@ -13,13 +13,14 @@ import itertools
 import logging
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from strands_sglang.engine import Generation, TokenEngine
 from strands_sglang.engine.protocol import TokenIds
-from strands_sglang.errors import CallCancelledError, StrandsSGLangError
+from strands_sglang.errors import CallCancelledError, EngineError, StrandsSGLangError
 from strands_sglang.ledger.chain import Chain
 from strands_sglang.ledger.event import Event, EventKind, ids_digest
 from strands_sglang.provider.reserve import Hold
@@ -31,9 +32,12 @@ from strands_sglang.rollout.answer_event import (
     part_event,
 )
 from strands_sglang.rollout.asker import Asker, HaltedError
+from strands_sglang.rollout.clock import Clock, counted
 from strands_sglang.rollout.half_turn import HalfTurn
+from strands_sglang.rollout.lost import LostCalls
 from strands_sglang.rollout.measures import EpisodeMetrics
 from strands_sglang.rollout.pace import Pace
+from strands_sglang.rollout.pulse import Pulse
 from strands_sglang.rollout.quota import Quota
 from strands_sglang.rollout.recorded import Recorded
 from strands_sglang.rollout.scribe import Mode, Scribe
@@ -60,6 +64,7 @@ class Journal(Scribe):
         mode: Mode = Mode.LIVE,
         routing_key: str | None = None,
         pace: Pace | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         """Begin.
 
@@ -71,6 +76,7 @@ class Journal(Scribe):
             mode: What happens where the record ends.
             routing_key: What the engine's router keeps together; None: the episode alone.
             pace: Lets episodes go on one after the other; None: at once.
+            pulse: Knows whether the engine is alive; None: that is not asked.
         """
         super().__init__(episode, chain, recorded, mode)
         self.metrics = EpisodeMetrics()
@@ -79,9 +85,17 @@ class Journal(Scribe):
         self.asker = asker if isinstance(asker, Asker) else Asker(asker)
         """Who is asked for what is not on record."""
         self._pace = pace
+        self._pulse = pulse or Pulse(None)
+        self.clock = Clock()
+        """Seconds of the episode."""
+        self._tool_clocks: dict[str, Clock] = {}
+        self.lost = LostCalls()
+        """Turns that it got no tokens for."""
         self.quota = Quota()
         """What its agents may do together."""
         self._home = asyncio.get_running_loop()
+        self.abandoned: asyncio.Future[EngineError] = self._home.create_future()
+        """Done when a tool has no result because a turn inside of it got no tokens."""
         self._answered = 0  # answers that nobody was given yet
         self.halves: list[HalfTurn] = []
         """Turns that were cut because the episode is halted."""
@@ -111,6 +125,35 @@ class Journal(Scribe):
         """Hear that a tool call has its result: whatever still runs of it makes no more turns."""
         self._over.add(call_id)
         self.recorded.open.discard(call_id)
+
+    @contextmanager
+    def timed(self, call_id: str) -> Iterator[Clock]:
+        """Count the seconds of a tool call in this block, without those in which the engine fails inside of it."""
+        clock = self._tool_clocks[call_id] = Clock()
+        try:
+            if asyncio.get_running_loop() is self._home:
+                with self._pulse.watching(clock):
+                    yield clock
+            else:
+                yield clock
+        finally:
+            self._tool_clocks.pop(call_id, None)
+
+    async def alive(self) -> bool:
+        """Return whether the engine gives a sign of life."""
+        return await self._pulse.alive()
+
+    async def abandon(self, error: EngineError) -> None:
+        """End the episode because the engine could not be had; whoever calls this goes no further."""
+
+        def end() -> None:
+            if not self.abandoned.done():
+                self.abandoned.set_result(error)
+
+        self._home.call_soon_threadsafe(end)
+        if asyncio.get_running_loop() is self._home:
+            await self._home.create_future()  # until it is cancelled
+        raise asyncio.CancelledError("the engine could not be had")
 
     async def breathe(self) -> None:
         """Wait for this episode's turn to compute."""
@@ -143,7 +186,9 @@ class Journal(Scribe):
         prompt, inside, kept = ids_digest(input_ids), within.get(), None
         event = await self._from_record(prompt)
         if event is not None and event.kind is EventKind.FAULT:
-            raise error_of(event)
+            error = error_of(event)
+            self.lost.note(prompt, inside, error)
+            raise error
         if event is not None:
             generation = generation_of(event)
             self.metrics.replayed_turns += 1
@@ -154,6 +199,7 @@ class Journal(Scribe):
             except BaseException:
                 self.recorded.take_back(kept, prompt, inside)
                 raise
+        self.lost.answered(prompt, inside)
         earlier = 0
         if kept is not None and generation.token_ids[: len(kept)] == kept.token_ids:  # else it was given up
             earlier = len(kept)
@@ -185,8 +231,10 @@ class Journal(Scribe):
             sampling["max_new_tokens"] = await hold.tokens(sampling["max_new_tokens"])
             self._check_open()
         inside, count, began = within.get(), len(input_ids), time.monotonic()
+        clocks = [self.clock, *(self._tool_clocks[call] for call in inside if call in self._tool_clocks)]
         try:
-            generation = await self.asker.ask(input_ids, sampling, kept, **asked)
+            with counted(clocks):
+                generation = await self.asker.ask(input_ids, sampling, kept, **asked)
         except HaltedError as halted:
             if halted.part is not None:
                 self.halves.append(HalfTurn(array("i", input_ids), halted.part, inside))
@@ -200,10 +248,12 @@ class Journal(Scribe):
             raise
         except StrandsSGLangError as error:
             self._check_open()
+            self.lost.note(prompt, inside, error)
             self.write(EventKind.FAULT, fault_event(error, prompt, count, inside))
             raise
         finally:
             self.metrics.engine_seconds += time.monotonic() - began
+        self._pulse.answered()
         self.metrics.requests += generation.requests
         return generation
 

@@ -10,17 +10,20 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from secrets import token_hex
+from typing import Any
 
 from strands_sglang.engine.protocol import CancelSignal
+from strands_sglang.errors import EngineError, EngineUnreachableError
 from strands_sglang.ledger.chain import Chain
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.rollout.asker import Asker
 from strands_sglang.rollout.bounds import Limits
+from strands_sglang.rollout.clock import Clock, in_time
 from strands_sglang.rollout.collector import calm_collector
 from strands_sglang.rollout.drive import Outcome, outcome_of
 from strands_sglang.rollout.ended import Ended
@@ -32,6 +35,7 @@ from strands_sglang.rollout.measures import OnTurn, TurnCounts
 from strands_sglang.rollout.models import Models
 from strands_sglang.rollout.pace import Pace
 from strands_sglang.rollout.play import Play
+from strands_sglang.rollout.pulse import Pulse
 from strands_sglang.rollout.recorded import Recorded
 from strands_sglang.rollout.scorer import Scorer
 from strands_sglang.rollout.telemetry import episode_span, quiet_tracing
@@ -63,7 +67,7 @@ class LocalWorker:
         self._quiet.enter_context(quiet_tracing())
         if not guest:
             self._quiet.enter_context(calm_collector())
-        self._pace = Pace()
+        self._pace, self._pulse = Pace(), Pulse(self.model.client)
         self._writer: LedgerWriter | None = None
         if setup.directory is not None:
             self._writer = LedgerWriter(setup.directory, worker=worker, durability=setup.durability)
@@ -124,12 +128,11 @@ class LocalWorker:
         play = Play(job.id, job.task, self._journal(job, kept, halt))
         if on_turn is not None:
             play.journal.on_turn = lambda turn: on_turn(TurnCounts.of(turn))
-        began = time.monotonic()
+        began, play.journal.clock = time.monotonic(), Clock()
         work = asyncio.ensure_future(play.act(setup.build, self.models.of(job), limits, setup.rerun_tools))
         halted = self._halts[job.id] = asyncio.get_running_loop().create_future()
         try:
-            waited_for = {work, halted} if setup.suspendable else {work}
-            await asyncio.wait(waited_for, timeout=limits.seconds_per_episode, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait(play, limits, {work, halted} if setup.suspendable else {work})
             if halted.done():
                 await play.journal.halt(halted.result())
             if work.done():
@@ -139,6 +142,8 @@ class LocalWorker:
             else:
                 await _let_go(play.journal, work)
                 outcome = Outcome(Ended.SUSPENDED if halted.done() else Ended.TIMEOUT)
+            if (error := _lost(play)) is not None and outcome.ended not in (Ended.ENGINE, Ended.SUSPENDED):
+                outcome = outcome_of(error, limits, play.tokens)  # whatever the agent made of it
         except asyncio.CancelledError:
             await _let_go(play.journal, work)
             if cut_short is None or not cut_short.is_set():
@@ -165,6 +170,15 @@ class LocalWorker:
             return ending.result()  # all but over: it counts as what it is
         finally:
             del self._halts[job.id]
+
+    async def _wait(self, play: Play, limits: Limits, waited_for: set[asyncio.Future[Any]]) -> None:
+        """Wait until an episode is over, has used up its time, or cannot go on without the engine."""
+        journal, seconds = play.journal, limits.seconds_per_episode
+        with nullcontext() if seconds is None else self._pulse.watching(journal.clock):
+            try:
+                await in_time({*waited_for, journal.abandoned}, journal.clock, seconds, journal.alive)
+            except EngineUnreachableError as error:
+                journal.abandoned.set_result(error)
 
     async def give_up(self, job: Job, outcome: Outcome) -> Episode:
         """End an episode that cannot be run, with what is on record of it."""
@@ -200,7 +214,15 @@ class LocalWorker:
             haltable=self.setup.suspendable,
             on_halt=lambda: loop.call_soon_threadsafe(self.suspend, job.id),
         )
-        return Journal(asker, job.id, chain=chain, recorded=recorded, routing_key=job.routing_key, pace=self._pace)
+        return Journal(
+            asker,
+            job.id,
+            chain=chain,
+            recorded=recorded,
+            routing_key=job.routing_key,
+            pace=self._pace,
+            pulse=self._pulse,
+        )
 
     def _sink(self, kept: list[bytes], ours: bool) -> Callable[[bytes], None] | None:
         """Return where events go: to the ledger, and into memory where an episode may be set aside."""
@@ -226,6 +248,12 @@ def _outcome(work: asyncio.Task[Outcome], play: Play, limits: Limits) -> Outcome
     """Return how an agent ended, whatever it has done to the task it ran in."""
     error = asyncio.CancelledError("cancelled by the agent's own code") if work.cancelled() else work.exception()
     return work.result() if error is None else outcome_of(error, limits, play.tokens)
+
+
+def _lost(play: Play) -> EngineError | None:
+    """Return why an episode has not got all the tokens it asked for; None when it has."""
+    journal = play.journal
+    return journal.abandoned.result() if journal.abandoned.done() else journal.lost.first
 
 
 async def _let_go(journal: Journal, work: asyncio.Task[Outcome]) -> None:

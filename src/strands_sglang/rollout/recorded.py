@@ -20,7 +20,8 @@ from strands_sglang.engine import Generation
 from strands_sglang.errors import ContextOverflowError, StrandsSGLangError
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.rollout.answer_event import generation_of
+from strands_sglang.rollout.answer_event import error_of, generation_of
+from strands_sglang.rollout.lost import got_no_tokens
 from strands_sglang.rollout.tool_result import Outcome
 from strands_sglang.tokens import Join
 
@@ -43,11 +44,12 @@ class Recorded:
 
         Args:
             record: The episode's; None: nothing is on record.
-            trailing_faults: Whether errors behind everything else are repeated too; else they are asked for again.
+            trailing_faults: Whether errors behind everything else, and outages, are repeated too; else whoever met
+                them asks again.
         """
         events, self._anew = ([], 0) if record is None else _standing(record)
-        while events and not trailing_faults and events[-1].kind is EventKind.FAULT:
-            events.pop()
+        if record is not None and not trailing_faults:
+            events = _asked_again(events, record.events)
         answers = [event for event in events if event.kind is not EventKind.TOOL]
         self._answers = deque(event for event in answers if not _between_us(event, answers))
         self.turns = max((event.data["turn"] + 1 for event in answers if event.kind is EventKind.CALL), default=0)
@@ -180,18 +182,40 @@ def _standing(record: EpisodeRecord) -> tuple[list[Event], int]:
     earlier: list[Event] = []
     standing: list[Event] = []
     anew = 0
-    for event in record.events:
+    for at, event in enumerate(record.events):
         if event.kind in (EventKind.CALL, EventKind.FAULT, EventKind.TOOL):
             standing.append(event)
         elif event.kind is EventKind.RESUME:
-            while standing and standing[-1].kind is EventKind.FAULT:
-                standing.pop()  # whoever took over asked again
+            standing = _asked_again(standing, record.events[:at])
         elif event.kind is EventKind.CUT and event.data.get("kind") == "anew":
             earlier, standing, anew = earlier + standing, [], anew + 1
         elif event.kind is EventKind.CUT:
             cut = (number for number, one in enumerate(standing) if _cut_by(event, one))
             del standing[next(cut, len(standing)) :]
     return earlier + standing, anew
+
+
+def _asked_again(events: list[Event], known: Sequence[Event]) -> list[Event]:
+    """Return events without the errors that whoever takes over does not repeat: the last ones, and lost calls.
+
+    A call is lost when nothing in all that is known answers it later, at the same place.
+    """
+    while events and events[-1].kind is EventKind.FAULT:
+        events.pop()
+    if not any(event.kind is EventKind.FAULT for event in events):
+        return events
+    answered = {_place(event): event.number for event in known if event.kind is EventKind.CALL}
+    return [
+        event
+        for event in events
+        if event.kind is not EventKind.FAULT
+        or answered.get(_place(event), -1) > event.number
+        or not got_no_tokens(error_of(event))
+    ]
+
+
+def _place(event: Event) -> tuple[str, ...]:
+    return (event.data["prompt"], *event.data["within"])
 
 
 def _parts(record: EpisodeRecord) -> dict[tuple[str, ...], list[Generation]]:

@@ -20,7 +20,9 @@ from typing import Any
 
 from strands.middleware import ExecuteToolStage, ToolResultEvent
 
+from strands_sglang.errors import EngineUnreachableError
 from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.rollout.clock import in_time
 from strands_sglang.rollout.journal import Journal, within
 from strands_sglang.rollout.tool_result import Outcome, arguments_digest, from_record, to_record
 
@@ -76,6 +78,11 @@ class ToolWatch:
         await journal.breathe()
         if call_id in journal.refused:
             await journal.go_ahead()
+        if (error := journal.lost.inside_of(call_id)) is not None:
+            if not journal.replays:
+                await journal.abandon(error)
+            yield ToolResultEvent(_error(call_id, f"there is no result: the engine failed inside of it, {error}"))
+            return
         last: ToolResultEvent | None = None
         for event in events:
             if isinstance(event, ToolResultEvent):
@@ -114,13 +121,16 @@ class ToolWatch:
             if known is not None and known.data["outcome"] == Outcome.TIMEOUT.value:
                 await self._made(task, call_id, known.data["calls"])
             else:
-                await asyncio.wait({task}, timeout=self.seconds)
-            in_time = task.done()
+                with self.journal.timed(call_id) as clock:
+                    await in_time({task}, clock, self.seconds, self.journal.alive)
+            ended = task.done()
+        except EngineUnreachableError as error:
+            await self.journal.abandon(error)
         finally:
             self.journal.ended(call_id)
             if not task.done():
                 await _ended(task, next_fn)
-        if not in_time:
+        if not ended:
             limit = "in time" if self.seconds is None else f"within {self.seconds:g} seconds"
             text = f"{context.tool_use.get('name')} did not answer {limit}"
             return Outcome.TIMEOUT, [ToolResultEvent(_error(call_id, text))]

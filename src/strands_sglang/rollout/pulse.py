@@ -1,0 +1,86 @@
+"""Whether the engine is alive while episodes wait for it: `Pulse`.
+
+An engine that hangs fails no attempt: nothing comes back, and whoever waits cannot tell it from one that samples for
+long. So it is asked for a sign of life whenever calls are under way and nothing has been answered for a while.
+
+Invariant: a silence is told to every clock that has a call under way, from the last sign of life on; an engine that
+answers is never asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from strands_sglang.rollout.clock import Clock
+
+_BEAT = 5.0  # seconds between two looks
+_QUIET = 10.0  # seconds without an answer after which a sign of life is asked for
+_PATIENCE = 10.0  # seconds that a busy engine may take to give it
+
+
+class Pulse:
+    """Watches the engine of one worker, on its event loop."""
+
+    def __init__(self, engine: Any, *, beat: float = _BEAT, quiet: float = _QUIET, patience: float = _PATIENCE) -> None:
+        """Watch an engine.
+
+        Args:
+            engine: With a `control` that can be asked whether it is `alive`; any other is taken to be.
+            beat: Seconds between two looks.
+            quiet: Seconds without an answer after which a sign of life is asked for.
+            patience: Seconds that the engine has to give it.
+        """
+        ask: Callable[[float], Awaitable[bool]] | None = getattr(getattr(engine, "control", None), "alive", None)
+        self._ask = ask
+        self._beat, self._quiet, self._patience = beat, quiet, patience
+        self._clocks: set[Clock] = set()
+        self._signed = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+
+    def answered(self) -> None:
+        """Hear that the engine has answered."""
+        self._signed = time.monotonic()
+
+    @contextmanager
+    def watching(self, clock: Clock) -> Iterator[None]:
+        """Tell a clock of silences for as long as this block runs; on the worker's event loop."""
+        if self._ask is None:
+            yield
+            return
+        if not self._clocks:
+            self._signed = time.monotonic()
+            self._task = asyncio.ensure_future(self._look())
+        self._clocks.add(clock)
+        try:
+            yield
+        finally:
+            self._clocks.discard(clock)
+            if not self._clocks and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    async def alive(self) -> bool:
+        """Ask the engine for a sign of life; where it gives none, the clocks are told."""
+        if self._ask is None:
+            return True
+        try:
+            alive = await self._ask(self._patience)
+        except Exception:
+            alive = False
+        if alive:
+            self._signed = time.monotonic()
+        else:
+            for clock in tuple(self._clocks):
+                clock.silent(self._signed)
+        return alive
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat)
+            waited_for = any(clock.asked_at is not None for clock in tuple(self._clocks))
+            if waited_for and time.monotonic() - self._signed >= self._quiet:
+                await self.alive()
