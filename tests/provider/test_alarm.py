@@ -10,6 +10,7 @@ import pytest
 from families import tokenizer
 from provider.agents import agent_on, scripted_model
 from scripted_engine import Reply, tool_call
+from strands_sglang.provider import alarm
 from strands_sglang.provider.alarm import ParserAlarm
 from strands_sglang.tool_parsers import ToolParser, get_tool_parser, register_tool_parser, registry
 
@@ -124,3 +125,21 @@ async def test_a_parser_that_raises_harms_no_other_model() -> None:
         assert str(result).strip() == "an answer"
     finally:
         del registry._known["raising"]
+
+
+def test_a_model_that_cannot_know_its_tools(caplog: pytest.LogCaptureFixture) -> None:
+    """Said once a process, and only when the model has called none: one that calls its tools knows them."""
+    alarm._say_unknown.cache_clear()
+    parser = get_tool_parser("hermes")
+
+    def told(watching: ParserAlarm, *texts: str) -> int:
+        for text in texts:
+            watching.look(text, parser.parse(text, schemas=SCHEMAS), SCHEMAS)
+        return sum("cannot know them" in record.getMessage() for record in caplog.records)
+
+    answers = ["an answer"] * 15
+    assert told(ParserAlarm(parser), *answers) == 0
+    assert told(ParserAlarm(parser, tools_shown=False), HERMES, *answers) == 0
+    assert told(ParserAlarm(parser, tools_shown=False), *answers[:5]) == 0
+    assert told(ParserAlarm(parser, tools_shown=False), *answers) == 1
+    assert told(ParserAlarm(parser, tools_shown=False), *answers) == 1

@@ -1,7 +1,8 @@
-"""The alarm: a model that writes calls which its parser does not see.
+"""The alarm: a model that writes calls which its parser does not see, or that was not told of its tools.
 
 With the wrong parser nothing fails: every call is text, every turn an answer, and the reward says that the policy does
-not use its tools. So turns without a call are held against the other parsers that are known.
+not use its tools. So turns without a call are held against the other parsers that are known. Where the chat template
+writes no tools, and the model calls none, it does not know them.
 
 Invariant: only a warning comes of it. No call is ever taken from another parser.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from functools import lru_cache
 
 from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, ToolParser
 from strands_sglang.tool_parsers.base import Schemas
@@ -24,8 +26,15 @@ ALARM_AFTER = 10
 class ParserAlarm:
     """Watches the turns of one model."""
 
-    def __init__(self, parser: ToolParser) -> None:
+    def __init__(self, parser: ToolParser, *, tools_shown: bool = True) -> None:
+        """Watch.
+
+        Args:
+            parser: The model's own.
+            tools_shown: Whether the chat template writes the tools into the prompt.
+        """
         self._parser = parser
+        self._unknown: int | None = None if tools_shown else 0
         self._seen: Counter[str] = Counter()
         self._rung = False
 
@@ -43,8 +52,16 @@ class ParserAlarm:
         """
         if parsed.calls or any(failed.failure is ParseFailure.SCHEMA for failed in parsed.failures):
             self._seen.clear()  # the parser reads this model's calls; what it leaves was not meant
+            self._unknown = None
             return None
-        if self._rung or after is None or not schemas:
+        if after is None or not schemas:
+            return None
+        if self._unknown is not None:
+            self._unknown += 1
+            if self._unknown >= after:
+                self._unknown = None
+                _say_unknown(after)
+        if self._rung:
             return None
         # As letters: a marker that was spelled out is what the model's own parser would not take for one.
         rest = str(text[parsed.rest_start :])
@@ -84,6 +101,15 @@ class ParserAlarm:
                 name,
                 name,
             )
+
+
+@lru_cache(maxsize=1)
+def _say_unknown(turns: int) -> None:
+    logger.warning(
+        "turns=<%d> | the model has called no tool, and its chat template does not write the tools into the prompt: it "
+        "cannot know them. describe them in the system prompt, or use a tokenizer whose template writes them",
+        turns,
+    )
 
 
 def _calls(name: str, text: str, schemas: Schemas) -> bool:

@@ -31,6 +31,7 @@ from strands_sglang.tool_parsers.plain import PlainTextParser
 logger = logging.getLogger(__name__)
 
 _PREAMBLES = 256  # kept, of all that were ever seen
+_said: set[tuple[str, Step, RewritePolicy]] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,6 @@ class Planner:
         """Where that is exact, by the probes."""
         self.appender = Appender(bridge, findings_of(soundness.digest), parser or PlainTextParser())
         """Appends, and says whether that is exact."""
-        self._warned: set[str] = set()
         self._tools: tuple[str | None, Any] = (None, None)
         self._preambles: dict[str, Preamble] = {}
 
@@ -181,7 +181,7 @@ class Planner:
         step, appended = step_of(new), self.appender.append(parent, new, conversation)
         verdict = appended.verdict
         if not verdict.proved:
-            self._say(step.value, f"{verdict.witness} (policy: {policy.value})")
+            _say_once(self.soundness.digest, step, policy, verdict.witness)
             if policy is RewritePolicy.REFUSE:
                 raise BridgeRefusedError(
                     f"a {step.value} step cannot be appended exactly with this chat template: {verdict.witness}. "
@@ -193,20 +193,34 @@ class Planner:
                 return None
         return appended
 
-    def _say(self, what: str, why: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            logger.warning("step=<%s>, witness=<%s> | not proved with this chat template; said once", what, why)
-
     def _template_tools(self, preamble: Preamble) -> Any:
         """Return tools in the template's form; agents hand over the same ones turn after turn."""
         known, made = self._tools
         if known != preamble.key:
             made = template_tools(preamble.tools)
             self._tools = (preamble.key, made)
-            if made is not None and not self.bridge.template.tools:
-                self._say("tools", "the chat template writes no tools: the model does not see them")
         return made
+
+
+def _say_once(digest: str, step: Step, policy: RewritePolicy, witness: str) -> None:
+    """Say what becomes of a step that is not proved, once a process for each template, step and policy."""
+    if (digest, step, policy) in _said:
+        return
+    _said.add((digest, step, policy))
+    if policy is RewritePolicy.KEEP:  # exact for training, and every such turn is counted: nothing to be warned of
+        logger.info(
+            "step=<%s>, witness=<%s> | the chat template would not write this conversation as the model has seen it; "
+            "the sampled tokens stay as they are, and such turns count as kept (on_template_rewrite='keep')",
+            step.value,
+            witness,
+        )
+    elif policy is RewritePolicy.FORK:
+        logger.warning(
+            "step=<%s>, witness=<%s> | the chat template writes earlier turns anew here, so each such turn begins a "
+            "new branch (on_template_rewrite='fork'); 'keep' goes on in one",
+            step.value,
+            witness,
+        )
 
 
 def _thrown_away(turn: Entry, preamble: Preamble, messages: Sequence[Mapping[str, Any]]) -> bool:

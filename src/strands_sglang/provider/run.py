@@ -49,7 +49,7 @@ class TurnRunner:
         self.parser = parser
         """Takes sampled turns apart."""
         self._problem = problem
-        self._alarm = ParserAlarm(parser)
+        self._alarm = ParserAlarm(parser, tools_shown=planner.bridge.template.tools)
         self._auditor = Auditor(planner.appender)
         self.context_limit: int | None = None
         """The engine's context length in tokens, once it has told; None before."""
