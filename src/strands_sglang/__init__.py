@@ -1,5 +1,7 @@
 """Run any Strands agent on SGLang and get training-ready, token-exact trajectories."""
 
+from typing import TYPE_CHECKING
+
 from strands_sglang._version import __version__
 from strands_sglang.chat.proved import soundness
 from strands_sglang.chat.verdict import Soundness
@@ -34,12 +36,18 @@ from strands_sglang.published_errors import (
     SGLangHTTPError,
     SGLangThrottledError,
 )
+from strands_sglang.rollout.sync import rollout_sync
 from strands_sglang.tokens import Join, Origin, Segment, TokenManager, TokenTree, Trajectory, Turn
 from strands_sglang.tool_parsers import get_tool_parser
+
+if TYPE_CHECKING:  # for type checkers the function; when it runs the package, which can be called as the function
+    from strands_sglang.rollout.run import rollout
 
 __all__ = [
     "SGLangClient",
     "SGLangModel",
+    "rollout",
+    "rollout_sync",
     "ToolLimiter",
     "ToolIterationLimiter",
     "ToolLimit",

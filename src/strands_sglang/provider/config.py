@@ -17,6 +17,7 @@ from strands.models.model import BaseModelConfig
 from strands_sglang.engine import AbortPolicy
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.provider.policy import ArgumentCheck, FailedCallPolicy, RewritePolicy
+from strands_sglang.tool_parsers import ToolParser
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,15 @@ class TemplateOptions(TypedDict, total=False):
     """Passed to the template."""
     chat_template_kwargs: dict[str, Any]
     """Any further arguments of the template."""
+
+
+class ModelOptions(SGLangConfig, TemplateOptions, total=False):
+    """Everything that `SGLangModel` takes beside tokenizer and client."""
+
+    tool_parser: ToolParser | str | None
+    """Takes tool calls out of what is sampled; "auto": the one that reads what the chat template writes."""
+    chat_template: str | None
+    """A template to use instead of the tokenizer's own, as text."""
 
 
 _KNOWN = set(get_type_hints(SGLangConfig))

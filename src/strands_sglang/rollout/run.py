@@ -12,13 +12,15 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.writer import Durability
+from strands_sglang.provider.config import ModelOptions
 from strands_sglang.rollout.arguments import check_names, check_numbers, checked_tasks
 from strands_sglang.rollout.bounds import Limits
+from strands_sglang.rollout.callables import BuildAgent, ScoreEpisode
 from strands_sglang.rollout.course import Course
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.group import Filters, GroupFilter, Wanted
@@ -34,15 +36,18 @@ from strands_sglang.rollout.task import Task
 from strands_sglang.rollout.threads import tool_threads
 from strands_sglang.rollout.totals import RunMetrics, Totals
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 
 async def rollout(
-    build: Callable[..., Any],
+    build: BuildAgent,
     tasks: Iterable[Task | str | Mapping[str, Any]],
     *,
     tokenizer: Any,
     client: TokenEngine | None = None,
     base_url: str | None = None,
-    reward: Callable[..., Any] | None = None,
+    reward: ScoreEpisode | None = None,
     samples_per_task: int = 1,
     concurrency: int = 256,
     limits: Limits | None = None,
@@ -60,7 +65,7 @@ async def rollout(
     on_episode: Callable[[Episode], Any] | None = None,
     on_metrics: Callable[[RunMetrics], Any] | None = None,
     metrics_seconds: float = 10.0,
-    **model_options: Any,
+    **model_options: Unpack[ModelOptions],
 ) -> RolloutResult:
     """Run an agent on every task, `samples_per_task` times, and return the episodes.
 
