@@ -19,6 +19,7 @@ from yarl import URL
 from strands_sglang.engine.abort import Aborter
 from strands_sglang.engine.backoff import Backoff
 from strands_sglang.engine.call import Call, check_header
+from strands_sglang.engine.contact import contact
 from strands_sglang.engine.control import EngineControl
 from strands_sglang.engine.fleet import Fleet
 from strands_sglang.engine.generation import Generation
@@ -53,6 +54,7 @@ class SGLangClient:
         connect_timeout: float = 10.0,
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        first_contact: float | None = 4.0,
     ) -> None:
         """Set up the client; nothing is sent yet.
 
@@ -68,12 +70,14 @@ class SGLangClient:
             connect_timeout: Seconds for making one connection.
             api_key: Sent as a bearer token.
             headers: Further headers for every request.
+            first_contact: Seconds a call waits for a server that has never answered this process: the address may be
+                wrong. One that has answered before is waited for by the other rules; None: so is this one.
 
         Raises:
             ConfigurationError: A value cannot work.
         """
         self._settings = {key: value for key, value in locals().items() if key != "self"}
-        for name in ("max_connections", "connect_timeout", "timeout", "deadline"):
+        for name in ("max_connections", "connect_timeout", "timeout", "deadline", "first_contact"):
             if (value := self._settings[name]) is not None and value <= 0:
                 raise ConfigurationError(f"{name} must be above 0, not {value}")
         for name in ("max_retries", "retry_delay", "max_retry_delay"):
@@ -83,7 +87,8 @@ class SGLangClient:
         self._generate_url = self._url / "generate"
         self._timeout = timeout
         self._limits = attempt_timeout(None, connect_timeout)
-        self._policy = RetryPolicy(max_retries, Backoff(retry_delay, max(retry_delay, max_retry_delay)))
+        self._policy = RetryPolicy(max_retries, Backoff(retry_delay, max(retry_delay, max_retry_delay)), first_contact)
+        self._contact = contact(self._url)
         self._deadline = deadline
         self._headers = dict(headers or {})
         if credentials and (api_key is not None or "authorization" in map(str.lower, self._headers)):
@@ -222,19 +227,22 @@ class SGLangClient:
         await self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._settings)
+        return _rebuild, (type(self), self._settings, self._contact.answered)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(base_url={self.base_url!r})"
 
     def _make_pool(self) -> LoopPool:
-        pool = LoopPool(self._headers, self._settings["max_connections"], self._limits)
+        pool = LoopPool(self._headers, self._settings["max_connections"], self._limits, self._contact)
         Aborter(pool, self._fleet)
         return pool
 
 
-def _rebuild(kind: type[SGLangClient], settings: dict[str, Any]) -> SGLangClient:
-    return kind(**settings)
+def _rebuild(kind: type[SGLangClient], settings: dict[str, Any], answered: bool = False) -> SGLangClient:
+    made = kind(**settings)
+    if answered:  # where it comes from: its address is right, and an outage is waited for here as well
+        contact(made.base_url).answered = True
+    return made
 
 
 def _checked_url(base_url: str) -> tuple[URL, str]:
