@@ -28,6 +28,7 @@ from strands_sglang.chat.detect import chosen_tool_parser
 from strands_sglang.chat.proved import sound_bridge
 from strands_sglang.chat.verdict import Soundness
 from strands_sglang.engine import SGLangClient, TokenEngine
+from strands_sglang.engine.sampling import check_sampling_names
 from strands_sglang.errors import CallCancelledError, ConfigurationError
 from strands_sglang.provider.answer import calling_agent
 from strands_sglang.provider.config import checked_config, template_arguments
@@ -89,6 +90,7 @@ class SGLangModel(Model):
         arguments = template_arguments(source if isinstance(source, str) else "", config)
         self.config: dict[str, Any] = checked_config(config)
         engine: TokenEngine = client if client is not None else SGLangClient(cast(str, base_url))
+        _check_sampling(engine, self.config)
         self.tokenizer = tokenizer
         """The model's tokenizer."""
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
@@ -165,7 +167,9 @@ class SGLangModel(Model):
     @override
     def update_config(self, **model_config: Any) -> None:
         """Change settings; see `SGLangConfig`. What concerns the chat template is fixed when the model is made."""
-        self.config = {**self.config, **checked_config(model_config)}
+        changed = checked_config(model_config)
+        _check_sampling(self.client, changed)
+        self.config = {**self.config, **changed}
 
     @override
     def get_config(self) -> dict[str, Any]:
@@ -260,3 +264,9 @@ class SGLangModel(Model):
             return await super().count_tokens(messages, tool_specs, system_prompt, system_prompt_content)
         entry, behind = called
         return entry.end + await super().count_tokens(messages[behind:])
+
+
+def _check_sampling(engine: TokenEngine, config: dict[str, Any]) -> None:
+    """Refuse sampling parameters that an SGLang server does not know; another engine has words of its own."""
+    if isinstance(engine, SGLangClient):
+        check_sampling_names(config.get("sampling_params") or (), engine.sampling_names)

@@ -530,7 +530,7 @@ async def test_no_attempt_begins_behind_the_flag(state: State) -> None:
 
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    client = SGLangClient(f"http://127.0.0.1:{port}", retry_delay=0.05, max_retries=10_000)
+    client = SGLangClient(f"http://127.0.0.1:{port}", retry_delay=0.05, max_retries=10_000, first_contact=None)
     engine = PromptEngine(steps(1))
     generate = slime_rollout(build, reward=score, client=client, tokenizer=engine.tokenizer)
     work = asyncio.ensure_future(generate(arguments(), sample(), dict(SAMPLING)))

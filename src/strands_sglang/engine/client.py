@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Any
 
 from yarl import URL
@@ -28,6 +28,7 @@ from strands_sglang.engine.pool import LoopPool, Pools
 from strands_sglang.engine.protocol import AbortPolicy, CancelSignal, TokenIds
 from strands_sglang.engine.request import GenerateRequest, request_fields
 from strands_sglang.engine.retry import RetryPolicy
+from strands_sglang.engine.sampling import KNOWN, check_sampling_names
 from strands_sglang.engine.slime_args import settings_of
 from strands_sglang.engine.stream import GenerationChunk, StreamingCall
 from strands_sglang.engine.transport import attempt_timeout
@@ -55,6 +56,7 @@ class SGLangClient:
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
         first_contact: float | None = 4.0,
+        sampling_names: Collection[str] = (),
     ) -> None:
         """Set up the client; nothing is sent yet.
 
@@ -72,6 +74,7 @@ class SGLangClient:
             headers: Further headers for every request.
             first_contact: Seconds a call waits for a server that has never answered this process: the address may be
                 wrong. One that has answered before is waited for by the other rules; None: so is this one.
+            sampling_names: Sampling parameters that this server knows beside those of SGLang; any other is refused.
 
         Raises:
             ConfigurationError: A value cannot work.
@@ -97,6 +100,10 @@ class SGLangClient:
             self._headers["Authorization"] = credentials or f"Bearer {api_key}"
         for name, text in self._headers.items():
             check_header(name, text)
+        if isinstance(sampling_names, str):
+            raise ConfigurationError(f"sampling_names is a list of names, not {sampling_names!r}")
+        self.sampling_names = KNOWN.union(sampling_names)
+        """Sampling parameters that may be sent."""
         self._fleet = Fleet(self._url)
         self._pools = Pools(self._make_pool)
 
@@ -114,6 +121,10 @@ class SGLangClient:
     def base_url(self) -> str:
         """Where the server or router is, without a slash at the end."""
         return str(self._url).rstrip("/")
+
+    def unreachable_seconds(self) -> float:
+        """Return for how long this process has had no answer from the server while asking for one; 0: it answers."""
+        return self._contact.unreachable_seconds()
 
     @property
     def control(self) -> EngineControl:
@@ -140,6 +151,7 @@ class SGLangClient:
         the way of `extra`.
 
         Raises:
+            ConfigurationError: A sampling parameter is unknown, or something else cannot be sent.
             RequestRejectedError: The engine refuses the request; `ContextOverflowError` if it is too long.
             EngineUnavailableError: Every retry failed.
             DeadlineExceededError: The deadline passed.
@@ -148,6 +160,7 @@ class SGLangClient:
         """
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
+        self._check_names(sampling_params)
         if fields:
             routed_experts_start, extra = request_fields(fields, routed_experts_start, extra)
         request = GenerateRequest(input_ids, sampling_params, routed_experts_start=routed_experts_start, extra=extra)
@@ -181,6 +194,7 @@ class SGLangClient:
         """
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
+        self._check_names(sampling_params)
         request = GenerateRequest(input_ids, sampling_params, stream=True, extra=extra)
         call = StreamingCall(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort)
         seconds = self._deadline if deadline is None else deadline
@@ -231,6 +245,10 @@ class SGLangClient:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(base_url={self.base_url!r})"
+
+    def _check_names(self, sampling_params: Mapping[str, Any] | None) -> None:
+        if sampling_params and not self.sampling_names.issuperset(sampling_params):
+            check_sampling_names(sampling_params, self.sampling_names)
 
     def _make_pool(self) -> LoopPool:
         pool = LoopPool(self._headers, self._settings["max_connections"], self._limits, self._contact)

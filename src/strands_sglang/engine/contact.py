@@ -43,6 +43,11 @@ class Contact:
         self._next_line = 0.0
         self._unsaid = 0
 
+    def unreachable_seconds(self) -> float:
+        """Return for how long its present outage has lasted; 0: there is none."""
+        since = self.unreachable_since
+        return 0.0 if since is None else time.monotonic() - since
+
     def heard(self, *, served: bool = True) -> None:
         """Note an answer.
 
@@ -55,7 +60,8 @@ class Contact:
         since, self.unreachable_since = self.unreachable_since, None
         if since is not None:
             if self._next_line:
-                logger.warning("server=<%s>, seconds=<%.0f> | answers again", self.url, time.monotonic() - since)
+                seconds = time.monotonic() - since
+                logger.warning("server=<%s>, down_seconds=<%.0f> | the engine answers again", self.url, seconds)
             self._next_line, self._unsaid = 0.0, 0
 
     def failed(self, fault: TransientFault) -> None:
@@ -77,13 +83,12 @@ class Contact:
             failures, self._unsaid, self._next_line = self._unsaid, 0, now + _EVERY
         else:
             failures = 1
-        since = self.unreachable_since
         logger.log(
             logging.WARNING if loud else logging.DEBUG,
             "server=<%s>, failures=<%d>, down_seconds=<%.0f>, delay=<%.2f>, fault=<%s> | trying again",
             self.url,
             failures,
-            0.0 if since is None else now - since,
+            self.unreachable_seconds(),
             delay,
             fault,
         )
@@ -103,10 +108,3 @@ def unreachable_since(base_url: URL | str) -> float | None:
     """Return when the present outage of an address began, by the monotonic clock; None: it has none."""
     found = _contacts.get(str(base_url).rstrip("/"))
     return None if found is None else found.unreachable_since
-
-
-def outage() -> tuple[str, float] | None:
-    """Return the address that has not answered for longest, and for how many seconds; None: there is none."""
-    down = [(known.unreachable_since, known.url) for known in list(_contacts.values())]
-    since, url = min(((at, url) for at, url in down if at is not None), default=(None, ""))
-    return None if since is None else (url, time.monotonic() - since)

@@ -120,7 +120,7 @@ class Retries:
             )
         if isinstance(fault.error, ConnectionLostError):
             if not fault.in_flight and not self._known.answered:
-                return f"{message} | {never_answered(self._known.url, str(fault))}"
+                return f"{message} | {never_answered(self._known.url)}"
             if not fault.in_flight:
                 return f"{message} | is the server running, and is base_url right? it should answer GET /health"
             if self._in_flight_losses > 1:
@@ -131,18 +131,14 @@ class Retries:
         return message
 
 
-def never_answered(url: str, words: str) -> str:
-    """Return what to look at when an address never answered.
-
-    Args:
-        url: The address.
-        words: What the last attempt failed with.
-    """
-    if url.startswith("https://") and "SSL" in words.upper():
-        return f"does the server speak plain http? then base_url is {url.replace('https://', 'http://', 1)}"
+def never_answered(url: str) -> str:
+    """Return what to look at when an address never answered."""
+    plain = ""
+    if url.startswith("https://"):
+        plain = f"; does the server speak plain http, as SGLang does? then base_url is {'http' + url[5:]}"
     return (
         f"nothing ever answered at {url}: is the server running there, and is base_url right (host, port, http or "
-        "https)? it should answer GET /health; a server that is still starting is waited for with "
+        f"https)? it should answer GET /health{plain}; a server that is still starting is waited for with "
         "SGLangClient(first_contact=600)"
     )
 

@@ -146,6 +146,8 @@ async def rollout(
     allow_open_files(concurrency)
     known = len(asked) if isinstance(asked, list) else None
     totals = Totals(None if known is None else known * samples_per_task)
+    if isinstance(engine, SGLangClient):
+        totals.unreachable = engine.unreachable_seconds
     with ExitStack() as stack:
         stack.enter_context(tool_threads(max(64, min(4 * concurrency, 1024))))
         before = None
