@@ -28,7 +28,6 @@ from strands_sglang.chat.detect import chosen_tool_parser
 from strands_sglang.chat.proved import sound_bridge
 from strands_sglang.chat.verdict import Soundness
 from strands_sglang.engine import SGLangClient, TokenEngine
-from strands_sglang.engine.sampling import check_sampling_names
 from strands_sglang.errors import CallCancelledError, ConfigurationError
 from strands_sglang.provider.answer import calling_agent
 from strands_sglang.provider.config import checked_config, template_arguments
@@ -269,4 +268,4 @@ class SGLangModel(Model):
 def _check_sampling(engine: TokenEngine, config: dict[str, Any]) -> None:
     """Refuse sampling parameters that an SGLang server does not know; another engine has words of its own."""
     if isinstance(engine, SGLangClient):
-        check_sampling_names(config.get("sampling_params") or (), engine.sampling_names)
+        engine.check_sampling(config.get("sampling_params"))

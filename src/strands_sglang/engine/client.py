@@ -25,6 +25,7 @@ from strands_sglang.engine.fleet import Fleet
 from strands_sglang.engine.generation import Generation
 from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.pool import LoopPool, Pools
+from strands_sglang.engine.probe import Probe
 from strands_sglang.engine.protocol import AbortPolicy, CancelSignal, TokenIds
 from strands_sglang.engine.request import GenerateRequest, request_fields
 from strands_sglang.engine.retry import RetryPolicy
@@ -160,7 +161,7 @@ class SGLangClient:
         """
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
-        self._check_names(sampling_params)
+        self.check_sampling(sampling_params)
         if fields:
             routed_experts_start, extra = request_fields(fields, routed_experts_start, extra)
         request = GenerateRequest(input_ids, sampling_params, routed_experts_start=routed_experts_start, extra=extra)
@@ -194,7 +195,7 @@ class SGLangClient:
         """
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
-        self._check_names(sampling_params)
+        self.check_sampling(sampling_params)
         request = GenerateRequest(input_ids, sampling_params, stream=True, extra=extra)
         call = StreamingCall(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort)
         seconds = self._deadline if deadline is None else deadline
@@ -205,6 +206,16 @@ class SGLangClient:
                 yield chunk
         finally:
             await chunks.aclose()
+
+    @property
+    def first_contact(self) -> float | None:
+        """Seconds that a server which never answered this process is waited for; None: as long as any other."""
+        return self._policy.first_contact
+
+    def probe(self, seconds: float) -> Probe:
+        """Return what asks the server who it is, for so many seconds."""
+        keyed = "authorization" in map(str.lower, self._headers)
+        return Probe(self._url, self._fleet, self._pools, keyed=keyed, seconds=seconds)
 
     async def health(self) -> bool:
         """Return whether the server or router answers that it is healthy."""
@@ -246,7 +257,8 @@ class SGLangClient:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(base_url={self.base_url!r})"
 
-    def _check_names(self, sampling_params: Mapping[str, Any] | None) -> None:
+    def check_sampling(self, sampling_params: Mapping[str, Any] | None) -> None:
+        """Raise ConfigurationError for a sampling parameter that the server does not know."""
         if sampling_params and not self.sampling_names.issuperset(sampling_params):
             check_sampling_names(sampling_params, self.sampling_names)
 
