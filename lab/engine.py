@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import http.client
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -188,6 +191,33 @@ def become(arguments: list[str], *, die_with_parent: bool = False, extra: dict[s
     python = str(folder / "bin" / "python")
     sys.stdout.flush()
     os.execve(python, [python, *arguments], {**variables(), **(extra or {})})
+
+
+def check_free(host: str, port: int) -> None:
+    """See that a port can be listened on, before minutes are spent: two servers would else answer for one another.
+
+    Raises:
+        LabError: Somebody listens there.
+    """
+    with socket.socket() as look:
+        look.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended is no obstacle
+        try:
+            look.bind((host, port))
+            look.listen()
+        except OSError as error:
+            raise LabError(
+                f"{host}:{port} cannot be listened on ({error.strerror}){_who(host, port)}. End what listens there, or "
+                f"take another port: --port {free_port()}"
+            ) from None
+
+
+def _who(host: str, port: int) -> str:
+    """Say which model is served at an address already, if one is."""
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/model_info", timeout=2) as answer:
+            return f": it serves {json.load(answer)['model_path']}"
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
+        return ""
 
 
 def free_port(host: str = "127.0.0.1") -> int:

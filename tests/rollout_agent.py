@@ -150,7 +150,8 @@ async def main(options: argparse.Namespace) -> None:
     def on_metrics(metrics: RunMetrics) -> None:
         say(done=metrics.done, live=metrics.live, restored=metrics.restored, turns=metrics.turns)
 
-    async with SGLangClient(options.url, retry_delay=0.2, max_retry_delay=2.0, max_retries=300) as client:
+    waits: Any = {"retry_delay": 0.2, "max_retry_delay": 2.0, "max_retries": 300}
+    async with SGLangClient(options.url, first_contact=None, **waits) as client:  # it may begin in an outage
         run = await rollout(
             build,
             tasks(options.tasks, options.seed, options.questions),

@@ -29,6 +29,7 @@ FLOORS = [
     "tokens",
     "errors",
     "published_errors",
+    "extras",
 ]
 """Top to bottom."""
 ROOMS = [floor for floor in FLOORS if (HOUSE / floor).is_dir()]

@@ -89,6 +89,7 @@ class SGLangModel(Model):
         arguments = template_arguments(source if isinstance(source, str) else "", config)
         self.config: dict[str, Any] = checked_config(config)
         engine: TokenEngine = client if client is not None else SGLangClient(cast(str, base_url))
+        _check_sampling(engine, self.config)
         self.tokenizer = tokenizer
         """The model's tokenizer."""
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
@@ -165,7 +166,9 @@ class SGLangModel(Model):
     @override
     def update_config(self, **model_config: Any) -> None:
         """Change settings; see `SGLangConfig`. What concerns the chat template is fixed when the model is made."""
-        self.config = {**self.config, **checked_config(model_config)}
+        changed = checked_config(model_config)
+        _check_sampling(self.client, changed)
+        self.config = {**self.config, **changed}
 
     @override
     def get_config(self) -> dict[str, Any]:
@@ -260,3 +263,9 @@ class SGLangModel(Model):
             return await super().count_tokens(messages, tool_specs, system_prompt, system_prompt_content)
         entry, behind = called
         return entry.end + await super().count_tokens(messages[behind:])
+
+
+def _check_sampling(engine: TokenEngine, config: dict[str, Any]) -> None:
+    """Refuse sampling parameters that an SGLang server does not know; another engine has words of its own."""
+    if isinstance(engine, SGLangClient):
+        engine.check_sampling(config.get("sampling_params"))

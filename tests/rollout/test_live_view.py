@@ -177,3 +177,10 @@ def test_close_gives_everything_back_when_drawing_broke(monkeypatch: pytest.Monk
         view.close()
     assert sys.stderr is screen
     assert "\x1b[?25h" in screen.getvalue()
+
+
+def test_an_engine_that_cannot_be_reached_comes_before_other_trouble() -> None:
+    down = dataclasses.replace(FULL, unreachable_seconds=40.4)
+    text = drawn(View(down, "runs/first"))
+    assert "engine unreachable for 40 s" in text and "forty-two" not in text
+    assert "unreachable" not in drawn(View(down, "runs/first", over=True))

@@ -30,7 +30,7 @@ LIMIT = 1.0
 
 @dataclass
 class Away:
-    """A server that answers, resets every connection, or says nothing at all."""
+    """A server that answers ("here"), takes long to ("slow"), resets connections ("gone"), or is "silent"."""
 
     way: str = "here"
 
@@ -45,11 +45,15 @@ class Away:
         if self.way == "gone":
             await wire.reset()
         elif not await serve_rest(wire):
+            await asyncio.sleep(60 if self.way == "slow" else 0)
             await wire.reply(encoded(wire.received, self._ids))
 
 
-async def played(away: Away, directory: Path, retries: int = 60) -> RolloutResult:
+async def played(away: Away, directory: Path, way: str = "here", retries: int = 10_000) -> RolloutResult:
+    """Return a run on a server that has answered once, and from then on does as told."""
     async with SGLangClient(away.server.url, max_retries=retries, retry_delay=0.05, max_retry_delay=0.1) as client:
+        await client.generate([1])
+        away.way = way
         return await rollout(
             lambda task, model: plain(model),
             TASKS,
@@ -58,6 +62,7 @@ async def played(away: Away, directory: Path, retries: int = 60) -> RolloutResul
             directory=directory,
             reward=lambda episode: 1.0,
             limits=Limits(seconds_per_episode=LIMIT),
+            preflight=False,
         )
 
 
@@ -71,10 +76,11 @@ async def test_an_outage_longer_than_the_limit_is_not_the_episodes_time(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats(monkeypatch)
-    away = Away(way)
+    away = Away()
     with away.server:
-        running = asyncio.ensure_future(played(away, tmp_path))
-        while len(away.server.generates()) < len(TASKS):
+        running = asyncio.ensure_future(played(away, tmp_path, way))
+        while len(away.server.generates()) < 1 + len(TASKS):
+            assert not running.done()
             await asyncio.sleep(0.02)
         await asyncio.sleep(3 * LIMIT)
         assert not running.done()
@@ -86,9 +92,9 @@ async def test_an_outage_longer_than_the_limit_is_not_the_episodes_time(
 
 
 async def test_an_engine_that_stays_away_ends_episodes_unscored_and_the_same_call_goes_on(tmp_path: Path) -> None:
-    away = Away("gone")
+    away = Away()
     with away.server:
-        done = await played(away, tmp_path, retries=5)
+        done = await played(away, tmp_path, "gone", retries=5)
         assert [episode.ended for episode in done] == [Ended.ENGINE] * len(TASKS)
         assert all(episode.reward is None and not episode.trajectories for episode in done)
         away.way = "here"
@@ -104,14 +110,8 @@ async def test_an_engine_that_is_here_and_slow_uses_up_the_time(
     beats(monkeypatch)
     away = Away()
 
-    async def slow(wire: Wire) -> None:
-        if not await serve_rest(wire):
-            await wire.read_body()
-            await asyncio.sleep(60)
-
-    away.server.handler = slow
     with away.server:
-        done = await played(away, tmp_path)
+        done = await played(away, tmp_path, "slow")
     assert [episode.ended for episode in done] == [Ended.TIMEOUT] * len(TASKS)
 
 
@@ -201,6 +201,7 @@ async def test_a_tools_time_stands_still_in_an_outage(tmp_path: Path, monkeypatc
                 client=client,
                 directory=tmp_path,
                 limits=Limits(seconds_per_tool=0.8),
+                preflight=False,
             )
     [episode] = done
     assert episode.ended is Ended.ANSWERED and len(episode.tree) == 3 and episode.metrics.tool_timeouts == 0

@@ -225,3 +225,12 @@ def test_nothing_in_a_line_writes_on_the_terminal() -> None:
     assert len(stream.getvalue().split("\n")) == 4
     assert all(line.isprintable() for line in stream.getvalue().split("\n"))
     assert "version=v" in stream.getvalue()
+
+
+def test_lines_say_that_the_engine_cannot_be_reached() -> None:
+    stream = io.StringIO()
+    lines = PlainLines(stream=stream)
+    lines.update(RunMetrics(total=4, unreachable_seconds=40.4))
+    lines.update(RunMetrics(total=4))
+    first, second = stream.getvalue().splitlines()
+    assert "engine_unreachable_seconds=40" in first.split() and "unreachable" not in second

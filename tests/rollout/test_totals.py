@@ -163,3 +163,10 @@ def test_reasons_add_up(reasons: list[Ended]) -> None:
     assert Counter(now.ended) == Counter(reasons) and sum(now.ended.values()) == now.done
     assert now.failures == sum(ended.failed for ended in reasons)
     assert list(now.ended.values()) == sorted(now.ended.values(), reverse=True)
+
+
+def test_an_engine_that_cannot_be_reached() -> None:
+    totals = Totals(4)
+    assert totals.snapshot().unreachable_seconds == 0
+    totals.unreachable = lambda: 40.4
+    assert totals.snapshot().to_dict()["rollout/unreachable_seconds"] == 40.4

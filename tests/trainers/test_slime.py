@@ -18,10 +18,12 @@ import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
+from families import tokenizer
 from rollout.kinds import build_helper, helper_script
 from rollout.scripts import PromptEngine, steps
 from rollout.test_suspend import CuttingEngine
 from scripted_engine import Answer, Reply, tool_call
+from served import Served
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.engine.generation import SpecInfo
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
@@ -530,7 +532,7 @@ async def test_no_attempt_begins_behind_the_flag(state: State) -> None:
 
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    client = SGLangClient(f"http://127.0.0.1:{port}", retry_delay=0.05, max_retries=10_000)
+    client = SGLangClient(f"http://127.0.0.1:{port}", retry_delay=0.05, max_retries=10_000, first_contact=None)
     engine = PromptEngine(steps(1))
     generate = slime_rollout(build, reward=score, client=client, tokenizer=engine.tokenizer)
     work = asyncio.ensure_future(generate(arguments(), sample(), dict(SAMPLING)))
@@ -544,3 +546,24 @@ async def test_no_attempt_begins_behind_the_flag(state: State) -> None:
     assert one.status is Status.ABORTED
     late = [when for when in tried if when > raised + 0.02]  # the listener hears of it a moment later
     assert not late
+
+
+async def test_engines_that_do_not_fit_are_refused_at_the_first_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_sglang.engine.contact._contacts", {})
+    served = Served(tokenizer("smollm2"))
+    with served.server() as server:
+        async with SGLangClient(server.url) as client:
+            common: dict[str, Any] = {"reward": score, "client": client, "tokenizer": tokenizer("qwen3")}
+            generate = slime_rollout(build, **common)
+            samples = [generate(arguments(), sample(index), dict(SAMPLING)) for index in range(4)]
+            refused = await asyncio.gather(*samples, return_exceptions=True)
+            assert all(isinstance(one, ConfigurationError) and "not the server's" in str(one) for one in refused)
+            assert "/generate" not in served.asked and served.asked.count("/model_info") == 1
+            generate = slime_rollout(build, **common, preflight=False)
+            alone(await generate(arguments(), sample(), dict(SAMPLING)))
+            assert "/generate" in served.asked and served.asked.count("/model_info") == 1
+    gone = SGLangClient(f"http://127.0.0.1:{server.port}/gone", first_contact=0.2)
+    generate = slime_rollout(build, **{**common, "client": gone})
+    with pytest.raises(ConfigurationError, match="is base_url right"):
+        await generate(arguments(), sample(), dict(SAMPLING))
+    await gone.close()

@@ -11,6 +11,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import aiohttp
 import orjson
 from yarl import URL
 
@@ -23,17 +24,19 @@ from strands_sglang.engine.pool import LoopPool
 from strands_sglang.engine.protocol import AbortPolicy, halting
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.retry import Retries, RetryPolicy
-from strands_sglang.engine.transport import MAX_BODY_BYTES, exchange
+from strands_sglang.engine.transport import MAX_BODY_BYTES, attempt_timeout, exchange
 from strands_sglang.errors import (
     AttemptTimeoutError,
     CallCancelledError,
     ConfigurationError,
     EngineUnavailableError,
     MalformedResponseError,
+    RequestRejectedError,
 )
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
 _UNBOUNDED = nullcontext()
+_SHORTEST_LOOK = 0.5  # seconds to connect, when the time for a first contact is nearly over
 
 
 class Call:
@@ -51,6 +54,7 @@ class Call:
 
     __slots__ = (
         "_assembly",
+        "_began",
         "_headers",
         "_on_abort",
         "_policy",
@@ -82,6 +86,7 @@ class Call:
         self._requests = 0
         self._policy = policy
         self._timeout = timeout
+        self._began = 0.0 if pool.contact.answered else time.monotonic()
         # Made when something goes wrong: nearly all calls are one good request.
         self._assembly: Assembly | None = None
         self._retries: Retries | None = None
@@ -97,7 +102,7 @@ class Call:
     def retries(self) -> Retries:
         """The failures so far."""
         if self._retries is None:
-            self._retries = Retries(self._policy, self._url)
+            self._retries = Retries(self._policy, self._url, self._pool.contact, self._began or None)
         return self._retries
 
     async def run(self) -> Generation:
@@ -141,7 +146,9 @@ class Call:
         pool.live.add(rid)
         try:
             with self._within(self._expiry()):
-                content = await exchange(pool, "POST", self._url, body, self._headers, most=MAX_BODY_BYTES)
+                content = await exchange(
+                    pool, "POST", self._url, body, self._headers, self._limits(), most=MAX_BODY_BYTES
+                )
         except AttemptTimeoutError as error:
             pool.abort(rid)
             raise TransientFault(error, in_flight=True) from error
@@ -149,16 +156,28 @@ class Call:
             if fault.in_flight:
                 pool.abort(rid)
             raise
+        except RequestRejectedError:
+            pool.contact.heard(served=False)
+            raise
         except asyncio.CancelledError:
             pool.abort(rid)
             raise
         finally:
             pool.live.discard(rid)
             pool.slots.release()
+        pool.contact.heard()
         try:
             return self._parsed(response.loads(content), rid)
         except orjson.JSONDecodeError as error:
             raise TransientFault(not_json(self._url, error)) from error
+
+    def _limits(self) -> aiohttp.ClientTimeout | None:
+        """Return the limits of an attempt to reach a server that never answered; None: those of the pool."""
+        first, usual = self._policy.first_contact, self._pool.session.timeout.sock_connect
+        if self._pool.contact.answered or first is None or usual is None:
+            return None
+        left = self._began + first - time.monotonic()
+        return attempt_timeout(None, min(usual, max(left, _SHORTEST_LOOK)))
 
     def _expiry(self) -> float | None:
         """Return the loop time at which an attempt that begins now runs out of time; None: never."""

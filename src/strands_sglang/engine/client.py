@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Any
 
 from yarl import URL
@@ -19,14 +19,17 @@ from yarl import URL
 from strands_sglang.engine.abort import Aborter
 from strands_sglang.engine.backoff import Backoff
 from strands_sglang.engine.call import Call, check_header
+from strands_sglang.engine.contact import contact
 from strands_sglang.engine.control import EngineControl
 from strands_sglang.engine.fleet import Fleet
 from strands_sglang.engine.generation import Generation
 from strands_sglang.engine.guard import CallGuard
 from strands_sglang.engine.pool import LoopPool, Pools
+from strands_sglang.engine.probe import Probe
 from strands_sglang.engine.protocol import AbortPolicy, CancelSignal, TokenIds
 from strands_sglang.engine.request import GenerateRequest, request_fields
 from strands_sglang.engine.retry import RetryPolicy
+from strands_sglang.engine.sampling import KNOWN, check_sampling_names
 from strands_sglang.engine.slime_args import settings_of
 from strands_sglang.engine.stream import GenerationChunk, StreamingCall
 from strands_sglang.engine.transport import attempt_timeout
@@ -53,6 +56,8 @@ class SGLangClient:
         connect_timeout: float = 10.0,
         api_key: str | None = None,
         headers: Mapping[str, str] | None = None,
+        first_contact: float | None = 4.0,
+        sampling_names: Collection[str] = (),
     ) -> None:
         """Set up the client; nothing is sent yet.
 
@@ -68,12 +73,15 @@ class SGLangClient:
             connect_timeout: Seconds for making one connection.
             api_key: Sent as a bearer token.
             headers: Further headers for every request.
+            first_contact: Seconds a call waits for a server that has never answered this process: the address may be
+                wrong. One that has answered before is waited for by the other rules; None: so is this one.
+            sampling_names: Sampling parameters that this server knows beside those of SGLang; any other is refused.
 
         Raises:
             ConfigurationError: A value cannot work.
         """
         self._settings = {key: value for key, value in locals().items() if key != "self"}
-        for name in ("max_connections", "connect_timeout", "timeout", "deadline"):
+        for name in ("max_connections", "connect_timeout", "timeout", "deadline", "first_contact"):
             if (value := self._settings[name]) is not None and value <= 0:
                 raise ConfigurationError(f"{name} must be above 0, not {value}")
         for name in ("max_retries", "retry_delay", "max_retry_delay"):
@@ -83,7 +91,8 @@ class SGLangClient:
         self._generate_url = self._url / "generate"
         self._timeout = timeout
         self._limits = attempt_timeout(None, connect_timeout)
-        self._policy = RetryPolicy(max_retries, Backoff(retry_delay, max(retry_delay, max_retry_delay)))
+        self._policy = RetryPolicy(max_retries, Backoff(retry_delay, max(retry_delay, max_retry_delay)), first_contact)
+        self._contact = contact(self._url)
         self._deadline = deadline
         self._headers = dict(headers or {})
         if credentials and (api_key is not None or "authorization" in map(str.lower, self._headers)):
@@ -92,6 +101,10 @@ class SGLangClient:
             self._headers["Authorization"] = credentials or f"Bearer {api_key}"
         for name, text in self._headers.items():
             check_header(name, text)
+        if isinstance(sampling_names, str):
+            raise ConfigurationError(f"sampling_names is a list of names, not {sampling_names!r}")
+        self.sampling_names = KNOWN.union(sampling_names)
+        """Sampling parameters that may be sent."""
         self._fleet = Fleet(self._url)
         self._pools = Pools(self._make_pool)
 
@@ -109,6 +122,10 @@ class SGLangClient:
     def base_url(self) -> str:
         """Where the server or router is, without a slash at the end."""
         return str(self._url).rstrip("/")
+
+    def unreachable_seconds(self) -> float:
+        """Return for how long this process has had no answer from the server while asking for one; 0: it answers."""
+        return self._contact.unreachable_seconds()
 
     @property
     def control(self) -> EngineControl:
@@ -135,6 +152,7 @@ class SGLangClient:
         the way of `extra`.
 
         Raises:
+            ConfigurationError: A sampling parameter is unknown, or something else cannot be sent.
             RequestRejectedError: The engine refuses the request; `ContextOverflowError` if it is too long.
             EngineUnavailableError: Every retry failed.
             DeadlineExceededError: The deadline passed.
@@ -143,6 +161,7 @@ class SGLangClient:
         """
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
+        self.check_sampling(sampling_params)
         if fields:
             routed_experts_start, extra = request_fields(fields, routed_experts_start, extra)
         request = GenerateRequest(input_ids, sampling_params, routed_experts_start=routed_experts_start, extra=extra)
@@ -176,6 +195,7 @@ class SGLangClient:
         """
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
+        self.check_sampling(sampling_params)
         request = GenerateRequest(input_ids, sampling_params, stream=True, extra=extra)
         call = StreamingCall(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort)
         seconds = self._deadline if deadline is None else deadline
@@ -186,6 +206,16 @@ class SGLangClient:
                 yield chunk
         finally:
             await chunks.aclose()
+
+    @property
+    def first_contact(self) -> float | None:
+        """Seconds that a server which never answered this process is waited for; None: as long as any other."""
+        return self._policy.first_contact
+
+    def probe(self, seconds: float) -> Probe:
+        """Return what asks the server who it is, for so many seconds."""
+        keyed = "authorization" in map(str.lower, self._headers)
+        return Probe(self._url, self._fleet, self._pools, keyed=keyed, seconds=seconds)
 
     async def health(self) -> bool:
         """Return whether the server or router answers that it is healthy."""
@@ -222,19 +252,27 @@ class SGLangClient:
         await self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._settings)
+        return _rebuild, (type(self), self._settings, self._contact.answered)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(base_url={self.base_url!r})"
 
+    def check_sampling(self, sampling_params: Mapping[str, Any] | None) -> None:
+        """Raise ConfigurationError for a sampling parameter that the server does not know."""
+        if sampling_params and not self.sampling_names.issuperset(sampling_params):
+            check_sampling_names(sampling_params, self.sampling_names)
+
     def _make_pool(self) -> LoopPool:
-        pool = LoopPool(self._headers, self._settings["max_connections"], self._limits)
+        pool = LoopPool(self._headers, self._settings["max_connections"], self._limits, self._contact)
         Aborter(pool, self._fleet)
         return pool
 
 
-def _rebuild(kind: type[SGLangClient], settings: dict[str, Any]) -> SGLangClient:
-    return kind(**settings)
+def _rebuild(kind: type[SGLangClient], settings: dict[str, Any], answered: bool = False) -> SGLangClient:
+    made = kind(**settings)
+    if answered:  # where it comes from: its address is right, and an outage is waited for here as well
+        contact(made.base_url).answered = True
+    return made
 
 
 def _checked_url(base_url: str) -> tuple[URL, str]:

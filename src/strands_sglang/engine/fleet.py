@@ -43,6 +43,7 @@ class Fleet:
         self._alone = (Worker(str(base).rstrip("/")),)
         self._known: tuple[Worker, ...] | None = None
         self._known_at = float("-inf")
+        self._silent = False
 
     async def workers(self, pool: LoopPool, *, fresh: bool = True) -> tuple[Worker, ...]:
         """Return the servers that take control calls.
@@ -56,9 +57,12 @@ class Fleet:
             return self._known
         try:
             self._known = await self._ask(pool)
-            self._known_at = now
+            self._known_at, self._silent = now, False
         except (TransientFault, EngineError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("base_url=<%s>, error=<%s> | could not list the workers", self._base, error)
+            # Said once: the calls that fail meanwhile say the rest.
+            level = logging.DEBUG if self._silent else logging.WARNING
+            logger.log(level, "base_url=<%s>, error=<%s> | could not list the workers", self._base, error)
+            self._silent = True
         return self._alone if self._known is None else self._known
 
     async def _ask(self, pool: LoopPool) -> tuple[Worker, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from strands_sglang.engine.contact import Contact
 from strands_sglang.engine.guard import CancelWatch
 from strands_sglang.engine.slots import Slots
 
@@ -32,7 +33,15 @@ _LAST_WORDS_SECONDS = 1.0
 class LoopPool:
     """The HTTP session of one event loop, its slots, and the work left behind by finished calls."""
 
-    def __init__(self, headers: Mapping[str, str], max_connections: int, limits: aiohttp.ClientTimeout) -> None:
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        max_connections: int,
+        limits: aiohttp.ClientTimeout,
+        contact: Contact | None = None,
+    ) -> None:
+        self.contact = Contact("") if contact is None else contact
+        """What is known about the server that calls go to."""
         self.loop = asyncio.get_running_loop()
         """The loop this pool belongs to."""
         self.pid = os.getpid()

@@ -111,13 +111,19 @@ class StreamingCall(Call):
             with guard(), self._within(expires_at):
                 if pool.closing:
                     raise closed(url)
-                response = await pool.session.post(url, data=body, headers=self._headers, allow_redirects=False)
+                limits = self._limits() or pool.session.timeout
+                response = await pool.session.post(
+                    url, data=body, headers=self._headers, allow_redirects=False, timeout=limits
+                )
                 if response.status != 200:
                     words = await read(response, MAX_ANSWER_BYTES)
                     fault = faults.from_status(response.status, words, str(url), response.headers)
                     ended = not (isinstance(fault, TransientFault) and fault.in_flight)
+                    if not isinstance(fault, TransientFault):
+                        pool.contact.heard(served=False)
                     raise fault
                 check_encoding(response)
+                pool.contact.heard()
             output = Accumulator()
             events = payloads(response.content)
             versions: tuple[VersionSpan, ...] = ()

@@ -16,6 +16,7 @@ import numpy as np
 import orjson
 
 from strands_sglang.errors import CountMismatchError, LedgerError, RecordError
+from strands_sglang.extras import install
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.tokens import Trajectory
@@ -24,7 +25,7 @@ try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 except ImportError as error:
-    raise ImportError("tables need pyarrow: pip install 'strands-sglang[arrow]'") from error
+    raise ImportError(f"tables need pyarrow: {install('arrow')}") from error
 
 __all__ = ["SCHEMA", "finished", "to_arrow", "to_dataset", "trajectories_of", "trajectory_of", "write_parquet"]
 
@@ -119,7 +120,7 @@ def to_dataset(source: Ledger | Path | str, *, keep: Callable[[EpisodeRecord], b
     try:
         from datasets import Dataset
     except ImportError as error:
-        raise ImportError("this needs datasets: pip install 'strands-sglang[arrow]'") from error
+        raise ImportError(f"this needs datasets: {install('arrow')}") from error
     return Dataset(to_arrow(source, keep=keep))
 
 

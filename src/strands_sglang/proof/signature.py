@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from strands_sglang.errors import LedgerError
+from strands_sglang.extras import install
 from strands_sglang.ledger.run_file import read_json
 
 SIGNATURE = "signature.json"
 """Name of the file, beside seal.json."""
 
-_INSTALL = "signatures need the package cryptography: install this one with its extra `sign`, or cryptography itself"
+_INSTALL = f"signatures need the package cryptography: {install('sign')}; or pip install cryptography"
 
 
 def signed(private_key: Path, run: str | None, root: str) -> dict[str, Any]:

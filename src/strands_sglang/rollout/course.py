@@ -53,6 +53,13 @@ class Course:
         """Where episodes are put together."""
         self._before, self._on_episode = before, on_episode
 
+    def samples(self, tasks: Iterable[Any], samples: int) -> bool:
+        """Return whether anything may remain to be sampled; the tasks of a generator are not looked at."""
+        if self._before is None or not isinstance(tasks, list):
+            return True
+        needed = self.tally.wanted.needed(samples)
+        return any(self._before.open(task, samples, needed) for task in tasks)
+
     async def run(
         self, tasks: Iterable[Any], samples: int, concurrency: int, workers: int, warm_seconds: float | None
     ) -> None:

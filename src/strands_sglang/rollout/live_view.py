@@ -237,6 +237,9 @@ class View:
         return [[(name.ljust(_LABEL), "dim"), (fact, "")] for name, fact in facts.items() if fact]
 
     def _trouble(self, room: int, signs: _Signs) -> list[_Row]:
+        down = round(self.now.unreachable_seconds)
+        if down and not self.over:
+            return [[(f"{signs.marks[2]} engine unreachable for {down:,} s", "bold red")]]
         if not self.now.latest_trouble:
             return []
         text = f"{signs.marks[2]} {_printable(self.now.latest_trouble)}"

@@ -77,6 +77,7 @@ def line(snapshot: RunMetrics) -> str:
         "groups_dropped": snapshot.groups_dropped or None,
         "filter_errors": snapshot.filter_errors or None,
         "version": _word(newest_version(snapshot)),
+        "engine_unreachable_seconds": round(snapshot.unreachable_seconds) or None,
     }
     words = [f"{name}={value}" for name, value in known.items() if value is not None]
     if snapshot.latest_trouble:

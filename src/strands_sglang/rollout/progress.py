@@ -1,6 +1,6 @@
 """How a run shows how far it is: `Progress`, and which one fits where it runs.
 
-A terminal or a notebook gets a panel (`live_view.py`, with `pip install 'strands-sglang[progress]'`), anything else a
+A terminal or a notebook gets a panel (`live_view.py`, with the extra `progress`), anything else a
 line of text every 10 seconds (`plain_lines.py`).
 
 Invariant: a display never breaks a run: its first error is logged, and it is not asked again.
@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Protocol, TextIO
 
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.extras import install
 from strands_sglang.rollout.plain_lines import PlainLines
 from strands_sglang.rollout.totals import RunMetrics
 
@@ -145,7 +146,7 @@ def _made(kind: ProgressKind, title: str, stream: TextIO | None) -> Progress | N
         return None
     installed = importlib.util.find_spec("rich") is not None
     if kind is ProgressKind.LIVE and not installed:
-        raise ConfigurationError("the live view needs rich: pip install 'strands-sglang[progress]'")
+        raise ConfigurationError(f"the live view needs rich: {install('progress')}")
     if kind is ProgressKind.LIVE or (kind is ProgressKind.AUTO and installed and _people_look(stream or sys.stderr)):
         from strands_sglang.rollout.live_view import LiveView
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.extras import install
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.rollout.drive import Outcome
@@ -65,7 +66,7 @@ class RayPool:
         try:
             ray: Any = importlib.import_module("ray")
         except ImportError as error:
-            raise ConfigurationError("workers= needs Ray: pip install 'strands-sglang[ray]'") from error
+            raise ConfigurationError(f"workers= needs Ray: {install('ray')}") from error
         self._ray, self._setup = ray, setup
         if not ray.is_initialized():
             # It stays until the program ends: results are looked at after the run.

@@ -56,6 +56,12 @@ class Before:
         times = sorted(one.time for one in ended if not one.ended.again)
         return times[needed - 1] if len(times) >= needed else math.inf
 
+    def open(self, task: Task, samples: int, needed: int) -> bool:
+        """Return whether an episode of a task has to be run, or to go on; see `jobs`."""
+        ended = [self.finished.get(Job(task, sample).id) for sample in range(samples)]
+        complete = sum(one is not None and not one.ended.again for one in ended) >= needed
+        return any(one is None or (one.ended.again and not complete) for one in ended)
+
     def jobs(self, task: Task, samples: int, needed: int) -> list[Job]:
         """Return the jobs of a task: those that ended first, in the order in which they did.
 

@@ -11,6 +11,7 @@ import inspect
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from strands_sglang.rollout.group import Filters, GroupFilter, Wanted
 from strands_sglang.rollout.job import Setup
 from strands_sglang.rollout.lock import directory_lock
 from strands_sglang.rollout.open_files import allow_open_files
+from strands_sglang.rollout.preflight import Asked
+from strands_sglang.rollout.preflight import preflight as check_server
 from strands_sglang.rollout.progress import Progress, ProgressKind, display_for
 from strands_sglang.rollout.reporter import Reporter
 from strands_sglang.rollout.result import RolloutResult
@@ -65,6 +68,7 @@ async def rollout(
     on_episode: Callable[[Episode], Any] | None = None,
     on_metrics: Callable[[RunMetrics], Any] | None = None,
     metrics_seconds: float = 10.0,
+    preflight: bool = True,
     **model_options: Unpack[ModelOptions],
 ) -> RolloutResult:
     """Run an agent on every task, `samples_per_task` times, and return the episodes.
@@ -99,6 +103,8 @@ async def rollout(
             (`episode.restored`).
         on_metrics: Called with the numbers of the run every `metrics_seconds`, and at the end.
         metrics_seconds: How often.
+        preflight: Whether an SGLang server is looked over before anything begins, for 5 seconds at most: that it
+            answers, and that tokenizer, chat template, context length and sampling parameters fit it.
         **model_options: Further arguments of `SGLangModel`: `sampling_params`, `tool_parser`, `enable_thinking`, ...
 
     Returns:
@@ -107,6 +113,7 @@ async def rollout(
     Raises:
         ConfigurationError: Something given cannot work; the message says what would.
         LedgerError: The ledger cannot be written.
+        EngineError: The server cannot be reached, and never could by this process; or it does not do what it should.
     """
     if (client is None) == (base_url is None):
         raise ConfigurationError("give either client=SGLangClient(...) or base_url='http://...', and not both")
@@ -151,6 +158,8 @@ async def rollout(
     allow_open_files(concurrency)
     known = len(asked) if isinstance(asked, list) else None
     totals = Totals(None if known is None else known * samples_per_task)
+    if isinstance(engine, SGLangClient):
+        totals.unreachable = engine.unreachable_seconds
     with ExitStack() as stack:
         stack.enter_context(tool_threads(max(64, min(4 * concurrency, 1024))))
         before = None
@@ -159,6 +168,11 @@ async def rollout(
             before = await asyncio.get_running_loop().run_in_executor(None, read_before, path)
         course = Course(setup, before, Tally(Wanted(enough_groups, enough_samples), chosen), on_episode)
         try:
+            if preflight and isinstance(engine, SGLangClient) and course.samples(asked, samples_per_task):
+                wishes = await asyncio.get_running_loop().run_in_executor(None, Asked.of, setup)
+                await check_server(engine, wishes)
+                if workers == 0:  # loaded once
+                    course.setup = replace(course.setup, tokenizer=wishes.tokenizer)
             async with Reporter(totals, shown, on_metrics, metrics_seconds) as course.reporter:
                 await course.run(asked, samples_per_task, concurrency, workers, warm_seconds)
         finally:

@@ -66,6 +66,8 @@ class RunMetrics:
     """Episodes by why they ended; most frequent first."""
     failures: int = 0
     """Of these, where something broke."""
+    unreachable_seconds: float = 0.0
+    """Since when the engine cannot be reached; 0: it can."""
     latest_trouble: str = ""
     """The last failure, or error of a reward, with the episode's id; "": there was none."""
     tool_calls: int = 0
@@ -113,6 +115,8 @@ class Totals:
         """Episodes the run is about; None: not known."""
         self.filter_errors = 0
         """How often a filter raised."""
+        self.unreachable: Callable[[], float] = lambda: 0.0
+        """Says for how many seconds the engine cannot be reached; 0: it can."""
         self._clock = clock
         self._start = clock()
         self._live: dict[str, float] = {}
@@ -214,6 +218,7 @@ class Totals:
             reward_errors=self._reward_errors,
             ended=dict(self._ended.most_common()),
             failures=sum(count for ended, count in self._ended.items() if ended.failed),
+            unreachable_seconds=self.unreachable(),
             latest_trouble=self._trouble,
             tool_calls=self._tools[0],
             tool_errors=self._tools[1],

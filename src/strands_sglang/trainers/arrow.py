@@ -10,13 +10,14 @@ from typing import Any
 
 import orjson
 
+from strands_sglang.extras import install
 from strands_sglang.ledger.table import SCHEMA
 from strands_sglang.trainers.branch import Source, episodes_of
 
 try:
     import pyarrow as pa
 except ImportError as error:
-    raise ImportError("tables need pyarrow: pip install 'strands-sglang[arrow]'") from error
+    raise ImportError(f"tables need pyarrow: {install('arrow')}") from error
 
 _BATCH_ROWS = 256
 

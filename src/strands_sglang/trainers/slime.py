@@ -73,6 +73,7 @@ def slime_rollout(
     reward_seconds: float | None = None,
     tokenizer: Any = None,
     client: TokenEngine | None = None,
+    preflight: bool = True,
     **model_options: Any,
 ) -> Generate:
     """Make the function that slime calls for every sample.
@@ -93,6 +94,7 @@ def slime_rollout(
         reward_seconds: Seconds that scoring may take; None: no bound.
         tokenizer: The model's; None: that of slime's --hf-checkpoint.
         client: Where tokens come from; None: slime's router.
+        preflight: Whether slime's engines are looked over before the first sample, for 5 seconds at most.
         **model_options: Further arguments of `SGLangModel`. Sampling parameters are slime's.
 
     Returns:
@@ -116,6 +118,7 @@ def slime_rollout(
         tokenizer,
         client,
         model_options,
+        preflight,
     )
 
     async def generate(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any:

@@ -17,12 +17,13 @@ from typing import Any
 from strands_sglang._version import __version__
 from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.engine.slime_args import settings_of
-from strands_sglang.errors import ConfigurationError
+from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.ledger.run_file import write_run
 from strands_sglang.rollout.bounds import Limits
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.job import Job, Setup, fingerprint, loaded_tokenizer
 from strands_sglang.rollout.local import LocalWorker
+from strands_sglang.rollout.preflight import Asked, preflight
 from strands_sglang.rollout.ray_pool import RayPool
 from strands_sglang.rollout.threads import ToolThreads
 from strands_sglang.trainers.slime_halt import AbortFlag, Watch
@@ -45,6 +46,7 @@ class SlimeHost:
         tokenizer: Any,
         client: TokenEngine | None,
         model_options: dict[str, Any],
+        preflight: bool = True,
     ) -> None:
         """Keep what is needed; nothing is made before the first sample comes. See `slime_rollout`."""
         self._build, self._reward, self._limits, self._workers = build, reward, limits, workers
@@ -53,6 +55,8 @@ class SlimeHost:
         self._reward_seconds, self._options = reward_seconds, model_options
         self._tokenizer, self._client = tokenizer, client
         self._setup: Setup | None = None
+        self._looks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
+        self._preflight = preflight
         self._names = itertools.count()
         self.worked = False
         """Whether some sample was run: its arguments cannot be wrong altogether."""
@@ -73,6 +77,7 @@ class SlimeHost:
             flag: slime's wish to stop.
         """
         worker, watch = self._worker(args)
+        await self._look(job)
         watched = watch.begin(flag, lambda: worker.suspend(job.id))
         try:
             if isinstance(worker, LocalWorker):
@@ -83,6 +88,25 @@ class SlimeHost:
             return episode
         finally:
             watch.end(watched)
+
+    async def _look(self, job: Job) -> None:
+        """See, before the first sample, that the engine fits.
+
+        Raises:
+            ConfigurationError: It does not, or cannot be reached.
+        """
+        setup = self._setup
+        if not self._preflight or self.worked or setup is None:
+            return
+        loop = asyncio.get_running_loop()
+        if loop not in self._looks:  # all samples of the first batch wait for one look
+            asked = Asked.of(setup, job.sampling_params, job.limits)
+            self._looks[loop] = asyncio.ensure_future(preflight(setup.client, asked))
+        try:
+            await asyncio.shield(self._looks[loop])
+        except (ConfigurationError, EngineError) as error:
+            self._looks.pop(loop, None)
+            raise ConfigurationError(str(error)) from error
 
     def _worker(self, args: Any) -> tuple[LocalWorker | RayPool, Watch]:
         """Return the running loop's worker."""

@@ -27,6 +27,7 @@ from strands_sglang.trainers.trl_batch import FIGURES, Masked, Place, batch_of, 
 from strands_sglang.trainers.trl_disk import DiskSync, sharded_by
 from strands_sglang.trainers.trl_gap import LogprobGap, logprob_gap
 from strands_sglang.trainers.trl_link import EngineLink
+from strands_sglang.trainers.trl_served import check_served
 from strands_sglang.trainers.trl_settings import check_trainer, limits_within, sampling_of
 from strands_sglang.trainers.trl_sync import Syncer, SyncKind, WeightSync
 from strands_sglang.trainers.trl_tasks import Plan, TaskFinder
@@ -214,7 +215,8 @@ def trl_rollout(
         concurrency: Episodes at once.
         sampling_params: Further ones; temperature, top_p and their like are the trainer's.
         gap_rows: Rows of each step that are scored by the trainer's model and compared with the engine; 0: none.
-        **options: Further arguments of `rollout`: `workers`, `progress`, `tokenizer`, `tool_parser`, ...
+        **options: Further arguments of `rollout`: `workers`, `progress`, `tokenizer`, `tool_parser`, ... With
+            `preflight` (the default) it is also made sure that the server serves the model whose weights it will get.
 
     Returns:
         The function. It keeps a thread and connections until `close()`.
@@ -232,7 +234,8 @@ def trl_rollout(
     ours = client is None
     engine = SGLangClient(str(base_url), max_connections=concurrency) if client is None else client
     link = EngineLink(engine, ours=ours)
+    look = check_served if options.get("preflight", True) else None
     given = {"reward": reward, "directory": directory, "concurrency": concurrency, "sampling_params": sampling_params}
     return TrlRollout(
-        build, link, Syncer(sync, link), TaskFinder(tasks), limits or Limits(), gap_rows, {**options, **given}
+        build, link, Syncer(sync, link, look), TaskFinder(tasks), limits or Limits(), gap_rows, {**options, **given}
     )

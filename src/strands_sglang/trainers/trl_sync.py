@@ -41,8 +41,15 @@ class WeightSync(Protocol):
 class Syncer:
     """Brings the engine up to date when the trainer's step has changed, and makes sure of it."""
 
-    def __init__(self, sync: WeightSync | SyncKind | str, link: EngineLink) -> None:
+    def __init__(
+        self, sync: WeightSync | SyncKind | str, link: EngineLink, look: Callable[[EngineLink, Any], None] | None = None
+    ) -> None:
         """Begin; the engine counts as out of date.
+
+        Args:
+            sync: How weights get there.
+            link: To the engine.
+            look: Called once, on the main process, before the first update: raises if this is not the engine meant.
 
         Raises:
             ConfigurationError: `sync` is none of the three.
@@ -52,7 +59,7 @@ class Syncer:
         except ValueError:
             raise ConfigurationError(f"sync is 'disk', 'none', a DiskSync(...) or a function, not {sync!r}") from None
         self._sync = None if kind is SyncKind.NONE else DiskSync() if kind is SyncKind.DISK else kind
-        self._link = link
+        self._link, self._look = link, look
         self._done: tuple[weakref.ref[Any], int] | None = None  # a trainer, and its step
         self.version: str | None = None
         """Name of the weights that the engine has; None: none of ours."""
@@ -69,7 +76,7 @@ class Syncer:
         if self._sync is None or (self._done is not None and self._done == (weakref.ref(trainer), step)):
             return None
         began = time.monotonic()
-        version = str(_from_main(trainer, lambda: self._new_name(step)))
+        version = str(_from_main(trainer, lambda: self._new_name(trainer, step)))
         failed: Exception | None = None
         try:
             self._sync(trainer, version, self._link)
@@ -94,8 +101,11 @@ class Syncer:
     def _engines(self) -> str | None:
         return self._link.run(self._link.control.model_info()).weight_version
 
-    def _new_name(self, step: int) -> str:
+    def _new_name(self, trainer: Any, step: int) -> str:
         """Name the weights of a step; by another name than the engine's now, so that a change can be seen."""
+        if self._look is not None:
+            self._look(self._link, trainer)
+            self._look = None
         name = str(step)
         bears = patiently(self._engines, getattr(self._sync, "patience", PATIENCE))
         return name if bears != name else f"{name}-{uuid.uuid4().hex[:6]}"
