@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 
 from strands_sglang.engine import SGLangClient
+from strands_sglang.engine.contact import contact
 from strands_sglang.engine.probe import Probe, ServerFacts
 from strands_sglang.errors import ConfigurationError, EngineBusyError, EngineUnavailableError
 from strands_sglang.rollout.bounds import Limits
@@ -144,6 +145,7 @@ async def preflight(client: Any, asked: Asked, *, seconds: float = SECONDS) -> N
 
 async def _sampled(client: SGLangClient, probe: Probe, facts: ServerFacts, asked: Asked, ids: list[int]) -> bool:
     """Sample one token; return whether it came, which it need not from a server that has other things to do."""
+    known = contact(client.base_url).served
     token = asyncio.ensure_future(probe.sample(ids, asked.sampling, asked.extra))
     reasons = 0
     try:
@@ -160,7 +162,7 @@ async def _sampled(client: SGLangClient, probe: Probe, facts: ServerFacts, asked
         logger.warning("error=<%s> | is busy; it was not looked over to the end", error)
         return False
     except EngineUnavailableError as error:
-        if not facts.dead:
+        if not facts.dead and not known:
             raise
         logger.warning("error=<%s> | was not looked over to the end", error)
         return False
