@@ -22,7 +22,7 @@ class Passed:
     input_ids: list[int]
     output_ids: list[int]
     logprobs: list[float]
-    routing_key: str | None
+    routing_key: str
 
 
 class Tap(LoopThread):
@@ -55,11 +55,12 @@ class Tap(LoopThread):
             headers={"Content-Type": request.headers.get("Content-Type", "application/json")},
         ) as answer:
             body = await answer.read()
-            if request.path == "/generate" and answer.status == 200:
-                self._note(await request.json(), await answer.json(), request.headers.get("X-SMG-Routing-Key"))
+            key = request.headers.get("X-SMG-Routing-Key")
+            if request.path == "/generate" and answer.status == 200 and key:  # without one, it is no turn but a look
+                self._note(await request.json(), await answer.json(), key)
             return web.Response(body=body, status=answer.status, content_type=answer.content_type)
 
-    def _note(self, asked: dict[str, Any], answered: dict[str, Any], routing_key: str | None) -> None:
+    def _note(self, asked: dict[str, Any], answered: dict[str, Any], routing_key: str) -> None:
         meta = answered["meta_info"]
         logprobs = [entry[0] for entry in meta["output_token_logprobs"]]
         self.calls[asked["rid"]] = Passed(asked["input_ids"], answered["output_ids"], logprobs, routing_key)

@@ -74,8 +74,8 @@ class Wire(LoopThread):
 
     @property
     def generates(self) -> list[Request]:
-        """The calls of `/generate`, in the order they came."""
-        return [one for one in self.requests if one.path == "/generate"]
+        """The calls of `/generate`, in the order they came; one without a key is no turn, but the look before a run."""
+        return [one for one in self.requests if one.path == "/generate" and one.key]
 
     async def _serve(self, started: threading.Event) -> None:
         app = web.Application(client_max_size=1 << 28)
@@ -96,7 +96,7 @@ class Wire(LoopThread):
         sent = await request.read()
         asked = json.loads(sent) if sent else None
         noted = Request(at, request.path, asked, request.headers.get("X-SMG-Routing-Key"))
-        if request.path == "/generate":
+        if request.path == "/generate" and noted.key:
             noted.fault = self.fault(len(self.generates), noted)
         self.requests.append(noted)
         if self.alone and request.path == "/workers":

@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 
 from strands_sglang.engine import SGLangClient
+from strands_sglang.engine.contact import contact
 from strands_sglang.engine.probe import Probe, ServerFacts
 from strands_sglang.errors import ConfigurationError, EngineBusyError, EngineUnavailableError
 from strands_sglang.rollout.bounds import Limits
@@ -144,6 +145,7 @@ async def preflight(client: Any, asked: Asked, *, seconds: float = SECONDS) -> N
 
 async def _sampled(client: SGLangClient, probe: Probe, facts: ServerFacts, asked: Asked, ids: list[int]) -> bool:
     """Sample one token; return whether it came, which it need not from a server that has other things to do."""
+    known = contact(client.base_url).served
     token = asyncio.ensure_future(probe.sample(ids, asked.sampling, asked.extra))
     reasons = 0
     try:
@@ -160,7 +162,7 @@ async def _sampled(client: SGLangClient, probe: Probe, facts: ServerFacts, asked
         logger.warning("error=<%s> | is busy; it was not looked over to the end", error)
         return False
     except EngineUnavailableError as error:
-        if not facts.dead:
+        if not facts.dead and not known:
             raise
         logger.warning("error=<%s> | was not looked over to the end", error)
         return False
@@ -205,13 +207,16 @@ async def _check_tokenizer(probe: Probe, facts: ServerFacts, asked: Asked) -> li
     """Hold the tokenizer against the server's; return the ids of a text that both agree on, None: not known."""
     tokenizer, added = asked.tokenizer, _added(asked.tokenizer)
     where = f"the server's is that of {facts.tokenizer_path or facts.model_path}"
+    written = _written(tokenizer, added, asked.chat_template)
     size = _vocabulary(facts.model_path)
-    if size is not None and added and max(added.values()) >= size:
+    # A token or two beyond it that nobody writes (for images, say) are found in models that are served every day.
+    highest = max([added[text] for text in written] + [int(len(tokenizer) / 1.01)])
+    if size is not None and highest >= size:
         raise ConfigurationError(
-            f"the tokenizer has ids up to {max(added.values())}, but the server's model knows {size} only: an id "
-            f"outside its vocabulary would take it down. Take the tokenizer of the model that is served; {where}"
+            f"the tokenizer has {len(tokenizer)} ids, but the server's model knows {size} only: an id outside its "
+            f"vocabulary would take it down. Take the tokenizer of the model that is served; {where}"
         )
-    texts = [_PLAIN, *_telling(tokenizer, added, asked.chat_template)]
+    texts = [_PLAIN, *_telling(tokenizer, added, written)]
     told = await probe.tokenize(facts.url, {"prompt": texts, "add_special_tokens": False})
     if told is None or len(told) != len(texts):
         return None
@@ -258,10 +263,14 @@ def _added(tokenizer: Any) -> dict[str, int]:
     return {str(text): int(id) for text, id in added.items()}
 
 
-def _telling(tokenizer: Any, added: Mapping[str, int], chat_template: str | None) -> list[str]:
-    """Return the added tokens by which tokenizers of one family differ: those of the template, and the highest ids."""
+def _written(tokenizer: Any, added: Mapping[str, int], chat_template: str | None) -> list[str]:
+    """Return the added tokens that a chat template writes."""
     source = chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None)
-    written = [text for text in added if isinstance(source, str) and text in source]
+    return [text for text in added if isinstance(source, str) and text in source]
+
+
+def _telling(tokenizer: Any, added: Mapping[str, int], written: list[str]) -> list[str]:
+    """Return the added tokens by which tokenizers of one family differ: those of the template, and the highest ids."""
     special = [str(text) for text in getattr(tokenizer, "all_special_tokens", ())]
     highest = sorted(added, key=lambda text: -added[text])
     return [text for text in dict.fromkeys([*written, *special, *highest]) if text.strip()][:_MOST_TOKENS]

@@ -1,0 +1,117 @@
+"""The look before a run, on real servers: what does not fit is named, and what fits costs next to nothing."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from families import tokenizer
+from lab_servers import LAB, LabProcess
+from rollout_agent import TOKENIZER, build, score, tasks
+from strands_sglang import SGLangClient
+from strands_sglang.engine.sampling import KNOWN
+from strands_sglang.errors import ConfigurationError, EngineUnavailableError
+from strands_sglang.rollout import Limits, rollout
+from strands_sglang.rollout import preflight as looks
+from strands_sglang.rollout.job import loaded_tokenizer
+from strands_sglang.rollout.preflight import Asked, preflight
+
+pytestmark = pytest.mark.engine
+
+SAMPLING = {"max_new_tokens": 64, "temperature": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget which servers fitted in earlier tests."""
+    monkeypatch.setattr(looks, "_passed", set())
+
+
+def asked(**about: Any) -> Asked:
+    return Asked(**{"tokenizer": loaded_tokenizer(TOKENIZER), "sampling": SAMPLING, **about})
+
+
+def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what this package logged."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("strands_sglang")]
+
+
+async def test_what_does_not_fit_is_named(tool_policy: LabProcess, caplog: pytest.LogCaptureFixture) -> None:
+    async with SGLangClient(tool_policy.url) as client:
+        with pytest.raises(ConfigurationError, match="the tokenizer is not the server's") as caught:
+            await preflight(client, asked(tokenizer=tokenizer("smollm2")))
+        assert "canonical" in str(caught.value)  # where the right one is
+        with pytest.raises(
+            ConfigurationError, match=r"Limits\(context=1024\), or start the server with --context-length"
+        ):
+            await preflight(client, asked(limits=Limits(context=4096)))
+        with pytest.raises(ConfigurationError, match="did you mean 'temperature'"):
+            await preflight(client, asked(sampling={"temprature": 1.0}))
+        with pytest.raises(ConfigurationError, match="temperature must be a non-negative"):
+            await preflight(client, asked(sampling={"temperature": -1}))
+        assert not ours(caplog)
+        await preflight(client, asked(chat_template=tokenizer("smollm2").chat_template))
+        assert "the chat template is not the server's" in caplog.text
+    async with SGLangClient(tool_policy.url + "/v1") as client:
+        with pytest.raises(ConfigurationError, match=f"base_url is {tool_policy.url}$"):
+            await preflight(client, asked())
+    assert (await SGLangClient(tool_policy.url).health()) is True  # none of it did the server any harm
+
+
+async def test_a_paused_server(tool_policy: LabProcess) -> None:
+    async with SGLangClient(tool_policy.url) as client:
+        await client.control.pause()
+        try:
+            with pytest.raises(EngineUnavailableError, match="/continue_generation"):
+                for _ in range(10):  # on a machine so busy that the server's own words come late, it may only be busy
+                    await preflight(client, asked())
+        finally:
+            await client.control.resume()
+        await preflight(client, asked())
+
+
+async def test_the_cost_where_all_is_well(
+    tool_policy: LabProcess, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with SGLangClient(tool_policy.url) as client:
+        began = time.monotonic()
+        await preflight(client, asked())
+        once = time.monotonic() - began
+        given: dict[str, Any] = {"tokenizer": TOKENIZER, "client": client, "reward": score, "sampling_params": SAMPLING}
+        run = await rollout(build, tasks(4, seed=77), limits=Limits(turns=6), **given)
+    assert len(run.episodes) == 4 and not any("server=" in line for line in ours(caplog))
+    with capsys.disabled():
+        print(f"\n  the look before a run: {1000 * once:.0f} ms")
+
+
+async def test_other_models_fit_their_own_tokenizers(
+    smollm2: LabProcess, tiny_qwen3: LabProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    for server in (smollm2, tiny_qwen3):
+        async with SGLangClient(server.url) as client:
+            own = (await client.model_info() or {})["tokenizer_path"]
+            await preflight(client, asked(tokenizer=loaded_tokenizer(own)))
+    assert not any("chat template" in line or "tokenizer" in line for line in ours(caplog))
+
+
+def test_the_names_are_those_of_the_engine() -> None:
+    sys.path.append(str(LAB))
+    import engine
+
+    found = engine.environment()
+    assert found is not None
+    (source,) = Path(found).glob("lib/python3*/site-packages/sglang/srt/sampling/sampling_params.py")
+    fields = {
+        item.target.id
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.ClassDef) and node.name == "SamplingParams"
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
+    internal = {name for name in fields if name.endswith(("_strs", "_max_len", "_full_assistant"))} | {"is_normalized"}
+    assert fields - internal == KNOWN
