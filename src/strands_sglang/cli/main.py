@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 
 from strands_sglang._version import __version__
-from strands_sglang.cli import replay, sign, verify
+from strands_sglang.cli import replay, score, sign, verify
 from strands_sglang.errors import StrandsSGLangError
 from strands_sglang.ledger.shown import shown
 
-COMMANDS = (verify, sign, replay)
+COMMANDS = (verify, sign, replay, score)
 """Every command: a module with `add`, which declares it and sets `run`."""
 
 USAGE = 2

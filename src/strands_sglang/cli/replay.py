@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from strands_sglang.cli.named import function_named
 from strands_sglang.cli.run_settings import run_settings
-from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.run_file import read_run
 from strands_sglang.ledger.shard import shard_paths
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"strands-sglang: {told}", file=sys.stderr)
     replayed = asyncio.run(
         replay(
-            _function(options.agent),
+            function_named(options.agent, "--agent", "my_agent:build"),
             directory,
             tokenizer=options.tokenizer,
             episodes=options.episode,
@@ -114,20 +113,3 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"not a JSON object: {text}")
     return value
-
-
-def _function(place: str) -> Callable[..., Any]:
-    """Return the function that `module:name` names; modules of the working directory are found."""
-    module, colon, name = place.partition(":")
-    if not colon:
-        raise ConfigurationError(f"--agent is MODULE:FUNCTION, such as my_agent:build, not {place!r}")
-    sys.path.insert(0, "")
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"cannot import {module!r}: {error}") from error
-    function = getattr(found, name, None)
-    if not callable(function):
-        raise ConfigurationError(f"{module} has no function {name!r}")
-    chosen: Callable[..., Any] = function
-    return chosen

@@ -52,6 +52,7 @@ class Course:
         self.tally = tally
         """Where episodes are put together."""
         self._before, self._on_episode = before, on_episode
+        self._scored = 0  # episodes of an earlier process that were scored now
 
     async def run(
         self, tasks: Iterable[Any], samples: int, concurrency: int, workers: int, warm_seconds: float | None
@@ -83,7 +84,9 @@ class Course:
         finally:
             await worker.close()
         totals = self.reporter.totals.snapshot()
-        if totals.restored and totals.restored == totals.done:
+        if self._scored:
+            logger.info("episodes=<%d> | had no score on record and were scored, nothing was sampled", self._scored)
+        elif totals.restored and totals.restored == totals.done:
             logger.warning(
                 "directory=<%s>, episodes=<%d> | all were on record and none was run; a new run takes a new directory",
                 self.setup.directory,
@@ -131,7 +134,9 @@ class Course:
             if self._before is None:
                 yield [Job(task.copy(), sample) for sample in range(samples)]
             else:
-                yield self._before.jobs(task, samples, needed)
+                jobs = self._before.jobs(task, samples, needed, scored=self.setup.reward is not None)
+                self._scored += sum(job.unscored for job in jobs)
+                yield jobs
 
     async def _ended(self, episode: Episode, restored: bool) -> bool:
         totals, tally = self.reporter.totals, self.tally

@@ -36,6 +36,8 @@ class Job:
     """Epoch of an episode that begins: above 0 where only remnants of an earlier beginning are on record."""
     finished: Episode | None = None
     """The episode, if it has ended in an earlier process; None: it is to be run."""
+    unscored: bool = False
+    """Whether it has ended, and all that is to be done is to score it; `record` then holds all of it."""
     sampling_params: dict[str, Any] | None = None
     """SGLang sampling parameters of this episode; None: those of the run."""
     limits: Limits | None = None

@@ -33,6 +33,7 @@ from strands_sglang.rollout.models import Models
 from strands_sglang.rollout.pace import Pace
 from strands_sglang.rollout.play import Play
 from strands_sglang.rollout.recorded import Recorded
+from strands_sglang.rollout.resume import restored
 from strands_sglang.rollout.scorer import Scorer
 from strands_sglang.rollout.telemetry import episode_span, quiet_tracing
 from strands_sglang.tokens import TokenTree
@@ -93,8 +94,10 @@ class LocalWorker:
             halt: Once it is set, the episode asks for nothing more; whoever sets it calls `suspend` soon.
 
         Returns:
-            The episode.
+            The episode. One that has its end on record and is only unscored is scored, and not run.
         """
+        if job.unscored and job.record is not None:
+            return await self._score(job.record, cut_short)
         run, trace = self.setup.run, self.setup.trace
         with episode_span(job.id, task=job.task.id, sample=job.sample, run=run, parent=trace) as span:
             episode = await self._run(job, on_turn, cut_short, halt)
@@ -166,8 +169,19 @@ class LocalWorker:
         finally:
             del self._halts[job.id]
 
+    async def _score(self, record: EpisodeRecord, cut_short: asyncio.Event | None) -> Episode:
+        """Score an episode that has its end on record; where there is enough without it, it stays as it is."""
+        try:
+            return await self._finish.score(record)
+        except asyncio.CancelledError:
+            if cut_short is None or not cut_short.is_set():
+                raise
+            return restored(record)
+
     async def give_up(self, job: Job, outcome: Outcome) -> Episode:
         """End an episode that cannot be run, with what is on record of it."""
+        if job.unscored and job.record is not None:
+            return restored(job.record)  # it has its end: only its reward could not be had
         play = Play(job.id, job.task, self._journal(job, []))
         tree = TokenTree(job.id) if job.record is None else job.record.tree()
         return await self._finish.episode(job, play, outcome, 0.0, known=tree)
