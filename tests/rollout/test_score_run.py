@@ -142,8 +142,9 @@ async def test_what_cannot_be_scored_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="a reward is a function"):
         await score_run(None, folder)  # type: ignore[arg-type]
     events = len(record_of(folder, "a/0").events)
-    shard = OpenShard(folder / "ledger" / "zzz.ledger", {"format": 1, "worker": "zzz"})
-    shard.close()
+    (shard,) = (folder / "ledger").glob("*.ledger")
+    whole = shard.read_bytes()
+    shard.write_bytes(whole + b"more")
     with pytest.raises(LedgerError, match="not as it was sealed"):
         await score_run(broken, folder)
     assert len(record_of(folder, "a/0").events) == events
@@ -169,3 +170,18 @@ async def test_only_scores_stand_behind_an_end(tmp_path: Path) -> None:
             head = event.digest
         (proof,) = proved(Memory(written), None, None, False)
         assert proof.verdict is verdict, (kind, ended, proof.findings)
+
+
+async def test_files_that_were_added_since_the_seal(tmp_path: Path) -> None:
+    """Those of a scoring that died are sealed with the next; those of a run that goes on are its own to seal."""
+    folder = tmp_path / "run"
+    await run(build, TASKS, PromptEngine(steps(1)), folder)
+    sealed = (folder / "seal.json").read_bytes()
+    await score_run(lambda episode: 0.5, folder)
+    (folder / "seal.json").write_bytes(sealed)
+    await score_run(lambda episode: 1.0, folder)
+    assert_proved(folder)
+    sealed = (folder / "seal.json").read_bytes()
+    OpenShard(folder / "ledger" / "0-later.ledger", {"format": 1, "worker": "0"}).close()
+    assert len(await score_run(lambda episode: 0.5, folder)) == 2
+    assert (folder / "seal.json").read_bytes() == sealed

@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--episode", action="append", metavar="ID", help="only this one; may be given more than once")
     parser.add_argument("--reward-seconds", type=float, metavar="N", help="seconds that scoring an episode may take")
     parser.add_argument("--json", action="store_true", help="print one JSON line for each episode")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, interrupted="scores that were had by then are in the ledger, and count")
 
 
 def run(options: argparse.Namespace) -> int:

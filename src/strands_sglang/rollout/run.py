@@ -22,6 +22,7 @@ from strands_sglang.rollout.bounds import Limits
 from strands_sglang.rollout.course import Course
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.group import Filters, GroupFilter, Wanted
+from strands_sglang.rollout.interrupt import Interrupt, interrupted_line
 from strands_sglang.rollout.job import Setup
 from strands_sglang.rollout.lock import directory_lock
 from strands_sglang.rollout.open_files import allow_open_files
@@ -147,6 +148,7 @@ async def rollout(
     known = len(asked) if isinstance(asked, list) else None
     totals = Totals(None if known is None else known * samples_per_task)
     with ExitStack() as stack:
+        interrupt = stack.enter_context(Interrupt())
         stack.enter_context(tool_threads(max(64, min(4 * concurrency, 1024))))
         before = None
         if path is not None:
@@ -156,6 +158,9 @@ async def rollout(
         try:
             async with Reporter(totals, shown, on_metrics, metrics_seconds) as course.reporter:
                 await course.run(asked, samples_per_task, concurrency, workers, warm_seconds)
+        except asyncio.CancelledError:
+            interrupt.tell(interrupted_line(totals.snapshot(), path))
+            raise
         finally:
             if ours and isinstance(engine, SGLangClient):
                 await engine.close()

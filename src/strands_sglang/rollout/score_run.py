@@ -17,7 +17,7 @@ from pathlib import Path
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.seal import check_seal, read_seal, seal
+from strands_sglang.ledger.seal import SealFault, check_seal, read_seal, seal
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.finish import Finish
@@ -25,6 +25,7 @@ from strands_sglang.rollout.lock import directory_lock
 from strands_sglang.rollout.reward import Reward, RewardFunction
 from strands_sglang.rollout.scorer import Scorer
 
+_WORKER = "score"
 _AT_ONCE = 64  # episodes that are in memory to be scored
 
 
@@ -78,15 +79,14 @@ async def score_run(
         sealed = await loop.run_in_executor(None, _sealed, folder)
         scored: list[Scored] = []
         records = _records(Ledger(folder), episodes, unscored_only)
-        with LedgerWriter(folder, worker="score") as writer:
-            finish = Finish(scorer, writer)
-            try:
+        try:
+            with LedgerWriter(folder, worker=_WORKER) as writer:
+                finish = Finish(scorer, writer)
                 while batch := await loop.run_in_executor(None, _some, records):
                     scored += await asyncio.gather(*(_score(finish, record) for record in batch))
-            finally:
-                await writer.flushed()
-        if sealed:
-            await loop.run_in_executor(None, seal, folder)
+        finally:  # whatever ended it: what was scored counts
+            if sealed:
+                await loop.run_in_executor(None, seal, folder)
     return scored
 
 
@@ -112,7 +112,12 @@ def _sealed(folder: Path) -> bool:
     """Return whether a run is sealed; raise LedgerError when its files are not those that were."""
     if read_seal(folder) is None:
         return False
-    if found := check_seal(folder):
+    found = check_seal(folder)
+    added = [one for one in found if one.kind is SealFault.NEW]
+    if len(added) == len(found):
+        # Files of a run that went on since: it seals itself at its end. Ours, of a scoring that died, are sealed now.
+        return all(one.shard.startswith(f"{_WORKER}-") for one in added)
+    if found := [one for one in found if one not in added]:
         raise LedgerError(
             f"{found[0].shard}: {found[0].message}. The run in {folder} is not as it was sealed, and is not sealed "
             f"anew: see what `strands-sglang verify {folder}` says"
