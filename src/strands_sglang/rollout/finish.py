@@ -84,7 +84,7 @@ class Finish:
             source=tree,
             metrics=journal.metrics,
             failure=outcome.failure,
-            text=outcome.text,
+            text=outcome.text or ("" if outcome.ended.complete or outcome.ended.failed else play.last_words),
             messages=play.messages,
             epoch=job.life,
             earlier=dict(journal.earlier) if job.record is not None else {},

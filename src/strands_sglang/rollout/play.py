@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from strands_sglang.errors import ConfigurationError
 from strands_sglang.limits import ToolLimiter
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.episode import Episode as TokenEpisode
@@ -51,7 +52,7 @@ class Play:
         with model.episode(self.tokens):
             try:
                 agent = build(self.task, model)
-                self.agent = agent = await agent if inspect.isawaitable(agent) else agent
+                self.agent = agent = _checked(await agent if inspect.isawaitable(agent) else agent)
                 quick_to_copy(agent)
                 if not (hasattr(agent, "invoke_async") and hasattr(agent, "messages")):
                     self.journal.quota = Quota(limits.turns, limits.tool_calls)
@@ -71,6 +72,31 @@ class Play:
         return TokenTree.from_dict({**whole, "turns": whole["turns"][:recorded]})
 
     @property
+    def last_words(self) -> str:
+        """What the agent said last, as far as it came; "" when that was nothing."""
+        for message in reversed(self.messages):
+            if isinstance(message, dict) and message.get("role") == "assistant":
+                texts = (block.get("text") for block in message.get("content") or () if isinstance(block, dict))
+                return "\n".join(text for text in texts if isinstance(text, str)).strip()
+        return ""
+
+    @property
     def messages(self) -> list[Any]:
         """The agent's conversation; empty when it has none."""
         return list(getattr(self.agent, "messages", ()))
+
+
+def _checked(built: Any) -> Any:
+    """Return what `build` made.
+
+    Raises:
+        ConfigurationError: It is nothing that an episode could be done with.
+    """
+    if built is None:
+        raise ConfigurationError("build(task, model) returned None, not an agent: does it end with `return agent`?")
+    if isinstance(built, type) or not (hasattr(built, "invoke_async") or callable(built)):
+        raise ConfigurationError(
+            f"build(task, model) returned {built!r:.100}, which is no agent: it returns a Strands agent, a graph or a "
+            "swarm, or a function without arguments"
+        )
+    return built

@@ -1,7 +1,7 @@
 """`rollout`: an agent on many tasks, many times, and everything it sampled.
 
 Invariant: a bad episode is data. `rollout` raises only for settings that cannot work, for a ledger that cannot be
-written, and when it is cancelled; whatever is on record then is there for the next call with the same directory.
+written, where the first episodes all fail alike, and when it is cancelled; whatever is on record then is there for the next call with the same directory.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ async def rollout(
     warm_seconds: float | None = 1.0,
     rerun_tools: Collection[str] = (),
     reward_seconds: float | None = None,
+    stop_after_failures: int | None = 8,
     progress: bool | str | Progress = False,
     on_episode: Callable[[Episode], Any] | None = None,
     on_metrics: Callable[[RunMetrics], Any] | None = None,
@@ -90,6 +91,8 @@ async def rollout(
             prompt into the engine's cache; None: they begin at once.
         rerun_tools: Names of tools that are run again when an episode is resumed, because they keep a state.
         reward_seconds: Seconds that scoring an episode may take; None: no bound.
+        stop_after_failures: Episodes after which a run is stopped in which all have failed alike, from the first, by
+            the agent's code or because the engine refuses what is asked; None: never.
         progress: True: a live view on a terminal, else a line now and then; or "live", "lines"; or a `Progress`.
         on_episode: Called with each episode as it ends, plain or async; also with those that an earlier process ran
             (`episode.restored`).
@@ -103,6 +106,7 @@ async def rollout(
     Raises:
         ConfigurationError: Something given cannot work; the message says what would.
         LedgerError: The ledger cannot be written.
+        RunStoppedError: The first episodes all failed alike.
     """
     if (client is None) == (base_url is None):
         raise ConfigurationError("give either client=SGLangClient(...) or base_url='http://...', and not both")
@@ -117,6 +121,7 @@ async def rollout(
             "concurrency": concurrency,
             "enough_groups": enough_groups,
             "enough_samples": enough_samples,
+            "stop_after_failures": stop_after_failures,
         },
         seconds={"warm_seconds": warm_seconds, "reward_seconds": reward_seconds, "metrics_seconds": metrics_seconds},
     )
@@ -154,7 +159,9 @@ async def rollout(
         if path is not None:
             stack.enter_context(directory_lock(path))
             before = await asyncio.get_running_loop().run_in_executor(None, read_before, path)
-        course = Course(setup, before, Tally(Wanted(enough_groups, enough_samples), chosen), on_episode)
+        course = Course(
+            setup, before, Tally(Wanted(enough_groups, enough_samples), chosen), on_episode, stop_after_failures
+        )
         try:
             async with Reporter(totals, shown, on_metrics, metrics_seconds) as course.reporter:
                 await course.run(asked, samples_per_task, concurrency, workers, warm_seconds)
