@@ -19,13 +19,13 @@ from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.run_file import read_run
 from strands_sglang.ledger.shard import shard_paths
-from strands_sglang.ledger.shown import shown
+from strands_sglang.ledger.shown import counted, shown
 from strands_sglang.rollout import Replayed, ReplayVerdict, replay
 
 IDENTICAL, DIFFERENT, NOTHING = 0, 1, 3
 """Exit codes: all trajectories are identical; some are not; there was nothing to replay."""
 
-_SHOWN = 20  # episodes that are listed one by one
+_SHOWN = 10  # ways to differ that are listed
 
 
 def add(commands: Any) -> None:
@@ -93,16 +93,35 @@ def run(options: argparse.Namespace) -> int:
 
 def _lines(replayed: list[Replayed]) -> list[str]:
     counts = Counter(one.verdict.value for one in replayed)
-    others = [one for one in replayed if one.verdict is not ReplayVerdict.IDENTICAL]
-    lines = [f"{len(replayed)} episodes: " + ", ".join(f"{count} {name}" for name, count in counts.most_common())]
-    lines += [f"  {one.id}: {one.verdict.value}: {one.message}" for one in others[:_SHOWN]]
-    if len(others) > _SHOWN:
-        lines.append(f"  and {len(others) - _SHOWN} more")
+    told = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+    lines = [f"{counted(len(replayed), 'episode')}: {told} (answered from the record: no tool was run)"]
+    alike: dict[tuple[str, str], list[Replayed]] = {}
+    for one in replayed:
+        if one.verdict is not ReplayVerdict.IDENTICAL:
+            alike.setdefault((one.verdict.value, one.why), []).append(one)
+    groups = sorted(alike.items(), key=lambda group: -len(group[1]))
+    for (verdict, why), group in groups[:_SHOWN]:
+        first = group[0]
+        place = "" if first.event is None else f", at event {first.event}"
+        lines.append(f"  {len(group):,} {verdict}: {why}")
+        lines.append(f"    {'first' if len(group) > 1 else 'it is'} {first.id}{place}")
+        if (one := first.difference) is not None:
+            lines.append(f"    from token {one.token} on, behind {_quoted(one.before)}")
+            lines.append(f"    on record: {_quoted(one.recorded)}")
+            lines.append(f"    now:       {_quoted(one.now)}")
+    if len(groups) > _SHOWN:
+        lines.append(f"  and {counted(len(groups) - _SHOWN, 'other way', 'other ways')} to differ: see --json")
     return [shown(line) for line in lines]
 
 
+def _quoted(text: str) -> str:
+    """Return a text of a prompt in one line; nothing where the prompt is over."""
+    return f'"{text}"'.replace("\n", "\\n") if text else "nothing: the prompt ends there"
+
+
 def _json(one: Replayed) -> str:
-    return json.dumps({"episode": one.id, "verdict": one.verdict.value, "event": one.event, "message": one.message})
+    told = {"episode": one.id, "verdict": one.verdict.value, "event": one.event, "message": one.message}
+    return json.dumps({**told, "difference": None if one.difference is None else one.difference.to_dict()})
 
 
 def _json_object(text: str) -> dict[str, Any]:

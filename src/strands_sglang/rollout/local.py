@@ -214,7 +214,10 @@ class LocalWorker:
             haltable=self.setup.suspendable,
             on_halt=lambda: loop.call_soon_threadsafe(self.suspend, job.id),
         )
-        return Journal(asker, job.id, chain=chain, recorded=recorded, routing_key=job.routing_key, pace=self._pace)
+        key = job.routing_key
+        journal = Journal(asker, job.id, chain=chain, recorded=recorded, routing_key=key, pace=self._pace)
+        journal.tool_arguments = self.setup.tool_arguments
+        return journal
 
     def _sink(self, kept: list[bytes], ours: bool) -> Callable[[bytes], None] | None:
         """Return where events go: to the ledger, and into memory where an episode may be set aside."""

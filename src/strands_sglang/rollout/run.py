@@ -1,7 +1,8 @@
 """`rollout`: an agent on many tasks, many times, and everything it sampled.
 
 Invariant: a bad episode is data. `rollout` raises only for settings that cannot work, for a ledger that cannot be
-written, where the first episodes all fail alike, and when it is cancelled; whatever is on record then is there for the next call with the same directory.
+written, where the first episodes all fail alike, and when it is cancelled; whatever is on record then is there for the
+next call with the same directory.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from strands_sglang.rollout.resume import read_before
 from strands_sglang.rollout.tally import Tally
 from strands_sglang.rollout.task import Task
 from strands_sglang.rollout.threads import tool_threads
+from strands_sglang.rollout.tool_result import ToolArguments
 from strands_sglang.rollout.totals import RunMetrics, Totals
 
 
@@ -56,6 +58,7 @@ async def rollout(
     enough_samples: int | None = None,
     warm_seconds: float | None = 1.0,
     rerun_tools: Collection[str] = (),
+    tool_arguments: ToolArguments | str = ToolArguments.RECORD,
     reward_seconds: float | None = None,
     stop_after_failures: int | None = 8,
     progress: bool | str | Progress = False,
@@ -90,6 +93,8 @@ async def rollout(
         warm_seconds: How long the samples of a task wait at most until the first of them has brought their common
             prompt into the engine's cache; None: they begin at once.
         rerun_tools: Names of tools that are run again when an episode is resumed, because they keep a state.
+        tool_arguments: What the ledger has of the arguments of tool calls: "record", or "digest" for tools that hooks
+            hand secrets to (what the model itself wrote is among its tokens in any case).
         reward_seconds: Seconds that scoring an episode may take; None: no bound.
         stop_after_failures: Episodes after which a run is stopped in which all have failed alike, from the first, by
             the agent's code or because the engine refuses what is asked; None: never.
@@ -143,6 +148,7 @@ async def rollout(
         durability=durability,
         rerun_tools=frozenset([rerun_tools] if isinstance(rerun_tools, str) else rerun_tools),
         reward_seconds=reward_seconds,
+        tool_arguments=_tool_arguments(tool_arguments),
     )
     shown = display_for(
         (ProgressKind.AUTO if progress else ProgressKind.NONE) if isinstance(progress, bool) else progress,
@@ -179,3 +185,11 @@ async def rollout(
         path,
         course.setup.run,
     )
+
+
+def _tool_arguments(given: ToolArguments | str) -> ToolArguments:
+    try:
+        return ToolArguments(given)
+    except ValueError:
+        names = ", ".join(repr(one.value) for one in ToolArguments)
+        raise ConfigurationError(f"tool_arguments is one of {names}, not {given!r:.100}") from None
