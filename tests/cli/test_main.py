@@ -13,7 +13,7 @@ import pytest
 
 from ledger.episodes import RUN, plain_episode
 from rollout.scripts import PromptEngine, assert_proved, run, steps
-from strands_sglang.cli import main as command
+from strands_sglang.cli import verify
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.run_file import write_run
 from strands_sglang.ledger.seal import seal
@@ -76,7 +76,7 @@ def test_a_command_that_writes_nothing(monkeypatch: pytest.MonkeyPatch, capsys: 
     def pressed(*args: Any, **kwargs: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.verify, "verify", pressed)
+    monkeypatch.setattr(verify, "verify", pressed)
     assert main(["verify", "runs/x"]) == 130
     assert capsys.readouterr().err.startswith("strands-sglang: interrupted: nothing was written; to begin again: ")
 

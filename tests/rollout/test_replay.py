@@ -101,7 +101,7 @@ async def test_another_agent_diverges_at_an_event(changed: Any, event: int, tmp_
 def described(task: Task, model: SGLangModel) -> Any:
     agent = plain(model)
     spec = agent.tool_registry.registry["step"].tool_spec
-    agent.tool_registry.registry["step"].tool_spec = {**spec, "description": "Another."}
+    setattr(agent.tool_registry.registry["step"], "tool_spec", {**spec, "description": "Another."})  # noqa: B010
     return agent
 
 

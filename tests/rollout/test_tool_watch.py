@@ -449,7 +449,7 @@ def divides(number: int, secret: str = "") -> str:
         number: Which.
         secret: A key.
     """
-    return json.loads("{" * number)
+    return str(json.loads("{" * number))
 
 
 def dividing(task: Task, model: SGLangModel) -> Any:

@@ -105,10 +105,10 @@ def _lines(replayed: list[Replayed]) -> list[str]:
         place = "" if first.event is None else f", at event {first.event}"
         lines.append(f"  {len(group):,} {verdict}: {why}")
         lines.append(f"    {'first' if len(group) > 1 else 'it is'} {first.id}{place}")
-        if (one := first.difference) is not None:
-            lines.append(f"    from token {one.token} on, behind {_quoted(one.before)}")
-            lines.append(f"    on record: {_quoted(one.recorded)}")
-            lines.append(f"    now:       {_quoted(one.now)}")
+        if (differs := first.difference) is not None:
+            lines.append(f"    from token {differs.token} on, behind {_quoted(differs.before)}")
+            lines.append(f"    on record: {_quoted(differs.recorded)}")
+            lines.append(f"    now:       {_quoted(differs.now)}")
     if len(groups) > _SHOWN:
         lines.append(f"  and {counted(len(groups) - _SHOWN, 'other way', 'other ways')} to differ: see --json")
     return [shown(line) for line in lines]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 
 from strands_sglang.errors import RequestRejectedError, RunStoppedError
+from strands_sglang.ledger.shown import counted
 from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.episode import Episode, Failure
 
@@ -39,7 +40,8 @@ class Alike:
         self._count += 1
         if self._count == self._most and not self._others:
             raise RunStoppedError(
-                f"the first {self._count} episodes all failed alike, and the run was stopped: {said(self._first)}\n"
+                f"the first {counted(self._count, 'episode')} all failed alike, and the run was stopped: "
+                f"{said(self._first)}\n"
                 "What was sampled is on disk if a directory was given, and the same call goes on from there; "
                 "rollout(stop_after_failures=None) lets a run go on whatever fails"
             )

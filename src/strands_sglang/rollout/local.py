@@ -32,6 +32,7 @@ from strands_sglang.rollout.measures import OnTurn, TurnCounts
 from strands_sglang.rollout.models import Models
 from strands_sglang.rollout.pace import Pace
 from strands_sglang.rollout.play import Play
+from strands_sglang.rollout.quiet_logs import quiet_logs
 from strands_sglang.rollout.recorded import Recorded
 from strands_sglang.rollout.resume import restored
 from strands_sglang.rollout.scorer import Scorer
@@ -62,6 +63,7 @@ class LocalWorker:
         self._worker = worker
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_tracing())
+        quiet_logs()
         if not guest:
             self._quiet.enter_context(calm_collector())
         self._pace = Pace()

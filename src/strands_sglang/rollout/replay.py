@@ -28,6 +28,7 @@ from strands_sglang.rollout.journal import Journal
 from strands_sglang.rollout.pace import Pace
 from strands_sglang.rollout.play import Play
 from strands_sglang.rollout.prompt_difference import PromptDifference, prompt_difference
+from strands_sglang.rollout.quiet_logs import quiet_logs
 from strands_sglang.rollout.recorded import Recorded
 from strands_sglang.rollout.resume import task_of
 from strands_sglang.rollout.scribe import Mode
@@ -117,6 +118,7 @@ async def replay(
     setup = Setup(build, None, tokenizer, NoEngine(), limits or Limits(), dict(model_options))
     model, pace, gate = setup.model(), Pace(), asyncio.Semaphore(concurrency)
     under_way: list[asyncio.Task[Replayed]] = []
+    quiet_logs()
 
     async def one(record: EpisodeRecord) -> Replayed:
         async with gate:
