@@ -12,6 +12,7 @@
     │   └── RecordError                       a recorded tree or trajectory that cannot be read back
     ├── SandboxUnavailableError               no sandbox for model-written code can be made on this machine
     ├── LedgerError                           a ledger that cannot be read or written
+    ├── RunStoppedError                       a run whose first episodes all failed alike
     ├── DivergedError                         a replayed agent did something else than what is on record
     └── EngineError                           the engine, or the way to it (also an SGLangClientError)
         ├── RequestRejectedError              the engine said no, and would say no again (SGLangHTTPError)
@@ -97,6 +98,10 @@ class SandboxUnavailableError(StrandsSGLangError):
         """What was to make it."""
         self.reason = reason
         """The program's own words; "" when it is not installed."""
+
+
+class RunStoppedError(StrandsSGLangError):
+    """The first episodes of a run all failed alike, so that the others would, too."""
 
 
 class DivergedError(StrandsSGLangError):

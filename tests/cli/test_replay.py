@@ -73,13 +73,27 @@ def arguments(folder: Path, *more: str, agent: str = "build") -> list[str]:
 def test_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(folder)) == 0
     printed = capsys.readouterr()
-    assert printed.out == "2 episodes: 2 identical\n"
+    assert printed.out == "2 episodes: 2 identical (answered from the record: no tool was run)\n"
     assert "run.json has 'tool_parser' in words only" in printed.err
     ids = [
         json.loads(line)["episode"] for line in told(folder, capsys, 0, "--model-options", '{"tool_parser":"hermes"}')
     ]
     assert [json.loads(line)["episode"] for line in told(folder, capsys, 0, "--episode", ids[1])] == ids[1:]
     assert {json.loads(line)["verdict"] for line in told(folder, capsys, 1, agent="other_build")} == {"diverged"}
+
+
+def test_a_difference_is_shown_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(folder, "--model-options", '{"tool_parser":"hermes"}', agent="other_build")) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 episodes: 2 diverged (answered from the record: no tool was run)"
+    assert lines[1] == "  2 diverged: the agent asks for another prompt: the system prompt was changed"
+    assert lines[2].startswith("    first ") and lines[2].endswith(", at event 1")
+    assert lines[3].startswith("    from token ") and lines[3].endswith('"<|im_start|>system\\n"')
+    assert lines[4].startswith('    on record: "You are Qwen')
+    assert lines[5].startswith('    now:       "Something else.')
+    assert len(lines) == 6
+    one = json.loads(told(folder, capsys, 1, agent="other_build")[0])
+    assert one["difference"]["cause"] == "the system prompt was changed" and one["difference"]["event"] == 1
 
 
 def told(folder: Path, capsys: pytest.CaptureFixture[str], code: int, *more: str, agent: str = "build") -> list[str]:
@@ -132,9 +146,10 @@ def test_a_ledger_cannot_write_lines(
 
     monkeypatch.setattr(command, "replay", replayed)
     assert main(arguments(tmp_path)) == 1
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == "1 episodes: 1 diverged" and second.isprintable()
-    assert second.startswith(r"  a\n0 episodes: all identical\x1b[2K\u202e/0: diverged: event 3")
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("1 episode: 1 diverged") and second.isprintable() and third.isprintable()
+    assert second.startswith("  1 diverged: event ... of a")
+    assert third == r"    it is a\n0 episodes: all identical\x1b[2K\u202e/0, at event 3"
     assert main(arguments(tmp_path, "--json")) == 1
     assert capsys.readouterr().out.strip().isascii()
     assert main(arguments(tmp_path, "--episode", evil)) == 2

@@ -98,6 +98,46 @@ async def test_another_agent_diverges_at_an_event(changed: Any, event: int, tmp_
     assert f"event {event}" in one.message
 
 
+def described(task: Task, model: SGLangModel) -> Any:
+    agent = plain(model)
+    spec = agent.tool_registry.registry["step"].tool_spec
+    setattr(agent.tool_registry.registry["step"], "tool_spec", {**spec, "description": "Another."})  # noqa: B010
+    return agent
+
+
+def asking_else(task: Task, model: SGLangModel) -> Any:
+    agent = plain(model)
+    agent.messages.append({"role": "user", "content": [{"text": "before"}]})
+    agent.messages.append({"role": "assistant", "content": [{"text": "yes"}]})
+    return agent
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause", "recorded", "now"),
+    [
+        (other_prompt, "the system prompt was changed", " Qwen", " another."),
+        (other_tools, "the tools were changed: 'slow' was added", "", "slow"),
+        (described, "the tools were changed: description of 'step'", "", "Another."),
+        (shouting, "message 4 (a tool's result) was edited", "", "!"),
+        (asking_else, "message 0 (the user's) was edited", "go", "before"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+async def test_how_another_prompt_differs(changed: Any, cause: str, recorded: str, now: str, tmp_path: Path) -> None:
+    await run(build, [TASK], PromptEngine(steps(4)), tmp_path)
+    (one,) = await replay(changed, tmp_path, tokenizer=TOKENIZER)
+    differs = one.difference
+    assert differs is not None and differs.event == one.event and differs.cause == cause
+    assert recorded in differs.recorded and now in differs.now and differs.recorded != differs.now
+    assert cause in one.message and one.why == f"the agent asks for another prompt: {cause}"
+    # Of an episode without an end no conversation is on record: the place alone says something.
+    folder = crashed(tmp_path, tmp_path / "crash", len(record_of(tmp_path).events) - 1)
+    (one,) = await replay(changed, folder, tokenizer=TOKENIZER)
+    behind = changed is shouting
+    assert one.difference is not None and one.difference.token == differs.token
+    assert one.difference.cause.startswith("something behind the first turn" if behind else "something in the first")
+
+
 async def test_an_agent_that_goes_on_where_the_record_ends_has_said_nothing_else(tmp_path: Path) -> None:
     await run(build, [TASK], PromptEngine(steps(2)), tmp_path)
     (one,) = await replay(longer, tmp_path, tokenizer=TOKENIZER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 import time
@@ -17,8 +18,10 @@ from rollout.kinds import plain, step
 from rollout.scripts import RAN, PromptEngine, Script, asked, assert_proved, crashed, record_of, run, steps, summaries
 from scripted_engine import Answer, tool_call
 from strands_sglang import SGLangModel
+from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.rollout import Ended, Limits, ReplayVerdict, Task, replay
+from strands_sglang.rollout.tool_result import from_record, place_of, plain_arguments
 
 TASK = Task("go", id="t")
 
@@ -433,3 +436,61 @@ async def test_agents_outside_of_an_episode_are_not_watched() -> None:
     assert done[0].ended is Ended.ANSWERED
     result = await kept[0].invoke_async("and now?")
     assert str(result).strip() == "the end"
+
+
+# --- what is on record of a call --------------------------------------------------------------------------------------
+
+
+@tool
+def divides(number: int, secret: str = "") -> str:
+    """Divide by zero, as JSON would.
+
+    Args:
+        number: Which.
+        secret: A key.
+    """
+    return str(json.loads("{" * number))
+
+
+def dividing(task: Task, model: SGLangModel) -> Any:
+    agent = plain(model, tools=[divides])
+
+    def hand_over(event: BeforeToolCallEvent) -> None:
+        event.tool_use = {**event.tool_use, "input": {**event.tool_use["input"], "secret": "hunter2"}}
+
+    agent.hooks.add_callback(BeforeToolCallEvent, hand_over)
+    return agent
+
+
+def calls_once(prompt: str, before: int) -> str:
+    return "the end" if "<tool_response>" in prompt else tool_call("divides", number=1)
+
+
+@pytest.mark.parametrize("kept", ["record", "digest"])
+async def test_arguments_and_the_place_of_an_error_are_on_record(kept: str, tmp_path: Path) -> None:
+    (episode,) = await run(dividing, ["go"], PromptEngine(calls_once), tmp_path, tool_arguments=kept)
+    assert episode.metrics.tool_errors == 1
+    (event,) = record_of(tmp_path).tools
+    place, _, function = event.data["raised_at"].partition(" in ")
+    line = next(
+        number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "json.loads" in text
+    )
+    assert (place, function) == (f"{__file__}:{line}", "divides")
+    assert event.data["raised"].startswith("JSONDecodeError: ")
+    arguments = {"number": 1, "secret": "hunter2"}
+    assert event.data["arguments"] == (arguments if kept == "record" else None)
+    assert_proved(tmp_path)
+    assert any("hunter2" in str(one.data) for one in record_of(tmp_path).events) is (kept == "record")
+    # Events of an earlier version have neither.
+    del event.data["arguments"], event.data["raised_at"]
+    assert from_record(event, "x").tool_result["status"] == "error"
+
+
+async def test_arguments_are_recorded_or_not() -> None:
+    with pytest.raises(ConfigurationError, match="tool_arguments is one of 'record', 'digest', not 'none'"):
+        await run(dividing, ["go"], PromptEngine(calls_once), tool_arguments="none")
+    nested: dict[str, Any] = {}
+    nested["itself"] = nested
+    assert plain_arguments(nested) is None and plain_arguments({1: object()}) is None
+    assert plain_arguments({"a": (1, b"x")}) is not None
+    assert place_of(None) is None and place_of(ValueError("never raised")) is None

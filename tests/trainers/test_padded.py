@@ -45,7 +45,7 @@ def test_right_padding() -> None:
     assert batch["attention_mask"].tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 0, 0]]
     assert batch["response_mask"].tolist() == [[0, 0, 1, 1, 1, 1], [0, 0, 1, 0, 0, 0]]
-    assert batch["loss_mask"].tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0]]
+    assert batch["loss_mask"].tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0]]  # nobody scored the second
     expected = np.array([[0, 0, -1, -1.1, 0, -1.2], [0, 0, -0.3, 0, 0, 0]], np.float32)
     assert batch["logprobs"].tolist() == expected.tolist()
     assert batch.version_names == ("1", "2", None)
@@ -54,7 +54,7 @@ def test_right_padding() -> None:
     assert {name: str(array.dtype) for name, array in batch.items()} == {
         **dict.fromkeys(["input_ids", "attention_mask", "position_ids", "response_mask", "loss_mask"], "int64"),
         **{"logprobs": "float32", "versions": "int32", "rewards": "float32"},
-        **{"group_ids": "int64", "rollout_ids": "int64"},
+        **{"group_ids": "int64", "rollout_ids": "int64", "main": "bool"},
     }
 
 

@@ -101,7 +101,10 @@ async def test_a_batch_with_a_prompt_that_fails() -> None:
     assert client.asked[0]["sampling_params"] == {**SAMPLING, "logprobs": 1}
     told = output["rollout_metrics"]
     assert told["generate/failed_episodes"] == 1 and told["reward/avg_accuracy"] == 0.5
-    assert output["env_metrics"][1] == {"ended": "agent"} and output["env_metrics"][0]["accuracy"] == 0.5
+    assert (
+        output["env_metrics"][1] == {"ended": "agent", "agent": "", "main": 1.0}
+        and output["env_metrics"][0]["accuracy"] == 0.5
+    )
     assert output["is_last_step"] is None and output["trajectory_ids"] is None
 
 

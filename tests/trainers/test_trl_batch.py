@@ -17,7 +17,7 @@ from trainers.grown_episodes import VOCABULARY, episode_of, grown
 from trainers.trl_doubles import two_turns
 
 PAD = 99
-KEYS = ["prompt_ids", "completion_ids", "logprobs", "env_mask", "strands_reward", "episode"]
+KEYS = ["prompt_ids", "completion_ids", "logprobs", "env_mask", "strands_reward", "strands_agent", "episode"]
 
 
 def test_whatever_an_episode_is_its_entry_can_be_trained() -> None:

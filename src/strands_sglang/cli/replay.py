@@ -7,26 +7,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from strands_sglang.cli.named import function_named
 from strands_sglang.cli.run_settings import run_settings
-from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.run_file import read_run
 from strands_sglang.ledger.shard import shard_paths
-from strands_sglang.ledger.shown import shown
+from strands_sglang.ledger.shown import counted, shown
 from strands_sglang.rollout import Replayed, ReplayVerdict, replay
 
 IDENTICAL, DIFFERENT, NOTHING = 0, 1, 3
 """Exit codes: all trajectories are identical; some are not; there was nothing to replay."""
 
-_SHOWN = 20  # episodes that are listed one by one
+_SHOWN = 10  # ways to differ that are listed
 
 
 def add(commands: Any) -> None:
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"strands-sglang: {told}", file=sys.stderr)
     replayed = asyncio.run(
         replay(
-            _function(options.agent),
+            function_named(options.agent, "--agent", "my_agent:build"),
             directory,
             tokenizer=options.tokenizer,
             episodes=options.episode,
@@ -94,16 +93,35 @@ def run(options: argparse.Namespace) -> int:
 
 def _lines(replayed: list[Replayed]) -> list[str]:
     counts = Counter(one.verdict.value for one in replayed)
-    others = [one for one in replayed if one.verdict is not ReplayVerdict.IDENTICAL]
-    lines = [f"{len(replayed)} episodes: " + ", ".join(f"{count} {name}" for name, count in counts.most_common())]
-    lines += [f"  {one.id}: {one.verdict.value}: {one.message}" for one in others[:_SHOWN]]
-    if len(others) > _SHOWN:
-        lines.append(f"  and {len(others) - _SHOWN} more")
+    told = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+    lines = [f"{counted(len(replayed), 'episode')}: {told} (answered from the record: no tool was run)"]
+    alike: dict[tuple[str, str], list[Replayed]] = {}
+    for one in replayed:
+        if one.verdict is not ReplayVerdict.IDENTICAL:
+            alike.setdefault((one.verdict.value, one.why), []).append(one)
+    groups = sorted(alike.items(), key=lambda group: -len(group[1]))
+    for (verdict, why), group in groups[:_SHOWN]:
+        first = group[0]
+        place = "" if first.event is None else f", at event {first.event}"
+        lines.append(f"  {len(group):,} {verdict}: {why}")
+        lines.append(f"    {'first' if len(group) > 1 else 'it is'} {first.id}{place}")
+        if (differs := first.difference) is not None:
+            lines.append(f"    from token {differs.token} on, behind {_quoted(differs.before)}")
+            lines.append(f"    on record: {_quoted(differs.recorded)}")
+            lines.append(f"    now:       {_quoted(differs.now)}")
+    if len(groups) > _SHOWN:
+        lines.append(f"  and {counted(len(groups) - _SHOWN, 'other way', 'other ways')} to differ: see --json")
     return [shown(line) for line in lines]
 
 
+def _quoted(text: str) -> str:
+    """Return a text of a prompt in one line; nothing where the prompt is over."""
+    return f'"{text}"'.replace("\n", "\\n") if text else "nothing: the prompt ends there"
+
+
 def _json(one: Replayed) -> str:
-    return json.dumps({"episode": one.id, "verdict": one.verdict.value, "event": one.event, "message": one.message})
+    told = {"episode": one.id, "verdict": one.verdict.value, "event": one.event, "message": one.message}
+    return json.dumps({**told, "difference": None if one.difference is None else one.difference.to_dict()})
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -114,20 +132,3 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"not a JSON object: {text}")
     return value
-
-
-def _function(place: str) -> Callable[..., Any]:
-    """Return the function that `module:name` names; modules of the working directory are found."""
-    module, colon, name = place.partition(":")
-    if not colon:
-        raise ConfigurationError(f"--agent is MODULE:FUNCTION, such as my_agent:build, not {place!r}")
-    sys.path.insert(0, "")
-    try:
-        found = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"cannot import {module!r}: {error}") from error
-    function = getattr(found, name, None)
-    if not callable(function):
-        raise ConfigurationError(f"{module} has no function {name!r}")
-    chosen: Callable[..., Any] = function
-    return chosen

@@ -46,7 +46,7 @@ class EventKind(str, Enum):
     CUT = "cut"
     """Turns from a number on are no longer part of the episode: a resumed agent went another way."""
     REWARD = "reward"
-    """The episode was scored."""
+    """The episode was scored: just before its end, or anew behind it."""
     END = "end"
     """The episode ended: why, and which of its tokens are trained."""
 

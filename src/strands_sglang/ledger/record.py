@@ -82,8 +82,9 @@ class EpisodeRecord:
 
     @property
     def end(self) -> Event | None:
-        """How it ended; None: it did not, or it was taken up again since."""
-        return self.events[-1] if self.events and self.events[-1].kind is EventKind.END else None
+        """How it ended; None: it did not, or it was taken up again since. Scores may stand behind it."""
+        last = next((event for event in reversed(self.events) if event.kind is not EventKind.REWARD), None)
+        return last if last is not None and last.kind is EventKind.END else None
 
     @property
     def finished(self) -> bool:
@@ -92,7 +93,7 @@ class EpisodeRecord:
 
     @property
     def reward(self) -> Event | None:
-        """How it was scored; None: it was not, or it was taken up again since."""
+        """How it was scored last; None: it was not, or it was taken up again since."""
         for event in reversed(self.events):
             if event.kind is EventKind.REWARD:
                 return event

@@ -1,4 +1,4 @@
-"""What comes from a ledger, as it may be shown to people: `shown`.
+"""What comes from a ledger, as it may be shown to people: `shown`, and numbers of things: `counted`.
 
 Invariant: what is shown is one line without anything that moves a cursor, hides text or turns its direction. Nobody who
 writes into a ledger writes on the terminal of whoever reads it.
@@ -16,3 +16,14 @@ def shown(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def counted(number: int, noun: str, several: str | None = None) -> str:
+    """Return how many there are of something: `1 episode`, `1,024 episodes`.
+
+    Args:
+        number: How many.
+        noun: What one of them is called.
+        several: What more or fewer are called; None: the same with an s.
+    """
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"

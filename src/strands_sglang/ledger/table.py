@@ -46,6 +46,8 @@ SCHEMA = pa.schema(
         "ended": pa.string(),  # why the episode ended; null: it did not
         "branch": pa.int32(),  # id of the branch's last turn
         "num_turns": pa.int32(),
+        "agent": pa.string(),  # who made the branch: an agent's name, or that of a graph's node; null: not known
+        "main": pa.bool_(),  # whether it is the branch in which the agent of the task came to its end
         **{name: pa.list_(kind) for name, kind in _PER_TOKEN.items()},  # as in `Trajectory`
         "version_names": pa.list_(pa.string()),
         "turn_ids": pa.list_(pa.int32()),
@@ -57,7 +59,7 @@ SCHEMA = pa.schema(
 """The columns, in order. Those of a `Trajectory` bear the names of its fields."""
 
 _BATCH_TOKENS = 1 << 20
-_PLAIN = ["episode", "task_id", "ended", "tree", "task", "metrics", "version_names.list.element"]
+_PLAIN = ["episode", "task_id", "ended", "agent", "tree", "task", "metrics", "version_names.list.element"]
 
 
 def finished(record: EpisodeRecord) -> bool:
@@ -139,6 +141,7 @@ def trajectories_of(path: Path | str) -> Iterator[Trajectory]:
         columns = [*_PER_TOKEN, "version_names", "turn_ids", "branch", "tree"]
         if missing := sorted(set(columns) - set(file.schema_arrow.names)):
             raise LedgerError(f"{path} has no column {', '.join(missing)}")
+        columns += [name for name in ("agent", "main") if name in file.schema_arrow.names]
         for batch in file.iter_batches(batch_size=64, columns=columns):
             for number in range(batch.num_rows):
                 row = {name: batch.column(name)[number] for name in columns}
@@ -154,8 +157,10 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
     try:
         arrays = {name: np.array(row[name], kind.to_pandas_dtype()) for name, kind in _PER_TOKEN.items()}
         names, turn_ids = tuple(row["version_names"]), tuple(int(id) for id in row["turn_ids"])
+        agent, main = row.get("agent"), row.get("main") is True  # older tables have neither
+        branch, tree = int(row["branch"]), row["tree"]
         trajectory = Trajectory(
-            **arrays, version_names=names, branch=int(row["branch"]), tree=row["tree"], turn_ids=turn_ids
+            **arrays, version_names=names, branch=branch, tree=tree, turn_ids=turn_ids, agent=agent, main=main
         )
         trajectory.validate()
     except (KeyError, TypeError, ValueError, OverflowError, CountMismatchError) as error:
@@ -210,7 +215,7 @@ def _batch(rows: list[tuple[dict[str, Any], Trajectory]]) -> pa.RecordBatch:
     for name, kind in _PER_TOKEN.items():
         values = np.concatenate([getattr(trajectory, name) for trajectory in trajectories])
         columns[name] = pa.ListArray.from_arrays(offsets, pa.array(values, kind))
-    for name in ("branch", "num_turns", "version_names", "turn_ids", "tree"):
+    for name in ("branch", "num_turns", "agent", "main", "version_names", "turn_ids", "tree"):
         columns[name] = _plain([getattr(trajectory, name) for trajectory in trajectories], name)
     for name in rows[0][0]:
         columns[name] = _plain([about[name] for about, _ in rows], name)

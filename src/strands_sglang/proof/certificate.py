@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from strands_sglang.ledger.shown import shown
+from strands_sglang.ledger.shown import counted, shown
 from strands_sglang.proof.finding import Finding, FindingKind, Verdict, worst
 from strands_sglang.proof.token_counts import TokenCounts
 
@@ -61,8 +61,8 @@ class ExportedState:
 
     def text(self) -> str:
         """Return it for people to read."""
-        left = f", {self.left_out:,} episodes are left out" if self.left_out else ""
-        return f"{self.agreed:,} of {self.rows:,} trajectories agree{left}"
+        left = f", {counted(self.left_out, 'episode is', 'episodes are')} left out" if self.left_out else ""
+        return f"{self.agreed:,} of {counted(self.rows, 'trajectory agrees', 'trajectories agree')}{left}"
 
 
 @dataclass(slots=True)
@@ -152,21 +152,22 @@ class Certificate:
         """
         tokens = self.tokens
         total = sum(self.episodes.values())
+        differ, orphans = counted(self.audit_differences, "differs", "differ"), counted(self.orphans, "event")
         masked = _list((name, getattr(tokens, name)) for name in _MASKED)
         rows = [
             ("run", self.run or "unknown"),
             ("episodes", f"{total:,}: {_list((v.value, self.episodes[v]) for v in Verdict) or 'none'}"),
-            ("turns", f"{self.turns:,} in {self.trajectories:,} trajectories"),
-            ("sampled", f"{tokens.sampled:,} tokens: {_list([('trained', tokens.trained)]) or '0 trained'}"),
+            ("turns", f"{self.turns:,} in {counted(self.trajectories, 'trajectory', 'trajectories')}"),
+            ("sampled", f"{counted(tokens.sampled, 'token')}: {_list([('trained', tokens.trained)]) or '0 trained'}"),
             ("not trained", masked or "none"),
             ("repeated", f"{tokens.shared:,} of the trained in later branches, masked there" if tokens.shared else ""),
             ("not sampled", f"{tokens.context:,} context, {tokens.closing:,} closing"),
             ("weights", ", ".join(f"{version or 'unknown'}: {n:,}" for version, n in self._most()) or "none"),
-            ("audited", f"{self.audits:,} conversations, {self.audit_differences:,} differ" if self.audits else ""),
+            ("audited", f"{counted(self.audits, 'conversation')}, {differ}" if self.audits else ""),
             ("files", f"{len(self.files)}, {sum(file.bytes for file in self.files):,} bytes" if self.files else ""),
             ("seal", _SEALS[self.seal]),
             ("exported", "" if self.exported is None else self.exported.text()),
-            ("orphans", f"{self.orphans:,} events of processes that lost their episode" if self.orphans else ""),
+            ("orphans", f"{orphans} of processes that lost their episode" if self.orphans else ""),
             ("root", self.root or "none"),
         ]
         lines = [f"{self.verdict.value.upper()}  {self.source}".rstrip(), f"  {_MEANING[self.verdict]}"]

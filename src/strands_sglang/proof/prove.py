@@ -35,7 +35,7 @@ class EpisodeProof:
     head: bytes = b""
     """Digest of its last event."""
     last: EventKind | None = None
-    """What the last event is that was looked at; None: there is none."""
+    """What the last event is that was looked at, scores behind an end passed over; None: there is none."""
     finished: bool = False
     """Whether it has an end, of the form that ends have."""
     reward: float | None = None
@@ -83,7 +83,7 @@ def prove(id: str, links: Links, run: Mapping[str, Any] | None = None) -> Episod
         if not walk.takes(entry, run or {}):
             break  # what comes behind can no longer be judged, and what is wrong is said
     else:
-        walk.ends(links.chain[-1] if links.chain else None)
+        walk.ends(walk.end or (links.chain[-1] if links.chain else None))
     return proof
 
 
@@ -93,6 +93,7 @@ class _Walk:
     def __init__(self, proof: EpisodeProof) -> None:
         self.proof = proof
         self.last: Event | None = None
+        self.end: Entry | None = None  # the end that counts; only scores may stand behind it
         self.states: list[Any] = []  # for each turn, the digest of its whole branch as far as it is worked out
         self.parts = Parts()
         self.tainted: set[int] = set()  # turns on branches with a wrong prompt: what follows from it is not told again
@@ -100,11 +101,13 @@ class _Walk:
     def takes(self, entry: Entry, run: Mapping[str, Any]) -> bool:
         """Look at the next event; return False when nothing can be said of those behind it."""
         event, proof = entry.event, self.proof
-        order = _misordered(self.last, event.kind)
+        order = _misordered(self.last, event.kind, self.end)
         if order is not None:
             proof.findings.append(entry.finding(FindingKind.ORDER, order))
             return False
-        self.last, proof.last = event, event.kind
+        self.last = event
+        if self.end is None or event.kind is not EventKind.REWARD:
+            proof.last, self.end = event.kind, entry if event.kind is EventKind.END else None
         try:
             if event.kind is EventKind.BEGIN:
                 proof.findings += [entry.finding(FindingKind.TASK, why) for why in _strange(event, run)]
@@ -199,14 +202,14 @@ class _Walk:
         self.tainted = {turn for turn in self.tainted if turn < left}
 
 
-def _misordered(last: Event | None, kind: EventKind) -> str | None:
-    """Return why an event of a kind cannot come behind another; None when it can."""
+def _misordered(last: Event | None, kind: EventKind, end: Entry | None) -> str | None:
+    """Return why an event of a kind cannot come behind another; None when it can. `end`: the end before it, if any."""
     if (last is None) != (kind is EventKind.BEGIN):
         return "the episode does not begin with it" if last is None else "the episode begins a second time"
-    if last is not None and last.kind is EventKind.END:
-        ended = last.data.get("ended")
-        if kind is EventKind.RESUME and ended in REOPENED:
-            return None
+    if end is not None:
+        ended = end.event.data.get("ended")
+        if kind is (EventKind.RESUME if ended in REOPENED else EventKind.REWARD):
+            return None  # it was taken up again, or scored anew
         return f"a {kind.value} event behind the end of the episode ({ended!r:.50})"
     if last is not None and last.kind is EventKind.REWARD and kind not in (EventKind.END, EventKind.RESUME):
         return f"a {kind.value} event behind the reward, which comes just before the end"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from strands_sglang.ledger.shown import shown
+from strands_sglang.ledger.shown import counted, shown
 
 
 class NotCompared(str, Enum):
@@ -132,7 +132,8 @@ class RescoreReport:
         lines = [
             f"{self.verdict.value.upper()}  {self.url}",
             f"  model        {self.model}, weights {self.weight_version or 'unknown'}",
-            f"  compared     {self.tokens:,} tokens of {len(self.turns):,} turns, {self.episodes:,} episodes",
+            f"  compared     {counted(self.tokens, 'token')} of {counted(len(self.turns), 'turn')}, "
+            f"{counted(self.episodes, 'episode')}",
             f"  not compared {left or 'none'}",
             f"  difference   largest {self.largest:.3g}, mean {self.mean:.3g}, tolerance {self.tolerance:g}",
         ]
@@ -142,6 +143,6 @@ class RescoreReport:
             f"by {score.largest:.3g} at token {score.token}"
             for score in beyond[:turns]
         ]
-        lines += [f"    and {len(beyond) - turns:,} more turns"] if len(beyond) > turns else []
+        lines += [f"    and {counted(len(beyond) - turns, 'more turn')}"] if len(beyond) > turns else []
         lines += [f"    {failure}" for failure in self.failures[:turns]]
         return "\n".join(map(shown, lines))

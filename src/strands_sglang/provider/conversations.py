@@ -19,12 +19,12 @@ from strands_sglang.tokens import TokenTree, Turn, TurnPurpose
 from strands_sglang.tool_parsers import ToolParser
 
 
-def conversations(lineage: Lineage, tree: TokenTree) -> str:
-    """Return, as JSON, what the last turn of each branch was asked: preamble, messages, and how many each turn had.
+def conversations(lineage: Lineage, tree: TokenTree) -> list[dict[str, Any]]:
+    """Return what the last turn of each branch was asked: preamble, messages, and how many each turn had.
 
-    A turn whose prompt is not one rendering, by what is known of it, has null for their number.
+    A turn whose prompt is not one rendering, by what is known of it, has None for their number.
     """
-    return _json(list(_of_branches(lineage, tree)))
+    return list(_of_branches(lineage, tree))
 
 
 def _of_branches(lineage: Lineage, tree: TokenTree) -> Iterator[dict[str, Any]]:
@@ -45,11 +45,25 @@ def _of_branches(lineage: Lineage, tree: TokenTree) -> Iterator[dict[str, Any]]:
         }
 
 
-def _json(value: Any) -> str:
+def plain_json(value: Any) -> str:
+    """Return anything as JSON text; what is not plain data in words."""
     try:
         return orjson.dumps(value, default=repr).decode()
     except TypeError:  # what orjson does not take: half a surrogate pair, a number of more than 64 bits
         return json.dumps(value, default=repr)
+
+
+def read_json(text: Any) -> Any:
+    """Return what `plain_json` wrote; None when it is something else."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return orjson.loads(text)
+    except ValueError:  # what orjson does not take
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return None
 
 
 def told_by(turns: Sequence[Turn], encoder: Encoder, parser: ToolParser) -> list[Said]:
@@ -70,8 +84,5 @@ def told_by(turns: Sequence[Turn], encoder: Encoder, parser: ToolParser) -> list
 
 def read_conversations(end: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the conversations that an end event holds; empty when it holds none."""
-    try:
-        found = json.loads(end.get("conversations") or "[]")
-    except ValueError:
-        return []
+    found = read_json(end.get("conversations"))
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

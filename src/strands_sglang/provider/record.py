@@ -36,6 +36,7 @@ def record(
     check: ArgumentCheck = ArgumentCheck.TOOL,
     ends: bool = False,
     told: bool = False,
+    agent: str | None = None,
 ) -> Recorded:
     """Take a sampled turn apart, commit it to the tree and file it under its conversation.
 
@@ -51,6 +52,7 @@ def record(
         check: Who judges the arguments of its calls.
         ends: Whether the agent is to stop behind a failed call.
         told: Whether the agent will tell when the reply is part of its conversation; until then it is rejected.
+        agent: Name of the agent that asked; None: not known.
 
     Returns:
         The turn, recorded.
@@ -96,7 +98,7 @@ def record(
         generation.versions,
         finish=generation.finish_reason.value,
         prompt_tokens=generation.prompt_tokens,
-        detail=_detail(generation, parsed, request, latency_ms),
+        detail=_detail(generation, parsed, request, latency_ms, agent),
         status=TurnStatus.REJECTED if told else TurnStatus.KEPT,
     )
     with episode.lock:
@@ -153,7 +155,9 @@ def _may_be_gone(episode: Episode, tree: TokenTree, turn: int) -> bool:
     return turn not in episode.told and all(child.rejected for child in tree.children(tree[turn]))
 
 
-def _detail(generation: Generation, parsed: ParsedTurn, request: Request, latency_ms: int) -> dict[str, Any]:
+def _detail(
+    generation: Generation, parsed: ParsedTurn, request: Request, latency_ms: int, agent: str | None
+) -> dict[str, Any]:
     """Return what is kept with a turn besides its tokens."""
     detail: dict[str, Any] = {
         "rid": generation.rid,
@@ -161,6 +165,8 @@ def _detail(generation: Generation, parsed: ParsedTurn, request: Request, latenc
         "cached_tokens": generation.cached_tokens,
         "latency_ms": latency_ms,
     }
+    if agent is not None:
+        detail["agent"] = agent
     if generation.continuations:
         detail["continuations"] = generation.continuations
     if generation.discarded_tokens:

@@ -23,6 +23,7 @@ from strands_sglang.provider.blocks import Event, block_events, closing_events
 from strands_sglang.provider.budget import turn_budget
 from strands_sglang.provider.episode import Episode
 from strands_sglang.provider.live import LiveEvents, LiveText
+from strands_sglang.provider.names import name_of
 from strands_sglang.provider.plan import Planner
 from strands_sglang.provider.policy import ArgumentCheck, FailedCallPolicy, RewritePolicy
 from strands_sglang.provider.prepare import prepare
@@ -105,6 +106,7 @@ class TurnRunner:
                 check=config.get("arguments_checked_by", ArgumentCheck.TOOL),
                 ends=on_failed is FailedCallPolicy.END,
                 told=told,
+                agent=None if agent is None else name_of(agent),
             )
             if episode.witness is not None:
                 try:

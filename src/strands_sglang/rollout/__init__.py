@@ -21,6 +21,7 @@ from strands_sglang.rollout.replay import Replayed, ReplayVerdict, replay
 from strands_sglang.rollout.result import RolloutResult
 from strands_sglang.rollout.reward import Reward
 from strands_sglang.rollout.run import rollout
+from strands_sglang.rollout.score_run import Scored, score_run
 from strands_sglang.rollout.sync import rollout_sync
 from strands_sglang.rollout.task import Task
 from strands_sglang.rollout.totals import RunMetrics
@@ -45,6 +46,8 @@ __all__ = [
     "replay",
     "Replayed",
     "ReplayVerdict",
+    "score_run",
+    "Scored",
     "Durability",
 ]
 

@@ -16,6 +16,7 @@ from typing import Any
 from strands_sglang._version import __version__
 from strands_sglang.ledger.run_file import write_run
 from strands_sglang.ledger.seal import seal
+from strands_sglang.rollout.alike import Alike
 from strands_sglang.rollout.arguments import check_new
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.job import Job, Setup
@@ -37,7 +38,12 @@ class Course:
     """Who is told how it goes."""
 
     def __init__(
-        self, setup: Setup, before: Before | None, tally: Tally, on_episode: Callable[[Episode], Any] | None
+        self,
+        setup: Setup,
+        before: Before | None,
+        tally: Tally,
+        on_episode: Callable[[Episode], Any] | None,
+        stop_after_failures: int | None = None,
     ) -> None:
         """Set up.
 
@@ -46,12 +52,15 @@ class Course:
             before: What an earlier process left behind; None: nothing.
             tally: Where episodes are put together.
             on_episode: Called with every episode that ends.
+            stop_after_failures: How many episodes may fail alike before any other ends; None: any number.
         """
         self.setup = setup if before is None else replace(setup, run=before.run["run"])
         """What the episodes have in common; the id of the run is that of the one that goes on."""
         self.tally = tally
         """Where episodes are put together."""
         self._before, self._on_episode = before, on_episode
+        self._alike = Alike(stop_after_failures)
+        self._scored = 0  # episodes of an earlier process that were scored now
 
     def samples(self, tasks: Iterable[Any], samples: int) -> bool:
         """Return whether anything may remain to be sampled; the tasks of a generator are not looked at."""
@@ -89,8 +98,11 @@ class Course:
             await schedule.run()
         finally:
             await worker.close()
+        self._alike.told()
         totals = self.reporter.totals.snapshot()
-        if totals.restored and totals.restored == totals.done:
+        if self._scored:
+            logger.info("episodes=<%d> | had no score on record and were scored, nothing was sampled", self._scored)
+        elif totals.restored and totals.restored == totals.done:
             logger.warning(
                 "directory=<%s>, episodes=<%d> | all were on record and none was run; a new run takes a new directory",
                 self.setup.directory,
@@ -138,7 +150,9 @@ class Course:
             if self._before is None:
                 yield [Job(task.copy(), sample) for sample in range(samples)]
             else:
-                yield self._before.jobs(task, samples, needed)
+                jobs = self._before.jobs(task, samples, needed, scored=self.setup.reward is not None)
+                self._scored += sum(job.unscored for job in jobs)
+                yield jobs
 
     async def _ended(self, episode: Episode, restored: bool) -> bool:
         totals, tally = self.reporter.totals, self.tally
@@ -150,4 +164,6 @@ class Course:
             told = self._on_episode(episode)
             if inspect.isawaitable(told):
                 await told
+        if not restored:
+            self._alike.add(episode)
         return enough

@@ -54,7 +54,8 @@ class Episode:
     text: str = ""
     """The agent's last words."""
     messages: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """The agent's conversation; empty when the episode was read back from the ledger, which keeps tokens."""
+    """The agent's conversation; of a graph, a swarm or a function those of its agents one after the other. Of one that
+    was read back from the ledger, as far as it is plain data."""
     epoch: int = 0
     """How often it was resumed."""
     time: float = 0.0

@@ -10,20 +10,24 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from strands_sglang.engine.routed_experts import RoutedExperts
 from strands_sglang.errors import CountMismatchError
+from strands_sglang.ledger.chain import Chain
 from strands_sglang.ledger.event import EventKind, decoded
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.summary import trajectory_summary
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.provider.conversations import conversations
+from strands_sglang.provider.conversations import conversations, plain_json
 from strands_sglang.rollout.drive import Outcome
 from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.job import Job
 from strands_sglang.rollout.journal import Journal
+from strands_sglang.rollout.messages import kept_messages
 from strands_sglang.rollout.play import Play
+from strands_sglang.rollout.resume import restored
 from strands_sglang.rollout.reward import Reward
 from strands_sglang.rollout.scorer import Scorer
 from strands_sglang.tokens import TokenTree
@@ -80,7 +84,7 @@ class Finish:
             source=tree,
             metrics=journal.metrics,
             failure=outcome.failure,
-            text=outcome.text,
+            text=outcome.text or ("" if outcome.ended.complete or outcome.ended.failed else play.last_words),
             messages=play.messages,
             epoch=job.life,
             earlier=dict(journal.earlier) if job.record is not None else {},
@@ -107,10 +111,24 @@ class Finish:
             await self._write_end(journal, episode, play)
         return episode
 
+    async def score(self, record: EpisodeRecord) -> Episode:
+        """Score an episode that has its end on record, write the score behind that, and return it."""
+        episode = restored(record)
+        if self._scorer is None or episode.ended.again:
+            return episode
+        episode.score = await self._scorer.score(episode)
+        if self._writer is not None:
+            # No other process has anything to write of it any more: the epoch stays.
+            epoch = record.events[-1].epoch
+            chain = Chain(self._writer.write, record.id, epoch=epoch, number=record.next_number, head=record.head)
+            chain.append(EventKind.REWARD, {**episode.score.to_dict(), "time": time.time()})
+            await self._flushed()
+        return episode
+
     async def _write_end(self, journal: Journal, episode: Episode, play: Play) -> None:
         if self._writer is None:
             return
-        asked = "[]" if episode.source is not play.tokens.tree else _conversations(play)
+        asked, text = ([], "[]") if episode.source is not play.tokens.tree else _conversations(play)
         failure = episode.failure
         if episode.score != Reward():
             journal.write(EventKind.REWARD, episode.score.to_dict())
@@ -124,7 +142,8 @@ class Finish:
                 else {"kind": failure.kind, "message": failure.message, "where": failure.where},
                 "metrics": episode.metrics.to_dict(),
                 "text": episode.text,
-                "conversations": asked,
+                "conversations": text,
+                "messages": kept_messages(episode.messages, asked),
                 "rejected": [turn.id for turn in episode.tree if turn.rejected],
                 "trajectories": [trajectory_summary(trajectory) for trajectory in episode.trajectories],
             },
@@ -136,15 +155,16 @@ class Finish:
             await self._writer.flushed()
 
 
-def _conversations(play: Play) -> str:
-    """Return what each branch was asked, as JSON; nothing that goes wrong with it ends an episode."""
+def _conversations(play: Play) -> tuple[list[dict[str, Any]], str]:
+    """Return what each branch was asked, and the same as JSON; nothing that goes wrong with it ends an episode."""
     tokens = play.tokens
     try:
         with tokens.lock:
-            return conversations(tokens.lineage, tokens.tree)
+            asked = conversations(tokens.lineage, tokens.tree)
+        return asked, plain_json(asked)
     except Exception:
         logger.exception("episode=<%s> | its conversations are left out", play.id)
-        return "[]"
+        return [], "[]"
 
 
 async def _audited(play: Play, journal: Journal) -> None:

@@ -20,6 +20,7 @@ from strands_sglang.model import SGLangModel
 from strands_sglang.rollout.bounds import Limits
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.task import Task
+from strands_sglang.rollout.tool_result import ToolArguments
 
 
 @dataclass(slots=True)
@@ -36,6 +37,8 @@ class Job:
     """Epoch of an episode that begins: above 0 where only remnants of an earlier beginning are on record."""
     finished: Episode | None = None
     """The episode, if it has ended in an earlier process; None: it is to be run."""
+    unscored: bool = False
+    """Whether it has ended, and all that is to be done is to score it; `record` then holds all of it."""
     sampling_params: dict[str, Any] | None = None
     """SGLang sampling parameters of this episode; None: those of the run."""
     limits: Limits | None = None
@@ -87,6 +90,8 @@ class Setup:
     """Whether episodes may be set aside and go on later: their events are then kept in memory, too."""
     reward_seconds: float | None = None
     """Seconds that scoring may take; None: no bound."""
+    tool_arguments: ToolArguments = ToolArguments.RECORD
+    """What is on record of the arguments of tool calls."""
     trace: dict[str, str] = field(default_factory=dict)
     """Which trace the run is part of, as OpenTelemetry passes it on; empty: none."""
 

@@ -41,6 +41,7 @@ from strands_sglang.rollout.pulse import Pulse
 from strands_sglang.rollout.quota import Quota
 from strands_sglang.rollout.recorded import Recorded
 from strands_sglang.rollout.scribe import Mode, Scribe
+from strands_sglang.rollout.tool_result import ToolArguments
 
 logger = logging.getLogger(__name__)
 _PAUSE = 0.05  # seconds: an agent that does not listen may ask again and again
@@ -84,6 +85,8 @@ class Journal(Scribe):
         self.routing_key = routing_key
         self.asker = asker if isinstance(asker, Asker) else Asker(asker)
         """Who is asked for what is not on record."""
+        self.tool_arguments = ToolArguments.RECORD
+        """What is on record of the arguments of tool calls."""
         self._pace = pace
         self._pulse = pulse or Pulse(None)
         self.clock = Clock()
@@ -102,6 +105,8 @@ class Journal(Scribe):
         self._over: set[str] = set()
         self.refused: set[str] = set()
         """Ids of tool calls inside of which a turn was refused, because the episode is halted: they have no result."""
+        self.other_prompt: tuple[tuple[Event, ...], array[int]] | None = None
+        """Where a replayed agent asked for another prompt: what it could have asked for, and what it did."""
         self.on_agent: Callable[[Any], None] | None = None
         """Called with the agent of every turn, before its tools are run."""
 
@@ -184,7 +189,7 @@ class Journal(Scribe):
             await asyncio.sleep(_PAUSE)
             raise
         prompt, inside, kept = ids_digest(input_ids), within.get(), None
-        event = await self._from_record(prompt)
+        event = await self._from_record(prompt, input_ids)
         if event is not None and event.kind is EventKind.FAULT:
             error = error_of(event)
             self.lost.note(prompt, inside, error)
@@ -284,11 +289,13 @@ class Journal(Scribe):
         """Return how many turns were made, and tools run."""
         return self.turns + len(self._early), self.metrics.tool_calls
 
-    async def _from_record(self, prompt: str) -> Event | None:
+    async def _from_record(self, prompt: str, input_ids: TokenIds) -> Event | None:
         event = await self.recorded.answer(prompt, within.get())
         if event is None:
             self.quota.check(*self._done())
         if event is None and len(self.recorded):
+            if self.replays and self.other_prompt is None:
+                self.other_prompt = (self.recorded.pending, array("i", input_ids))
             self._diverge(self.recorded.next_event, "the agent asks for another prompt than the one on record")
         elif event is None and self.replays:
             raise self.recorded.refused()

@@ -36,7 +36,9 @@ from strands_sglang.rollout.models import Models
 from strands_sglang.rollout.pace import Pace
 from strands_sglang.rollout.play import Play
 from strands_sglang.rollout.pulse import Pulse
+from strands_sglang.rollout.quiet_logs import quiet_logs
 from strands_sglang.rollout.recorded import Recorded
+from strands_sglang.rollout.resume import restored
 from strands_sglang.rollout.scorer import Scorer
 from strands_sglang.rollout.telemetry import episode_span, quiet_tracing
 from strands_sglang.tokens import TokenTree
@@ -65,6 +67,7 @@ class LocalWorker:
         self._worker = worker
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_tracing())
+        quiet_logs()
         if not guest:
             self._quiet.enter_context(calm_collector())
         self._pace, self._pulse = Pace(), Pulse(self.model.client)
@@ -97,8 +100,10 @@ class LocalWorker:
             halt: Once it is set, the episode asks for nothing more; whoever sets it calls `suspend` soon.
 
         Returns:
-            The episode.
+            The episode. One that has its end on record and is only unscored is scored, and not run.
         """
+        if job.unscored and job.record is not None:
+            return await self._score(job.record, cut_short)
         run, trace = self.setup.run, self.setup.trace
         with episode_span(job.id, task=job.task.id, sample=job.sample, run=run, parent=trace) as span:
             episode = await self._run(job, on_turn, cut_short, halt)
@@ -180,8 +185,19 @@ class LocalWorker:
             except EngineUnreachableError as error:
                 journal.abandoned.set_result(error)
 
+    async def _score(self, record: EpisodeRecord, cut_short: asyncio.Event | None) -> Episode:
+        """Score an episode that has its end on record; where there is enough without it, it stays as it is."""
+        try:
+            return await self._finish.score(record)
+        except asyncio.CancelledError:
+            if cut_short is None or not cut_short.is_set():
+                raise
+            return restored(record)
+
     async def give_up(self, job: Job, outcome: Outcome) -> Episode:
         """End an episode that cannot be run, with what is on record of it."""
+        if job.unscored and job.record is not None:
+            return restored(job.record)  # it has its end: only its reward could not be had
         play = Play(job.id, job.task, self._journal(job, []))
         tree = TokenTree(job.id) if job.record is None else job.record.tree()
         return await self._finish.episode(job, play, outcome, 0.0, known=tree)
@@ -214,7 +230,7 @@ class LocalWorker:
             haltable=self.setup.suspendable,
             on_halt=lambda: loop.call_soon_threadsafe(self.suspend, job.id),
         )
-        return Journal(
+        journal = Journal(
             asker,
             job.id,
             chain=chain,
@@ -223,6 +239,8 @@ class LocalWorker:
             pace=self._pace,
             pulse=self._pulse,
         )
+        journal.tool_arguments = self.setup.tool_arguments
+        return journal
 
     def _sink(self, kept: list[bytes], ours: bool) -> Callable[[bytes], None] | None:
         """Return where events go: to the ledger, and into memory where an episode may be set aside."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from strands_sglang.ledger.shown import counted
 from strands_sglang.provider.reserve import Hold, Reserve
 from strands_sglang.rollout.ended import Ended, LimitReachedError
 
@@ -33,9 +34,9 @@ class Quota:
             tool_calls: Tools run.
         """
         if self.turns is not None and turns >= self.turns:
-            raise LimitReachedError(f"the episode has made its {self.turns} turns", Ended.TURN_LIMIT)
+            raise LimitReachedError(f"the episode has made its {counted(self.turns, 'turn')}", Ended.TURN_LIMIT)
         if self.tool_calls is not None and tool_calls >= self.tool_calls:
-            raise LimitReachedError(f"the episode has run its {self.tool_calls} tools", Ended.TOOL_LIMIT)
+            raise LimitReachedError(f"the episode has run its {counted(self.tool_calls, 'tool')}", Ended.TOOL_LIMIT)
 
     async def begin_turn(self, hold: Hold, done: Callable[[], tuple[int, int]]) -> None:
         """Take a turn, until it is made or has failed; wait while those under way may be the last.

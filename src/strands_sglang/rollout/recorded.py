@@ -75,6 +75,12 @@ class Recorded:
         return len(self._answers)
 
     @property
+    def pending(self) -> tuple[Event, ...]:
+        """The answers that were not handed out."""
+        with self._lock:
+            return tuple(self._answers)
+
+    @property
     def next_event(self) -> int | None:
         """Number of the first event that was not handed out; None when all were."""
         return self._answers[0].number if self._answers else None

@@ -9,6 +9,7 @@ Invariant: nothing is sampled and no recorded tool is run. A verdict of IDENTICA
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -26,6 +27,8 @@ from strands_sglang.rollout.job import Setup
 from strands_sglang.rollout.journal import Journal
 from strands_sglang.rollout.pace import Pace
 from strands_sglang.rollout.play import Play
+from strands_sglang.rollout.prompt_difference import PromptDifference, prompt_difference
+from strands_sglang.rollout.quiet_logs import quiet_logs
 from strands_sglang.rollout.recorded import Recorded
 from strands_sglang.rollout.resume import task_of
 from strands_sglang.rollout.scribe import Mode
@@ -62,6 +65,15 @@ class Replayed:
     """What happened there."""
     trajectories: tuple[Trajectory, ...] = field(default=(), repr=False)
     """What the replayed agent made."""
+    difference: PromptDifference | None = None
+    """Where its prompt leaves the one on record; None where that is not what happened."""
+
+    @property
+    def why(self) -> str:
+        """What happened, without the names and numbers of this episode: others it happened to have the same."""
+        if self.difference is not None:
+            return f"the agent asks for another prompt: {self.difference.cause}"
+        return re.sub(r"\d+", "...", self.message.removeprefix(f"episode {self.id} diverges from its record at "))
 
 
 class NoEngine:
@@ -106,6 +118,7 @@ async def replay(
     setup = Setup(build, None, tokenizer, NoEngine(), limits or Limits(), dict(model_options))
     model, pace, gate = setup.model(), Pace(), asyncio.Semaphore(concurrency)
     under_way: list[asyncio.Task[Replayed]] = []
+    quiet_logs()
 
     async def one(record: EpisodeRecord) -> Replayed:
         async with gate:
@@ -119,7 +132,7 @@ async def replay(
                 await _ended(work, record, journal)
             finally:
                 work.cancel()
-            return compared(record, play, recorded)
+            return compared(record, play, recorded, model.planner.bridge.encoder.decode)
 
     try:
         with tool_threads(max(64, min(4 * concurrency, 1024))), quiet_tracing(), calm_collector():
@@ -148,12 +161,16 @@ async def _ended(work: asyncio.Task[Any], record: EpisodeRecord, journal: Journa
         last = now
 
 
-def compared(record: EpisodeRecord, play: Play, recorded: Recorded) -> Replayed:
-    """Return what a replayed episode is, held against its record."""
+def compared(record: EpisodeRecord, play: Play, recorded: Recorded, decode: Callable[[Any], str]) -> Replayed:
+    """Return what a replayed episode is, held against its record; `decode` makes text of ids."""
     trajectories = tuple(play.tokens.trajectories())
     diverged = play.journal.diverged
     if diverged is not None:
-        return Replayed(record.id, ReplayVerdict.DIVERGED, diverged.event, str(diverged), trajectories)
+        other, message = play.journal.other_prompt, str(diverged)
+        differs = None if other is None else prompt_difference(record, *other, decode, play.agent)
+        if differs is not None:
+            message += f" ({differs.cause}; from token {differs.token} on)"
+        return Replayed(record.id, ReplayVerdict.DIVERGED, diverged.event, message, trajectories, differs)
     if len(recorded):
         missed = recorded.next_event
         message = f"the agent ended before event {missed}, where it went on when it was recorded"

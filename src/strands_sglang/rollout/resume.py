@@ -2,7 +2,7 @@
 
 Invariant: an episode that has its end on record is finished, and never run again; one whose record does not hold
 together is not believed: it goes on from the last event that does. One that failed, or was cut short, may be taken up
-again.
+again. One that was to be scored and has no score is scored from its record, and not run.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.episode import Episode, Failure
 from strands_sglang.rollout.job import Job
 from strands_sglang.rollout.measures import EpisodeMetrics
+from strands_sglang.rollout.messages import messages_of
 from strands_sglang.rollout.reward import Reward
 from strands_sglang.rollout.task import Task
 
@@ -37,6 +38,8 @@ class Before:
     """Episodes with an end, by id."""
     unfinished: dict[str, EpisodeRecord] = field(default_factory=dict)
     """What is on record of the others, by id."""
+    unscored: dict[str, EpisodeRecord] = field(default_factory=dict)
+    """What is on record of those with an end that nobody scored, or whose reward failed, by id."""
 
     def check(self, fingerprint: dict[str, str]) -> None:
         """Raise ConfigurationError unless a run with this model can go on from here."""
@@ -62,13 +65,14 @@ class Before:
         complete = sum(one is not None and not one.ended.again for one in ended) >= needed
         return any(one is None or (one.ended.again and not complete) for one in ended)
 
-    def jobs(self, task: Task, samples: int, needed: int) -> list[Job]:
+    def jobs(self, task: Task, samples: int, needed: int, *, scored: bool = False) -> list[Job]:
         """Return the jobs of a task: those that ended first, in the order in which they did.
 
         Args:
             task: Which.
             samples: Episodes of it.
             needed: Good episodes that make its group complete: without so many, failed ones are taken up again.
+            scored: Whether somebody scores episodes: those that have no score are then to be scored.
 
         Raises:
             ConfigurationError: Another task bears its id.
@@ -80,7 +84,8 @@ class Before:
             finished, record = self.finished.pop(job.id, None), self.unfinished.pop(job.id, None)
             if finished is not None and (complete or not finished.ended.again):
                 _check_task(job, finished.task)
-                job.finished = finished
+                job.finished, job.record = finished, self.unscored.pop(job.id, None) if scored else None
+                job.unscored = job.record is not None
             elif record is not None and record.begin is None:
                 job.epoch = record.epoch + 1  # all that is left of it is damaged: it begins anew
             elif record is not None:
@@ -110,9 +115,11 @@ def read_before(directory: Path) -> Before | None:
         for problem in record.problems:
             logger.warning("episode=<%s> | a broken place in its record: %s", record.id, problem)
         if record.finished:
-            before.finished[record.id] = restored(record)
-            if before.finished[record.id].ended.again:
+            episode = before.finished[record.id] = restored(record)
+            if episode.ended.again:
                 before.unfinished[record.id] = record
+            elif record.reward is None or episode.score.error is not None:
+                before.unscored[record.id] = record
         else:
             before.unfinished[record.id] = record
     return before
@@ -125,9 +132,13 @@ def task_of(record: EpisodeRecord) -> Task:
 
 
 def restored(record: EpisodeRecord) -> Episode:
-    """Return a finished episode as it was reported when it ended, but for its messages."""
+    """Return a finished episode as it was reported when it ended, with its newest score.
+
+    Its messages are those on record; an end of an earlier version has them up to the agent's last turn.
+    """
     assert record.begin is not None and record.end is not None
     end = record.end.data
+    leaves = [one["leaf"] for one in end.get("trajectories") or () if type(one.get("leaf")) is int]
     return Episode(
         id=record.id,
         task=task_of(record),
@@ -138,6 +149,7 @@ def restored(record: EpisodeRecord) -> Episode:
         metrics=EpisodeMetrics.from_dict(end["metrics"]),
         failure=None if end["failure"] is None else Failure(**end["failure"]),
         text=end["text"],
+        messages=messages_of(end, max(leaves, default=None)),
         epoch=record.epoch,
         time=end.get("time", 0.0),
         restored=True,

@@ -1,7 +1,8 @@
 """`rollout`: an agent on many tasks, many times, and everything it sampled.
 
 Invariant: a bad episode is data. `rollout` raises only for settings that cannot work, for a ledger that cannot be
-written, and when it is cancelled; whatever is on record then is there for the next call with the same directory.
+written, where the first episodes all fail alike, and when it is cancelled; whatever is on record then is there for the
+next call with the same directory.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from strands_sglang.rollout.callables import BuildAgent, ScoreEpisode
 from strands_sglang.rollout.course import Course
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.group import Filters, GroupFilter, Wanted
+from strands_sglang.rollout.interrupt import Interrupt, interrupted_line
 from strands_sglang.rollout.job import Setup
 from strands_sglang.rollout.lock import directory_lock
 from strands_sglang.rollout.open_files import allow_open_files
@@ -37,6 +39,7 @@ from strands_sglang.rollout.resume import read_before
 from strands_sglang.rollout.tally import Tally
 from strands_sglang.rollout.task import Task
 from strands_sglang.rollout.threads import tool_threads
+from strands_sglang.rollout.tool_result import ToolArguments
 from strands_sglang.rollout.totals import RunMetrics, Totals
 
 if TYPE_CHECKING:
@@ -63,7 +66,9 @@ async def rollout(
     enough_samples: int | None = None,
     warm_seconds: float | None = 1.0,
     rerun_tools: Collection[str] = (),
+    tool_arguments: ToolArguments | str = ToolArguments.RECORD,
     reward_seconds: float | None = None,
+    stop_after_failures: int | None = 8,
     progress: bool | str | Progress = False,
     on_episode: Callable[[Episode], Any] | None = None,
     on_metrics: Callable[[RunMetrics], Any] | None = None,
@@ -97,7 +102,11 @@ async def rollout(
         warm_seconds: How long the samples of a task wait at most until the first of them has brought their common
             prompt into the engine's cache; None: they begin at once.
         rerun_tools: Names of tools that are run again when an episode is resumed, because they keep a state.
+        tool_arguments: What the ledger has of the arguments of tool calls: "record", or "digest" for tools that hooks
+            hand secrets to (what the model itself wrote is among its tokens in any case).
         reward_seconds: Seconds that scoring an episode may take; None: no bound.
+        stop_after_failures: Episodes after which a run is stopped in which all have failed alike, from the first, by
+            the agent's code or because the engine refuses what is asked; None: never.
         progress: True: a live view on a terminal, else a line now and then; or "live", "lines"; or a `Progress`.
         on_episode: Called with each episode as it ends, plain or async; also with those that an earlier process ran
             (`episode.restored`).
@@ -114,6 +123,7 @@ async def rollout(
         ConfigurationError: Something given cannot work; the message says what would.
         LedgerError: The ledger cannot be written.
         EngineError: The server cannot be reached, and never could by this process; or it does not do what it should.
+        RunStoppedError: The first episodes all failed alike.
     """
     if (client is None) == (base_url is None):
         raise ConfigurationError("give either client=SGLangClient(...) or base_url='http://...', and not both")
@@ -128,6 +138,7 @@ async def rollout(
             "concurrency": concurrency,
             "enough_groups": enough_groups,
             "enough_samples": enough_samples,
+            "stop_after_failures": stop_after_failures,
         },
         seconds={"warm_seconds": warm_seconds, "reward_seconds": reward_seconds, "metrics_seconds": metrics_seconds},
     )
@@ -149,6 +160,7 @@ async def rollout(
         durability=durability,
         rerun_tools=frozenset([rerun_tools] if isinstance(rerun_tools, str) else rerun_tools),
         reward_seconds=reward_seconds,
+        tool_arguments=_tool_arguments(tool_arguments),
     )
     shown = display_for(
         (ProgressKind.AUTO if progress else ProgressKind.NONE) if isinstance(progress, bool) else progress,
@@ -161,12 +173,15 @@ async def rollout(
     if isinstance(engine, SGLangClient):
         totals.unreachable = engine.unreachable_seconds
     with ExitStack() as stack:
+        interrupt = stack.enter_context(Interrupt())
         stack.enter_context(tool_threads(max(64, min(4 * concurrency, 1024))))
         before = None
         if path is not None:
             stack.enter_context(directory_lock(path))
             before = await asyncio.get_running_loop().run_in_executor(None, read_before, path)
-        course = Course(setup, before, Tally(Wanted(enough_groups, enough_samples), chosen), on_episode)
+        course = Course(
+            setup, before, Tally(Wanted(enough_groups, enough_samples), chosen), on_episode, stop_after_failures
+        )
         try:
             if preflight and isinstance(engine, SGLangClient) and course.samples(asked, samples_per_task):
                 wishes = await asyncio.get_running_loop().run_in_executor(None, Asked.of, setup)
@@ -175,6 +190,9 @@ async def rollout(
                     course.setup = replace(course.setup, tokenizer=wishes.tokenizer)
             async with Reporter(totals, shown, on_metrics, metrics_seconds) as course.reporter:
                 await course.run(asked, samples_per_task, concurrency, workers, warm_seconds)
+        except asyncio.CancelledError:
+            interrupt.tell(interrupted_line(totals.snapshot(), path))
+            raise
         finally:
             if ours and isinstance(engine, SGLangClient):
                 await engine.close()
@@ -186,3 +204,11 @@ async def rollout(
         path,
         course.setup.run,
     )
+
+
+def _tool_arguments(given: ToolArguments | str) -> ToolArguments:
+    try:
+        return ToolArguments(given)
+    except ValueError:
+        names = ", ".join(repr(one.value) for one in ToolArguments)
+        raise ConfigurationError(f"tool_arguments is one of {names}, not {given!r:.100}") from None

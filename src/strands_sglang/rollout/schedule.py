@@ -156,7 +156,9 @@ class Schedule:
             self._on_turn(counts)
 
         try:
-            episode = job.finished or await self._worker.run(job, on_turn=on_turn, cut_short=running.cut_short)
+            episode = job.finished
+            if episode is None or job.unscored:
+                episode = await self._worker.run(job, on_turn=on_turn, cut_short=running.cut_short)
             running.ended = True
             if await self._on_end(episode, job.finished is not None):
                 self._enough = True

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.shown import counted
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.reward import Reward, RewardFunction, described, own_turns
 
@@ -67,7 +68,7 @@ class Scorer:
         try:
             reward = Reward.of(await result if inspect.isawaitable(result) else result)
             if reward.steps and len(reward.steps) != (turns := len(own_turns(episode.tree))):
-                return Reward(error=f"ValueError: {len(reward.steps)} steps for the agent's {turns} turns")
+                return Reward(error=f"ValueError: {len(reward.steps)} steps for the agent's {counted(turns, 'turn')}")
             return reward
         except (KeyboardInterrupt, asyncio.CancelledError):
             raise

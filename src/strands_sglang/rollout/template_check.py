@@ -18,6 +18,7 @@ from strands_sglang.chat.content import template_tools
 from strands_sglang.chat.lineage import Preamble
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.ledger.shown import counted
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.append import Conversation
 from strands_sglang.provider.conversations import read_conversations, told_by
@@ -57,10 +58,11 @@ class TemplateReport:
     def text(self) -> str:
         """Return it for people to read."""
         word = "DIFFERENT" if self.differences else "EXACT" if self.conversations else "NOTHING"
-        lines = [f"{word}  {self.conversations:,} conversations held against one rendering of the chat template"]
+        held = counted(self.conversations, "conversation")
+        lines = [f"{word}  {held} held against one rendering of the chat template"]
         lines += [f"    {one.episode}, branch {one.leaf}: {one.witness}" for one in self.differences[:20]]
         if self.unknown:
-            lines.append(f"  {self.unknown:,} episodes have no conversations on record")
+            lines.append(f"  {counted(self.unknown, 'episode has', 'episodes have')} no conversations on record")
         return "\n".join(lines)
 
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import os
+import sysconfig
+import traceback
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -17,6 +20,11 @@ from strands.middleware import ToolResultEvent
 
 from strands_sglang.ledger.event import Event
 
+_FOREIGN = (
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    "<frozen",
+)
+"""Where code is that is not the user's: the standard library, and what was installed."""
 _BYTES, _TUPLE, _NUMBER, _TEXT = "__bytes__", "__tuple__", "__number__", "__text__"
 
 
@@ -33,6 +41,15 @@ class Outcome(str, Enum):
     """It was not run, which is the result: its episode had run as many tools as it may."""
 
 
+class ToolArguments(str, Enum):
+    """What is on record of the arguments of tool calls."""
+
+    RECORD = "record"
+    """All of them, as plain data."""
+    DIGEST = "digest"
+    """Their digest alone: for tools that hooks hand secrets to."""
+
+
 class RecordedToolError(Exception):
     """Stands for the error a tool raised when it was run; its words are that error's."""
 
@@ -44,6 +61,23 @@ def arguments_digest(arguments: Any) -> str:
     except (TypeError, ValueError):
         data = repr(arguments).encode(errors="replace")
     return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def plain_arguments(arguments: Any) -> Any:
+    """Return a call's arguments as plain data; None when that would not be all of them."""
+    try:
+        kept = _plain(arguments)
+        return kept if orjson.loads(orjson.dumps(kept)) == kept else None
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def place_of(error: BaseException | None) -> str | None:
+    """Return where a tool raised an error: file, line and function, of its own code if there is any; None: unknown."""
+    frames = [] if error is None else traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_FOREIGN)]
+    at = next(reversed(own or frames), None)
+    return None if at is None else f"{at.filename}:{at.lineno} in {at.name}"
 
 
 def to_record(event: ToolResultEvent) -> dict[str, Any] | None:

@@ -24,7 +24,15 @@ from strands_sglang.errors import EngineUnreachableError
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.rollout.clock import in_time
 from strands_sglang.rollout.journal import Journal, within
-from strands_sglang.rollout.tool_result import Outcome, arguments_digest, from_record, to_record
+from strands_sglang.rollout.tool_result import (
+    Outcome,
+    ToolArguments,
+    arguments_digest,
+    from_record,
+    place_of,
+    plain_arguments,
+    to_record,
+)
 
 watch_of: ContextVar[ToolWatch | None] = ContextVar("strands_sglang_tool_watch", default=None)
 """Who watches the tools of this context's episode; None: nobody."""
@@ -57,7 +65,7 @@ class ToolWatch:
         why = None if refused else journal.begin_tool(known=known is not None)
         if why is not None:
             result = ToolResultEvent(_error(call_id, why))
-            self._write(call_id, name, arguments, Outcome.REFUSED, result, 0.0)
+            self._write(call, name, arguments, Outcome.REFUSED, result, 0.0)
             yield result
             return
         if known is not None and not known.data["calls"] and known.data["result"] is not None:
@@ -94,7 +102,7 @@ class ToolWatch:
         if outcome is Outcome.RESULT and last.exception is not None:
             outcome = Outcome.RAISED
         if known is None or journal.diverged is not None:
-            self._write(call_id, name, arguments, outcome, last, seconds)
+            self._write(call, name, arguments, outcome, last, seconds)
         elif known.data["result"] is not None:
             outcome, last = Outcome(known.data["outcome"]), from_record(known, call_id)
         yield self._counted(outcome.value, last)
@@ -147,17 +155,22 @@ class ToolWatch:
         await asyncio.wait({task}, timeout=_MOMENT if journal.diverged is None else self.seconds)
 
     def _write(
-        self, call_id: str, name: str, arguments: str, outcome: Outcome, last: ToolResultEvent, seconds: float
+        self, call: Any, name: str, arguments: str, outcome: Outcome, last: ToolResultEvent, seconds: float
     ) -> None:
+        call_id = str(call.get("toolUseId"))
+        kept = self.journal.tool_arguments is ToolArguments.RECORD
+        given = plain_arguments(call.get("input")) if kept else None
         self.journal.write(
             EventKind.TOOL,
             {
                 "id": call_id,
                 "name": name,
                 "input": arguments,
+                "arguments": given,
                 "result": to_record(last),
                 "outcome": outcome.value,
                 "raised": None if last.exception is None else f"{type(last.exception).__name__}: {last.exception}",
+                "raised_at": place_of(last.exception),
                 "seconds": round(seconds, 4),
                 "calls": self.journal.calls_within.get(call_id, 0),
                 "within": list(within.get()),
@@ -206,7 +219,9 @@ def _forget(task: asyncio.Task[None]) -> None:
 def _raised(call_id: str, error: BaseException) -> ToolResultEvent:
     """Return the result of a tool that fell with an error the framework does not catch."""
     words = f"{type(error).__name__} - {error}".rstrip("- ")
-    return ToolResultEvent(_error(call_id, f"Error: {words}"), exception=RuntimeError(words))
+    return ToolResultEvent(
+        _error(call_id, f"Error: {words}"), exception=RuntimeError(words).with_traceback(error.__traceback__)
+    )
 
 
 def _error(call_id: str, text: str) -> Any:

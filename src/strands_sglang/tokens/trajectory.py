@@ -46,6 +46,10 @@ class Trajectory:
     """Id of the tree."""
     turn_ids: tuple[int, ...]
     """Id in the tree of each turn of the branch, first to last."""
+    agent: str | None = None
+    """Name of the agent, or of the node of a graph, that made the branch; None: not known. Not looked at by `==`."""
+    main: bool = False
+    """Whether it is the branch in which the agent of the task came to its end. Not looked at by `==`."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -103,7 +107,8 @@ class Trajectory:
         """Return it as plain lists, numbers and strings; floats come back bit for bit."""
         arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
         names, ids = list(self.version_names), list(self.turn_ids)
-        scalars = {"tree": self.tree, "branch": self.branch, "turn_ids": ids, "version_names": names}
+        scalars: dict[str, Any] = {"tree": self.tree, "branch": self.branch, "agent": self.agent, "main": self.main}
+        scalars |= {"turn_ids": ids, "version_names": names}
         return {"format": _FORMAT, **scalars, **arrays}
 
     @classmethod
@@ -127,6 +132,8 @@ class Trajectory:
                 branch=data["branch"],
                 tree=data["tree"],
                 turn_ids=tuple(data["turn_ids"]),
+                agent=data.get("agent"),
+                main=data.get("main") is True,
             )
             trajectory.validate()
         except (KeyError, TypeError, ValueError, OverflowError, TreeError, CountMismatchError) as error:
@@ -138,13 +145,14 @@ _ARRAYS = ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins")
 _SCALARS = ("version_names", "branch", "tree", "turn_ids")
 
 
-def laid_flat(tree: str, path: Sequence[Turn], trained: Container[int]) -> Trajectory:
+def laid_flat(tree: str, path: Sequence[Turn], trained: Container[int], *, main: bool = False) -> Trajectory:
     """Return a branch as a trajectory.
 
     Args:
         tree: Id of the tree.
         path: The turns of the branch, first to last; may be empty.
         trained: Ids of the turns whose sampled tokens get loss mask 1.
+        main: Whether it is the main branch.
     """
     count = path[-1].end if path else 0
     ids, logprobs = array("i"), np.zeros(count)
@@ -172,6 +180,8 @@ def laid_flat(tree: str, path: Sequence[Turn], trained: Container[int]) -> Traje
         branch=path[-1].id if path else -1,
         tree=tree,
         turn_ids=tuple(turn.id for turn in path),
+        agent=next((turn.agent for turn in reversed(path) if turn.agent is not None), None),
+        main=main,
     )
 
 

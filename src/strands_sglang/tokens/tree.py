@@ -176,17 +176,29 @@ class TokenTree(Turns):
         """
         turns = self.turns
         counted = counted_turns(turns, purpose, rejected)
-        trajectories = []
+        trajectories, main = [], self.main_leaf()
         for end in branch_ends(turns, counted):
             path = self.path(end)
-            trajectories.append(laid_flat(self.id, path, counted))
+            trajectories.append(laid_flat(self.id, path, counted, main=main is not None and end.id == main.id))
             counted.difference_update(turn.id for turn in path)
         return trajectories
+
+    def main_leaf(self) -> Turn | None:
+        """Return the last turn of the main branch; None when no turn counts.
+
+        The last one that an agent of the task made itself; only where there is none, the last one of an agent that a
+        tool called.
+        """
+        ends = self.branches()
+        own = [end for end in ends if self.path(end)[0].caller is None]
+        return max(own or ends, key=lambda end: end.id, default=None)
 
     def trajectory(self, leaf: Turn) -> Trajectory:
         """Return one branch laid flat, as if it were the only one: loss mask 1 on all it sampled and did not reject."""
         path = self.path(leaf)
-        return laid_flat(self.id, path, {turn.id for turn in path if not turn.rejected})
+        trained = {turn.id for turn in path if not turn.rejected}
+        main = self.main_leaf()
+        return laid_flat(self.id, path, trained, main=main is not None and leaf.id == main.id)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole tree as plain lists, numbers and strings; it comes back exactly."""

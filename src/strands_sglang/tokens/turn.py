@@ -94,6 +94,12 @@ class Turn:
             raise CountMismatchError(f"{count} sampled tokens but {len(self.logprobs)} logprobs")
         check_spans(self.versions, count)
 
+    @property
+    def agent(self) -> str | None:
+        """Name of the agent, or of the node of a graph, that made it; None: not known."""
+        name = self.detail.get("agent")
+        return name if isinstance(name, str) else None
+
     def __len__(self) -> int:
         """Return the number of tokens of its own."""
         return len(self.closing) + len(self.context) + len(self.sampled)

@@ -61,5 +61,5 @@ def _rows(source: Source) -> Iterator[dict[str, Any]]:
 
 _OF_TRAJECTORY = (
     *("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins"),
-    *("version_names", "turn_ids", "branch", "tree"),
+    *("version_names", "turn_ids", "branch", "tree", "agent", "main"),
 )

@@ -15,7 +15,7 @@ from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.result import RolloutResult
 from strands_sglang.rollout.resume import restored
 from strands_sglang.tokens import Trajectory
-from strands_sglang.trainers.row import Branches, Row, main_leaf, tree_rows
+from strands_sglang.trainers.row import Branches, Row, tree_rows
 
 Source: TypeAlias = RolloutResult | Iterable[Episode] | Ledger | Path | str
 """Where episodes come from: a run, any episodes, a ledger, or the directory of a run."""
@@ -41,6 +41,8 @@ class Branch:
     """Whether it is the branch in which the agent came to its end."""
     parts: dict[str, float] = field(default_factory=dict)
     """Numbers beside the reward, by name."""
+    agent: str | None = None
+    """Name of the agent, or of the node of a graph, that made it; None: not known."""
 
     @property
     def row(self) -> Row | None:
@@ -77,7 +79,6 @@ def branches_of(
         if keep is not None and not keep(episode):
             continue
         tree = episode.tree
-        main = main_leaf(tree)
         whole = branches is Branches.ALL
         for flat in tree.trajectories() if whole else [row.trajectory for row in tree_rows(tree)]:
             yield Branch(
@@ -87,6 +88,7 @@ def branches_of(
                 sample=episode.sample,
                 reward=episode.reward,
                 ended=episode.ended.value,
-                main=main is not None and flat.branch == main.id,
+                main=flat.main,
+                agent=flat.agent,
                 parts=dict(episode.score.parts),
             )

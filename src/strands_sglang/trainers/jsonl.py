@@ -23,7 +23,7 @@ from strands_sglang.tokens import Trajectory
 from strands_sglang.trainers.branch import Branch, Source, branches_of
 from strands_sglang.trainers.row import Branches
 
-_FIELDS = ("episode", "task_id", "sample", "reward", "ended", "main", "parts")
+_FIELDS = ("episode", "task_id", "sample", "reward", "ended", "main", "parts", "agent")
 
 
 def write_jsonl(
@@ -83,7 +83,8 @@ def _plain(branch: Branch) -> dict[str, Any]:
 
 def _branch(line: dict[str, Any]) -> Branch:
     trajectory = Trajectory.from_dict(line)
-    known = {name: line[name] for name in _FIELDS}
+    known: dict[str, Any] = {name: line[name] for name in _FIELDS if name != "agent"}
+    known["agent"] = line.get("agent")  # older files have none
     if not isinstance(known["main"], bool) or not isinstance(known["reward"], (int, float, type(None))):
         raise RecordError(f"not a branch: main is {known['main']!r:.50}, reward {known['reward']!r:.50}")
     return Branch(trajectory, **known)

@@ -53,18 +53,21 @@ class PaddedBatch(dict[str, Any]):
     attention_mask   (rows, L) int64    1 on tokens
     position_ids     (rows, L) int64    0, 1, ... on tokens; 0 on padding
     response_mask    (rows, L) int64    1 from the first sampled token to the last
-    loss_mask        (rows, L) int64    1 on tokens to train
+    loss_mask        (rows, L) int64    1 on tokens to train; 0 throughout where the episode has no score
     logprobs         (rows, L) float32  as the engine reported them; 0.0 where nothing was sampled
     versions         (rows, L) int32    index into `version_names`; -1 where nothing was sampled
     rewards          (rows,)   float32  of the episode; nan where there is none
     group_ids        (rows,)   int64    the same for rows of one task, from 0
     rollout_ids      (rows,)   int64    the same for rows of one episode, from 0
+    main             (rows,)   bool     whether it is the branch in which the agent of the task came to its end
     advantages       (rows, L) float32  on tokens to train, else 0.0; only where they were asked for
     ===============  ========  =======  ==========================================================================
     """
 
     version_names: tuple[str | None, ...] = ()
     """Weight versions of the batch in order of first use; None is the version an engine did not tell."""
+    agents: tuple[str | None, ...] = ()
+    """Of each row the name of the agent, or of the node of a graph, that made it; None: not known."""
 
     def to_torch(self) -> dict[str, Any]:
         """Return the arrays as tensors on the CPU.
@@ -84,6 +87,7 @@ class _Item(NamedTuple):
     reward: float | None
     group: str
     rollout: str
+    trained: bool
 
 
 def padded_batch(
@@ -95,6 +99,7 @@ def padded_batch(
     multiple_of: int = 1,
     branches: Branches = Branches.ALL,
     advantages: Advantages | str = Advantages.NONE,
+    train_unscored: bool = False,
 ) -> PaddedBatch:
     """Return rows as one block.
 
@@ -108,13 +113,14 @@ def padded_batch(
         multiple_of: The length of the block is a multiple of this.
         branches: Which branches of episodes.
         advantages: Whether rewards are compared, too.
+        train_unscored: Whether rows of episodes without a score keep their loss mask, where nobody scores them.
 
     Raises:
         ConfigurationError: No rows, or a length below 1.
     """
     if multiple_of < 1 or (max_length is not None and max_length < 1):
         raise ConfigurationError(f"lengths are at least 1, not max_length={max_length}, multiple_of={multiple_of}")
-    items = list(_items(source, branches))
+    items = list(_items(source, branches, train_unscored))
     if not items:
         raise ConfigurationError("there is no row in which something was sampled: nothing to make a batch of")
     lengths = [min(len(item.row.token_ids), max_length or len(item.row.token_ids)) for item in items]
@@ -123,8 +129,9 @@ def padded_batch(
     batch = PaddedBatch(_empty(len(items), width, pad_token_id))
     for at, (item, length) in enumerate(zip(items, lengths, strict=True)):
         first = width - length if Side(side) is Side.LEFT else 0
-        _fill(batch, at, slice(first, first + length), item.row, length, names)
-    batch.version_names = tuple(names)
+        _fill(batch, at, slice(first, first + length), item, length, names)
+    batch.version_names, batch.agents = tuple(names), tuple(item.row.trajectory.agent for item in items)
+    batch["main"] = np.array([item.row.trajectory.main for item in items])
     batch["rewards"] = np.array([np.nan if one.reward is None else one.reward for one in items], np.float32)
     batch["group_ids"], batch["rollout_ids"] = (
         _numbered(one.group for one in items),
@@ -136,19 +143,20 @@ def padded_batch(
     return batch
 
 
-def _items(source: Any, branches: Branches) -> Iterator[_Item]:
+def _items(source: Any, branches: Branches, unscored: bool) -> Iterator[_Item]:
     if isinstance(source, (Ledger, str, Path)):
         source = branches_of(source, branches=branches)
     for one in source:
         if isinstance(one, Episode):
             for row in rows(one, branches):
-                yield _Item(row, one.reward, one.task.id, one.id)
+                yield _Item(row, one.reward, one.task.id, one.id, unscored or one.reward is not None)
         elif isinstance(one, Branch):
             found = one.row
             if found is not None:
-                yield _Item(found, one.reward, one.task_id, one.episode)
+                trained = unscored or one.reward is not None
+                yield _Item(found, one.reward, one.task_id, one.episode, trained)
         else:
-            yield _Item(one, None, one.trajectory.tree, one.trajectory.tree)
+            yield _Item(one, None, one.trajectory.tree, one.trajectory.tree, True)
 
 
 def _empty(count: int, width: int, pad_token_id: int) -> dict[str, npt.NDArray[Any]]:
@@ -165,15 +173,16 @@ def _empty(count: int, width: int, pad_token_id: int) -> dict[str, npt.NDArray[A
     }
 
 
-def _fill(batch: PaddedBatch, at: int, place: slice, row: Row, length: int, names: dict[str | None, int]) -> None:
+def _fill(batch: PaddedBatch, at: int, place: slice, item: _Item, length: int, names: dict[str | None, int]) -> None:
     """Write a row into its place, versions numbered over the whole batch."""
+    row = item.row
     first = min(len(row.prompt_ids), length)
     response, kept = slice(place.start + first, place.stop), length - first
     batch["input_ids"][at, place] = row.token_ids[:length]
     batch["attention_mask"][at, place] = 1
     batch["position_ids"][at, place] = np.arange(length)
     batch["response_mask"][at, response] = 1
-    batch["loss_mask"][at, response] = row.loss_mask[:kept]
+    batch["loss_mask"][at, response] = row.loss_mask[:kept] if item.trained else 0
     batch["logprobs"][at, response] = row.logprobs[:kept]
     numbers = np.array([*(names.setdefault(name, len(names)) for name in row.version_names), -1], np.int32)
     batch["versions"][at, response] = numbers[row.versions[:kept]]  # -1 finds the last entry, which is -1

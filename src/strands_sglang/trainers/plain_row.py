@@ -34,6 +34,10 @@ class PlainRow:
     """What the episode is worth; 0.0 where that is not known; None where nobody scores episodes."""
     num_turns: int
     """Turns in the row; 0 where nothing was sampled."""
+    agent: str | None = None
+    """Name of the agent, or of the node of a graph, that made it; None: not known."""
+    main: bool = True
+    """Whether it is the branch in which the agent of the task came to its end."""
     experts: npt.NDArray[np.int32] | None = None
     """Routed experts, one row a token but the last of prompt and response; None when not asked for."""
 
@@ -94,5 +98,7 @@ def _plain(row: Row, reward: float | None, trained: bool, episode: Episode) -> P
         versions=[names[index] for index in row.versions.tolist()],
         reward=reward,
         num_turns=row.num_turns,
+        agent=row.trajectory.agent,
+        main=row.trajectory.main,
         experts=None if experts is None else experts.decode()[: len(row.token_ids) - 1],
     )

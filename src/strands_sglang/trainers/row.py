@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_sglang.rollout.episode import Episode
-from strands_sglang.tokens import TokenTree, Trajectory, Turn, TurnPurpose
+from strands_sglang.tokens import TokenTree, Trajectory, TurnPurpose
 from strands_sglang.tokens.branches import counted_turns
 from strands_sglang.tokens.origin import Origin
 from strands_sglang.tokens.trajectory import laid_flat
@@ -82,25 +82,14 @@ def rows(episode: Episode, branches: Branches = Branches.MAIN) -> list[Row]:
 
 def tree_rows(tree: TokenTree, branches: Branches = Branches.MAIN) -> list[Row]:
     """Return what a trainer is given of a tree; see `rows`."""
-    main = main_leaf(tree)
+    main = tree.main_leaf()
     if main is None:
         return []
     if branches is Branches.MAIN:
         # Not `tree.trajectory`, which trains what a grammar allowed, too.
         counted = counted_turns(tree.turns, TurnPurpose.EPISODE, rejected=False)
-        found = [Row.of(laid_flat(tree.id, tree.path(main), counted))]
+        found = [Row.of(laid_flat(tree.id, tree.path(main), counted, main=True))]
     else:
         all_of_them = tree.trajectories()
         found = [Row.of(one) for one in sorted(all_of_them, key=lambda one: one.branch != main.id)]
     return [row for row in found if row is not None and row.loss_mask.any()]
-
-
-def main_leaf(tree: TokenTree) -> Turn | None:
-    """Return the last turn of the main branch; None when no turn counts.
-
-    The last one that an agent of the task made itself; only where there is none, the last one of an agent that a tool
-    called.
-    """
-    ends = tree.branches()
-    own = [end for end in ends if tree.path(end)[0].caller is None]
-    return max(own or ends, key=lambda end: end.id, default=None)

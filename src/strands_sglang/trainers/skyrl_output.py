@@ -70,6 +70,8 @@ def generator_output(
                 {
                     **({} if score is None else score.parts),
                     "ended": "no_task" if episode is None else episode.ended.value,
+                    "agent": row.agent or "",
+                    "main": float(row.main),
                 }
             )
     unwanted = {

@@ -245,6 +245,8 @@ def _about(episode: Episode, laid: _Laid, siblings: int, why: Removed | None) ->
         "turns": episode.metrics.turns,
         "tool_calls": episode.metrics.tool_calls,
         "branch": laid.path[-1].id if laid.path else None,
+        "agent": next((turn.agent for turn in reversed(laid.path) if turn.agent is not None), None),
+        "main": bool(laid.path) and (main := episode.tree.main_leaf()) is not None and laid.path[-1].id == main.id,
         "branches": siblings,
         "cut_tokens": laid.cut,
         "removed": None if why is None else why.value,

@@ -111,6 +111,8 @@ class TrlRollout:
                 client=self.link.client,
                 limits=limits_within(self._limits, longest),
                 **{
+                    # A training that has come this far is not ended by one step.
+                    **({} if self.last is None else {"stop_after_failures": None}),
                     **self._options,
                     "tokenizer": tokenizer,
                     "directory": directory,

@@ -20,6 +20,8 @@ REWARD = "strands_reward"
 """Key of the rewards, one a prompt; None where there is none."""
 EPISODE = "episode"
 """Key of the episodes, one a prompt, for reward functions of the user's own."""
+AGENT = "strands_agent"
+"""Key of the names of the agents that made what is trained, one a prompt; None where that is not known."""
 FIGURES = "strands_figures"
 """Key of the step's numbers, by name."""
 
@@ -95,6 +97,7 @@ def batch_of(places: Sequence[Place], *, pad: int, longest: int | None) -> dict[
         for values, value in zip(batch.values(), entry, strict=True):
             values.append(value)
     batch[REWARD] = [None if place.masked else place.episode.reward for place in places]
+    batch[AGENT] = [None if place.row is None else place.row.trajectory.agent for place in places]
     batch[EPISODE] = [place.episode for place in places]
     return batch
 

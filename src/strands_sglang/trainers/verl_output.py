@@ -61,7 +61,13 @@ def output_fields(
         "reward_score": row.reward,
         "num_turns": 2 * row.num_turns,  # verl counts the question and the tools' answers, too
         "metrics": _metrics(episode),
-        "extra_fields": {**_about(episode, reward_keys), "min_global_steps": known[0], "max_global_steps": known[1]},
+        "extra_fields": {
+            **_about(episode, reward_keys),
+            "strands_agent": row.agent or "",
+            "strands_main": row.main,
+            "min_global_steps": known[0],
+            "max_global_steps": known[1],
+        },
     }
     return fields
 

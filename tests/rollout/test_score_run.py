@@ -1,0 +1,187 @@
+"""Scores that failed, or are to be others: had from the record, with nothing sampled and nothing lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.kinds import KINDS, Kind, plain
+from rollout.scripts import PromptEngine, assert_proved, record_of, run, steps, summaries
+from strands_sglang import SGLangModel
+from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.ledger.event import EventKind, encoded, first_link
+from strands_sglang.ledger.layout import OpenShard
+from strands_sglang.ledger.ledger import Ledger
+from strands_sglang.proof.finding import Verdict
+from strands_sglang.proof.proofs import Memory, proved
+from strands_sglang.rollout import Ended, Limits, Task, score_run
+from strands_sglang.rollout.resume import restored
+
+TASKS = [Task("go", id="a"), Task("go on", id="b")]
+
+
+def build(task: Task, model: SGLangModel) -> Any:
+    return plain(model)
+
+
+def broken(episode: Any) -> float:
+    raise NameError("name 'anwser' is not defined")
+
+
+def for_the_second(episode: Any) -> float:
+    if episode.task.id == "a":
+        raise ValueError("not this one")
+    return 0.25
+
+
+def bare(messages: list[Any]) -> list[Any]:
+    """Return messages without what the framework hangs on them."""
+    return [{"role": message["role"], "content": message["content"]} for message in messages]
+
+
+def rewards_on_record(folder: Path, task: str) -> list[Any]:
+    return [event.data["value"] for event in record_of(folder, f"{task}/0").events if event.kind is EventKind.REWARD]
+
+
+async def test_a_reward_that_failed_is_tried_again_by_the_same_call(tmp_path: Path) -> None:
+    first = await run(build, TASKS, PromptEngine(steps(2)), tmp_path, reward=for_the_second)
+    assert [one.reward for one in first] == [None, 0.25] and "not this one" in str(first[0].score.error)
+    engine, asked = PromptEngine(steps(2)), []
+
+    def mended(episode: Any) -> float:
+        asked.append((episode.id, episode.restored, episode.text, episode.messages))
+        return 1.0
+
+    again = await run(build, TASKS, engine, tmp_path, reward=mended)
+    assert [one.reward for one in again] == [1.0, 0.25] and not engine.calls
+    assert asked == [("a/0", True, first[0].text, bare(first[0].messages))]
+    assert again.metrics.restored == 2 and summaries(again) == summaries(first)
+    assert rewards_on_record(tmp_path, "a") == [None, 1.0] and rewards_on_record(tmp_path, "b") == [0.25]
+    assert_proved(tmp_path)
+    # It has its score now.
+    await run(build, TASKS, engine, tmp_path, reward=mended)
+    assert len(asked) == 1
+
+
+async def test_a_run_without_a_reward_is_scored_once_it_has_one(tmp_path: Path) -> None:
+    await run(build, TASKS, PromptEngine(steps(1)), tmp_path)
+    engine = PromptEngine(steps(1))
+    scored = await run(build, TASKS, engine, tmp_path, reward=lambda episode: 0.5)
+    assert [one.reward for one in scored] == [0.5, 0.5] and not engine.calls
+    assert_proved(tmp_path)
+
+
+async def test_a_reward_that_fails_again_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    for _ in range(2):
+        result = await run(build, TASKS, PromptEngine(steps(1)), tmp_path, reward=broken)
+        assert [one.reward for one in result] == [None, None]
+        assert "anwser" in str(result[0].score.error)
+    assert_proved(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+async def test_messages_come_back(kind: Kind, tmp_path: Path) -> None:
+    whole = await run(kind.build, [TASKS[0]], kind.engine(), tmp_path, **kind.options)
+    again = await run(kind.build, [TASKS[0]], kind.engine(), tmp_path, **kind.options)
+    assert again[0].restored and again[0].messages == bare(whole[0].messages)
+    record = record_of(tmp_path, "a/0")
+    assert restored(record).messages == bare(whole[0].messages) and record.end is not None
+    if kind.name == "tools":  # what its branch was asked is there once
+        kept = record.end.data["messages"]
+        assert kept["leaf"] is not None and len(json.loads(kept["rest"])) == 1
+
+
+async def test_messages_of_an_earlier_version_end_with_what_was_asked_last(tmp_path: Path) -> None:
+    whole = await run(build, [TASKS[0]], PromptEngine(steps(2)), tmp_path)
+    record = record_of(tmp_path, "a/0")
+    assert record.end is not None
+    del record.end.data["messages"]
+    assert restored(record).messages == bare(whole[0].messages)[:-1]
+    record.end.data["conversations"] = "[{]"
+    assert restored(record).messages == []
+
+
+async def test_a_run_is_scored_anew(tmp_path: Path) -> None:
+    tasks = [*TASKS, Task("fails", id="c")]
+
+    def some(task: Task, model: SGLangModel) -> Any:
+        if task.id == "c":
+            raise RuntimeError("no agent for this")
+        return plain(model)
+
+    await run(some, tasks, PromptEngine(steps(1)), tmp_path, reward=lambda episode: 0.0)
+    before = (tmp_path / "seal.json").read_bytes()
+    scored = await score_run(lambda task, episode: float(task.id == "b"), tmp_path)
+    assert [(one.id, one.before.value, one.now.value) for one in scored] == [("a/0", 0.0, 0.0), ("b/0", 0.0, 1.0)]
+    assert rewards_on_record(tmp_path, "b") == [0.0, 1.0] and not rewards_on_record(tmp_path, "c")
+    assert (tmp_path / "seal.json").read_bytes() != before
+    assert_proved(tmp_path)
+    again = await run(some, TASKS, PromptEngine(steps(1)), tmp_path)
+    assert [one.reward for one in again] == [0.0, 1.0]
+
+    assert not await score_run(lambda episode: 9.0, tmp_path, unscored_only=True)
+    assert [one.now.value for one in await score_run(lambda episode: 3.0, tmp_path, episodes=["a/0"])] == [3.0]
+    assert {id: restored(Ledger(tmp_path).episode(id)).reward for id in ("a/0", "b/0")} == {"a/0": 3.0, "b/0": 1.0}
+    assert_proved(tmp_path)
+    # The one that failed goes on where it was, beside the scores.
+    whole = await run(build, tasks, PromptEngine(steps(1)), tmp_path, reward=lambda episode: 0.5)
+    assert [one.reward for one in whole] == [3.0, 1.0, 0.5] and whole[2].ended is Ended.ANSWERED
+    assert_proved(tmp_path)
+
+
+async def test_what_cannot_be_scored_is_said(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="no run has begun"):
+        await score_run(broken, tmp_path)
+    folder = tmp_path / "run"
+    await run(build, TASKS, PromptEngine(steps(1)), folder, limits=Limits(turns=1))
+    with pytest.raises(LedgerError, match="no episode 'x/0'"):
+        await score_run(broken, folder, episodes=["x/0"])
+    with pytest.raises(ConfigurationError, match="a reward is a function"):
+        await score_run(None, folder)  # type: ignore[arg-type]
+    events = len(record_of(folder, "a/0").events)
+    (shard,) = (folder / "ledger").glob("*.ledger")
+    whole = shard.read_bytes()
+    shard.write_bytes(whole + b"more")
+    with pytest.raises(LedgerError, match="not as it was sealed"):
+        await score_run(broken, folder)
+    assert len(record_of(folder, "a/0").events) == events
+
+
+async def test_only_scores_stand_behind_an_end(tmp_path: Path) -> None:
+    """A score behind the end proves nothing about anything else: what else is there is a contradiction, as before."""
+    await run(build, [TASKS[0]], PromptEngine(steps(1)), tmp_path / "run", reward=lambda episode: 0.5)
+    await score_run(lambda episode: 1.0, tmp_path / "run")
+    events = list(record_of(tmp_path / "run", "a/0").events)
+    assert [event.kind for event in events[-3:]] == [EventKind.REWARD, EventKind.END, EventKind.REWARD]
+    for kind, ended, verdict in (
+        (EventKind.REWARD, "answered", Verdict.PROVED),
+        (EventKind.REWARD, "engine", Verdict.BROKEN),  # one that failed is not scored, but taken up again
+        (EventKind.TOOL, "answered", Verdict.BROKEN),
+        (EventKind.END, "answered", Verdict.BROKEN),
+        (EventKind.RESUME, "answered", Verdict.BROKEN),
+    ):
+        events[-2].data["ended"], events[-1].kind = ended, kind
+        head, written = first_link("a/0"), []
+        for event in events:
+            written.append(encoded(event, head))
+            head = event.digest
+        (proof,) = proved(Memory(written), None, None, False)
+        assert proof.verdict is verdict, (kind, ended, proof.findings)
+
+
+async def test_files_that_were_added_since_the_seal(tmp_path: Path) -> None:
+    """Those of a scoring that died are sealed with the next; those of a run that goes on are its own to seal."""
+    folder = tmp_path / "run"
+    await run(build, TASKS, PromptEngine(steps(1)), folder)
+    sealed = (folder / "seal.json").read_bytes()
+    await score_run(lambda episode: 0.5, folder)
+    (folder / "seal.json").write_bytes(sealed)
+    await score_run(lambda episode: 1.0, folder)
+    assert_proved(folder)
+    sealed = (folder / "seal.json").read_bytes()
+    OpenShard(folder / "ledger" / "0-later.ledger", {"format": 1, "worker": "0"}).close()
+    assert len(await score_run(lambda episode: 0.5, folder)) == 2
+    assert (folder / "seal.json").read_bytes() == sealed
