@@ -83,6 +83,16 @@ class LabProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
+    def freeze(self) -> None:
+        """Stop it and all it started where they are: it takes connections, and answers nothing."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGCONT)
+
     def tail(self, lines: int = 20) -> str:
         """Return the last lines of its log."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""

@@ -127,6 +127,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=32, help="episodes at once")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--tool-seconds", type=float, default=0.0, help="what a tool call takes on average")
+    parser.add_argument("--seconds", type=float, help="what an episode may take")
     parser.add_argument("--hold", type=Path, help="while this file is there, no tool call comes back")
     parser.add_argument("--parent", type=int, help="process id of the parent, with which to end (Linux)")
     parser.add_argument("--die-in", default="", help="number of the tool call in which to die of SIGKILL, or 'score'")
@@ -160,7 +161,7 @@ async def main(options: argparse.Namespace) -> None:
             reward=score,
             samples_per_task=options.samples,
             concurrency=options.concurrency,
-            limits=Limits(turns=TURNS * options.questions),
+            limits=Limits(turns=TURNS * options.questions, seconds_per_episode=options.seconds),
             directory=options.directory,
             sampling_params={**SAMPLING, "temperature": options.temperature},
             on_metrics=on_metrics,

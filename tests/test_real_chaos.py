@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.engine
 
 CHAOS = Path(__file__).resolve().parent.parent / "scripts" / "chaos"
-PLAN = {"episodes": 60, "runner_kills": 3, "engine_kills": 1, "weight_updates": 2}
+PLAN = {"episodes": 60, "runner_kills": 3, "engine_kills": 1, "weight_updates": 2, "outages": 0}
 
 
 def test_sixty_episodes_through_kills_and_updates(engine_logs: Path) -> None:

@@ -81,15 +81,24 @@ class EngineControl:
             return False
         return True
 
-    async def alive(self, timeout: float = 5.0) -> bool:
-        """Return whether the server or router gives any sign of life: what knows no /health is alive, too."""
-        try:
-            await self._get(await self._pools.open(), self._base / "health", timeout)
-        except RequestRejectedError:
-            return True
-        except (TransientFault, EngineError):
-            return False
-        return True
+    async def signs_of_life(self, timeout: float = 5.0) -> dict[str, bool]:
+        """Return, for the server or router and each worker behind it, whether it answers at all, by its base URL.
+
+        A router that answers says nothing of a worker that hangs. What knows no /health is alive, too.
+        """
+        pool = await self._pools.open()
+
+        async def alive(url: str) -> tuple[str, bool]:
+            try:
+                await self._get(pool, URL(url) / "health", timeout)
+            except RequestRejectedError:
+                return url, True
+            except (TransientFault, EngineError):
+                return url, False
+            return url, True
+
+        urls = {str(self._base).rstrip("/"), *(worker.url for worker in await self._fleet.workers(pool))}
+        return dict(await asyncio.gather(*map(alive, urls)))
 
     async def model_info(self) -> ModelInfo:
         """Return what the server (or, through a router, one of its workers) says about its model."""

@@ -4,14 +4,14 @@ An engine that hangs fails no attempt: nothing comes back, and whoever waits can
 long. So it is asked for a sign of life whenever calls are under way and nothing has been answered for a while.
 
 Invariant: a silence is told to every clock that has a call under way, from the last sign of life on; an engine that
-answers is never asked.
+answers is asked once, at the beginning. One worker of several that is silent is a silence: calls may be with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,9 @@ _QUIET = 10.0  # seconds without an answer after which a sign of life is asked f
 _PATIENCE = 10.0  # seconds that a busy engine may take to give it
 
 
+_Ask = Callable[[float], Awaitable[Mapping[str, bool]]]
+
+
 class Pulse:
     """Watches the engine of one worker, on its event loop."""
 
@@ -29,13 +32,13 @@ class Pulse:
         """Watch an engine.
 
         Args:
-            engine: With a `control` that can be asked whether it is `alive`; any other is taken to be.
+            engine: With a `control` that can be asked for `signs_of_life`; any other is taken to be alive.
             beat: Seconds between two looks.
             quiet: Seconds without an answer after which a sign of life is asked for.
             patience: Seconds that the engine has to give it.
         """
-        ask: Callable[[float], Awaitable[bool]] | None = getattr(getattr(engine, "control", None), "alive", None)
-        self._ask = ask
+        self._ask: _Ask | None = getattr(getattr(engine, "control", None), "signs_of_life", None)
+        self._seen: set[str] = set()
         self._beat, self._quiet, self._patience = beat, quiet, patience
         self._clocks: set[Clock] = set()
         self._signed = time.monotonic()
@@ -68,9 +71,12 @@ class Pulse:
         if self._ask is None:
             return True
         try:
-            alive = await self._ask(self._patience)
+            signs = await self._ask(self._patience)
         except Exception:
-            alive = False
+            signs = {}
+        # A worker that never answered here cannot be reached from here: that says nothing.
+        alive = bool(signs) and all(sign or url not in self._seen for url, sign in signs.items())
+        self._seen |= {url for url, sign in signs.items() if sign}
         if alive:
             self._signed = time.monotonic()
         else:
@@ -79,6 +85,7 @@ class Pulse:
         return alive
 
     async def _look(self) -> None:
+        await self.alive()  # who can be asked at all
         while True:
             await asyncio.sleep(self._beat)
             waited_for = any(clock.asked_at is not None for clock in tuple(self._clocks))

@@ -1,0 +1,114 @@
+"""On the real engine: outages longer than every limit cost no episode, whichever way the engine is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab_servers import LabProcess, route, serve
+from rollout_agent import SAMPLING, TOKENIZER, TURNS, build, score, tasks
+from strands_sglang import SGLangClient
+from strands_sglang.errors import EngineError
+from strands_sglang.proof.verify import verify
+from strands_sglang.rollout import Ended, Limits, RolloutResult, rollout
+
+pytestmark = pytest.mark.engine
+
+EPISODES = 32
+LIMIT = 8.0
+"""Seconds of an episode; it takes about one where nothing happens, and several on a busy machine."""
+QUESTIONS = 8
+"""Of each task: episodes long enough to be hit."""
+
+
+@pytest.fixture(scope="module")
+def victims(engine_logs: Path) -> Iterator[tuple[LabProcess, LabProcess]]:
+    """Two servers that may be killed; not started."""
+    servers = serve("tool-policy", engine_logs), serve("tool-policy", engine_logs)
+    yield servers
+    for server in servers:
+        server.kill()
+
+
+async def played(url: str, directory: Path, ended: list[str], **settings: Any) -> RolloutResult:
+    async with SGLangClient(url, retry_delay=0.2, max_retry_delay=1.0, max_retries=600) as client:
+        return await rollout(
+            build,
+            tasks(EPISODES, questions=QUESTIONS),
+            tokenizer=TOKENIZER,
+            client=client,
+            directory=directory,
+            reward=score,
+            concurrency=8,
+            limits=Limits(turns=TURNS * QUESTIONS, seconds_per_episode=LIMIT),
+            sampling_params=SAMPLING,
+            on_episode=lambda episode: ended.append(episode.id),
+            **settings,
+        )
+
+
+async def until(ended: list[str], count: int, running: asyncio.Future[Any]) -> None:
+    while len(ended) < count:
+        assert not running.done(), running.exception() or "it was over before anything happened"
+        await asyncio.sleep(0.02)
+
+
+def check(done: RolloutResult, directory: Path) -> None:
+    reasons = {episode.ended for episode in done}
+    assert len(done) == EPISODES and not reasons & {Ended.TIMEOUT, Ended.ENGINE, Ended.AGENT}, reasons
+    assert all(episode.reward is not None for episode in done)
+    certificate = verify(directory)
+    assert certificate.proved, certificate.text()
+
+
+async def test_an_engine_that_is_away_at_first_freezes_and_is_killed(
+    victims: tuple[LabProcess, LabProcess], tmp_path: Path
+) -> None:
+    server, ended = victims[0], list[str]()
+    began = time.monotonic()
+    with pytest.raises(EngineError, match="base_url"):  # gone from the start: said, and nothing is scored
+        await played(server.url, tmp_path / "run", ended)
+    assert time.monotonic() - began < 30 and not ended
+    server.start()
+    await asyncio.to_thread(server.wait)
+    running = asyncio.ensure_future(played(server.url, tmp_path / "run", ended))
+    try:
+        await until(ended, 4, running)
+        server.freeze()
+        await asyncio.sleep(2 * LIMIT)
+        server.thaw()
+        await until(ended, 12, running)
+        server.kill()
+        await asyncio.sleep(LIMIT)
+        server.start()
+        await asyncio.to_thread(server.wait)  # and that takes longer than any episode may
+        check(await running, tmp_path / "run")
+    finally:
+        running.cancel()
+
+
+async def test_one_of_two_workers_is_gone(
+    victims: tuple[LabProcess, LabProcess], tmp_path: Path, engine_logs: Path
+) -> None:
+    first, second = victims
+    second.start()
+    await asyncio.to_thread(second.wait)
+    router = route(list(victims), engine_logs).start()
+    try:
+        await asyncio.to_thread(router.wait)
+        ended = list[str]()
+        running = asyncio.ensure_future(played(router.url, tmp_path, ended))
+        try:
+            await until(ended, 4, running)
+            second.kill()
+            check(await running, tmp_path)
+        finally:
+            running.cancel()
+        assert ended
+    finally:
+        router.kill()
