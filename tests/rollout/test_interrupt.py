@@ -74,7 +74,7 @@ def test_what_else_is_raised_is_shown(capsys: pytest.CaptureFixture[str], monkey
     try:
         signal.signal(signal.SIGINT, lambda number, frame: None)
         with Interrupt() as interrupt:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             interrupt.tell("one line")
             interrupt.tell("once")
     finally:

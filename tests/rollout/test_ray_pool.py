@@ -81,6 +81,20 @@ def reward(episode: Any) -> float:
 QUESTIONS = [f"question {number}" for number in range(6)]
 
 
+def broken_reward(episode: Any) -> float:
+    raise ValueError("a mistake")
+
+
+async def test_rewards_that_failed_are_had_from_workers_too(tmp_path: Path) -> None:
+    first = await run(build, QUESTIONS, PromptEngine(steps(1)), tmp_path, reward=broken_reward, workers=2)
+    assert {episode.reward for episode in first} == {None}
+    again = await run(build, QUESTIONS, PromptEngine(steps(1)), tmp_path, reward=reward, workers=2)
+    assert [episode.reward for episode in again] == [float(len(question)) for question in QUESTIONS]
+    assert all(episode.restored for episode in again) and again.metrics.turns == 0
+    assert summaries(again) == summaries(first)
+    assert_proved(tmp_path)
+
+
 async def test_as_in_one_process(tmp_path: Path) -> None:
     engine = PromptEngine(steps(3))
     options: dict[str, Any] = {"reward": reward}

@@ -30,7 +30,7 @@ _LOGGERS = (
 )
 _ENDS = (
     *(LimitReachedError, TokenBudgetError, FailedCallError, CallCancelledError, DivergedError, RecordEndedError),
-    *(MaxTokensReachedException, ContextWindowOverflowException, asyncio.CancelledError),
+    *(MaxTokensReachedException, ContextWindowOverflowException, asyncio.CancelledError, GeneratorExit),
 )
 
 
