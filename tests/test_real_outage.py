@@ -20,9 +20,9 @@ from strands_sglang.rollout import Ended, Limits, RolloutResult, rollout
 pytestmark = pytest.mark.engine
 
 EPISODES = 32
-LIMIT = 8.0
+LIMIT = 20.0
 """Seconds of an episode; it takes about one where nothing happens, and several on a busy machine."""
-QUESTIONS = 8
+QUESTIONS = 4
 """Of each task: episodes long enough to be hit."""
 
 
@@ -60,6 +60,8 @@ async def until(ended: list[str], count: int, running: asyncio.Future[Any]) -> N
 
 def check(done: RolloutResult, directory: Path) -> None:
     reasons = {episode.ended for episode in done}
+    slow = [(e.id, e.metrics.seconds, e.metrics.engine_seconds) for e in done if e.ended is Ended.TIMEOUT]
+    assert not slow
     assert len(done) == EPISODES and not reasons & {Ended.TIMEOUT, Ended.ENGINE, Ended.AGENT}, reasons
     assert all(episode.reward is not None for episode in done)
     certificate = verify(directory)
@@ -80,7 +82,7 @@ async def test_an_engine_that_is_away_at_first_freezes_and_is_killed(
     try:
         await until(ended, 4, running)
         server.freeze()
-        await asyncio.sleep(2 * LIMIT)
+        await asyncio.sleep(1.25 * LIMIT)
         server.thaw()
         await until(ended, 12, running)
         server.kill()
@@ -95,7 +97,7 @@ async def test_an_engine_that_is_away_at_first_freezes_and_is_killed(
 async def test_one_of_two_workers_is_gone(
     victims: tuple[LabProcess, LabProcess], tmp_path: Path, engine_logs: Path
 ) -> None:
-    first, second = victims
+    second = victims[1]
     second.start()
     await asyncio.to_thread(second.wait)
     router = route(list(victims), engine_logs).start()

@@ -8,6 +8,7 @@ import pickle
 import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,12 +145,12 @@ def test_a_password_and_a_key_are_one_too_many() -> None:
 
 async def test_a_ledger_has_no_password(tmp_path: Path) -> None:
     with refusing() as server:
+        given: dict[str, Any] = {"tokenizer": tokenizer("qwen2.5"), "base_url": with_password(server.url)}
+        with pytest.raises(ConfigurationError, match="does not take the api_key") as caught:
+            await rollout(lambda task, model: plain(model), [Task("x", id="t")], directory=tmp_path, **given)
+        assert PASSWORD not in "".join(traceback.format_exception(caught.value))
         (episode,) = await rollout(
-            lambda task, model: plain(model),
-            [Task("x", id="t")],
-            tokenizer=tokenizer("qwen2.5"),
-            base_url=with_password(server.url),
-            directory=tmp_path,
+            lambda task, model: plain(model), [Task("x", id="t")], directory=tmp_path, preflight=False, **given
         )
     assert episode.failure is not None and PASSWORD not in str(episode.failure)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]

@@ -97,6 +97,22 @@ def test_a_silence_counts_for_whoever_has_asked(passing: Time) -> None:
     assert (idle.seconds, asking.seconds) == (24, 4)
 
 
+def test_a_silence_is_told_of_when_the_answer_is_there_already(passing: Time) -> None:
+    """What was asked for in it is answered as it ends, and the next call made before anyone hears of it."""
+    clock = Clock()
+    passing.now += 1
+    last_sign = passing.now
+    with counted([clock]):
+        passing.now += 20
+    passing.now += 2  # of its own
+    with counted([clock]):
+        passing.now += 1
+        clock.silent(last_sign)
+        assert clock.seconds == 3
+        passing.now += 1
+    assert clock.seconds == 4
+
+
 async def test_time_that_is_over_is_over() -> None:
     work = asyncio.get_running_loop().create_future()
 
@@ -130,11 +146,10 @@ async def test_a_silent_engine_is_waited_for_behind_the_end_of_the_time() -> Non
     async def alive() -> bool:
         nonlocal asked
         asked += 1
-        if asked < 3:
-            clock.silent(0)
-        else:
+        clock.silent(0)
+        if asked == 3:
             work.set_result(None)
-        return asked >= 3
+        return asked == 2  # it comes back for a moment, and its silence is given back
 
     with counted([clock]):
         assert await in_time({work}, clock, 0.1, alive)

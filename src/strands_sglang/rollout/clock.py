@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from strands_sglang.engine.protocol import outages
 from strands_sglang.errors import EngineUnreachableError
 
+_WAITS = 64  # of the last, for silences that are told of late
 _LOOK = 0.25  # seconds between two looks at a clock that stands still
 LONGEST_SILENCE = 900.0
 """Seconds that an engine which says nothing at all is waited for behind the end of the time."""
@@ -33,6 +35,8 @@ class Clock:
         self._lock = threading.Lock()
         self._failing: set[int] = set()
         self._asked: dict[int, float] = {}
+        self._waited: deque[tuple[float, float]] = deque(maxlen=_WAITS)
+        self._waits_since = 0.0
         self._stopped = 0.0
         self._given_back = 0.0
         self._given_until = self._began
@@ -59,6 +63,8 @@ class Clock:
     def ask(self, call: int) -> None:
         """Hear that the engine is asked."""
         with self._lock:
+            if not self._asked:
+                self._waits_since = time.monotonic()
             self._asked[call] = time.monotonic()
 
     def fail(self, call: int, since: float) -> None:
@@ -80,14 +86,17 @@ class Clock:
         """Hear that a call is over, however it ended."""
         self.answer(call, time.monotonic())
         with self._lock:
-            self._asked.pop(call, None)
+            if self._asked.pop(call, None) is not None and not self._asked:
+                self._waited.append((self._waits_since, time.monotonic()))
 
     def silent(self, since: float) -> None:
-        """Hear that the engine gave no sign of life from a moment until now; it matters to whoever has asked it."""
-        asked_at = self.asked_at
+        """Hear that the engine gave no sign of life from a moment until now: waiting for it then is not counted."""
+        now = time.monotonic()
         with self._lock:
-            if asked_at is not None and not self._failing:
-                self._give_back(max(since, asked_at), time.monotonic())
+            if self._failing:
+                return  # it stands still anyway
+            for begun, ended in (*self._waited, *(((self._waits_since, now),) if self._asked else ())):
+                self._give_back(max(since, begun), ended)
 
     def _give_back(self, since: float, until: float) -> None:
         since = max(since, self._given_until)
@@ -155,34 +164,36 @@ async def in_time(
         EngineUnreachableError: The engine has said nothing for a quarter of an hour.
     """
     futures = set(waited_for)
+    silent_since: float | None = None
     while True:
         left = None if limit is None else limit - clock.seconds
         if left is None or left > 0 or clock.stands:
             pause = None if left is None else max(left, _LOOK if clock.stands else 0.0)
             await asyncio.wait(futures, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-        elif clock.asked_at is None or not await _silent(futures, clock.asked_at, alive):
+        elif clock.asked_at is None:
             return any(future.done() for future in futures)
+        else:
+            asked_at = time.monotonic()
+            sign = asyncio.ensure_future(alive())
+            await asyncio.wait({sign, *futures}, return_when=asyncio.FIRST_COMPLETED)
+            if not sign.done():
+                sign.cancel()
+            elif sign.result():
+                silent_since = None
+                if limit is not None and clock.seconds >= limit and not clock.stands:
+                    return any(future.done() for future in futures)
+            else:
+                silent_since = asked_at if silent_since is None else silent_since
+                if time.monotonic() - silent_since > LONGEST_SILENCE:
+                    raise _unreachable(time.monotonic() - silent_since)
+                await asyncio.wait(futures, timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
         if any(future.done() for future in futures):
             return True
 
 
-async def _silent(futures: set[asyncio.Future[Any]], since: float, alive: Callable[[], Awaitable[bool]]) -> bool:
-    """Wait while the engine gives no sign of life; return whether it gave none when it was first asked."""
-    silent, ends_at = False, time.monotonic() + LONGEST_SILENCE
-    while time.monotonic() < ends_at:
-        sign = asyncio.ensure_future(alive())
-        await asyncio.wait({sign, *futures}, return_when=asyncio.FIRST_COMPLETED)
-        if not sign.done():
-            sign.cancel()
-            return silent
-        if sign.result():
-            return silent
-        silent = True
-        await asyncio.wait(futures, timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
-        if any(future.done() for future in futures):
-            return silent
-    raise EngineUnreachableError(
-        f"the engine has not answered for {time.monotonic() - since:.0f} s, not even to GET /health | does the server"
-        " hang? restart it, and start the same run again: it goes on from here",
+def _unreachable(seconds: float) -> EngineUnreachableError:
+    return EngineUnreachableError(
+        f"the engine has not answered for {seconds:.0f} s, not even to GET /health | does the server hang? restart it, "
+        "and start the same run again: it goes on from here",
         attempts=1,
     )

@@ -19,6 +19,7 @@ from strands_sglang.rollout.clock import Clock
 
 _BEAT = 5.0  # seconds between two looks
 _QUIET = 10.0  # seconds without an answer after which a sign of life is asked for
+_PROMPT = 3.0  # seconds in which an engine that is merely busy gives it
 _PATIENCE = 10.0  # seconds that a busy engine may take to give it
 
 
@@ -70,6 +71,8 @@ class Pulse:
         """Ask the engine for a sign of life; where it gives none, the clocks are told."""
         if self._ask is None:
             return True
+        # Answers come together with the sign that ends a silence: what was known when it was asked for counts.
+        began, signed = time.monotonic(), self._signed
         try:
             signs = await self._ask(self._patience)
         except Exception:
@@ -77,11 +80,11 @@ class Pulse:
         # A worker that never answered here cannot be reached from here: that says nothing.
         alive = bool(signs) and all(sign or url not in self._seen for url, sign in signs.items())
         self._seen |= {url for url, sign in signs.items() if sign}
+        if not alive or time.monotonic() - began > _PROMPT:  # one that comes late says that the silence is over
+            for clock in tuple(self._clocks):
+                clock.silent(signed)
         if alive:
             self._signed = time.monotonic()
-        else:
-            for clock in tuple(self._clocks):
-                clock.silent(self._signed)
         return alive
 
     async def _look(self) -> None:
