@@ -1,4 +1,7 @@
-"""Engine fixtures: real servers, started once a run and only when a test asks for them."""
+"""Engine fixtures: real servers, started once a run when a test asks for them, and ended behind the last that does.
+
+Each takes 2 GB or more and some CPU even when it is idle: all of them at once would not fit a small machine.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from lab_servers import LabProcess, Routed, route, serve
 
+_SEVERAL = ("smollm2", "tiny_qwen3", "tiny_moe", "routed")
+"""Fixtures that only some tests ask for."""
 _logs: list[Path] = []
 _processes: list[LabProcess] = []
+_running_for: dict[str, list[LabProcess]] = {}
+_last_use: dict[str, str] = {}
 
 
 @pytest.fixture(scope="session")
@@ -26,8 +34,26 @@ def engine_logs() -> Path:
     return folder
 
 
-def _running(*processes: LabProcess) -> Iterator[None]:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Find out which test is the last to ask for a server."""
+    slime = find_spec("slime") is not None
+    for item in session.items:
+        params = getattr(item, "callspec", None)
+        asked = {*getattr(item, "fixturenames", ()), *(map(str, params.params.values()) if params else ())}
+        if slime or "slime" not in item.nodeid:  # without it, its tests are skipped
+            _last_use.update(dict.fromkeys(asked.intersection(_SEVERAL), item.nodeid))
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """End servers that no later test asks for."""
+    for name in [name for name, last in _last_use.items() if last == nodeid]:
+        for process in reversed(_running_for.pop(name, [])):
+            process.kill()
+
+
+def _running(*processes: LabProcess, name: str = "") -> Iterator[None]:
     _processes.extend(processes)
+    _running_for.setdefault(name, []).extend(processes)
     try:
         for process in processes:
             process.start()
@@ -51,7 +77,7 @@ def tool_policy(engine_logs: Path) -> Iterator[LabProcess]:
 def smollm2(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with SmolLM2-135M in fp32: real language, about ten tokens a second and sequence, 4 GB."""
     server = serve("smollm2", engine_logs)
-    for _ in _running(server):
+    for _ in _running(server, name="smollm2"):
         yield server
 
 
@@ -59,7 +85,7 @@ def smollm2(engine_logs: Path) -> Iterator[LabProcess]:
 def tiny_qwen3(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with a tiny random Qwen3 and Qwen's real vocabulary."""
     server = serve("tiny-qwen3", engine_logs)
-    for _ in _running(server):
+    for _ in _running(server, name="tiny_qwen3"):
         yield server
 
 
@@ -67,7 +93,7 @@ def tiny_qwen3(engine_logs: Path) -> Iterator[LabProcess]:
 def tiny_moe(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with a tiny mixture of experts (3 layers, 2 of 8 experts) that returns its routed experts."""
     server = serve("tiny-moe", engine_logs)
-    for _ in _running(server):
+    for _ in _running(server, name="tiny_moe"):
         yield server
 
 
@@ -75,9 +101,9 @@ def tiny_moe(engine_logs: Path) -> Iterator[LabProcess]:
 def routed(engine_logs: Path) -> Iterator[Routed]:
     """Two tool-policy workers behind the real router."""
     workers = (serve("tool-policy", engine_logs), serve("tool-policy", engine_logs))
-    for _ in _running(*workers):
+    for _ in _running(*workers, name="routed"):
         router = route(list(workers), engine_logs)
-        for _ in _running(router):
+        for _ in _running(router, name="routed"):
             yield Routed(router, workers)
 
 

@@ -43,7 +43,7 @@ def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def test_what_does_not_fit_is_named(tool_policy: LabProcess, caplog: pytest.LogCaptureFixture) -> None:
     async with SGLangClient(tool_policy.url) as client:
-        with pytest.raises(ConfigurationError, match="the tokenizer is not the server's") as caught:
+        with pytest.raises(ConfigurationError, match="Take the tokenizer of the model that is served") as caught:
             await preflight(client, asked(tokenizer=tokenizer("smollm2")))
         assert "canonical" in str(caught.value)  # where the right one is
         with pytest.raises(
