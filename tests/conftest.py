@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,9 +39,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     slime = find_spec("slime") is not None
     for item in session.items:
         params = getattr(item, "callspec", None)
-        asked = {*getattr(item, "fixturenames", ()), *(map(str, params.params.values()) if params else ())}
+        asked = {*getattr(item, "fixturenames", ()), *_words(params.params.values() if params else ())}
         if slime or "slime" not in item.nodeid:  # without it, its tests are skipped
             _last_use.update(dict.fromkeys(asked.intersection(_SEVERAL), item.nodeid))
+
+
+def _words(values: Iterable[object]) -> Iterator[str]:
+    return (value for value in values if isinstance(value, str))
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
