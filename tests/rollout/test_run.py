@@ -101,7 +101,7 @@ def misbehaving(task: Task, model: SGLangModel) -> Any:
 
         async def deaf() -> None:
             await agent.invoke_async("first")
-            until = time.monotonic() + 8
+            until = time.monotonic() + 16
             while time.monotonic() < until:
                 try:
                     await asyncio.sleep(0.05)

@@ -27,6 +27,8 @@ _TIMED_OUT = (Ending.TIMED_OUT,)
 _FAILED = (Ending.FAILED,)
 _FINISHED = (Ending.FINISHED,)
 _FORK = "import os, time\n"
+# Whichever limit is met first.
+_FORK_ENDS = (Ending.FAILED, Ending.TIMED_OUT, Ending.FLOODED, Ending.MEMORY)
 
 BOMBS = {
     # Time.
@@ -129,7 +131,7 @@ BOMBS = {
         "import os\nopen('x', 'w').close()\nos.setxattr('x', 'user.a', b'x' * 60_000)", _FAILED, "not permitted"
     ),
     # Processes.
-    "fork": Bomb(_FORK + "while True: os.fork()", (Ending.FAILED, Ending.TIMED_OUT, Ending.FLOODED), limits=_TIME),
+    "fork": Bomb(_FORK + "while True: os.fork()", _FORK_ENDS, limits=_TIME),
     "fork-quietly": Bomb(
         _FORK + "while True:\n  try: os.fork()\n  except OSError: time.sleep(0.01)",
         (Ending.TIMED_OUT, Ending.MEMORY),

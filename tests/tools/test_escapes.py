@@ -93,7 +93,7 @@ async def test_bomb(name: str, setup: str, host: Host) -> None:
     assert outcome.ended in bomb.endings, outcome
     assert re.search(bomb.says, outcome.text, re.DOTALL), outcome.text
     assert len(outcome.text) < 25_000
-    assert outcome.seconds < limits(**bomb.limits).seconds + 5
+    assert outcome.seconds < limits(**bomb.limits).seconds + 15  # on a machine that is busy with more than this
 
 
 @pytest.mark.parametrize("setup", SETUPS)
