@@ -16,6 +16,7 @@ from scripted_engine import ScriptedEngine, assert_exact, thought, tool_call
 from strands_sglang import SGLangModel
 from strands_sglang.chat.encoder import Encoder
 from strands_sglang.errors import BridgeRefusedError
+from strands_sglang.provider import alarm
 from strands_sglang.provider.live import LiveText
 from strands_sglang.tokens import TurnStatus
 from strands_sglang.tool_parsers import HermesToolParser
@@ -65,10 +66,15 @@ async def test_a_tool_described_anew_in_place_is_rendered_anew() -> None:
 
 
 async def test_a_template_without_tools_says_that_they_are_not_seen(caplog: pytest.LogCaptureFixture) -> None:
+    """When it has called none in many turns: one that calls its tools knows them, from its training say."""
+    alarm._say_unknown.cache_clear()
     caplog.set_level(logging.WARNING)
-    model, _ = scripted_model(["a"], "smollm2", tool_parser="hermes")
-    await agent_on(model).invoke_async("q")
-    assert "writes no tools" in caplog.text
+    model, _ = scripted_model(lambda _: "a", "smollm2", tool_parser="hermes", alarm_after=3)
+    agent = agent_on(model)
+    for turn in range(3):
+        assert ("cannot know them" in caplog.text) is False, turn
+        await agent.invoke_async("q")
+    assert "cannot know them" in caplog.text
 
 
 async def test_a_step_nobody_tried_is_refused_when_asked_to() -> None:
