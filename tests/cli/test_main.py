@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ledger.episodes import RUN, plain_episode
+from loop_thread import heeds_interrupts
 from rollout.scripts import PromptEngine, assert_proved, run, steps
 from strands_sglang.cli import verify
 from strands_sglang.cli.main import main
@@ -31,6 +32,7 @@ def started(*arguments: str, module: str = "strands_sglang.cli", **pipes: Any) -
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        preexec_fn=heeds_interrupts,
         **pipes,
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from loop_thread import heeds_interrupts
 from rollout.scripts import PromptEngine, run, steps
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.rollout.interrupt import Interrupt, interrupted_line
@@ -30,6 +31,7 @@ def interrupted(*arguments: str) -> tuple[int, list[str], str]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        preexec_fn=heeds_interrupts,
     )
     try:
         assert process.stdout is not None and process.stdout.readline().strip() == "under way"
