@@ -22,6 +22,7 @@ from typing import Any
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
+from agent_script import tokenizer_from
 from strands_sglang import FinishReason, Generation, VersionSpan
 from strands_sglang.provider import audit
 from strands_sglang.rollout import Task, rollout
@@ -107,10 +108,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=8)
     options = parser.parse_args()
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
-    print(json.dumps(measure(tokenizer, options.episodes, options.turns)))
+    print(json.dumps(measure(tokenizer_from(options.tokenizer), options.episodes, options.turns)))
 
 
 if __name__ == "__main__":

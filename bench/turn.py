@@ -21,6 +21,7 @@ from array import array
 from collections.abc import Mapping
 from typing import Any, cast
 
+from agent_script import tokenizer_from
 from strands_sglang import FinishReason, Generation, SGLangModel, VersionSpan
 
 TOOL: Any = {
@@ -113,10 +114,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=128)
     parser.add_argument("--episodes", type=int, default=5)
     options = parser.parse_args()
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
-    print(json.dumps(measure(tokenizer, options.turns, options.episodes)))
+    print(json.dumps(measure(tokenizer_from(options.tokenizer), options.turns, options.episodes)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Tests may then use any number of loops, threads and processes on their side.
 from __future__ import annotations
 
 import asyncio
-import signal
 import threading
 from types import TracebackType
 from typing import TypeVar
@@ -45,8 +44,3 @@ class LoopThread:
 
     async def _serve(self, started: threading.Event) -> None:
         raise NotImplementedError
-
-
-def heeds_interrupts() -> None:
-    """Let a process that is about to be started hear SIGINT, though this one may run in the background."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)

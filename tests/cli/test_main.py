@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from interrupts import PATIENCE, heeds_interrupts, press_ctrl_c, told
 from ledger.episodes import RUN, plain_episode
-from loop_thread import heeds_interrupts
 from rollout.scripts import PromptEngine, assert_proved, run, steps
 from strands_sglang.cli import verify
 from strands_sglang.cli.main import main
@@ -22,7 +21,6 @@ from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.rollout.resume import read_before
 
 TESTS = Path(__file__).resolve().parent.parent
-_PATIENCE = 300.0  # seconds for a process on a busy machine to get anywhere
 
 
 def started(*arguments: str, module: str = "strands_sglang.cli", **pipes: Any) -> subprocess.Popen[str]:
@@ -35,10 +33,6 @@ def started(*arguments: str, module: str = "strands_sglang.cli", **pipes: Any) -
         preexec_fn=heeds_interrupts,
         **pipes,
     )
-
-
-def told(errors: str) -> list[str]:
-    return [line for line in errors.splitlines() if not line.startswith("[transformers]")]
 
 
 def slow_reward(episode: Any) -> float:
@@ -59,13 +53,7 @@ async def test_ctrl_c(tmp_path: Path) -> None:
     process = started(
         *("score", str(tmp_path), "--reward", f"{Path(__file__).stem}:slow_reward"), stdout=subprocess.PIPE
     )
-    try:
-        assert process.stdout is not None and process.stdout.readline().strip() == "under way"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=_PATIENCE)
-    finally:
-        process.kill()
-    (line,) = told(errors)
+    (line,) = press_ctrl_c(process)
     assert process.returncode == 130
     assert line.startswith("strands-sglang: interrupted: scores that were had by then are in the ledger, and count; to")
     assert line.endswith(f"score {tmp_path} --reward test_main:slow_reward")
@@ -93,5 +81,5 @@ def test_nobody_reads_it(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     os.close(reading)
     process = started("verify", str(tmp_path), *arguments, stdout=writing)
     os.close(writing)
-    _, errors = process.communicate(timeout=_PATIENCE)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert not told(errors) and process.returncode == 141

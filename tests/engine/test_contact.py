@@ -19,7 +19,7 @@ from scripted import ScriptedServer, Wire, encoded, scripted, serve_rest
 from strands_sglang import SGLangClient
 from strands_sglang.engine import contact as contacts
 from strands_sglang.engine import faults
-from strands_sglang.engine.contact import Contact, contact, unreachable_since
+from strands_sglang.engine.contact import Contact, contact
 from strands_sglang.engine.faults import TransientFault
 from strands_sglang.errors import ConfigurationError, ConnectionLostError, EngineFailingError, EngineUnreachableError
 
@@ -101,10 +101,10 @@ async def test_one_that_answered_before_is_waited_for(caplog: pytest.LogCaptureF
             waiting = [asyncio.ensure_future(client.generate([1], BUDGET)) for _ in range(20)]
             while client.unreachable_seconds() < 0.3:  # long past what a first contact is given
                 await asyncio.sleep(0.02)
-            assert not any(one.done() for one in waiting) and unreachable_since(server.url) is not None
+            assert not any(one.done() for one in waiting) and contact(server.url).unreachable_since is not None
             down.clear()
             assert len(await asyncio.gather(*waiting)) == 20
-            assert unreachable_since(server.url) is None and client.unreachable_seconds() == 0
+            assert contact(server.url).unreachable_since is None and client.unreachable_seconds() == 0
     about = [record.getMessage() for record in caplog.records if record.name.endswith("contact")]
     assert "trying again" in about[0] and "answers again" in about[-1]
     assert len(about) <= 4, about  # twenty calls, a hundred attempts: one line down, one line up

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loop_thread import heeds_interrupts
+from interrupts import heeds_interrupts, press_ctrl_c
 from rollout.scripts import PromptEngine, run, steps
 from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.rollout.interrupt import Interrupt, interrupted_line
@@ -18,7 +18,6 @@ from strands_sglang.rollout.totals import Totals
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "interrupted_run.py"
-_PATIENCE = 300.0  # seconds for a process on a busy machine to get anywhere
 
 
 def interrupted(*arguments: str) -> tuple[int, list[str], str]:
@@ -33,15 +32,9 @@ def interrupted(*arguments: str) -> tuple[int, list[str], str]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         preexec_fn=heeds_interrupts,
     )
-    try:
-        assert process.stdout is not None and process.stdout.readline().strip() == "under way"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=_PATIENCE)
-    finally:
-        process.kill()
+    errors = press_ctrl_c(process)
     code = process.returncode
-    told = [line for line in errors.splitlines() if not line.startswith("[transformers]")]
-    return 128 - code if code < 0 else code, told, " ".join(command)
+    return 128 - code if code < 0 else code, errors, " ".join(command)
 
 
 @pytest.mark.parametrize("kind", ["await", "gather"])

@@ -102,9 +102,3 @@ def contact(base_url: URL | str) -> Contact:
     address = str(base_url).rstrip("/")
     found = _contacts.get(address)
     return found if found is not None else _contacts.setdefault(address, Contact(address))
-
-
-def unreachable_since(base_url: URL | str) -> float | None:
-    """Return when the present outage of an address began, by the monotonic clock; None: it has none."""
-    found = _contacts.get(str(base_url).rstrip("/"))
-    return None if found is None else found.unreachable_since

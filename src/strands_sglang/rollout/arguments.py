@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.provider.config import SGLangConfig, TemplateOptions
+from strands_sglang.provider.config import ModelOptions
 from strands_sglang.rollout.bounds import check_above_zero
 from strands_sglang.rollout.task import Task
 
@@ -64,8 +64,7 @@ def check_names(options: Collection[str], known: Collection[str]) -> None:
         options: Names that go to the model.
         known: Arguments of `rollout`.
     """
-    models = {*get_type_hints(SGLangConfig), *get_type_hints(TemplateOptions), "tool_parser", "chat_template"}
-    for name in set(options) - models:
+    for name in set(options) - set(get_type_hints(ModelOptions)):
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
         if close:
             raise ConfigurationError(f"unknown argument {name!r}; did you mean {close[0]!r}?")

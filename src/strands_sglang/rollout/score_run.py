@@ -19,10 +19,11 @@ from strands_sglang.ledger.ledger import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.seal import SealFault, check_seal, read_seal, seal
 from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.rollout.callables import ScoreEpisode
 from strands_sglang.rollout.ended import Ended
 from strands_sglang.rollout.finish import Finish
 from strands_sglang.rollout.lock import directory_lock
-from strands_sglang.rollout.reward import Reward, RewardFunction
+from strands_sglang.rollout.reward import Reward
 from strands_sglang.rollout.scorer import Scorer
 
 _WORKER = "score"
@@ -42,7 +43,7 @@ class Scored:
 
 
 async def score_run(
-    reward: RewardFunction,
+    reward: ScoreEpisode,
     directory: str | Path,
     *,
     episodes: Collection[str] | None = None,
