@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 from audit import measure
 from families import tokenizer
 
 
 def test_the_audit_takes_at_most_three_parts_in_a_hundred() -> None:
-    figures = measure(tokenizer("qwen2.5"), episodes=300)
+    new = copy.deepcopy(tokenizer("qwen2.5"))
+    new.chat_template += "{# a template that no other test has used #}"  # so that first episodes are audited here
+    figures = measure(new, episodes=300)
     assert figures["audits"] >= 16 and figures["turns"] >= 300 * 8, figures
     assert figures["share"] <= 0.03, figures

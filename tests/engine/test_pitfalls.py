@@ -118,7 +118,7 @@ def test_429_retries_are_multiplied_by_the_sdks_own_six() -> None:
         with pytest.raises(EngineUnavailableError):
             agent("hello")
         assert len(server.generates()) == 4
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 9
 
 
 def test_the_second_synchronous_agent_call_dies() -> None:
@@ -134,7 +134,7 @@ def test_a_cancelled_agent_leaves_its_request_decoding() -> None:
         started = time.monotonic()
         with pytest.raises(Exception, match="cancel signal"):
             agent("hello")
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 9
         rid = server.generates()[0].json()["rid"]
         assert [request.json() for request in server.received if request.path == "/abort_request"] == [{"rid": rid}]
 

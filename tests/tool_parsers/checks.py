@@ -62,6 +62,11 @@ def check_turn(text: str, turn: ParsedTurn, *, escapes: bool = False) -> None:
         assert not both and turn.text == ""
 
 
+SECONDS = 10.0
+"""Processor time within which a megabyte is read, whatever it is. It takes about one second; by work that grew with the
+square of the length it would be minutes."""
+
+
 def least_seconds(work: Callable[[], object]) -> float:
     """Return the processor's time of the least of a few runs: the rest is the machine's."""
     least = float("inf")
@@ -69,7 +74,7 @@ def least_seconds(work: Callable[[], object]) -> float:
         begun = time.process_time()
         work()
         least = min(least, time.process_time() - begun)
-        if least < 0.5:
+        if least < SECONDS / 2:
             break
     return least
 

@@ -6,7 +6,7 @@ import pytest
 
 from families import tokenizer
 from strands_sglang.tool_parsers.parsed import ParseFailure
-from tool_parsers.checks import shown
+from tool_parsers.checks import SECONDS, shown
 from tool_parsers.sections import DEEPSEEK_V31 as FORM
 
 Failure = ParseFailure
@@ -62,4 +62,4 @@ def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: s
     ids=shown,
 )
 def test_one_huge_call_is_read_in_seconds(text: str) -> None:
-    assert FORM.cpu_seconds(FORM.fill(text)) < 2.5
+    assert FORM.cpu_seconds(FORM.fill(text)) < SECONDS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers.parsed import ParseFailure
 from strands_sglang.tool_parsers.sampled import SampledText
-from tool_parsers.checks import json_values, megabyte, same, shown
+from tool_parsers.checks import SECONDS, json_values, megabyte, same, shown
 from tool_parsers.json_lists import CLOSED_FORMATS, LIST_FORMATS, ONE, ListFormat, call_of
 
 Failure = ParseFailure
@@ -468,7 +468,7 @@ UNITS = [
     ids=lambda value: value.name if isinstance(value, ListFormat) else shown(value),
 )
 def test_a_megabyte_is_read_in_seconds(form: ListFormat, unit: str) -> None:
-    assert form.cpu_seconds(megabyte(form.fill(unit))) < 2.5
+    assert form.cpu_seconds(megabyte(form.fill(unit))) < SECONDS
 
 
 @each_format
@@ -490,4 +490,4 @@ def test_a_megabyte_is_read_in_seconds(form: ListFormat, unit: str) -> None:
     ids=shown,
 )
 def test_one_huge_list_is_read_in_seconds(form: ListFormat, text: str) -> None:
-    assert form.cpu_seconds(form.fill(text)) < 2.5
+    assert form.cpu_seconds(form.fill(text)) < SECONDS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from families import tokenizer
 from strands_sglang.tool_parsers.base import ToolParser
 from strands_sglang.tool_parsers.parsed import ParseFailure
-from tool_parsers.checks import json_values, megabyte, same, shown
+from tool_parsers.checks import SECONDS, json_values, megabyte, same, shown
 from tool_parsers.json_lists import MISTRAL as FORM
 from tool_parsers.json_lists import NAMED, ONE
 
@@ -215,7 +215,7 @@ def test_what_is_rendered_by_name_is_read(written: list[tuple[str, str | None, d
     ids=shown,
 )
 def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
-    assert FORM.cpu_seconds(megabyte(unit)) < 2.5
+    assert FORM.cpu_seconds(megabyte(unit)) < SECONDS
 
 
 @pytest.mark.parametrize(
@@ -229,4 +229,4 @@ def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
     ids=shown,
 )
 def test_one_huge_list_is_read_in_seconds(text: str) -> None:
-    assert FORM.cpu_seconds(text) < 2.5
+    assert FORM.cpu_seconds(text) < SECONDS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers.base import ToolParser
 from strands_sglang.tool_parsers.parsed import ParseFailure
-from tool_parsers.checks import json_values, megabyte, same, shown
+from tool_parsers.checks import SECONDS, json_values, megabyte, same, shown
 from tool_parsers.json_lists import ONE, call_of
 from tool_parsers.json_lists import PHI4 as FORM
 
@@ -103,7 +103,7 @@ def test_what_is_rendered_behind_functools_is_read(
 
 
 def test_a_megabyte_is_read_in_seconds() -> None:
-    assert FORM.cpu_seconds(megabyte("functools[{")) < 2.5
+    assert FORM.cpu_seconds(megabyte("functools[{")) < SECONDS
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_a_megabyte_is_read_in_seconds() -> None:
     ids=shown,
 )
 def test_one_huge_list_is_read_in_seconds(text: str) -> None:
-    assert FORM.cpu_seconds(text) < 2.5
+    assert FORM.cpu_seconds(text) < SECONDS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strands_sglang.tool_parsers.base import ToolParser
 from strands_sglang.tool_parsers.parsed import ParseFailure
 from strands_sglang.tool_parsers.sampled import SampledText
-from tool_parsers.checks import json_values, megabyte, same, shown
+from tool_parsers.checks import SECONDS, json_values, megabyte, same, shown
 from tool_parsers.sections import SECTION_FORMATS, SectionFormat
 
 Failure = ParseFailure
@@ -392,7 +392,7 @@ def test_a_damaged_call_is_a_good_one_or_none(
     ids=shown,
 )
 def test_a_megabyte_is_read_in_seconds(form: SectionFormat, unit: str) -> None:
-    assert form.cpu_seconds(megabyte(form.fill(unit), form.begin)) < 2.5
+    assert form.cpu_seconds(megabyte(form.fill(unit), form.begin)) < SECONDS
 
 
 @each_format
@@ -400,7 +400,7 @@ def test_a_megabyte_is_read_in_seconds(form: SectionFormat, unit: str) -> None:
     "unit", ["{CALL}", "{CALL_BEGIN}", "{SEPARATOR}", "{SEPARATOR}{{CALL_END}", "{CALL_END}{END}", "{{OPEN}"]
 )
 def test_a_megabyte_outside_of_sections_is_read_in_seconds(form: SectionFormat, unit: str) -> None:
-    assert form.cpu_seconds(megabyte(form.fill(unit))) < 2.5
+    assert form.cpu_seconds(megabyte(form.fill(unit))) < SECONDS
 
 
 @each_format
@@ -424,4 +424,4 @@ def test_a_megabyte_outside_of_sections_is_read_in_seconds(form: SectionFormat, 
     ids=shown,
 )
 def test_one_huge_call_is_read_in_seconds(form: SectionFormat, text: str) -> None:
-    assert form.cpu_seconds(form.fill(text)) < 2.5
+    assert form.cpu_seconds(form.fill(text)) < SECONDS

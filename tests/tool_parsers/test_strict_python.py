@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import sys
-import time
 import unicodedata
 import warnings
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from strands_sglang.tool_parsers import ParseFailure
 from strands_sglang.tool_parsers.fault import CallFault
 from strands_sglang.tool_parsers.strict_json import MAX_DEPTH, MAX_DIGITS
 from strands_sglang.tool_parsers.strict_python import PythonReader, skip_blanks
+from tool_parsers.checks import SECONDS, least_seconds
 
 
 def read(text: str) -> Any:
@@ -502,7 +503,7 @@ MEGABYTE = 1_000_000
 )
 def test_a_megabyte_is_read_in_seconds(before: str, unit: str, after: str) -> None:
     text = before + unit * ((MEGABYTE - len(before)) // len(unit)) + after
-    assert cpu_seconds(lambda: PythonReader(text).read(0)) < 2.5
+    assert cpu_seconds(lambda: PythonReader(text).read(0)) < SECONDS
 
 
 @pytest.mark.parametrize("unit", ["[],", "[1],", "[" * 90 + "]" * 90 + ","], ids=len)
@@ -516,19 +517,12 @@ def test_brackets_take_time_in_proportion(unit: str) -> None:
     "text", ["a" * MEGABYTE, "a" + " " * MEGABYTE, ",".join(f"a{i}=1" for i in range(100_000)) + ")"]
 )
 def test_a_megabyte_of_arguments_is_read_in_seconds(text: str) -> None:
-    assert cpu_seconds(lambda: PythonReader(text).read_keywords(0)) < 2.5
+    assert cpu_seconds(lambda: PythonReader(text).read_keywords(0)) < SECONDS
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:
-    """Return the least of a few runs: the rest is the machine's."""
-    least = float("inf")
-    for _ in range(3):
-        begun = time.process_time()
-        try:
+    def read_or_not() -> None:
+        with contextlib.suppress(CallFault):
             work()
-        except CallFault:
-            pass
-        least = min(least, time.process_time() - begun)
-        if least < 0.5:
-            break
-    return least
+
+    return least_seconds(read_or_not)

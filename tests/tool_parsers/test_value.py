@@ -313,7 +313,7 @@ def test_an_endless_schema_ends(schema: Any, definitions: Any) -> None:
     values = Values({"f": {"properties": {"p": schema}, "$defs": definitions}})
     for _ in range(1000):
         assert values.read("f", "p", "5", 0, 1) in (5, "5")
-    assert time.process_time() - begun < 1.0
+    assert time.process_time() - begun < 5.0
 
 
 # --- any schema, any text --------------------------------------------------------------------------------------------

@@ -171,9 +171,9 @@ async def test_cancelled_call_is_killed_with_its_children(sandbox: PythonSandbox
     assert all(
         isinstance(found, asyncio.CancelledError) for found in await asyncio.gather(*tasks, return_exceptions=True)
     )
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
     while left_running():
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10
         await asyncio.sleep(0.01)
     assert (await sandbox.run("1")).text == "1"  # its places are free again
 
@@ -439,7 +439,10 @@ async def test_code_has_nothing_open_but_its_streams(sandbox: PythonSandbox) -> 
 
 
 @pytest.mark.parametrize("ends", ["exit 0", "exit 7", "kill -9 $$", "echo 'no such file' >&2; exit 127", "sleep 60"])
-async def test_code_that_was_not_reached_has_no_result(ends: str, tmp_path: Path) -> None:
+async def test_code_that_was_not_reached_has_no_result(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_call, "_SET_UP", 1.0)
     program = tmp_path / "bwrap"
     program.symlink_to(find_bubblewrap())
     broken = PythonSandbox(bwrap=str(program), limits=limits(seconds=1))
@@ -448,6 +451,17 @@ async def test_code_that_was_not_reached_has_no_result(ends: str, tmp_path: Path
     program.chmod(0o755)
     with pytest.raises(SandboxUnavailableError, match="could not be made this time"):
         await broken.run("1")
+
+
+async def test_a_machine_that_makes_sandboxes_slowly_takes_nothing_from_the_code(tmp_path: Path) -> None:
+    program = tmp_path / "bwrap"
+    program.symlink_to(find_bubblewrap())
+    slow = PythonSandbox(bwrap=str(program), limits=limits(seconds=2))
+    program.unlink()
+    program.write_text(f'#!/bin/sh\nsleep 2.5\nexec {find_bubblewrap()} "$@"\n')
+    program.chmod(0o755)
+    assert (await slow.run("print(6 * 7)")).text == "42"
+    assert (await slow.run("while True: pass")).ended is Ending.TIMED_OUT
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an interpreter that only root may read")

@@ -145,11 +145,13 @@ class PythonSandbox:
             )
             passed = (reader, first.descriptor, beginning.descriptor)
             settings = {"pass_fds": passed, "env": {}, "cwd": "/", **user_of(self.rights)}
-            outcome = await Call(self.limits, WORK, first).run(command, source, **settings)
+            outcome = await Call(self.limits, WORK, first, beginning).run(command, source, **settings)
             if beginning.happened():
                 return outcome
         # No line of the code was run: not a result of it.
         words = outcome.stderr.strip() or outcome.note or "it ended without a word"
+        if outcome.ended is Ending.TIMED_OUT:
+            words = f"it was not ready after {outcome.seconds:.0f} seconds"
         raise SandboxUnavailableError(f"the sandbox could not be made this time: {words}", program=self._bwrap)
 
     async def _run_bare(self, source: bytes) -> Outcome:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from strands_sglang.tools.beginning import Beginning
 from strands_sglang.tools.capture import Capture
 from strands_sglang.tools.first_process import FirstProcess
 from strands_sglang.tools.outcome import Ending, Outcome, note_for
@@ -25,6 +26,7 @@ from strands_sglang.tools.sandbox_limits import SandboxLimits
 
 _LOOK = 0.1  # seconds between two looks at what a call uses
 _CHUNK = 65536
+_SET_UP = 60.0  # seconds for a sandbox to be made; it takes a hundredth of one on an idle machine
 _LAST_WORDS = 5.0  # seconds to read what a killed process has written; it takes milliseconds
 _WATCHERS = 4  # threads that look, for all calls of this process
 
@@ -48,6 +50,8 @@ class Call:
     """Directory inside whose files are counted; None: they are not."""
     first: FirstProcess | None = None
     """The first process inside the sandbox; None: there is no sandbox."""
+    beginning: Beginning | None = None
+    """Says when the code begins, and its time with it; None: at once."""
     process: asyncio.subprocess.Process | None = None
     """What was started; None before."""
     stdout: Capture = field(init=False)
@@ -73,7 +77,9 @@ class Call:
         work = asyncio.ensure_future(self._served(process, code))
         watch = asyncio.ensure_future(self._watched(process.pid))
         try:
-            await asyncio.wait({work, watch}, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            await self._begun({work, watch})
+            if self.broken is None:
+                await asyncio.wait({work, watch}, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
             if not work.done() and self.broken is None:
                 self.broken = Ending.TIMED_OUT
         finally:
@@ -84,6 +90,19 @@ class Call:
             work.cancel()
             _seen(work)
         return self._outcome(process.returncode or 0, time.monotonic() - began)
+
+    async def _begun(self, others: set[asyncio.Future[None]]) -> None:
+        """Wait until the code begins, or something else is over, or the sandbox takes too long to make."""
+        if self.beginning is None:
+            return
+        begun = asyncio.ensure_future(self.beginning.wait())
+        try:
+            done, _ = await asyncio.wait({*others, begun}, timeout=_SET_UP, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                self.broken = Ending.TIMED_OUT
+        finally:
+            begun.cancel()
+            await asyncio.wait({begun})
 
     async def _started(self, command: Sequence[str], settings: dict[str, Any]) -> asyncio.subprocess.Process:
         """Start a command; if the call is cancelled meanwhile, end it our way, and not by the event loop's."""

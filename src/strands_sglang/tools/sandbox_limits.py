@@ -18,7 +18,8 @@ class SandboxLimits:
     """Bounds of one call."""
 
     seconds: float = 10.0
-    """Seconds on the clock, from when the interpreter is started. Waiting for a free place does not count."""
+    """Seconds on the clock, from when the code begins. Waiting for a free place does not count, nor does what the
+    machine takes to make the sandbox."""
     memory: int = 1024 * _MIB
     """Bytes of memory. The kernel holds each process to so much address space; all processes of a call together are
     looked at ten times a second and ended above it; sockets count with all they may hold."""
