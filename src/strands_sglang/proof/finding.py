@@ -41,7 +41,7 @@ class FindingKind(str, Enum):
     ORDER = "order"
     """An event of a kind, number or epoch that cannot be at its place, or a number that is not there."""
     DUPLICATE = "duplicate"
-    """The same place is taken twice: an event, an episode."""
+    """The same place is taken twice (an event, an episode), or one answer of the engine is two turns."""
     TASK = "task"
     """An episode that is not of its task, its run, or its model."""
     PLACE = "place"

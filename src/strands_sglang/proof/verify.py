@@ -1,7 +1,7 @@
 """Proving a whole ledger offline, without the word of the code that wrote it: `verify`.
 
 Read twice: once to see which events there are, and again to prove each episode as soon as all its events were seen.
-Memory holds the events of episodes that are not complete yet, and one digest per episode.
+Memory holds the events of episodes that are not complete yet, one digest per episode and one request id per turn.
 
 Invariant: nothing here imports what samples, records or lays flat. What is proved is proved from the bytes.
 """
@@ -21,6 +21,7 @@ from strands_sglang.proof.exported import Exported
 from strands_sglang.proof.finding import Finding, FindingKind
 from strands_sglang.proof.proofs import EventSource, Memory, proved
 from strands_sglang.proof.prove import EpisodeProof
+from strands_sglang.proof.request_ids import RequestIds
 from strands_sglang.proof.sealed_files import SealedFiles
 from strands_sglang.proof.signature import SIGNATURE, check_signature, read_public_key
 
@@ -119,6 +120,7 @@ class _Check:
         self._wanted = episodes
         self._exported = exported
         self._heads: dict[str, bytes] = {}
+        self._request_ids = RequestIds()
         self._ended = 0  # episodes of which an end is the last event
 
     def go_through(self, source: EventSource, *, files_lost: bool = False) -> None:
@@ -137,6 +139,8 @@ class _Check:
         certificate = self.certificate
         old = seal is not None and seal.get("format", 1) == 1  # then the root is of the episodes alone
         certificate.root = root_digest(self._heads, None if old else run_file)
+        for finding in self._request_ids.repeated():
+            certificate.add(finding)
         if self._wanted is not None:
             for id in sorted(set(self._wanted) - set(self._heads)):
                 certificate.add(Finding(FindingKind.NOT_BEGUN, "the ledger has no such episode", id))
@@ -158,6 +162,7 @@ class _Check:
         self._ended += proof.last is EventKind.END
         certificate.episodes[proof.verdict] += 1
         certificate.turns += len(proof.turns)
+        self._request_ids.take(proof.id, proof.turns)
         certificate.orphans += proof.orphans
         certificate.tokens.add(proof.tokens)
         certificate.versions.update(proof.versions)
