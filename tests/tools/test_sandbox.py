@@ -27,7 +27,7 @@ from strands_sglang.tools.jail import python_command
 from strands_sglang.tools.outcome import Outcome
 from strands_sglang.tools.probe import find_bubblewrap
 from tools.bombs import BOMBS
-from tools.host import left_running, limits, system_python
+from tools.host import MEMORY, left_running, limits, system_python
 
 
 async def all_ended() -> None:
@@ -156,6 +156,27 @@ async def test_code_that_is_slow_to_look_at_does_not_stall_the_event_loop() -> N
     outcome, late = await lateness(hostile.run(textwrap.dedent(MAPPINGS)))
     assert outcome.ended is Ending.TIMED_OUT and outcome.seconds < 10
     assert late < 0.05
+
+
+async def test_a_hundred_at_once_and_every_limit_holds() -> None:
+    kinds = [
+        ("print(6 * 7)", Ending.FINISHED, "42"),
+        ("time.sleep(99)", Ending.TIMED_OUT, "timed out"),
+        ("x = [0]\nwhile True: x += x", Ending.FAILED, "MemoryError"),
+        ("while True: print('x' * 10_000)", Ending.FLOODED, "bytes of output"),
+    ]
+    together = 12  # seconds: long enough for a busy machine to start them all
+    many = PythonSandbox(limits=limits(seconds=together + 8, memory=MEMORY // 8), concurrency=100)
+    runs = [asyncio.ensure_future(many.run(f"import time\ntime.sleep({together})\n{code}")) for code, *_ in kinds * 25]
+    most = 0
+    while not all(run.done() for run in runs):
+        most = max(most, sum("(python" in process for process in await asyncio.to_thread(left_running)))
+        await asyncio.sleep(0.2)
+    assert most >= 100
+    for run, (_, ended, says) in zip(runs, kinds * 25, strict=True):
+        outcome = run.result()
+        assert outcome.ended is ended and says in outcome.text, outcome
+    await all_ended()
 
 
 async def test_cancelled_call_is_killed_with_its_children(sandbox: PythonSandbox) -> None:
