@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
+from importlib import import_module
 from typing import Any
 
 from strands import Agent
@@ -30,7 +32,14 @@ def build(task: Any, model: Any) -> Agent:
     return Agent(model=model, callback_handler=None)
 
 
+def slowly_read(path: Any) -> None:
+    print("under way", flush=True)
+    time.sleep(2)
+
+
 async def main() -> None:
+    if sys.argv[1] == "reading":
+        vars(import_module("strands_sglang.rollout.run"))["read_before"] = slowly_read
     engine = Endless(lambda prompt, before: "done")
     directory = sys.argv[2] if len(sys.argv) > 2 else None
     work = rollout(

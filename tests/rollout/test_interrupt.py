@@ -48,6 +48,12 @@ def test_one_line(kind: str, tmp_path: Path) -> None:
     assert sorted(record.finished for record in Ledger(folder).episodes()) == [False, True]
 
 
+def test_one_line_while_an_earlier_run_is_read(tmp_path: Path) -> None:
+    code, errors, command = interrupted("reading", str(tmp_path / "run"))
+    assert code == 130
+    assert errors == [f"interrupted while {tmp_path / 'run'} was read, which is as it was; to go on: {command}"]
+
+
 def test_nothing_on_disk() -> None:
     code, errors, _ = interrupted("await")
     assert code == 130 and len(errors) == 1

@@ -26,7 +26,7 @@ from strands_sglang.rollout.callables import BuildAgent, ScoreEpisode
 from strands_sglang.rollout.course import Course
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.group import Filters, GroupFilter, Wanted
-from strands_sglang.rollout.interrupt import Interrupt, interrupted_line
+from strands_sglang.rollout.interrupt import Interrupt, interrupted_line, this_command
 from strands_sglang.rollout.job import Setup
 from strands_sglang.rollout.lock import directory_lock
 from strands_sglang.rollout.open_files import allow_open_files
@@ -178,7 +178,11 @@ async def rollout(
         before = None
         if path is not None:
             stack.enter_context(directory_lock(path))
-            before = await asyncio.get_running_loop().run_in_executor(None, read_before, path)
+            try:
+                before = await asyncio.get_running_loop().run_in_executor(None, read_before, path)
+            except asyncio.CancelledError:
+                interrupt.tell(f"interrupted while {path} was read, which is as it was; to go on: {this_command()}")
+                raise
         course = Course(
             setup, before, Tally(Wanted(enough_groups, enough_samples), chosen), on_episode, stop_after_failures
         )
