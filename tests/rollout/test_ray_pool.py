@@ -16,12 +16,14 @@ import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
+from families import tokenizer
+from lab_servers import free_port
 from ray_here import ray_here
-from rollout.scripts import PromptEngine, asked, assert_proved, assert_same, last_step, run, steps, summaries
+from rollout.scripts import FAMILY, PromptEngine, asked, assert_proved, assert_same, last_step, run, steps, summaries
 from scripted_engine import Answer, tool_call
-from strands_sglang import SGLangModel
+from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import Ended, Limits, Task
+from strands_sglang.rollout import Ended, Episode, Limits, RunMetrics, Task, rollout
 from strands_sglang.tokens import TokenTree
 
 
@@ -78,6 +80,12 @@ def reward(episode: Any) -> float:
     return float(len(episode.task.prompt))
 
 
+def said(episode: Episode) -> list[Any]:
+    """Return the messages of an episode without what differs from run to run."""
+    assert len(episode.messages) > 2
+    return [(message["role"], message["content"]) for message in episode.messages]
+
+
 QUESTIONS = [f"question {number}" for number in range(6)]
 
 
@@ -102,6 +110,7 @@ async def test_as_in_one_process(tmp_path: Path) -> None:
     there = await run(build, QUESTIONS, engine, tmp_path, workers=2, **options)
     assert not any(isinstance(episode.source, TokenTree) for episode in there)
     assert summaries(there) == summaries(here)
+    assert [said(episode) for episode in there] == [said(episode) for episode in here]
     assert [episode.reward for episode in there] == [episode.reward for episode in here]
     assert [episode.id for episode in there] == [episode.id for episode in here]
     assert not engine.calls  # nothing was asked for from this process
@@ -111,6 +120,34 @@ async def test_as_in_one_process(tmp_path: Path) -> None:
     assert len({path.name.partition("-")[0] for path in (tmp_path / "ledger").iterdir()}) == 2
     again = await run(build, QUESTIONS, engine, tmp_path, **options)
     assert summaries(again) == summaries(here) and again.metrics.restored == 6
+
+
+async def test_outages_that_workers_have_are_shown_here() -> None:
+    seen = asyncio.Event()
+
+    def look(metrics: RunMetrics) -> None:
+        if metrics.unreachable_seconds > 0.5:
+            seen.set()
+
+    async with SGLangClient(f"http://127.0.0.1:{free_port()}", first_contact=300) as nobody:
+        work = asyncio.ensure_future(
+            rollout(
+                build,
+                QUESTIONS,
+                client=nobody,
+                tokenizer=tokenizer(FAMILY),
+                workers=2,
+                preflight=False,
+                on_metrics=look,
+                metrics_seconds=0.2,
+            )
+        )
+        waiting = asyncio.ensure_future(seen.wait())
+        await asyncio.wait({work, waiting}, timeout=120, return_when=asyncio.FIRST_COMPLETED)
+        assert seen.is_set() and not work.done()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
 
 
 async def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:

@@ -116,7 +116,9 @@ class Course:
             return LocalWorker(self.setup)
         from strands_sglang.rollout.ray_pool import RayPool
 
-        return RayPool(self.setup, workers, concurrency)
+        pool = RayPool(self.setup, workers, concurrency)
+        self.reporter.totals.unreachable = pool.unreachable_seconds
+        return pool
 
     def _open(self, fingerprint: dict[str, str], samples: int) -> None:
         """Begin a run on disk, or see that the one that is there can go on."""

@@ -53,9 +53,8 @@ class Episode:
     """What broke; None when nothing did."""
     text: str = ""
     """The agent's last words."""
-    messages: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """The agent's conversation; of a graph, a swarm or a function those of its agents one after the other. Of one that
-    was read back from the ledger, as far as it is plain data."""
+    conversation: list[dict[str, Any]] | Callable[[], list[dict[str, Any]]] = field(default_factory=list, repr=False)
+    """Its messages, or how to get them; see `messages`."""
     epoch: int = 0
     """How often it was resumed."""
     time: float = 0.0
@@ -82,6 +81,17 @@ class Episode:
         if not isinstance(self.source, TokenTree):
             self.source = self.source()
         return self.source
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The agent's conversation.
+
+        Of a graph, a swarm or a function those of its agents one after the other. Of one that was read back from the
+        ledger, as far as it is plain data.
+        """
+        if not isinstance(self.conversation, list):
+            self.conversation = self.conversation()
+        return self.conversation
 
     @property
     def trajectories(self) -> list[Trajectory]:

@@ -85,7 +85,7 @@ class Finish:
             metrics=journal.metrics,
             failure=outcome.failure,
             text=outcome.text or ("" if outcome.ended.complete or outcome.ended.failed else play.last_words),
-            messages=play.messages,
+            conversation=play.messages,
             epoch=job.life,
             earlier=dict(journal.earlier) if job.record is not None else {},
             routed_experts=_experts(play, tree) if known is None else {},

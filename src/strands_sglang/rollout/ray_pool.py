@@ -15,6 +15,7 @@ import itertools
 import logging
 import os
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from strands_sglang.errors import ConfigurationError
@@ -47,6 +48,7 @@ class _Actor:
     jobs: dict[str, Job] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)  # jobs that are to be set aside
     dead: asyncio.Future[dict[str, EpisodeRecord]] | None = None
+    unreachable: float = 0.0  # seconds for which its engine has not answered
 
 
 class RayPool:
@@ -94,6 +96,10 @@ class RayPool:
     def fingerprint(self) -> dict[str, str]:
         """What the workers' models render conversations with."""
         return fingerprint(self._setup.model())
+
+    def unreachable_seconds(self) -> float:
+        """Return for how long some worker has not reached the engine; 0.0: all do."""
+        return max((actor.unreachable for actor in self._actors), default=0.0)
 
     def _start(self, **options: Any) -> _Actor:
         name = f"ray{next(self._names)}"
@@ -186,7 +192,8 @@ class RayPool:
             episode, turns = await asyncio.shield(answer)
         self._counted(job.id, turns)
         ended: Episode = episode
-        ended.source = lambda: self._fetched(large, job.id)
+        fetched = cache(lambda: self._fetched(large, job.id))
+        ended.source, ended.conversation = lambda: fetched()[0], lambda: fetched()[1]
         return ended
 
     def _counted(self, id: str, turns: list[TurnCounts]) -> None:
@@ -195,16 +202,17 @@ class RayPool:
             for counts in turns:
                 on_turn(counts)
 
-    def _fetched(self, large: Any, id: str) -> TokenTree:
-        """Return the turns of an episode from wherever they are."""
+    def _fetched(self, large: Any, id: str) -> tuple[TokenTree, list[dict[str, Any]]]:
+        """Return the turns and messages of an episode from wherever they are."""
         try:
-            tree: TokenTree = self._ray.get(large)[0]
+            turns, messages = self._ray.get(large)
         except self._ray.exceptions.RayError:
             if self._setup.directory is None:
                 raise
             logger.info("episode=<%s> | no longer in memory, read from the ledger", id)
-            tree = Ledger(self._setup.directory).episode(id).tree()
-        return tree
+            episode = restored(Ledger(self._setup.directory).episode(id))
+            turns, messages = episode.tree, episode.messages
+        return turns, messages
 
     async def _buried(self, actor: _Actor, error: Exception) -> dict[str, EpisodeRecord]:
         """Replace a worker that died, once, and return what is on record of the episodes it ran."""
@@ -230,12 +238,12 @@ class RayPool:
         )
 
     async def _count(self) -> None:
-        """Hear of the turns that the workers make."""
+        """Hear of the turns that the workers make, and of engines they cannot reach."""
         while True:
             await asyncio.sleep(_POLL)
             for actor in list(self._actors):
                 try:
-                    turns = await actor.handle.turns.remote()
+                    turns, actor.unreachable = await actor.handle.news.remote()
                 except self._ray.exceptions.RayError:
                     continue
                 for id, counts in turns.items():

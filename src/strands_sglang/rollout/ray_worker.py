@@ -10,6 +10,7 @@ import asyncio
 import os
 from typing import Any
 
+from strands_sglang.engine.client import SGLangClient
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.job import Job, Setup
 from strands_sglang.rollout.local import LocalWorker
@@ -66,7 +67,7 @@ class RayWorker:
         finally:
             del self._running[job.id]
         tree, messages = episode.tree, episode.messages
-        episode.source, episode.messages = TokenTree(job.id), []
+        episode.source, episode.conversation = TokenTree(job.id), []
         return (episode, self._turns.pop(job.id, [])), (tree, messages)
 
     async def end(self, id: str, cut_short: bool) -> None:
@@ -85,10 +86,15 @@ class RayWorker:
         if self._local is None or not self._local.suspend(id, seconds):
             self._set_aside[id] = (life, seconds)  # the call that begins it is still under way, or it has just ended
 
-    async def turns(self) -> dict[str, list[TurnCounts]]:
-        """Return the turns that were sampled since this was asked last, by episode."""
+    async def news(self) -> tuple[dict[str, list[TurnCounts]], float]:
+        """Return the turns that were sampled since this was asked last, by episode.
+
+        Returns:
+            These, and for how many seconds the engine could not be reached by now; 0.0: it can.
+        """
         turns, self._turns = self._turns, {}
-        return turns
+        client = self._setup.client
+        return turns, client.unreachable_seconds() if isinstance(client, SGLangClient) else 0.0
 
     async def close(self) -> None:
         """Write what is left of the ledger."""

@@ -149,7 +149,7 @@ def restored(record: EpisodeRecord) -> Episode:
         metrics=EpisodeMetrics.from_dict(end["metrics"]),
         failure=None if end["failure"] is None else Failure(**end["failure"]),
         text=end["text"],
-        messages=messages_of(end, max(leaves, default=None)),
+        conversation=messages_of(end, max(leaves, default=None)),
         epoch=record.epoch,
         time=end.get("time", 0.0),
         restored=True,
