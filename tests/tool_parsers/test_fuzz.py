@@ -315,7 +315,7 @@ def test_the_command() -> None:
     assert summary["inputs"] > 1000 and summary["parsers"] == NAMES and summary["seed"] == 5
     bad = ("crashes", "wrong_calls", "wrong_failures", "missed_calls", "hangs")
     assert [summary[name] for name in bad] == [0] * 5
-    assert 0 < summary["slowest_1mb_seconds"] < 1 and summary["seconds"] < 30
+    assert 0 < summary["slowest_1mb_seconds"] < 5 and summary["seconds"] < 300
     assert "inputs" in result.stderr
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import deque
 from collections.abc import Collection, Sequence
 
@@ -25,10 +24,12 @@ from strands_sglang.rollout.lost import got_no_tokens
 from strands_sglang.rollout.tool_result import Outcome
 from strands_sglang.tokens import Join
 
-_PATIENCE = 5.0  # seconds without any progress after which nobody is expected to ask for what is left
-_PATIENCE_ALONE = 0.1  # where the record shows one conversation only
-_PATIENCE_INSIDE = 60.0  # while another tool call runs: the next may be asked for inside of it, or behind it
 _LOOK_AGAIN = 0.002
+# How often a waiting call looks without any progress before it is assumed that nobody asks for what is left. Looks are
+# counted, not seconds: on a busy machine they come as late as everybody else does.
+_PATIENCE = 2_500  # five seconds on an idle machine
+_PATIENCE_ALONE = 50  # where the record shows one conversation only
+_PATIENCE_INSIDE = 30_000  # while another tool call runs: the next may be asked for inside it, or after it
 _REFUSALS = 10  # a hook may have the agent ask again for ever
 
 
@@ -64,7 +65,7 @@ class Recorded:
         several = roots > 1 or any(event.data["within"] for event in answers)
         self._patience = _PATIENCE if several else _PATIENCE_ALONE
         self._lock = threading.Lock()
-        self._progress = time.monotonic()
+        self._progress = 0  # counts calls that came and answers that were handed out
         self._under_way: Event | None = None
         self._refusals = 0
         self.open: set[str] = set()
@@ -109,21 +110,24 @@ class Recorded:
         Returns:
             A call or a fault; None when no answer to this prompt is on record, or nobody asks for those before it.
         """
-        self._progress = time.monotonic()
+        looks, seen = 0, -1
+        with self._lock:
+            self._progress += 1
         while True:
             with self._lock:
                 first = self._answers[0] if self._answers else None
                 inside = [] if first is None else first.data["within"]
                 mine = first is None or (first.data["prompt"] == prompt and inside == list(within))
                 if mine and self._under_way is None:
-                    self._progress = time.monotonic()
+                    self._progress += 1
                     if first is not None and first.kind is EventKind.CALL:
                         self._under_way = first
                     return self._answers.popleft() if self._answers else None
                 # Another conversation of the same episode may be about to ask for the first one.
                 awaited = any(call not in within for call in self.open)
                 patience = _PATIENCE_INSIDE if awaited else self._patience
-                if time.monotonic() - self._progress > patience:
+                looks, seen = (looks + 1 if seen == self._progress else 0), self._progress
+                if looks > patience:
                     self._under_way = None  # what was made of it is known to nobody
                     if not mine:
                         return None
