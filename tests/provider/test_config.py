@@ -94,6 +94,13 @@ def test_the_same_argument_twice_is_fine_when_it_says_the_same() -> None:
     assert template_arguments(READS, options) == {"enable_thinking": True}
 
 
+def test_an_argument_that_no_template_reads_is_warned_of_once_a_process(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(3):
+        assert template_arguments(READS, {"chat_template_kwargs": {"unread_one": 1}}) == {"unread_one": 1}
+    template_arguments(READS, {"chat_template_kwargs": {"unread_two": 1}})
+    assert [record.args for record in caplog.records] == [("unread_one",), ("unread_two",)]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -200,8 +200,14 @@ def template_arguments(source: str, options: dict[str, Any]) -> dict[str, Any]:
         if name in _GIVEN:
             raise ConfigurationError(f"the template's {name} is not an option: it is what the conversation says")
         if read and name not in read:
-            logger.warning("argument=<%s> | the chat template does not read this argument", name)
+            _warn_unread(source, name)
     return arguments
+
+
+@lru_cache(maxsize=256)
+def _warn_unread(source: str, name: str) -> None:
+    """Warn once per process: many programs make a model for every episode."""
+    logger.warning("argument=<%s> | the chat template does not read this argument", name)
 
 
 @lru_cache(maxsize=64)
