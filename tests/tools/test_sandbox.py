@@ -421,14 +421,21 @@ def test_bubblewrap_that_runs_nothing_is_not_believed(tmp_path: Path) -> None:
         PythonSandbox(bwrap=str(program))
 
 
+def made_with_another(script: str, folder: Path, **settings: Any) -> PythonSandbox:
+    """Return a sandbox whose bubblewrap becomes a shell script once the sandbox was found to work."""
+    program = folder / "bwrap"
+    program.symlink_to(find_bubblewrap())
+    sandbox = PythonSandbox(bwrap=str(program), **settings)
+    program.unlink()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return sandbox
+
+
 async def test_sandbox_that_cannot_be_made_any_more(tmp_path: Path) -> None:
     """That is not the fault of the model's code, and must not look like a result of it."""
-    program = tmp_path / "bwrap"
-    program.symlink_to(find_bubblewrap())
-    sandbox = PythonSandbox(bwrap=str(program))
-    program.unlink()
-    program.write_text("#!/bin/sh\necho 'bwrap: Creating new namespace failed: No space left on device' >&2\nexit 1\n")
-    program.chmod(0o755)
+    script = "echo 'bwrap: Creating new namespace failed: No space left on device' >&2\nexit 1"
+    sandbox = made_with_another(script, tmp_path)
     with pytest.raises(SandboxUnavailableError, match="No space left"):
         await sandbox.run("1")
 
@@ -464,23 +471,14 @@ async def test_code_that_was_not_reached_has_no_result(
     ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox_call, "_SET_UP", 1.0)
-    program = tmp_path / "bwrap"
-    program.symlink_to(find_bubblewrap())
-    broken = PythonSandbox(bwrap=str(program), limits=limits(seconds=1))
-    program.unlink()
-    program.write_text(f"#!/bin/sh\n{ends}\n")
-    program.chmod(0o755)
+    broken = made_with_another(ends, tmp_path, limits=limits(seconds=1))
     with pytest.raises(SandboxUnavailableError, match="could not be made this time"):
         await broken.run("1")
 
 
 async def test_a_machine_that_makes_sandboxes_slowly_takes_nothing_from_the_code(tmp_path: Path) -> None:
-    program = tmp_path / "bwrap"
-    program.symlink_to(find_bubblewrap())
-    slow = PythonSandbox(bwrap=str(program), limits=limits(seconds=2))
-    program.unlink()
-    program.write_text(f'#!/bin/sh\nsleep 2.5\nexec {find_bubblewrap()} "$@"\n')
-    program.chmod(0o755)
+    script = f'sleep 2.5\nexec {find_bubblewrap()} "$@"'
+    slow = made_with_another(script, tmp_path, limits=limits(seconds=2))
     assert (await slow.run("print(6 * 7)")).text == "42"
     assert (await slow.run("while True: pass")).ended is Ending.TIMED_OUT
 

@@ -14,9 +14,9 @@ import importlib
 import itertools
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.extras import install
@@ -30,12 +30,12 @@ from strands_sglang.rollout.local import ANSWERED, LocalWorker
 from strands_sglang.rollout.measures import OnTurn, TurnCounts
 from strands_sglang.rollout.ray_worker import RayWorker
 from strands_sglang.rollout.resume import restored
-from strands_sglang.tokens import TokenTree
 
 logger = logging.getLogger(__name__)
 
 _DEATHS = 3  # workers an episode may lose
 _CLOSING = 60.0  # seconds that a worker has to write the rest of its ledger
+_Part = TypeVar("_Part")
 _POLL = 0.5  # seconds between two looks at how many turns were made
 
 
@@ -177,7 +177,7 @@ class RayPool:
 
     async def _in(self, actor: _Actor, job: Job, cut_short: asyncio.Event | None) -> Episode:
         """Run an episode in one worker."""
-        small, large = actor.handle.run.options(num_returns=2).remote(replace(job, finished=None))
+        small, turns_there, messages_there = actor.handle.run.options(num_returns=3).remote(replace(job, finished=None))
         answer = asyncio.ensure_future(_of(small))
         if cut_short is not None and cut_short.is_set():  # in a worker that died of something else
             actor.handle.end.remote(job.id, True)
@@ -192,8 +192,8 @@ class RayPool:
             episode, turns = await asyncio.shield(answer)
         self._counted(job.id, turns)
         ended: Episode = episode
-        fetched = cache(lambda: self._fetched(large, job.id))
-        ended.source, ended.conversation = lambda: fetched()[0], lambda: fetched()[1]
+        ended.source = lambda: self._fetched(turns_there, job.id, lambda known: known.tree)
+        ended.conversation = lambda: self._fetched(messages_there, job.id, lambda known: known.messages)
         return ended
 
     def _counted(self, id: str, turns: list[TurnCounts]) -> None:
@@ -202,17 +202,22 @@ class RayPool:
             for counts in turns:
                 on_turn(counts)
 
-    def _fetched(self, large: Any, id: str) -> tuple[TokenTree, list[dict[str, Any]]]:
-        """Return the turns and messages of an episode from wherever they are."""
+    def _fetched(self, reference: Any, id: str, of: Callable[[Episode], _Part]) -> _Part:
+        """Return a large part of an episode from wherever it is.
+
+        Args:
+            reference: Where Ray has it.
+            id: The episode's.
+            of: Takes it from the episode as the ledger has it, should Ray no longer have it.
+        """
         try:
-            turns, messages = self._ray.get(large)
+            part: _Part = self._ray.get(reference)
         except self._ray.exceptions.RayError:
             if self._setup.directory is None:
                 raise
             logger.info("episode=<%s> | no longer in memory, read from the ledger", id)
-            episode = restored(Ledger(self._setup.directory).episode(id))
-            turns, messages = episode.tree, episode.messages
-        return turns, messages
+            part = of(restored(Ledger(self._setup.directory).episode(id)))
+        return part
 
     async def _buried(self, actor: _Actor, error: Exception) -> dict[str, EpisodeRecord]:
         """Replace a worker that died, once, and return what is on record of the episodes it ran."""

@@ -40,12 +40,12 @@ class RayWorker:
             self._threads.__enter__()
         return os.getpid()
 
-    async def run(self, job: Job) -> tuple[tuple[Episode, list[TurnCounts]], tuple[TokenTree, list[Any]]]:
+    async def run(self, job: Job) -> tuple[tuple[Episode, list[TurnCounts]], TokenTree, list[Any]]:
         """Run an episode.
 
         Returns:
-            The episode without its turns and messages, which is small, with the counts nobody has asked for yet; and
-            turns and messages. Ray keeps the two apart, so that only the first has to travel.
+            The episode without its turns and messages, which is small, with the counts nobody has asked for yet; its
+            turns; its messages. Ray keeps the three apart, so that only the first has to travel.
         """
         await self.ready()
         assert self._local is not None
@@ -68,7 +68,7 @@ class RayWorker:
             del self._running[job.id]
         tree, messages = episode.tree, episode.messages
         episode.source, episode.conversation = TokenTree(job.id), []
-        return (episode, self._turns.pop(job.id, [])), (tree, messages)
+        return (episode, self._turns.pop(job.id, [])), tree, messages
 
     async def end(self, id: str, cut_short: bool) -> None:
         """End an episode, as cut short or as unfinished."""

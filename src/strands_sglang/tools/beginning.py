@@ -19,7 +19,6 @@ class Beginning:
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
-        self._said = False
         os.set_blocking(self._reader, False)
 
     @property
@@ -33,13 +32,11 @@ class Beginning:
         return f"ready={self._writer}"
 
     def happened(self) -> bool:
-        """Return whether it was said."""
-        if not self._said:
-            try:
-                self._said = bool(os.read(self._reader, 1))
-            except BlockingIOError:
-                return False
-        return self._said
+        """Return whether it was said. To be asked once, when the call is over."""
+        try:
+            return bool(os.read(self._reader, 1))
+        except BlockingIOError:
+            return False
 
     async def wait(self) -> None:
         """Wait until it is said."""
