@@ -1,7 +1,7 @@
-"""What a played agent says: tool calls that its model's parser reads, and a last answer, as ids made beforehand.
+"""The scripted turns of an agent: tool calls in the format of its model, and a final answer, as prepared ids.
 
-Shared by the loopback server and by engines that answer within the process, so that every bench plays the same
-conversation. The format of a call is Hermes, which the tool policy and Qwen write.
+Shared by the loopback server and by the in-process engines, so that every benchmark runs the same conversation. Tool
+calls have the Hermes format, which the tool policy and Qwen use.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 TOOL = "calculator"
-"""Name of the tool that is called; its one argument is an `expression`."""
+"""Name of the tool that is called; its only argument is `expression`."""
 
-_WORDS = (
+WORDS = (
     "the of and to in is that it was for on are as with his they at be this from have or by one had not but what all "
     "were when we there can an your which their said if do will each about how up out them then she many some so these "
     "would other into has more her two like him see time could no make than first been its who now people my made over "
@@ -24,7 +24,10 @@ _WORDS = (
     "much before go good new write our used me man too any day same right look think also around another came come "
     "work three word must because does part even place well such here take why things help put years away again"
 ).split()
+"""Common words; a text of them in random order compresses about as well as real text."""
 _VARIANTS = 256
+_VARIANT_TOKENS = 2**16
+"""Most tokens of all variants, so that long turns do not take long to prepare."""
 
 
 @dataclass(frozen=True)
@@ -32,28 +35,30 @@ class Answer:
     """One sampled turn."""
 
     ids: tuple[int, ...]
-    """What was sampled, the end-of-turn token included."""
+    """The sampled ids, including the end-of-turn token."""
     text: str
-    """The same as text, without the end-of-turn token."""
+    """The decoded ids, without the end-of-turn token."""
     prose: str
-    """What stands in front of the call; of a last answer, all of it."""
+    """The text before the tool call; for a final answer, the whole text."""
     expression: str | None
-    """The call's argument; None: there is no call."""
+    """Argument of the tool call; None: there is no tool call."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """Every turn that is ever sampled, and what tells how many calls a prompt holds."""
+    """All turns that are sampled, and the marker by which the calls in a prompt are counted."""
 
     calls: tuple[Answer, ...]
-    """Turns with one call each, of different arguments, all of about the same number of tokens."""
+    """Turns with one tool call each, with different arguments and about the same number of tokens."""
     last: Answer
     """The turn that ends an episode."""
     marker: tuple[int, ...]
-    """Ids that stand once in each turn with a call, and nowhere else in a prompt."""
+    """Ids that occur once in each turn with a tool call, and nowhere else in a prompt."""
+    marker_text: str
+    """The decoded marker."""
 
     def turn(self, number: int, turns: int, seed: int = 0) -> Answer:
-        """Return what is sampled behind `number` calls in an episode of `turns` calls."""
+        """Return the turn after `number` calls in an episode of `turns` calls."""
         return self.last if number >= turns else self.calls[(number + seed) % len(self.calls)]
 
 
@@ -63,30 +68,30 @@ def tokenizer_from(path: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(path))
-    tokenizer.model_max_length = 2**31  # nothing runs the model, so there is nothing to be warned of
+    tokenizer.model_max_length = 2**31  # no model is run, so the length warning does not apply
     return tokenizer
 
 
 def script(tokenizer: Any, tokens: int) -> Script:
-    """Return a script of about `tokens` sampled tokens a turn; never fewer than a bare call takes."""
+    """Return a script of about `tokens` sampled tokens per turn, and at least as many as a tool call needs."""
 
     def ids(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     rng = random.Random(tokens)
-    # Each part is encoded by itself: a policy may sample such ids, and the marker is then the same in every call.
+    # Each part is encoded separately, so that the marker is the same in every call; a policy may sample such ids.
     marker = ids("<tool_call>\n" + json.dumps({"name": TOOL, "arguments": {"expression": ""}})[:-3])
     close, end = ids('"}}\n</tool_call>'), [tokenizer.eos_token_id]
     calls = []
-    for _ in range(_VARIANTS):
-        # Words in any order: text that repeats itself would make whatever compresses it look better than it is.
-        prose_ids = ids(" ".join(rng.choices(_WORDS, k=tokens)) + ".\n")
+    for _ in range(max(8, min(_VARIANTS, _VARIANT_TOKENS // tokens))):
+        # Random words: repeated text would compress better than real text.
+        prose_ids = ids(" ".join(rng.choices(WORDS, k=tokens)) + ".\n")
         expression = f"{rng.randint(10, 999)} {rng.choice('+-*')} {rng.randint(10, 999)}"
         call = [*marker, *ids(expression), *close, *end]
         prose = prose_ids[: tokens - len(call)] if tokens > len(call) else []
         text = tokenizer.decode([*prose, *call[:-1]])
         calls.append(Answer((*prose, *call), text, tokenizer.decode(prose), expression))
-    said = ids("The answer is 10367.")
-    words = [*prose_ids[: max(0, tokens - len(said) - 1)], *said]
-    text = tokenizer.decode(words)
-    return Script(tuple(calls), Answer((*words, *end), text, text, None), tuple(marker))
+    sentence = ids("The answer is 10367.")
+    final = [*prose_ids[: max(0, tokens - len(sentence) - 1)], *sentence]
+    text = tokenizer.decode(final)
+    return Script(tuple(calls), Answer((*final, *end), text, text, None), tuple(marker), tokenizer.decode(marker))

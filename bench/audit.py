@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""What the audit of conversations costs, as a share of all CPU time of a run.
+"""Measures the cost of auditing conversations, as a share of the CPU time of a run.
 
     python bench/audit.py TOKENIZER [--episodes 1000] [--turns 8]
 
-TOKENIZER is a tokenizer folder or a name on the hub, with calls in Hermes form. Episodes of real agents are played with
-`rollout`, on an engine that answers at once: only our own work and the framework's count; waiting for one costs
-no CPU. The first episodes of a process are all audited, later ones by `audit_share`; the last line gives the share with
-the default.
+TOKENIZER is a tokenizer folder or a name on the hub whose model writes calls in Hermes format. `rollout` runs real
+agents on an engine that answers at once, so only the CPU time of this package and of the SDK counts. The first episodes
+of a process are all audited, later ones by `audit_share`; the last line gives the share with the default.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ async def search(query: str) -> str:
 
 
 class Engine:
-    """Calls the tool so many times, then answers; at once."""
+    """An engine that calls the tool `turns` times and then answers, without delay."""
 
     def __init__(self, tokenizer: Any, turns: int) -> None:
         call = '<tool_call>\n{"name": "search", "arguments": {"query": "' + WORDS * 2 + '"}}\n</tool_call><|im_end|>'
@@ -51,7 +50,7 @@ class Engine:
         self._turns = turns
 
     async def generate(self, input_ids: Any, sampling_params: Mapping[str, Any] | None = None, **_: Any) -> Generation:
-        """Answer."""
+        """Return the next scripted turn."""
         await asyncio.sleep(0)
         made = sum(token == self._opens for token in input_ids)
         ids = array("i", self._call if made < self._turns else self._end)
@@ -73,7 +72,7 @@ def build(task: Task, model: Any) -> Agent:
 
 
 def measure(tokenizer: Any, episodes: int = 1000, turns: int = 8) -> dict[str, float]:
-    """Return what audits took of all CPU time."""
+    """Return the CPU seconds of audits and of the whole run."""
     spent, audits, inner = 0.0, 0, audit.Auditor._audit
 
     def timed(self: audit.Auditor, *args: Any) -> None:
@@ -82,7 +81,7 @@ def measure(tokenizer: Any, episodes: int = 1000, turns: int = 8) -> dict[str, f
         inner(self, *args)
         spent, audits = spent + time.thread_time() - began, audits + 1
 
-    setattr(audit.Auditor, "_audit", timed)  # noqa: B010 - the type checker need not know
+    setattr(audit.Auditor, "_audit", timed)  # noqa: B010 - hidden from the type checker
     try:
         engine = Engine(tokenizer, turns)
         tasks = [Task(f"Find out about fox {number}.", id=f"t{number}") for number in range(episodes)]
@@ -103,7 +102,7 @@ def measure(tokenizer: Any, episodes: int = 1000, turns: int = 8) -> dict[str, f
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="What the audit of conversations costs.")
+    parser = argparse.ArgumentParser(description="Measure the cost of auditing conversations.")
     parser.add_argument("tokenizer", metavar="TOKENIZER")
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=8)

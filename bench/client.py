@@ -1,41 +1,41 @@
-"""CPU per request of `SGLangClient`, beside a bare aiohttp client and the published package, in one run.
+"""Compares the CPU time per request of `SGLangClient`, a bare aiohttp client, and the published package.
 
     python bench/client.py [--quick] [--no-published]
 
-One loopback server runs in a process of its own, our client and the bare one in another, the published package in a
-third, with its own environment from the package index (in the cache). They take turns in many short rounds, the server
-kept on one CPU and the clients on another; a ratio is taken within each round, where what else the machine does hits
-all alike, and the median over the rounds is shown.
+The loopback server runs in its own process, our client and the bare client in another, the published package in a
+third. The published package needs Python 3.12 and has the same import name: both get environments with the same
+versions of everything else, installed from the package index and kept in the cache. Without them it is left out. The
+clients alternate in many short
+rounds, with the server pinned to one CPU and the clients to another. Ratios are computed within each round, because
+other load on the machine affects all clients of a round equally; the median over the rounds is shown.
 
-Prints a table, then one JSON line with `ours_over_bare` and `ours_over_published`: a map from shape to ratio, over all
-rounds at every concurrency, and the figures of each row of the table under `cells`.
+Prints a table, then one JSON line: `ours_over_bare` and `ours_over_published` map each shape to its ratio over all
+rounds and concurrencies, and `cells` has the numbers of each row of the table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import threading
-import venv
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
 from loopback import SHAPES, Shape
+from suite import environments
 
 HERE = Path(__file__).resolve().parent
-PUBLISHED = "strands-sglang==0.4.3"
 CONCURRENCY = (1, 64, 512)
 
 
 @dataclass
 class Cell:
-    """One shape at one concurrency: CPU seconds per request of each client, a figure a round."""
+    """One shape at one concurrency: CPU seconds per request of each client, one number per round."""
 
     shape: Shape
     concurrency: int
@@ -54,18 +54,24 @@ class Cell:
         return statistics.median(self.ratios(over))
 
 
-class Environment:
-    """A process with one environment's clients."""
+class Contender:
+    """A process that runs the clients of one environment."""
 
-    def __init__(self, kinds: list[str], python: str, ports: list[int]) -> None:
+    def __init__(self, kinds: list[str], environment: environments.Environment, ports: list[int]) -> None:
         self.kinds = kinds
-        command = [python, str(HERE / "contender.py"), ",".join(kinds), json.dumps(ports), "1"]
+        command = [environment.python, str(HERE / "contender.py"), ",".join(kinds), json.dumps(ports), "1"]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=HERE,
+            env=environment.variables(),
         )
-        # What a client logs is kept for when it dies, and its pipe must not fill up.
-        self._said: deque[str] = deque(maxlen=20)
-        threading.Thread(target=self._listen, daemon=True).start()
+        # Read the log of the clients, so that the pipe does not fill up; it is shown if the process dies.
+        self._log: deque[str] = deque(maxlen=20)
+        threading.Thread(target=self._read_log, daemon=True).start()
         self._read_until_ready()
 
     def _read_until_ready(self) -> None:
@@ -73,25 +79,25 @@ class Environment:
         for line in self._process.stdout:
             if line.strip() == "ready":
                 return
-        self._give_up("did not start")
+        self._fail("did not start")
 
-    def _listen(self) -> None:
+    def _read_log(self) -> None:
         assert self._process.stderr is not None
-        self._said.extend(self._process.stderr)
+        self._log.extend(self._process.stderr)
 
-    def _give_up(self, what: str) -> NoReturn:
+    def _fail(self, what: str) -> NoReturn:
         self._process.wait()
-        raise SystemExit(f"the process of {' and '.join(self.kinds)} {what}:\n{''.join(self._said)}")
+        raise SystemExit(f"the process of {' and '.join(self.kinds)} {what}:\n{''.join(self._log)}")
 
     def run(self, kind: str, shape: int, concurrency: int, count: int) -> float:
-        """Return the CPU seconds of one request of a client, over `count` of them."""
+        """Return the mean CPU seconds of a request of a client, over `count` requests."""
         assert self._process.stdin is not None and self._process.stdout is not None
         job = {"kind": kind, "shape": shape, "concurrency": concurrency, "count": count}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            self._give_up("died")
+            self._fail("died")
         return float(json.loads(line)) / count
 
     def close(self) -> None:
@@ -101,33 +107,20 @@ class Environment:
         self._process.wait(timeout=10)
 
 
-def published_python() -> str:
-    """Return the python of an environment with the published package, made on first use."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strands-sglang" / "bench"
-    folder = cache / PUBLISHED.replace("==", "-")
-    python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        print(f"installing {PUBLISHED} into {folder} (once, about a minute)", flush=True)
-        venv.create(folder, with_pip=True, clear=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", PUBLISHED], check=True)
-        (folder / "complete").touch()
-    return str(python)
-
-
-def measure(environments: list[Environment], *, rounds: int, scale: float) -> list[Cell]:
-    """Run every shape at every concurrency, the clients taking turns."""
-    clients = [(environment, kind) for environment in environments for kind in environment.kinds]
+def measure(contenders: list[Contender], *, rounds: int, scale: float) -> list[Cell]:
+    """Measure every shape at every concurrency, with alternating clients."""
+    clients = [(contender, kind) for contender in contenders for kind in contender.kinds]
     cells = []
     for index, shape in enumerate(SHAPES):
         for concurrency in CONCURRENCY:
             cell = Cell(shape, concurrency, {kind: [] for _, kind in clients})
-            # About the same work in each cell; never fewer requests than run at once.
+            # About the same work in each cell, and at least as many requests as the concurrency.
             count = max(concurrency, int(scale * 1_000_000 / (shape.prompt_tokens + 12 * shape.output_tokens + 3_000)))
-            for environment, kind in clients:  # open the connections, warm the caches
-                environment.run(kind, index, concurrency, max(concurrency, count))
+            for contender, kind in clients:  # open the connections, warm the caches
+                contender.run(kind, index, concurrency, max(concurrency, count))
             for number in range(rounds):
-                for environment, kind in clients if number % 2 else clients[::-1]:
-                    cell.cpu[kind].append(environment.run(kind, index, concurrency, count))
+                for contender, kind in clients if number % 2 else clients[::-1]:
+                    cell.cpu[kind].append(contender.run(kind, index, concurrency, count))
             print(_row(cell), flush=True)
             cells.append(cell)
     return cells
@@ -151,25 +144,31 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: a smoke test")
-    parser.add_argument("--no-published", action="store_true", help="leave the published package out")
+    parser.add_argument("--no-published", action="store_true", help="do not measure the published package")
     options = parser.parse_args()
     server = subprocess.Popen(
         [sys.executable, str(HERE / "loopback.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert server.stdout is not None and server.stdin is not None
     ports = json.loads(server.stdout.readline())
-    environments = [Environment(["ours", "bare"], sys.executable, ports)]
+    ours, theirs = environments.own(), None
     if not options.no_published:
-        environments.append(Environment(["published"], published_python(), ports))
-    kinds = [kind for environment in environments for kind in environment.kinds]
-    print("CPU of the client process, milliseconds a request (lower is better)")
+        try:
+            ours, theirs = environments.beside_published(install=True), environments.published(install=True)
+        except environments.Unavailable as error:
+            print(f"left out: the published package: {error}")
+    contenders = [Contender(["ours", "bare"], ours, ports)]
+    if theirs is not None:
+        contenders.append(Contender(["published"], theirs, ports))
+    kinds = [kind for contender in contenders for kind in contender.kinds]
+    print("CPU milliseconds per request of the client process (lower is better)")
     heads = "".join(f"{kind:>11}" for kind in kinds) + "".join(f"{'/' + kind:>11}" for kind in kinds[1:])
     print(f"{'in/out':>10}{'conc':>6}{heads}", flush=True)
     try:
-        cells = measure(environments, rounds=3 if options.quick else 20, scale=0.2 if options.quick else 1.0)
+        cells = measure(contenders, rounds=3 if options.quick else 20, scale=0.2 if options.quick else 1.0)
     finally:
-        for environment in environments:
-            environment.close()
+        for contender in contenders:
+            contender.close()
         server.stdin.close()
         server.wait(timeout=10)
     result: dict[str, object] = {f"ours_over_{kind}": summary(cells, kind) for kind in kinds[1:]}

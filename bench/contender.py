@@ -1,4 +1,4 @@
-"""Clients under measurement in one environment: told what to run on stdin, answers CPU seconds on stdout.
+"""Runs the clients of one environment: reads jobs from stdin, writes their CPU seconds to stdout.
 
 python contender.py ours,bare PORTS CPU
 python contender.py published PORTS CPU
@@ -21,7 +21,7 @@ Generate = Callable[[list[int]], Awaitable[Any]]
 
 
 def bare(url: str, connections: int) -> Generate:
-    """Return the least a client can do: aiohttp and the same codec, nothing checked, nothing kept."""
+    """Return a minimal client: aiohttp and the same JSON library, without checks and records."""
     import aiohttp
     import orjson
 
@@ -77,7 +77,7 @@ async def _main(kinds: list[str], ports: list[int]) -> None:
         shape = job["shape"]
         seconds = await _run(clients[job["kind"]][shape], prompts[shape], job["concurrency"], job["count"])
         print(json.dumps(seconds), flush=True)
-    os._exit(0)  # clients that do not close their connections would fill the screen with it
+    os._exit(0)  # skip the warnings about connections that were not closed
 
 
 if __name__ == "__main__":

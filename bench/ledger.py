@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What writing the ledger costs a rollout, and how much disk a token takes.
+"""Measures the cost of writing the ledger during a rollout, and the disk space per token.
 
     python bench/ledger.py [--quick] [--directory FOLDER]
 
-The same rollout is run with and without a ledger, in turns, over HTTP to a loopback server that answers at once and
-stays on another core. CPU time is that of the whole process, the ledger's own thread included. The figure is the ratio
-within each round, where what else the machine does hits both alike; its median over the rounds is shown.
+The same rollout is run alternately with and without a ledger, over HTTP to a loopback server that answers at once and
+is pinned to another core. CPU time is that of the whole process, including the ledger's thread. Ratios are computed
+within each round, because other load on the machine affects both equally; the median over the rounds is shown.
 
 Prints a table, then one JSON line.
 """
@@ -31,25 +31,25 @@ from played_agent import TOKENIZER, build, questions
 from strands_sglang.rollout import rollout
 
 SHAPES = ((8, 64), (32, 64), (8, 512))
-"""Turns of an episode, and tokens sampled in each."""
+"""Turns of an episode, and sampled tokens per turn."""
 AT_ONCE = 64
-"""Episodes at once."""
+"""Number of concurrent episodes."""
 
 
 @dataclass
 class Rounds:
-    """One shape: what a turn cost with and without a ledger, a figure a round."""
+    """One shape: the cost of a turn with and without a ledger, one number per round."""
 
     turns: int
     tokens: int
     cpu: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
     wall: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
     written: int = 0
-    """Bytes of ledgers."""
+    """Total bytes of the ledgers."""
     recorded: int = 0
-    """Tokens in them, context included, each once."""
+    """Number of tokens in the ledgers, including context, each counted once."""
     sampled: int = 0
-    """Of these, sampled: with a logprob each."""
+    """Number of sampled tokens among these; each has a logprob."""
 
     def summary(self) -> dict[str, float]:
         """Return the medians over the rounds."""
@@ -69,7 +69,7 @@ class Rounds:
 async def measure(
     rounds: int, episodes: int, turns: int, tokens: int, options: argparse.Namespace, tokenizer: Any, folder: Path
 ) -> Rounds:
-    """Run with and without a ledger, in turns."""
+    """Run alternately with and without a ledger."""
     seen, tasks = Rounds(turns, tokens), questions(episodes)
     with AgentLoopback(options.tokenizer, [turns - 1], tokens=tokens, cpu=0) as server:
         for number in range(rounds + 1):
@@ -102,12 +102,16 @@ async def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: a smoke test")
-    parser.add_argument("--directory", default=None, help="a folder on the disk to measure; None: the temporary one")
     parser.add_argument(
-        "--tokenizer", default=str(TOKENIZER), help="the tool policy's, or any that writes Hermes calls"
+        "--directory", default=None, help="folder on the disk to measure (default: the temporary folder)"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        default=str(TOKENIZER),
+        help="tokenizer of a model that writes Hermes calls (default: the tool policy)",
     )
     options = parser.parse_args()
-    logging.disable(logging.WARNING)  # the policy's template shows the model no tools, and that is said each time
+    logging.disable(logging.WARNING)  # the policy's template renders no tools, which is logged every time
     stay_on(1)
     tokenizer, rows = tokenizer_from(options.tokenizer), []
     rounds, budget = (3, 256) if options.quick else (9, 768)

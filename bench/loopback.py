@@ -1,7 +1,7 @@
-"""A loopback server that answers `/generate` at once, with answers made beforehand, in a process of its own.
+"""A loopback server that answers `/generate` at once with prepared answers, in its own process.
 
-It speaks just enough HTTP/1.1 to keep connections alive, so that its own cost stays out of the way of what is
-measured on the other side.
+It implements just enough of HTTP/1.1 to keep connections alive, so that its own cost hardly affects the
+measurement.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """How much goes in and comes out of one request."""
+    """Numbers of prompt tokens and output tokens of a request."""
 
     prompt_tokens: int
     output_tokens: int
 
     @property
     def name(self) -> str:
-        """The shape as it stands in the table: `8k/512`."""
+        """The shape as shown in the table: `8k/512`."""
         return f"{_short(self.prompt_tokens)}/{_short(self.output_tokens)}"
 
     def prompt(self) -> list[int]:
-        """Return ids as a real tokenizer would give: mostly five digits, some fewer."""
+        """Return ids distributed as with a real tokenizer: mostly five digits, some fewer."""
         rng = random.Random(self.prompt_tokens)
         return [int(rng.random() ** 2 * 150_000) for _ in range(self.prompt_tokens)]
 
@@ -40,7 +40,7 @@ SHAPES = (Shape(200, 64), Shape(8_000, 512), Shape(100_000, 1_000))
 
 
 def answer(shape: Shape) -> bytes:
-    """Return the body SGLang 0.5.21 sends for a shape, with plausible numbers."""
+    """Return the body that SGLang 0.5.21 sends for a shape, with plausible numbers."""
     rng = random.Random(shape.output_tokens)
     ids = [int(rng.random() ** 2 * 150_000) for _ in range(shape.output_tokens)]
     meta = {
@@ -75,13 +75,13 @@ class Answering(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember where to answer."""
+        """Store the transport."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Count body bytes; answer when a request is whole."""
-        if self._missing:  # in the middle of a body: no need to keep it
+        """Count body bytes; answer when a request is complete."""
+        if self._missing:  # in the middle of a body, which is not stored
             self._missing -= len(data)
             if self._missing > 0:
                 return
@@ -107,7 +107,7 @@ class Answering(asyncio.Protocol):
 
 
 def stay_on(cpu: int) -> None:
-    """Keep this process on one CPU, where the system can do that: being moved about costs more than what we measure."""
+    """Pin this process to one CPU if the system supports it: migrations cost more than the measured difference."""
     if hasattr(os, "sched_setaffinity"):
         mine = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {mine[cpu % len(mine)]})
@@ -122,7 +122,7 @@ async def _serve() -> None:
         server = await loop.create_server(lambda reply=head + body: Answering(reply), "127.0.0.1", 0, backlog=4096)  # type: ignore[misc]
         ports.append(server.sockets[0].getsockname()[1])
     print(json.dumps(ports), flush=True)
-    await loop.run_in_executor(None, sys.stdin.read)  # until the driver goes away
+    await loop.run_in_executor(None, sys.stdin.read)  # until the benchmark closes stdin
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The process that `agent_loopback.py` runs in: started, asked what it used, and ended with its bench."""
+"""Starts and ends the process of `agent_loopback.py` and reads its counters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from pathlib import Path
 
 
 class AgentLoopback:
-    """The server, started in a process and a session of its own; ends when it is closed or this process does."""
+    """The server in its own process and session; it ends when it is closed or when this process ends."""
 
     def __init__(
-        self, tokenizer: str | Path, turns: list[int], *, tokens: int = 64, latency: float = 0.0, cpu: int | None = None
+        self,
+        tokenizer: str | Path,
+        turns: list[int],
+        *,
+        tokens: int = 64,
+        latency: float = 0.0,
+        cpu: int | None = None,
     ) -> None:
         command = [sys.executable, str(Path(__file__).resolve().parent / "agent_loopback.py"), str(tokenizer)]
         command += ["--turns", ",".join(map(str, turns)), "--tokens", str(tokens), "--latency", str(latency)]
@@ -26,10 +32,10 @@ class AgentLoopback:
         if not ports:
             raise SystemExit("the loopback server did not start")
         self.urls = {count: f"http://127.0.0.1:{port}" for count, port in zip(turns, ports, strict=True)}
-        """By turns with a call: where such episodes are served."""
+        """Address of the server, by number of turns with a tool call."""
 
     def used(self) -> dict[str, float]:
-        """Return what the server counted, over all ports, and the CPU seconds it used."""
+        """Return the counters of the server over all ports, and its CPU seconds."""
         with urllib.request.urlopen(next(iter(self.urls.values())) + "/cpu", timeout=60) as answer:
             counted: dict[str, float] = json.load(answer)
         return counted

@@ -1,12 +1,19 @@
 #!/usr/bin/env python3
-"""Episodes spread over processes by Ray: turns a second with one worker and with two.
+"""Measures turns per second with one and with two Ray workers, and how many workers one driver can feed.
 
     python bench/ray_pool.py [--quick] [--workers 1,2]
+    python bench/ray_pool.py --stubs 1000 [--turns 16] [--tokens 256] [--result 400]
 
-Against a loopback server that answers at once, in a process group of its own, workers are bound by the CPU alone. The
-numbers of workers take turns, on one Ray. Starting workers is left out: the rate is taken between the first and the
-last fifth of the episodes that end. What the load generator and this process themselves used of a core is stated: on a
-small machine it is missing from what the workers can have.
+With a loopback server that answers at once, in its own process group, workers are limited only by the CPU. The numbers
+of workers alternate on one Ray instance. The start of workers is excluded: everything is measured between the first and
+the last fifth of the ended episodes. Turns per second depend on how much of the machine is free. Therefore the table
+also shows the CPU milliseconds of an episode, which say whether more workers add work, and the cores that the workers
+did not get: those of the load generator, of this process, of other programs, and those that the host of a virtual
+machine took ("stolen"). "machine" is how much faster as many processes are that only count in a loop, measured in the
+same rounds: if two virtual cores are threads of one real core, it is far below 2, and so is the ratio of any program.
+
+`--stubs N` runs `rollout` with N workers that answer with the recorded result of a real episode instead of running it:
+see `growth/driver.py`.
 
 Prints a table, then one JSON line.
 """
@@ -17,23 +24,87 @@ import argparse
 import asyncio
 import json
 import logging
+import multiprocessing
 import os
 import statistics
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from growth.driver import measure_driver
 from loopback_process import AgentLoopback
 from played_agent import TOKENIZER, build, questions
-from strands_sglang.rollout import RolloutResult, rollout
+from strands_sglang.rollout import rollout
 
 TURNS = 8
 AT_ONCE = 64
+_TICK = os.sysconf("SC_CLK_TCK")
 
 
-async def one(url: str, workers: int, episodes: int, tokenizer: str) -> tuple[float, float, RolloutResult]:
-    """Return turns a second of one rollout, how much of a core this process used, and the rollout."""
-    ended: list[tuple[float, float]] = []
+def process_cpu(pid: int | str) -> tuple[int, float]:
+    """Return the parent of a process and the CPU seconds that the process has used; (0, 0.0) if it does not exist."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0, 0.0
+    return int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def worker_cpu() -> dict[int, float]:
+    """Return the CPU seconds of every Ray worker process that this process started, by process id."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            parent, cpu = process_cpu(folder.name)
+            if parent and process_cpu(parent)[0] == os.getpid() and parent != os.getpid():
+                found[int(folder.name)] = cpu
+    return found
+
+
+def machine_cpu() -> tuple[float, float]:
+    """Return the CPU seconds that all cores have been busy, and those that the host of the virtual machine took."""
+    user, nice, system, _, _, irq, soft, stolen = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + soft) / _TICK, stolen / _TICK
+
+
+def _spin(seconds: float) -> float:
+    """Run a loop for some seconds and return how many times per second it ran."""
+    end, loops = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end:
+        sum(range(1000))
+        loops += 1
+    return loops / seconds
+
+
+def machine_rate(processes: int, seconds: float = 2.0) -> float:
+    """Return how often a loop runs per second in several processes together."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.map(_spin, [0.05] * processes, chunksize=1)
+        return sum(pool.map(_spin, [seconds] * processes, chunksize=1))
+
+
+@dataclass
+class Sample:
+    """Clocks at one moment of a run."""
+
+    wall: float = field(default_factory=time.perf_counter)
+    own: float = field(default_factory=time.process_time)
+    workers: dict[int, float] = field(default_factory=worker_cpu)
+    machine: tuple[float, float] = field(default_factory=machine_cpu)
+
+
+async def one(url: str, workers: int, episodes: int, tokenizer: str) -> dict[str, float]:
+    """Return the measurements of one rollout."""
+    first, last = episodes // 5, episodes - episodes // 5 - 1
+    ended, samples = 0, list[Sample]()
+
+    def count(episode: Any) -> None:
+        nonlocal ended
+        if ended in (first, last):
+            samples.append(Sample())
+        ended += 1
+
     run = await rollout(
         build,
         questions(episodes),
@@ -41,62 +112,112 @@ async def one(url: str, workers: int, episodes: int, tokenizer: str) -> tuple[fl
         base_url=url,
         concurrency=AT_ONCE,
         workers=workers,
-        on_episode=lambda episode: ended.append((time.perf_counter(), time.process_time())),
+        on_episode=count,
     )
     assert run.metrics.failures == 0 and len(run) == episodes, run.metrics
-    first, last = episodes // 5, episodes - episodes // 5 - 1
-    seconds = ended[last][0] - ended[first][0]
-    return TURNS * (last - first) / seconds, (ended[last][1] - ended[first][1]) / seconds, run
+    start, end = samples
+    seconds, done = end.wall - start.wall, last - first
+    used = sum(cpu - start.workers.get(pid, 0.0) for pid, cpu in end.workers.items())
+    busy, stolen = (b - a for a, b in zip(start.machine, end.machine, strict=True))
+    return {
+        "turns_per_second": TURNS * done / seconds,
+        "episode_cpu_ms": 1e3 * used / done,
+        "worker_cores": used / seconds,
+        "driver_cores": (end.own - start.own) / seconds,
+        "busy_cores": busy / seconds,
+        "stolen_cores": stolen / seconds,
+    }
+
+
+async def real_workers(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure real workers; print a table and return the rows."""
+    counts = [int(count) for count in options.workers.split(",")]
+    rounds, episodes = (1, 200) if options.quick else (options.rounds, options.episodes or 800)
+    measured: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
+    with AgentLoopback(options.tokenizer, [TURNS - 1]) as server:
+        for number in range(rounds):
+            for count in counts if number % 2 == 0 else counts[::-1]:
+                used = server.used()
+                seen = await one(server.urls[TURNS - 1], count, episodes, options.tokenizer)
+                now = server.used()
+                # Per request, because the server is idle while workers start.
+                cost = (now["cpu_seconds"] - used["cpu_seconds"]) / (now["requests"] - used["requests"])
+                seen["machine_rate"] = machine_rate(count)
+                seen["load_cores"] = cost * seen["turns_per_second"]
+                ours = seen["worker_cores"] + seen["driver_cores"] + seen["load_cores"]
+                seen["other_cores"] = max(0.0, seen["busy_cores"] - ours)
+                measured[count].append(seen)
+                print(f"round {number}, workers {count}: {seen['turns_per_second']:.0f} turns/s", flush=True)
+    columns = {
+        "turns/s": ("turns_per_second", 0),
+        "CPU ms/episode": ("episode_cpu_ms", 1),
+        "worker cores": ("worker_cores", 2),
+        "driver cores": ("driver_cores", 2),
+        "load cores": ("load_cores", 2),
+        "other cores": ("other_cores", 2),
+        "stolen cores": ("stolen_cores", 2),
+    }
+    rows: list[dict[str, Any]] = []
+    print(f"{'workers':>8}{'ratio (min-max)':>22}{'machine':>9}" + "".join(f"{name:>15}" for name in columns))
+    for count in counts:
+        base = [seen["turns_per_second"] for seen in measured[counts[0]]]
+        ratios = [seen["turns_per_second"] / one for seen, one in zip(measured[count], base, strict=True)]
+        row: dict[str, Any] = {
+            "workers": count,
+            "ratio": round(statistics.median(ratios), 3),
+            "ratio_min_max": [round(min(ratios), 3), round(max(ratios), 3)],
+        }
+        pairs = zip(measured[count], measured[counts[0]], strict=True)
+        row["machine_ratio"] = round(statistics.median(a["machine_rate"] / b["machine_rate"] for a, b in pairs), 3)
+        for key, digits in columns.values():
+            row[key] = round(statistics.median(seen[key] for seen in measured[count]), max(digits, 1))
+        rows.append(row)
+        spread = f"{row['ratio']:.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        print(
+            f"{count:>8}{spread:>22}{row['machine_ratio']:>9.2f}"
+            + "".join(f"{row[key]:>15.{digits}f}" for key, digits in columns.values())
+        )
+    return {"rows": rows, "cores": os.cpu_count(), "rounds": rounds}
 
 
 async def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: a smoke test")
-    parser.add_argument("--workers", default="1,2", help="numbers of workers to compare")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--workers", default="1,2", help="numbers of workers to compare, comma-separated")
+    parser.add_argument("--stubs", type=int, default=0, help="measure the driver with this many stub workers instead")
+    parser.add_argument("--processes", type=int, default=2, help="processes that the stub workers share")
+    parser.add_argument("--episodes", type=int, default=0, help="episodes of a run (0: 800; with stub workers 6000)")
+    parser.add_argument("--turns", type=int, default=16, help="turns of an episode of a stub worker")
+    parser.add_argument("--tokens", type=int, default=256, help="sampled tokens per turn of a stub worker")
+    parser.add_argument("--result", type=int, default=400, help="tokens of a tool result of a stub worker")
     parser.add_argument(
-        "--tokenizer", default=str(TOKENIZER), help="the tool policy's, or any that writes Hermes calls"
+        "--tokenizer",
+        default=str(TOKENIZER),
+        help="tokenizer of a model that writes Hermes calls (default: the tool policy)",
     )
     options = parser.parse_args()
-    logging.disable(logging.WARNING)  # the policy's template shows the model no tools, and that is said each time
+    logging.disable(logging.WARNING)  # the policy's template renders no tools, which is logged every time
     # Workers import this folder's modules.
     here = str(Path(__file__).resolve().parent)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15: workers would wait for all other programs
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    counts = [int(count) for count in options.workers.split(",")]
-    rounds, episodes = (1, 200) if options.quick else (5, 800)
-    rates: dict[int, list[float]] = {count: [] for count in counts}
-    own: dict[int, list[float]] = {count: [] for count in counts}
-    load: dict[int, list[float]] = {count: [] for count in counts}
-    with AgentLoopback(options.tokenizer, [TURNS - 1]) as server:
-        for number in range(rounds):
-            for count in counts if number % 2 == 0 else counts[::-1]:
-                used = server.used()
-                rate, cpu, _ = await one(server.urls[TURNS - 1], count, episodes, options.tokenizer)
-                now = server.used()
-                rates[count].append(rate)
-                own[count].append(cpu)
-                # By requests, because the server stands idle while workers start.
-                requests = now["requests"] - used["requests"]
-                load[count].append((now["cpu_seconds"] - used["cpu_seconds"]) / requests * rate)
-                print(f"round {number}, workers {count}: {rate:.0f} turns/s", flush=True)
-    rows: list[dict[str, Any]] = []
-    print(f"{'workers':>8}{'turns/s':>9}{'/' + str(counts[0]):>7}{'load generator':>16}{'this process':>14}")
-    for count in counts:
-        ratio = statistics.median(rate / base for rate, base in zip(rates[count], rates[counts[0]], strict=True))
-        row = {
-            "workers": count,
-            "turns_per_second": round(statistics.median(rates[count]), 1),
-            "ratio": round(ratio, 3),
-            "load_generator_cores": round(statistics.median(load[count]), 3),
-            "driver_cores": round(statistics.median(own[count]), 3),
-        }
-        rows.append(row)
-        print(
-            "{workers:>8}{turns_per_second:>9.0f}{ratio:>7.2f}{load_generator_cores:>16.2f}{driver_cores:>14.2f}".format(
-                **row
-            )
+    if options.stubs:
+        result = await measure_driver(
+            options.tokenizer,
+            workers=options.stubs,
+            processes=options.processes,
+            episodes=400 if options.quick else options.episodes or 6000,
+            turns=options.turns,
+            tokens=options.tokens,
+            result=options.result,
         )
-    print(json.dumps({"rows": rows, "cores": os.cpu_count()}))
+        for name, value in result.items():
+            print(f"{name:>28}  {value}")
+    else:
+        result = await real_workers(options)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""What a turn of a rollout costs in CPU, and who spends it: the framework, our layer, HTTP.
+"""Measures the CPU time of a turn of a rollout, split into the SDK, this package, and HTTP.
 
     python bench/rollout.py [--quick] [--tokenizer FOLDER]
 
-The same conversation is played four ways, in turns, on one core: by the framework alone on a model that says prepared
-words, as it comes ("bare") and as a rollout drives it ("sdk": a few turns at a time, quiet tracer, quick copies, calm
-garbage collector); by `rollout` on an engine within the process; and by `rollout` over HTTP to a loopback server,
-which stays on another core. CPU time of this process counts, not the clock; what our layer and HTTP cost are the
-differences. `/bare` is the cost of everything over that of the bare framework in the same round: the figure that means
-the same on every machine.
+The same conversation is run alternately in four ways, on one core: by the SDK alone on a model with scripted turns,
+unchanged ("bare") and as `rollout` uses it ("sdk": a few turns at a time, quiet tracer, fast copies, infrequent garbage
+collection); by `rollout` on an engine within the process; and by `rollout` over HTTP to a loopback server pinned to
+another core. Only the CPU time of this process counts; the costs of this package and of HTTP are the differences.
+`/bare` is the ratio of the total cost to that of the bare SDK in the same round, which is comparable between machines.
 
-Prints a table, then what the garbage collector's settings do to it, then one JSON line.
+Prints a table, then the effect of the garbage collector's settings, then one JSON line.
 """
 
 from __future__ import annotations
@@ -24,59 +23,60 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from typing import Any
 
 from agent_script import Script, script, tokenizer_from
 from loopback import stay_on
 from loopback_process import AgentLoopback
 from played_agent import TOKENIZER, ScriptedEngine, ScriptedModel, build, questions
-from strands_sglang.rollout import local, rollout
-from strands_sglang.rollout.bounds import Limits
-from strands_sglang.rollout.collector import calm_collector
-from strands_sglang.rollout.drive import drive
-from strands_sglang.rollout.history import quick_to_copy
+from strands_sglang._strands_compat.invocation import use_fast_copies
+from strands_sglang._strands_compat.tracing import quiet_tracing
+from strands_sglang.rollout import rollout
+from strands_sglang.rollout.agent_runner import run_agent
+from strands_sglang.rollout.limits import Limits
 from strands_sglang.rollout.task import Task
-from strands_sglang.rollout.telemetry import quiet_tracing
+from strands_sglang.rollout.workers.process_tuning import infrequent_gc
 
 LENGTHS = (1, 8, 32, 128)
-"""Engine calls of an episode."""
+"""Numbers of engine calls of an episode."""
 WAYS = ("bare", "sdk", "ours", "all")
-"""How it is played; see above."""
+"""Names of the four ways; see above."""
 AT_ONCE = 32
-"""Episodes at once."""
+"""Number of concurrent episodes."""
 
-Play = Callable[[], Awaitable[Any]]
+Run = Callable[[], Awaitable[Any]]
 
 
-async def gathered(play: Callable[[Any], Awaitable[Any]], tasks: list[Any]) -> None:
-    """Play tasks, `AT_ONCE` at a time."""
+async def gathered(episode_run: Callable[[Any], Awaitable[Any]], tasks: list[Any]) -> None:
+    """Run tasks, `AT_ONCE` at a time."""
     left = iter(tasks)
 
     async def worker() -> None:
         for task in left:
-            # A task of its own for each: the context of one episode is not handed on to the next.
-            await asyncio.ensure_future(play(task))
+            # An asyncio task for each, so that no context variable passes from one episode to the next.
+            await asyncio.ensure_future(episode_run(task))
 
     await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
 
 
-def ways(said: Script, tokenizer: Any, url: str, turns: int, episodes: int) -> dict[str, Play]:
-    """Return each way to play episodes of so many turns."""
+def ways(turns_script: Script, tokenizer: Any, url: str, turns: int, episodes: int) -> dict[str, Run]:
+    """Return the four ways to run `episodes` episodes of `turns` turns, by name."""
     tasks = questions(episodes)
     limits = Limits()
 
     async def bare(task: Any) -> None:
-        result = await build(task, ScriptedModel(said, turns - 1)).invoke_async(task["prompt"])
+        result = await build(task, ScriptedModel(turns_script, turns - 1)).invoke_async(task["prompt"])
         assert result.stop_reason == "end_turn"
 
     async def driven(task: Any) -> None:
-        agent = build(task, ScriptedModel(said, turns - 1))
-        quick_to_copy(agent)
-        outcome = await drive(agent, Task.of(task), limits, None)  # type: ignore[arg-type]
-        assert outcome.ended.complete, outcome
+        agent = build(task, ScriptedModel(turns_script, turns - 1))
+        use_fast_copies(agent)
+        outcome = await run_agent(agent, Task.of(task), limits, None)  # type: ignore[arg-type]
+        assert outcome.end_reason.complete, outcome
 
     async def sdk() -> None:
-        with quiet_tracing(), calm_collector():
+        with quiet_tracing(), infrequent_gc():
             await gathered(driven, tasks)
 
     async def run(**source: Any) -> None:
@@ -86,32 +86,32 @@ def ways(said: Script, tokenizer: Any, url: str, turns: int, episodes: int) -> d
     return {
         "bare": lambda: gathered(bare, tasks),
         "sdk": sdk,
-        "ours": lambda: run(client=ScriptedEngine(said, turns - 1)),
+        "ours": lambda: run(client=ScriptedEngine(turns_script, turns - 1)),
         "all": lambda: run(base_url=url),
     }
 
 
-async def seconds(play: Play) -> float:
-    """Return the CPU seconds of playing."""
+async def seconds(run: Run) -> float:
+    """Return the CPU seconds of one call."""
     gc.collect()
     began = time.process_time()
-    await play()
+    await run()
     return time.process_time() - began
 
 
-async def measure(plays: dict[str, Play], turns: int, rounds: int) -> dict[str, list[float]]:
-    """Return milliseconds a turn of each way, a figure a round; the ways take turns."""
-    costs: dict[str, list[float]] = {way: [] for way in plays}
+async def measure(runs: dict[str, Run], turns: int, rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds per turn of each way, one number per round; the ways alternate."""
+    costs: dict[str, list[float]] = {way: [] for way in runs}
     for number in range(rounds + 1):
-        for way in list(plays) if number % 2 else list(plays)[::-1]:
-            cost = await seconds(plays[way])
-            if number:  # the first round warms up
+        for way in list(runs) if number % 2 else list(runs)[::-1]:
+            cost = await seconds(runs[way])
+            if number:  # the first round is a warm-up
                 costs[way].append(1e3 * cost / turns)
     return costs
 
 
 def summary(length: int, costs: dict[str, list[float]]) -> dict[str, float]:
-    """Return the medians over the rounds, and the split."""
+    """Return the medians over the rounds, and the split of the cost."""
     typical = {way: statistics.median(values) for way, values in costs.items()}
     ratios = [every / bare for every, bare in zip(costs["all"], costs["bare"], strict=True)]
     return {
@@ -128,12 +128,12 @@ def summary(length: int, costs: dict[str, list[float]]) -> dict[str, float]:
 
 @contextmanager
 def collector(setting: str) -> Iterator[None]:
-    """Set the garbage collector for a run, whatever `rollout` itself would set."""
-    seen: Any = local
-    before, ours = gc.get_threshold(), seen.calm_collector
+    """Set the garbage collector for a run, overriding the setting of `rollout`."""
+    runner: Any = import_module("strands_sglang.rollout.runner")
+    threshold, original = gc.get_threshold(), runner.infrequent_gc
     try:
         if setting != "as rollout sets it":
-            seen.calm_collector = nullcontext
+            runner.infrequent_gc = nullcontext
         if setting == "off":
             gc.disable()
         if setting == "default, frozen":
@@ -141,8 +141,8 @@ def collector(setting: str) -> Iterator[None]:
             gc.freeze()
         yield
     finally:
-        seen.calm_collector = ours
-        gc.set_threshold(*before)
+        runner.infrequent_gc = original
+        gc.set_threshold(*threshold)
         gc.enable()
         gc.unfreeze()
 
@@ -151,16 +151,16 @@ SETTINGS = ("default", "default, frozen", "as rollout sets it", "off")
 
 
 async def measure_collector(tokenizer: Any, url: str, turns: int, episodes: int, rounds: int) -> dict[str, float]:
-    """Return milliseconds a turn under each setting of the collector, all episodes live at once."""
+    """Return the milliseconds per turn for each setting of the collector, with all episodes running concurrently."""
     costs: dict[str, list[float]] = {setting: [] for setting in SETTINGS}
 
-    async def play() -> None:
+    async def episode_run() -> None:
         await rollout(build, questions(episodes), tokenizer=tokenizer, concurrency=episodes, base_url=url)
 
     for number in range(rounds):
         for setting in SETTINGS if number % 2 else SETTINGS[::-1]:
             with collector(setting):
-                costs[setting].append(1e3 * await seconds(play) / turns / episodes)
+                costs[setting].append(1e3 * await seconds(episode_run) / turns / episodes)
     return {setting: round(statistics.median(values), 3) for setting, values in costs.items()}
 
 
@@ -169,27 +169,29 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds: a smoke test")
     parser.add_argument(
-        "--tokenizer", default=str(TOKENIZER), help="the tool policy's, or any that writes Hermes calls"
+        "--tokenizer",
+        default=str(TOKENIZER),
+        help="tokenizer of a model that writes Hermes calls (default: the tool policy)",
     )
-    parser.add_argument("--tokens", type=int, default=64, help="tokens sampled a turn")
-    parser.add_argument("--no-collector", action="store_true", help="leave the garbage collector's settings out")
+    parser.add_argument("--tokens", type=int, default=64, help="sampled tokens per turn")
+    parser.add_argument("--no-collector", action="store_true", help="do not measure the garbage collector's settings")
     options = parser.parse_args()
-    logging.disable(logging.WARNING)  # the policy's template shows the model no tools, and that is said each time
+    logging.disable(logging.WARNING)  # the policy's template renders no tools, which is logged every time
     stay_on(1)
     rounds, budget = (2, 128) if options.quick else (5, 512)
     tokenizer = tokenizer_from(options.tokenizer)
-    said, rows = script(tokenizer, options.tokens), []
+    turns_script, rows = script(tokenizer, options.tokens), []
     calls = [length - 1 for length in LENGTHS]
     with AgentLoopback(options.tokenizer, calls, tokens=options.tokens, cpu=0) as server:
-        print(f"CPU milliseconds a turn, {options.tokens} tokens sampled in each, {AT_ONCE} episodes at once")
+        print(f"CPU milliseconds per turn, {options.tokens} sampled tokens per turn, {AT_ONCE} concurrent episodes")
         print(
             f"{'turns':>6}{'bare':>8}{'sdk':>8}{'+ ours':>8}{'+ http':>8}{'= all':>8}{'turns/s':>9}{'/bare':>7}",
             flush=True,
         )
         for length in LENGTHS:
             episodes = max(2, budget // length)
-            plays = ways(said, tokenizer, server.urls[length - 1], length, episodes)
-            row = summary(length, await measure(plays, length * episodes, rounds))
+            runs = ways(turns_script, tokenizer, server.urls[length - 1], length, episodes)
+            row = summary(length, await measure(runs, length * episodes, rounds))
             rows.append({name: round(value, 3) for name, value in row.items()})
             print(
                 f"{length:>6}"
@@ -200,7 +202,7 @@ async def main() -> None:
         result: dict[str, Any] = {"rows": rows}
         if not options.no_collector:
             episodes = 64 if options.quick else 512
-            print(f"garbage collector, {episodes} episodes of 8 turns live at once: CPU milliseconds a turn")
+            print(f"garbage collector, {episodes} concurrent episodes of 8 turns: CPU milliseconds per turn")
             result["collector_ms"] = await measure_collector(tokenizer, server.urls[7], 8, episodes, min(rounds, 3))
             for setting, cost in result["collector_ms"].items():
                 print(f"{setting:>20}{cost:>8.2f}")

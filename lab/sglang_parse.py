@@ -1,8 +1,8 @@
-"""What SGLang's own parsers make of sampled outputs; run with the engine's Python.
+"""Parses sampled outputs with SGLang's own parsers; run with the engine's Python.
 
-A line of stdin is one case: `{"parser": "qwen25", "text": "...", "tools": [...]}`, tools as in an OpenAI request. A
-line of stdout is the answer to it: `{"calls": [{"name": ..., "arguments": "JSON text"}], "normal_text": ...}`, or
-`{"error": ...}` where the parser raised or took more than half a second. Answers come in the order of the cases.
+Each line of stdin is one case: `{"parser": "qwen25", "text": "...", "tools": [...]}`, tools as in an OpenAI request.
+Each line of stdout is the result of a case: `{"calls": [{"name": ..., "arguments": "JSON text"}], "normal_text": ...}`,
+or `{"error": ...}` if the parser raised or took more than half a second. Results are in the order of the cases.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import signal
 import sys
 from typing import Any
 
-with contextlib.redirect_stdout(sys.stderr):  # stdout is for answers
+with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
     from sglang.srt.entrypoints.openai.protocol import Tool
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
 
 SECONDS = 0.5
-"""What one output may take; some take hours."""
+"""Time limit for one output in seconds; some would take hours."""
 
 
 class TooLong(BaseException):
-    """A parser took too long; none can swallow this."""
+    """A parser took too long. A BaseException, so that no parser catches it."""
 
 
-def stop(number: int, frame: Any) -> None:
-    """End what is running."""
+def raise_too_long(number: int, frame: Any) -> None:
+    """Signal handler: stop the running parser."""
     raise TooLong
 
 
 def answer(case: dict[str, Any]) -> dict[str, Any]:
-    """Let one of SGLang's parsers read one text; a parser is made anew for each, as for each request."""
+    """Parse one text with one of SGLang's parsers; each text gets a new parser, as each request does."""
     tools = [Tool(**tool) for tool in case["tools"]]
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
     try:
@@ -51,13 +51,13 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer every line."""
-    signal.signal(signal.SIGVTALRM, stop)
+    """Parse every line of stdin."""
+    signal.signal(signal.SIGVTALRM, raise_too_long)
     logging.disable(logging.CRITICAL)  # a warning for each malformed call
     for line in sys.stdin:
         with contextlib.redirect_stdout(sys.stderr):
-            answered = json.dumps(answer(json.loads(line)))
-        print(answered, flush=True)
+            result = json.dumps(answer(json.loads(line)))
+        print(result, flush=True)
 
 
 if __name__ == "__main__":

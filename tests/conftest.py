@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from lab_servers import LabProcess, Routed, route, serve
+from support.lab_servers import LabProcess, Routed, route, serve
 
-_SEVERAL = ("smollm2", "tiny_qwen3", "tiny_moe", "routed")
+_SEVERAL = ("noncanonical", "smollm2", "tiny_qwen3", "tiny_moe", "routed")
 """Fixtures that only some tests ask for."""
 _logs: list[Path] = []
 _processes: list[LabProcess] = []
@@ -34,13 +34,20 @@ def engine_logs() -> Path:
     return folder
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests that compare times fail only when they fail every time: the machine may have other work."""
+    for item in items:
+        if item.get_closest_marker("timing"):
+            item.add_marker(pytest.mark.flaky(reruns=3, reruns_delay=10))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Find out which test is the last to ask for a server."""
     slime = find_spec("slime") is not None
     for item in session.items:
         params = getattr(item, "callspec", None)
         asked = {*getattr(item, "fixturenames", ()), *_words(params.params.values() if params else ())}
-        if slime or "slime" not in item.nodeid:  # without it, its tests are skipped
+        if slime or item.get_closest_marker("slime") is None:  # without slime, its tests are skipped
             _last_use.update(dict.fromkeys(asked.intersection(_SEVERAL), item.nodeid))
 
 
@@ -74,6 +81,14 @@ def tool_policy(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with the tool policy: 0.65M parameters, really calls a calculator, about a thousand tokens a second."""
     server = serve("tool-policy", engine_logs)
     for _ in _running(server):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def noncanonical(engine_logs: Path) -> Iterator[LabProcess]:
+    """A server with the tool policy that was taught to split digits in unusual ways."""
+    server = serve("tool-policy-noncanonical", engine_logs)
+    for _ in _running(server, name="noncanonical"):
         yield server
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from audit import measure
-from families import tokenizer
+from support.families import tokenizer
 
 
 def test_the_audit_takes_at_most_three_parts_in_a_hundred() -> None:

@@ -1,48 +1,172 @@
-"""The code blocks of the README and of docs/ run as written, against a real server."""
+"""The code blocks of the README and of docs/ run as written, or say why not.
+
+```python             runs; with a real server if it names http://localhost:30000
+```python recorded    runs in a folder with the recorded run `runs/first`, without a server
+```python notest: R   does not run, because of R; its syntax and its imports of this package are checked
+"""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lab_servers import LabProcess
-
-pytestmark = pytest.mark.engine
+from strands_sglang.rollout import Task
+from support.documented_run import record
+from support.lab_servers import LabProcess
+from support.rollout.scripts import PromptEngine, asked, run
+from support.scripted_engine import Answer, tool_call
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-_BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-
-BLOCKS = [
-    pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
-    for page in PAGES
-    for number, block in enumerate(_BLOCK.findall(page.read_text()), 1)
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent.name != "api"),
 ]
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "lab" / "README.md", *sorted((ROOT / "examples").glob("**/*.md"))]
+SERVER = "http://localhost:30000"
+_BLOCK = re.compile(r"^```python(?: ([^\n]*))?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+REASONS = ("fragment", "needs ", "examples/", "the whole file; ")
+"""How a reason begins: a part of a program, a package or machine that is needed, or a file that other tests run."""
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_block(block: str, tool_policy: LabProcess) -> None:
-    code = block.replace("http://localhost:30000", tool_policy.url)
+def blocks(wanted: str) -> list[Any]:
+    """Return the code blocks of all pages whose mark begins so, as parameters."""
+    found = []
+    for page in PAGES:
+        for number, (mark, code) in enumerate(_BLOCK.findall(page.read_text()), 1):
+            kind = mark.partition(":")[0] or ("server" if SERVER in code else "plain")
+            if kind == wanted:
+                found.append(pytest.param(mark, code, id=f"{page.relative_to(ROOT)}-{number}"))
+    return found
+
+
+def execute(code: str, folder: Path) -> str:
+    """Run code in a process of its own; return what it prints."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, env=dict(os.environ)
+        [sys.executable, "-c", code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": path},
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout
     # A first example is silent: nothing that looks like a defect.
     assert not re.findall(r"^.*=<.*> \|.*$", result.stderr, re.MULTILINE), result.stderr
+    return result.stdout
 
 
-@pytest.mark.parametrize(
-    "page",
-    [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "lab" / "README.md", *sorted((ROOT / "examples").glob("**/*.md"))],
-    ids=lambda p: p.name,
-)
+@pytest.mark.engine
+@pytest.mark.timing  # its output must be silent, and a stall of seconds loses an idle connection: a warning
+@pytest.mark.parametrize(("mark", "code"), blocks("server"))
+def test_block_with_a_server(mark: str, code: str, tool_policy: LabProcess) -> None:
+    assert execute(code.replace(SERVER, tool_policy.url), ROOT)
+
+
+@pytest.mark.parametrize(("mark", "code"), blocks("plain"))
+def test_block(mark: str, code: str) -> None:
+    assert execute(code, ROOT)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("documented")
+    record(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("mark", "code"), blocks("recorded"))
+def test_block_with_a_recorded_run(mark: str, code: str, recorded: Path) -> None:
+    execute(code, recorded)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_marks_have_reasons(page: Path) -> None:
+    for mark, _ in _BLOCK.findall(page.read_text()):
+        kind, colon, reason = mark.partition(": ")
+        assert kind in ("", "recorded", "notest"), f"{page.name}: {mark}"
+        if kind == "notest":
+            assert colon and reason.startswith(REASONS), f"{page.name}: a notest block must say why, got {mark!r}"
+
+
+@pytest.mark.parametrize(("mark", "code"), blocks("notest"))
+def test_blocks_that_do_not_run_can_be_read(mark: str, code: str) -> None:
+    inside = textwrap.indent(textwrap.dedent(code), "    ")
+    try:
+        tree = ast.parse(f"async def block():\n{inside}")
+    except SyntaxError:
+        if mark == "notest: fragment":  # the end of a call or a class, say
+            return
+        raise
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("strands_sglang"):
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                try:
+                    assert hasattr(module, name.name), f"{node.module} has no {name.name}"
+                except ImportError:  # a name that needs the trainer's package
+                    assert "needs" in mark
+
+
+def computes(prompt: str, before: int) -> Answer:
+    """Use the calculator once and answer."""
+    found = re.findall(r"<tool_response>\n(-?\d+)\n", prompt)
+    return f"The answer is {found[0]}." if found else tool_call("calculator", expression="615 * 17")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start/quickstart.md"])
+async def test_the_first_agent(name: str) -> None:
+    """The agent that a newcomer reads first is the one of examples/calculator, and works."""
+    code = next(code for mark, code in _BLOCK.findall((ROOT / name).read_text()) if "def build" in code)
+    module = ROOT / "examples" / "calculator" / "agent.py"
+    for line in code.splitlines():
+        if not line.strip().startswith('"""'):
+            assert line in module.read_text(), f"{name} and {module.name} differ: {line}"
+    folder = ROOT / "examples" / "calculator"
+    namespace: dict[str, Any] = {}
+    exec(compile(module.read_text(), str(folder), "exec"), namespace)
+    task = Task("Compute 615 * 17.", answer=10455)
+    found = await run(namespace["build"], [task], PromptEngine(computes), reward=namespace["reward"])
+    assert found[0].reward == 1.0 and asked("") == ""
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
-        assert (page.parent / target).exists(), f"{page.name} points to {target}"
+        generated = "reference/api/" in str((page.parent / target).resolve())  # written when the site is built
+        assert generated or (page.parent / target).exists(), f"{page.name} points to {target}"
+
+
+def test_generated_pages_that_are_linked_are_made() -> None:
+    source = (ROOT / "docs" / "_site" / "api_pages.py").read_text()
+    made = set(re.findall(r'\(\s*"(\w+)",\s*"[A-Z]', source.partition("PAGES = [")[2].partition("\n]\n")[0]))
+    linked = {
+        name
+        for page in PROSE
+        for name in re.findall(r"(?:[(\s]|reference/)api/(\w+)(?:\.md)?", page.read_text())
+        if page.suffix == ".md"
+    }
+    assert linked and linked <= made
+
+
+def test_pictures_have_their_own_paper_in_light_and_dark() -> None:
+    for name in ("problem", "tree", "keep-or-fork", "bridge", "ledger"):
+        svg = (ROOT / "docs" / "images" / f"{name}.svg").read_text()
+        assert "prefers-color-scheme:dark" in svg and 'class="paper"' in svg and "<title>" in svg
+        assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_pictures_are_up_to_date() -> None:
+    done = subprocess.run([sys.executable, "scripts/pictures", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

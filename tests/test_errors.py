@@ -33,7 +33,7 @@ def test_the_drawn_tree_is_the_tree() -> None:
     assert issubclass(errors.ConfigurationError, ValueError)
 
 
-def test_no_error_is_one_the_agent_loop_tries_again() -> None:
+def test_the_agent_loop_retries_none_of_the_errors() -> None:
     from strands.types.exceptions import ModelThrottledException
 
     raised = [value for value in vars(errors).values() if isinstance(value, type)]

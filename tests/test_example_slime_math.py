@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from strands import tool
 
-from lab_servers import LabProcess, Routed
-from rollout.scripts import PromptEngine, assert_proved
-from rollout.scripts import run as run_episodes
-from scripted_engine import Answer, tool_call
-from strands_sglang.rollout import Ended, Episode, Task
+from strands_sglang.rollout import EndReason, Episode, Task
 from strands_sglang.tools import PythonSandbox
-from trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld, slime
+from support.lab_servers import LabProcess, Routed
+from support.rollout.scripts import PromptEngine, assert_proved
+from support.rollout.scripts import run as run_episodes
+from support.scripted_engine import Answer, tool_call
+from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld, slime
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "slime_math"
@@ -168,6 +168,7 @@ def test_wrong_answers(text: str, answer: object) -> None:
         r"\boxed{" + r"\frac1" * 160 + "}",
     ],
 )
+@pytest.mark.timing
 def test_no_text_takes_long(text: str) -> None:
     """Rewards of thousands of episodes are worked out in threads of one process."""
     began = time.process_time()
@@ -201,8 +202,8 @@ async def episode_of(engine: PromptEngine, answer: object = "4950", **settings: 
 async def test_a_right_answer_found_with_python(tmp_path: Path) -> None:
     engine = solver("print(sum(range(100)))", says=r"It is \boxed{{}}.")
     episode = await episode_of(engine, directory=tmp_path / "run")
-    assert (episode.ended, episode.reward) == (Ended.ANSWERED, 1.0)
-    assert episode.score.parts == {"boxed": 1, "tool_calls": 1, "tool_errors": 0, "accuracy": 1}
+    assert (episode.end_reason, episode.reward) == (EndReason.ANSWERED, 1.0)
+    assert episode.reward_detail.parts == {"boxed": 1, "tool_calls": 1, "tool_errors": 0, "accuracy": 1}
     assert len(episode.trajectories) == 1
     assert_proved(tmp_path / "run")
 
@@ -221,14 +222,19 @@ async def test_a_right_answer_found_with_python(tmp_path: Path) -> None:
 async def test_a_wrong_answer_is_worth_less_whatever_was_tried(programs: tuple[str, ...], worth: float) -> None:
     episode = await episode_of(solver(*programs, says=r"\boxed{17}"))
     assert episode.reward == pytest.approx(worth)
-    assert episode.score.parts["accuracy"] == 0
+    assert episode.reward_detail.parts["accuracy"] == 0
 
 
 async def test_five_turns_with_the_tool_and_one_to_answer() -> None:
     good = await episode_of(solver(*["print(4950)"] * 5, says=r"\boxed{{}}"))
-    assert (good.ended, good.reward, good.metrics.turns, good.metrics.tool_calls) == (Ended.ANSWERED, 1.0, 6, 5)
+    assert (good.end_reason, good.reward, good.metrics.turns, good.metrics.tool_calls) == (
+        EndReason.ANSWERED,
+        1.0,
+        6,
+        5,
+    )
     endless = await episode_of(solver(*["print(4950)"] * 50, says=r"\boxed{{}}"))
-    assert (endless.ended, endless.metrics.turns, endless.metrics.tool_calls) == (Ended.TURN_LIMIT, 6, 5)
+    assert (endless.end_reason, endless.metrics.turns, endless.metrics.tool_calls) == (EndReason.TURN_LIMIT, 6, 5)
     assert endless.reward == pytest.approx(-0.6)
 
 
@@ -238,7 +244,7 @@ async def test_evaluation_counts_right_answers_alone() -> None:
         assert math_agent.accuracy(episode)["reward"] == expected
 
 
-def test_the_model_is_told_what_it_needs() -> None:
+def test_system_prompt_describes_tool_and_answer() -> None:
     assert r"\boxed{42}" in math_agent.SYSTEM_PROMPT and "at most 5 turns" in math_agent.SYSTEM_PROMPT
 
 

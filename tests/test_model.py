@@ -1,4 +1,4 @@
-"""`SGLangModel` as a whole: many agents, loops and threads on one model, live or not, and what they are told."""
+"""`SGLangModel`: many agents, loops and threads on one model, with and without streaming."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from pydantic import BaseModel
 from strands import Agent
 from strands.types.exceptions import StructuredOutputException
 
-from families import tokenizer
-from provider.agents import agent_on, calculator, official, outline, said, scripted_model
-from scripted import Received, ScriptedServer, Wire, encoded, scripted, serve_rest
-from scripted_engine import Reply, ScriptedEngine, assert_exact, thought, tool_call
 from strands_sglang import FinishReason, SGLangModel
 from strands_sglang.tokens import TurnPurpose
+from support.families import tokenizer
+from support.provider.agents import agent_on, calculator, official, outline, said, scripted_model
+from support.scripted import Received, ScriptedServer, Wire, encoded, scripted, serve_rest
+from support.scripted_engine import Reply, ScriptedEngine, assert_exact, thought, tool_call
 
 SUM = tool_call("calculator", expression="1+1")
 
 
 def two_steps(prompt: str) -> Reply:
-    """Answer a question with a call, and a result with words; give way to others first."""
+    """Answer a question with a call, and a result with text; yield to other tasks first."""
 
     async def later() -> None:
         await asyncio.sleep(0)
@@ -40,7 +40,7 @@ def two_steps(prompt: str) -> Reply:
 
 @pytest.mark.parametrize("scoped", [True, False])
 async def test_many_agents_at_once_on_one_model(scoped: bool) -> None:
-    """All asked the same, all answered the same: each still has a branch to itself."""
+    """All get the same question and the same answer: each still has its own branch."""
     model, engine = scripted_model(two_steps, "qwen2.5")
 
     async def run(number: int) -> tuple[Agent, Any]:
@@ -99,7 +99,7 @@ async def test_an_episode_reaches_tasks_tools_and_threads_started_in_it() -> Non
     assert_exact(engine, episode)
 
 
-async def test_an_episode_that_fails_is_left_again() -> None:
+async def test_an_episode_is_closed_after_an_error() -> None:
     model, _ = scripted_model([], "qwen2.5")
     own = model.current_episode
     with pytest.raises(RuntimeError), model.episode():
@@ -107,7 +107,7 @@ async def test_an_episode_that_fails_is_left_again() -> None:
     assert model.current_episode is own
 
 
-async def test_reset_begins_a_new_episode_and_leaves_the_old_tree_alone() -> None:
+async def test_reset_starts_a_new_episode_and_keeps_the_old_tree() -> None:
     model, engine = scripted_model(["one", "two"], "qwen2.5")
     agent = agent_on(model)
     await agent.invoke_async("first")
@@ -124,7 +124,7 @@ async def test_reset_begins_a_new_episode_and_leaves_the_old_tree_alone() -> Non
 
 
 def test_sync_calls_one_after_the_other() -> None:
-    """Each opens an event loop of its own."""
+    """Each opens its own event loop."""
     model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
     agent = agent_on(model)
     agent("1+1?")
@@ -190,7 +190,7 @@ async def test_structured_output_is_a_side_turn() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_structured_output_that_was_cut_says_so() -> None:
+async def test_truncated_structured_output_raises() -> None:
     model, _ = scripted_model([Reply('{"name": "Par', ended=False, finish=FinishReason.LENGTH)], "qwen2.5")
     with pytest.raises(StructuredOutputException, match="max_new_tokens may be too small"):
         async for _ in model.structured_output(City, [{"role": "user", "content": [{"text": "a city?"}]}]):
@@ -212,8 +212,8 @@ async def test_structured_output_inside_the_loop_by_call_or_by_grammar(called: b
         assert [trajectory.turn_ids for trajectory in tree.trajectories()] == [(0,)]
 
 
-async def test_a_turn_that_ends_on_its_very_budget_is_whole() -> None:
-    """The engine says `length` of a turn whose last token, the end of the turn, is also the last of its budget."""
+async def test_a_turn_that_ends_exactly_at_its_budget_is_complete() -> None:
+    """The engine reports `length` for a turn whose end-of-turn token is also the last token of its budget."""
     model, engine = scripted_model([Reply(SUM, finish=FinishReason.LENGTH), "two"], "qwen2.5")
     result = await agent_on(model).invoke_async("1+1?")
     assert result.stop_reason == "end_turn"
@@ -229,9 +229,9 @@ async def test_long_texts_are_encoded_off_the_loop() -> None:
     bridge = model._runner.planner.bridge
     encode = bridge.encode
 
-    def noted(piece: Any) -> Any:
+    def noted(prompt: Any) -> Any:
         threads.append(threading.current_thread())
-        return encode(piece)
+        return encode(prompt)
 
     bridge.encode = noted  # type: ignore[method-assign]
     await agent_on(model).invoke_async("word " * 20_000)
@@ -240,7 +240,7 @@ async def test_long_texts_are_encoded_off_the_loop() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_usage_and_place_stand_in_the_message() -> None:
+async def test_the_message_contains_usage_and_place() -> None:
     model, engine = scripted_model([SUM, "two"], "qwen2.5")
     agent = agent_on(model)
     result = await agent.invoke_async("1+1?")
@@ -263,7 +263,7 @@ async def test_usage_and_place_stand_in_the_message() -> None:
 
 
 async def test_counting_tokens_never_encodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is called before every turn: known turns count exactly, the rest by its length."""
+    """It is called before every turn: recorded turns count exactly, the rest by length."""
     model, _ = scripted_model([SUM, "two"], "qwen2.5")
     agent = agent_on(model)
     await agent.invoke_async("1+1?")
@@ -274,7 +274,7 @@ async def test_counting_tokens_never_encodes(monkeypatch: pytest.MonkeyPatch) ->
     assert await model.count_tokens([{"role": "user", "content": [{"text": "x" * 400}]}]) > 50
 
 
-async def test_a_tool_that_must_be_called_is_only_a_wish(caplog: pytest.LogCaptureFixture) -> None:
+async def test_tool_choice_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     model, _ = scripted_model(["no"], "qwen2.5")
     messages: list[Any] = [{"role": "user", "content": [{"text": "go"}]}]
     choice: Any = {"any": {}}
@@ -283,8 +283,8 @@ async def test_a_tool_that_must_be_called_is_only_a_wish(caplog: pytest.LogCaptu
     assert "cannot force a tool call" in caplog.text
 
 
-async def test_what_a_tool_call_looks_like_is_not_enough() -> None:
-    """What is drafted in the reasoning is no call, nor is what only has the letters of one."""
+async def test_text_that_looks_like_a_call_is_not_a_call() -> None:
+    """A draft in the reasoning is not a call, nor is text that only has the letters of one."""
     model, engine = scripted_model([thought(f"draft: {SUM}", "done")])
     agent = agent_on(model)
     await agent.invoke_async("go")
@@ -292,8 +292,8 @@ async def test_what_a_tool_call_looks_like_is_not_enough() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_a_call_quoted_letter_by_letter_is_text() -> None:
-    """As when a tool's result talks about calls and the model repeats it: the markers are no tokens there."""
+async def test_a_call_sampled_as_letters_is_text() -> None:
+    """For example if a tool's result quotes calls and the model repeats them: the markers are not tokens there."""
     pieces = (SUM[:1], SUM[1:], "<|im_end|>")
     ids = [token for piece in pieces for token in tokenizer("qwen3").encode(piece, add_special_tokens=False)]
     model, engine = scripted_model([Reply(ids=ids)])
@@ -328,7 +328,7 @@ async def test_sampling_parameters_deadline_and_more_reach_the_engine() -> None:
     assert asked["routed_experts_start"] is None
 
 
-async def test_an_overflow_on_the_wire_teaches_the_context_length() -> None:
+async def test_an_overflow_error_reports_the_context_length() -> None:
     ids = tokenizer("qwen2.5").encode("yes<|im_end|>")
     words = (
         "Requested token count exceeds the model's maximum context length of 600 tokens. "

@@ -14,11 +14,11 @@ import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
-from agent_episodes import Played, check_against_the_wire, largest_difference
-from families import tokenizer
-from lab_servers import LAB, LabProcess
 from strands_sglang import Origin, SGLangClient, SGLangModel, ToolIterationLimiter, ToolLimit, ToolLimiter
-from tap import Tap
+from support.agent_episodes import Played, check_against_the_wire, largest_difference
+from support.families import tokenizer
+from support.lab_servers import LAB, LabProcess
+from support.wire_tap import Tap
 
 pytestmark = pytest.mark.engine
 

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -16,7 +14,9 @@ from pydantic import BaseModel
 from strands import Agent
 from transformers import AutoTokenizer
 
-from agent_episodes import (
+from strands_sglang import Join, SGLangClient, SGLangModel
+from strands_sglang.tokens import TurnPurpose
+from support.agent_episodes import (
     Played,
     calculator,
     check_against_the_wire,
@@ -26,26 +26,14 @@ from agent_episodes import (
     play,
     play_tasks,
 )
-from lab_servers import LAB, LabProcess, serve, task
-from strands_sglang import Join, SGLangClient, SGLangModel
-from strands_sglang.tokens import TurnPurpose
-from tap import Tap
+from support.lab_servers import LAB, LabProcess, task
+from support.wire_tap import Tap
 
 pytestmark = pytest.mark.engine
 
 EPISODES = int(os.environ.get("STRANDS_SGLANG_TEST_EPISODES", "500"))
 AT_ONCE = 64
 SAMPLING = {"max_new_tokens": 64, "temperature": 1.0}
-
-
-@pytest.fixture(scope="session")
-def noncanonical(engine_logs: Path) -> Iterator[LabProcess]:
-    """A server with the policy that was taught to split digits in unusual ways."""
-    server = serve("tool-policy-noncanonical", engine_logs).start()
-    try:
-        yield server.wait()
-    finally:
-        server.kill()
 
 
 def show(name: str, figures: dict[str, Any]) -> None:

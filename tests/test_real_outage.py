@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from lab_servers import LabProcess, route, serve
-from rollout_agent import SAMPLING, TOKENIZER, TURNS, build, score, tasks
 from strands_sglang import SGLangClient
 from strands_sglang.errors import EngineError
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import Ended, Limits, RolloutResult, rollout
+from strands_sglang.rollout import EndReason, Limits, RunResult, rollout
+from support.lab_servers import LabProcess, route, serve
+from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, build, score, tasks
 
 pytestmark = pytest.mark.engine
 
@@ -35,7 +35,7 @@ def victims(engine_logs: Path) -> Iterator[tuple[LabProcess, LabProcess]]:
         server.kill()
 
 
-async def played(url: str, directory: Path, ended: list[str], **settings: Any) -> RolloutResult:
+async def played(url: str, directory: Path, ended: list[str], **settings: Any) -> RunResult:
     async with SGLangClient(url, retry_delay=0.2, max_retry_delay=1.0, max_retries=600) as client:
         return await rollout(
             build,
@@ -45,7 +45,7 @@ async def played(url: str, directory: Path, ended: list[str], **settings: Any) -
             directory=directory,
             reward=score,
             concurrency=8,
-            limits=Limits(turns=TURNS * QUESTIONS, seconds_per_episode=LIMIT),
+            limits=Limits(max_turns=TURNS * QUESTIONS, episode_timeout=LIMIT),
             sampling_params=SAMPLING,
             on_episode=lambda episode: ended.append(episode.id),
             **settings,
@@ -58,11 +58,13 @@ async def until(ended: list[str], count: int, running: asyncio.Future[Any]) -> N
         await asyncio.sleep(0.02)
 
 
-def check(done: RolloutResult, directory: Path) -> None:
-    reasons = {episode.ended for episode in done}
-    slow = [(e.id, e.metrics.seconds, e.metrics.engine_seconds) for e in done if e.ended is Ended.TIMEOUT]
+def check(done: RunResult, directory: Path) -> None:
+    reasons = {episode.end_reason for episode in done}
+    slow = [(e.id, e.metrics.seconds, e.metrics.engine_seconds) for e in done if e.end_reason is EndReason.TIMEOUT]
     assert not slow
-    assert len(done) == EPISODES and not reasons & {Ended.TIMEOUT, Ended.ENGINE, Ended.AGENT}, reasons
+    assert len(done) == EPISODES and not reasons & {EndReason.TIMEOUT, EndReason.ENGINE_ERROR, EndReason.AGENT_ERROR}, (
+        reasons
+    )
     assert all(episode.reward is not None for episode in done)
     certificate = verify(directory)
     assert certificate.proved, certificate.text()

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from families import tokenizer
-from lab_servers import LAB, LabProcess
-from rollout_agent import TOKENIZER, build, score, tasks
 from strands_sglang import SGLangClient
-from strands_sglang.engine.sampling import KNOWN
+from strands_sglang.chat.tokenization import load_tokenizer
+from strands_sglang.engine.request import KNOWN
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
 from strands_sglang.rollout import Limits, rollout
 from strands_sglang.rollout import preflight as looks
-from strands_sglang.rollout.job import loaded_tokenizer
-from strands_sglang.rollout.preflight import Asked, preflight
+from strands_sglang.rollout.preflight import RunRequirements, preflight
+from support.families import tokenizer
+from support.lab_servers import LAB, LabProcess
+from support.rollout_agent import TOKENIZER, build, score, tasks
 
 pytestmark = pytest.mark.engine
 
@@ -32,8 +32,8 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looks, "_passed", set())
 
 
-def asked(**about: Any) -> Asked:
-    return Asked(**{"tokenizer": loaded_tokenizer(TOKENIZER), "sampling": SAMPLING, **about})
+def asked(**about: Any) -> RunRequirements:
+    return RunRequirements(**{"tokenizer": load_tokenizer(TOKENIZER), "sampling": SAMPLING, **about})
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -43,22 +43,22 @@ def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def test_what_does_not_fit_is_named(tool_policy: LabProcess, caplog: pytest.LogCaptureFixture) -> None:
     async with SGLangClient(tool_policy.url) as client:
-        with pytest.raises(ConfigurationError, match="Take the tokenizer of the model that is served") as caught:
+        with pytest.raises(ConfigurationError, match="Use the tokenizer of the served model") as caught:
             await preflight(client, asked(tokenizer=tokenizer("smollm2")))
         assert "canonical" in str(caught.value)  # where the right one is
         with pytest.raises(
-            ConfigurationError, match=r"Limits\(context=1024\), or start the server with --context-length"
+            ConfigurationError, match=r"Limits\(max_context_tokens=1024\), or start the server with --context-length"
         ):
-            await preflight(client, asked(limits=Limits(context=4096)))
+            await preflight(client, asked(limits=Limits(max_context_tokens=4096)))
         with pytest.raises(ConfigurationError, match="did you mean 'temperature'"):
             await preflight(client, asked(sampling={"temprature": 1.0}))
         with pytest.raises(ConfigurationError, match="temperature must be a non-negative"):
             await preflight(client, asked(sampling={"temperature": -1}))
         assert not ours(caplog)
         await preflight(client, asked(chat_template=tokenizer("smollm2").chat_template))
-        assert "the chat template is not the server's" in caplog.text
+        assert "chat template differs from the server's" in caplog.text
     async with SGLangClient(tool_policy.url + "/v1") as client:
-        with pytest.raises(ConfigurationError, match=f"base_url is {tool_policy.url}$"):
+        with pytest.raises(ConfigurationError, match=f"base_url='{tool_policy.url}'$"):
             await preflight(client, asked())
     assert (await SGLangClient(tool_policy.url).health()) is True  # none of it did the server any harm
 
@@ -83,7 +83,7 @@ async def test_the_cost_where_all_is_well(
         await preflight(client, asked())
         once = time.monotonic() - began
         given: dict[str, Any] = {"tokenizer": TOKENIZER, "client": client, "reward": score, "sampling_params": SAMPLING}
-        run = await rollout(build, tasks(4, seed=77), limits=Limits(turns=6), **given)
+        run = await rollout(build, tasks(4, seed=77), limits=Limits(max_turns=6), **given)
     assert len(run.episodes) == 4 and not any("server=" in line for line in ours(caplog))
     with capsys.disabled():
         print(f"\n  the look before a run: {1000 * once:.0f} ms")
@@ -95,7 +95,7 @@ async def test_other_models_fit_their_own_tokenizers(
     for server in (smollm2, tiny_qwen3):
         async with SGLangClient(server.url) as client:
             own = (await client.model_info() or {})["tokenizer_path"]
-            await preflight(client, asked(tokenizer=loaded_tokenizer(own)))
+            await preflight(client, asked(tokenizer=load_tokenizer(own)))
     assert not any("chat template" in line or "tokenizer" in line for line in ours(caplog))
 
 

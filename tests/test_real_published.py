@@ -12,8 +12,6 @@ from pydantic import BaseModel
 from strands import Agent, tool
 from transformers import AutoTokenizer
 
-from engine_probes import prefill_logprobs
-from lab_servers import LAB, LabProcess, task
 from strands_sglang import (
     LoopLimiter,
     MaxToolIterationsReachedError,
@@ -29,6 +27,8 @@ from strands_sglang import (
     get_tool_parser,
 )
 from strands_sglang.tool_parsers import HermesToolParser
+from support.engine_probes import prefill_logprobs
+from support.lab_servers import LAB, LabProcess, task
 
 pytestmark = pytest.mark.engine
 

@@ -13,10 +13,10 @@ from strands import Agent, tool
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 from transformers import AutoTokenizer
 
-from engine_probes import prefill_logprobs
-from lab_servers import LAB, LabProcess, task
 from strands_sglang import SGLangClient, SGLangModel, TokenManager
 from strands_sglang.tool_parsers import HermesToolParser
+from support.engine_probes import prefill_logprobs
+from support.lab_servers import LAB, LabProcess, task
 
 pytestmark = pytest.mark.engine
 

@@ -1,7 +1,7 @@
-"""On the real engine: episodes at scale.
+"""`rollout` on a real engine.
 
-What is on record is what passed the wire; replayed without an engine it is the same, byte for byte; and a run that was
-interrupted, however that happened, ends as if it had not been.
+The ledger contains exactly the requests and responses of the wire; a replay without an engine reproduces it byte for
+byte; an interrupted and resumed run has the same result as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ import pytest
 from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, BeforeToolCallEvent
 from transformers import AutoTokenizer
 
-import rollout_agent
-from lab_servers import LabProcess, task
-from rollout_agent import SAMPLING, TOKENIZER, TURNS, WAYS, agent_for, build, calculator, score, tasks
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.ledger.event import ids_digest
-from strands_sglang.ledger.ledger import Ledger
+from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import Ended, Limits, ReplayVerdict, RolloutResult, Task, replay, rollout
-from tap import Passed, Tap
+from strands_sglang.rollout import EndReason, Limits, ReplayVerdict, RunResult, Task, replay, rollout
+from support import rollout_agent
+from support.lab_servers import LabProcess, task
+from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, WAYS, agent_for, build, calculator, score, tasks
+from support.wire_tap import Passed, Tap
 
 pytestmark = pytest.mark.engine
 
@@ -42,61 +42,61 @@ RUNNER = [sys.executable, rollout_agent.__file__]
 
 
 @dataclass
-class Recorded:
-    """A run that was recorded once for the tests of this file, and what passed the wire meanwhile."""
+class RecordedRun:
+    """A run recorded once for the tests of this file, and the requests and responses captured during it."""
 
     directory: Path
-    run: RolloutResult
+    run: RunResult
     wire: dict[str, Passed]
 
 
-async def run_tasks(url: str, given: list[Task], directory: Path | None = None, **settings: Any) -> RolloutResult:
+async def run_tasks(url: str, given: list[Task], directory: Path | None = None, **settings: Any) -> RunResult:
     """Run tasks of the tool policy."""
-    plain: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "tokenizer": TOKENIZER,
         "reward": score,
         "concurrency": 64,
-        "limits": Limits(turns=TURNS * len(given[0].data["questions"])),
+        "limits": Limits(max_turns=TURNS * len(given[0].data["questions"])),
         "sampling_params": SAMPLING,
     }
     async with SGLangClient(url, retry_delay=0.1) as client:
-        chosen = {**plain, **settings}
+        chosen = {**defaults, **settings}
         return await rollout(chosen.pop("build", build), given, client=client, directory=directory, **chosen)
 
 
 def proved(directory: Path, episodes: int) -> None:
-    """The ledger of a run is proved whole."""
+    """Assert that the ledger of a run is proved and complete."""
     certificate = verify(directory)
     assert certificate.proved, certificate.text()
     assert sum(certificate.episodes.values()) == episodes
 
 
 def records(directory: Path) -> dict[str, EpisodeRecord]:
-    """Return what is on record of each episode."""
+    """Return the recorded episodes by id."""
     return {record.id: record for record in Ledger(directory).episodes()}
 
 
 async def idle(client: SGLangClient, seconds: float = 3.0) -> None:
-    """Nothing runs on the engine, or will not a moment later: aborted requests take a step of the engine to end."""
+    """Assert that the engine becomes idle: aborted requests end with the next step of the engine."""
     until = time.monotonic() + seconds
-    while any((left := await client.control.running_requests()).values()):
+    while any((left := await client.control.open_requests()).values()):
         assert time.monotonic() < until, left
         await asyncio.sleep(0.05)
 
 
-# --- what is on record -----------------------------------------------------------------------------------------------
+# --- recorded events -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def recorded(tool_policy: LabProcess, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recorded(tool_policy: LabProcess, tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     """Five hundred episodes, two of each task."""
     directory = tmp_path_factory.mktemp("recorded")
     with Tap(tool_policy.url) as tap:
         run = asyncio.run(run_tasks(tap.url, tasks(EPISODES // 2, seed=9_000), directory, samples_per_task=2))
-    return Recorded(directory, run, tap.calls)
+    return RecordedRun(directory, run, tap.calls)
 
 
-def test_every_event_on_record_is_what_passed_the_wire(recorded: Recorded) -> None:
+def test_every_recorded_event_matches_the_wire(recorded: RecordedRun) -> None:
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     seen = set()
     keys: dict[str, set[str | None]] = {}
@@ -113,29 +113,29 @@ def test_every_event_on_record_is_what_passed_the_wire(recorded: Recorded) -> No
             keys.setdefault(id.partition("/")[0], set()).add(passed.routing_key)
             seen.add(rid)
             sampled.append(str(tokenizer.decode(passed.output_ids, skip_special_tokens=True)))
-        # A turn may have several calls: each is looked at alone.
+        # A turn may have several calls: each is parsed separately.
         called = (task.parse_call(part + "</tool_call>") for text in sampled for part in text.split("</tool_call>"))
         results = [event.data["result"] for event in record.tools]
-        told = Counter(result["content"][0]["text"] for result in results if result["status"] == "success")
-        assert not told - Counter(task.calculate(expression) for expression in called if expression is not None)
+        returned = Counter(result["content"][0]["text"] for result in results if result["status"] == "success")
+        assert not returned - Counter(task.calculate(expression) for expression in called if expression is not None)
         assert record.begin is not None and record.end is not None and record.reward is not None
         right = sampled[-1] == f"The answer is {record.begin.data['task']['answer']}."
         assert record.reward.data["value"] == float(right)
     assert seen == set(recorded.wire)
-    # The router keeps the samples of a task together, and tasks apart.
+    # All samples of a task have one routing key, and every task has its own.
     assert {len(of_task) for of_task in keys.values()} == {1}
     assert len(set().union(*keys.values())) == len(keys)
     assert len(on_record) == EPISODES
     proved(recorded.directory, EPISODES)
 
 
-def test_what_a_run_returns_is_what_is_on_record(recorded: Recorded) -> None:
+def test_returned_episodes_match_the_ledger(recorded: RecordedRun) -> None:
     on_record = records(recorded.directory)
     assert [episode.id for episode in recorded.run] == [f"t{9_000 + n // 2}/{n % 2}" for n in range(EPISODES)]
     for episode in recorded.run:
         assert episode.trajectories == on_record[episode.id].trajectories()
         assert all(trajectory.loss_mask.any() for trajectory in episode.trajectories)
-    # About half come out right when every prompt is as it was in training; a wrong prompt would show here.
+    # About half of the answers are correct if every prompt is as in training; wrong prompts would lower this.
     assert sum(episode.reward or 0.0 for episode in recorded.run) > 0.4 * EPISODES
     print(recorded.run.metrics)
 
@@ -144,38 +144,36 @@ def test_what_a_run_returns_is_what_is_on_record(recorded: Recorded) -> None:
 
 
 async def replayed(directory: Path, made: Any = build, count: int | None = None, **settings: Any) -> dict[str, Any]:
-    """Replay episodes, and return what came out by their ids."""
+    """Replay episodes and return the results by id."""
     chosen = None if count is None else sorted(records(directory))[:count]
-    plain: dict[str, Any] = {"tokenizer": TOKENIZER, "limits": Limits(turns=TURNS), "sampling_params": SAMPLING}
-    return {one.id: one for one in await replay(made, directory, episodes=chosen, **{**plain, **settings})}
+    defaults: dict[str, Any] = {"tokenizer": TOKENIZER, "limits": Limits(max_turns=TURNS), "sampling_params": SAMPLING}
+    return {one.id: one for one in await replay(made, directory, episodes=chosen, **{**defaults, **settings})}
 
 
-async def test_replayed_without_an_engine_every_episode_is_identical(
-    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_replay_without_engine_is_identical(recorded: RecordedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("a replay opened a connection")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     before, began = WAYS.calls, time.monotonic()
-    came_out = await replayed(recorded.directory)
-    print(f"{len(came_out)} episodes replayed in {time.monotonic() - began:.1f} s")
-    assert Counter(one.verdict for one in came_out.values()) == {ReplayVerdict.IDENTICAL: EPISODES}
+    results = await replayed(recorded.directory)
+    print(f"{len(results)} episodes replayed in {time.monotonic() - began:.1f} s")
+    assert Counter(one.verdict for one in results.values()) == {ReplayVerdict.IDENTICAL: EPISODES}
     for episode in recorded.run:
-        assert list(came_out[episode.id].trajectories) == episode.trajectories
+        assert list(results[episode.id].trajectories) == episode.trajectories
     assert WAYS.calls == before, "a replay ran a tool"
 
 
-async def test_another_system_prompt_diverges_at_the_first_call(recorded: Recorded) -> None:
+async def test_other_system_prompt_diverges_at_first_call(recorded: RecordedRun) -> None:
     def changed(given: Task, model: SGLangModel) -> Any:
         return agent_for(model, system_prompt="Think first.")
 
-    came_out = await replayed(recorded.directory, changed, 50)
-    assert {(one.verdict, one.event) for one in came_out.values()} == {(ReplayVerdict.DIVERGED, 1)}
+    results = await replayed(recorded.directory, changed, 50)
+    assert {(one.verdict, one.event) for one in results.values()} == {(ReplayVerdict.DIVERGED, 1)}
 
 
 @pytest.mark.parametrize("edited", [1, 2])
-async def test_a_hook_that_edits_a_result_diverges_at_the_call_behind_it(recorded: Recorded, edited: int) -> None:
+async def test_hook_that_edits_result_diverges_at_next_call(recorded: RecordedRun, edited: int) -> None:
     def changed(given: Task, model: SGLangModel) -> Any:
         agent, results = agent_for(model), 0
 
@@ -188,20 +186,22 @@ async def test_a_hook_that_edits_a_result_diverges_at_the_call_behind_it(recorde
         agent.hooks.add_callback(AfterToolCallEvent, edit)
         return agent
 
-    came_out, on_record = await replayed(recorded.directory, changed, 100), records(recorded.directory)
+    results, on_record = await replayed(recorded.directory, changed, 100), records(recorded.directory)
     diverged = 0
-    for one in came_out.values():
+    for one in results.values():
         tools = [event for event in on_record[one.id].tools if event.data["result"]["status"] == "success"]
-        told = [event.number for event in tools][edited - 1 : edited]
-        behind = [event.number for event in on_record[one.id].calls if told and event.number > told[0]]
-        diverged += bool(behind)
-        wanted = (ReplayVerdict.DIVERGED, behind[0]) if behind else (ReplayVerdict.IDENTICAL, None)
-        assert (one.verdict, one.event) == wanted, one.message
+        edited_results = [event.number for event in tools][edited - 1 : edited]
+        later_calls = [
+            event.number for event in on_record[one.id].calls if edited_results and event.number > edited_results[0]
+        ]
+        diverged += bool(later_calls)
+        expected = (ReplayVerdict.DIVERGED, later_calls[0]) if later_calls else (ReplayVerdict.IDENTICAL, None)
+        assert (one.verdict, one.event) == expected, one.message
     assert diverged > 80
 
 
-async def test_another_tool_description_diverges_where_the_model_is_shown_it(
-    tool_policy: LabProcess, recorded: Recorded, tmp_path: Path
+async def test_other_tool_description_diverges_if_template_renders_tools(
+    tool_policy: LabProcess, recorded: RecordedRun, tmp_path: Path
 ) -> None:
     def changed(given: Task, model: SGLangModel) -> Any:
         agent = agent_for(model)
@@ -210,12 +210,12 @@ async def test_another_tool_description_diverges_where_the_model_is_shown_it(
         return agent
 
     async def outcome(directory: Path, made: Any, **settings: Any) -> set[Any]:
-        came_out = await replayed(directory, made, 8, **settings)
-        return {(one.verdict, one.event) for one in came_out.values()}
+        results = await replayed(directory, made, 8, **settings)
+        return {(one.verdict, one.event) for one in results.values()}
 
     original = calculator.tool_spec
     try:
-        # The policy's own template shows no tools: what the model saw has not changed.
+        # The policy's own template renders no tools: the prompt has not changed.
         assert await outcome(recorded.directory, changed) == {(ReplayVerdict.IDENTICAL, None)}
         calculator.tool_spec = original
         shows = AutoTokenizer.from_pretrained(TOKENIZER)
@@ -232,29 +232,27 @@ async def test_another_tool_description_diverges_where_the_model_is_shown_it(
 # --- resume ----------------------------------------------------------------------------------------------------------
 
 
-def same(resumed: RolloutResult, whole: RolloutResult) -> None:
-    """Two runs at temperature 0 came to the same; logprobs may differ in the last digits, as batches do."""
+def same(resumed: RunResult, whole: RunResult) -> None:
+    """Assert that two runs at temperature 0 are equal; logprobs may differ in the last digits because of batching."""
     assert [episode.id for episode in resumed] == [episode.id for episode in whole]
     for one, other in zip(resumed, whole, strict=True):
-        assert (one.ended, one.reward, one.text) == (other.ended, other.reward, other.text)
+        assert (one.end_reason, one.reward, one.text) == (other.end_reason, other.reward, other.text)
         for a, b in zip(one.trajectories, other.trajectories, strict=True):
             b.logprobs[abs(a.logprobs - b.logprobs) < 1e-4] = a.logprobs[abs(a.logprobs - b.logprobs) < 1e-4]
             assert a == b
 
 
 def start(url: str, directory: Path, *options: str) -> subprocess.Popen[bytes]:
-    """Start a runner in a process of its own."""
+    """Start a runner in its own process."""
     return subprocess.Popen([*RUNNER, url, str(directory), *options], stdout=subprocess.PIPE)
 
 
-async def test_an_episode_whose_process_was_killed_ends_as_if_it_had_not(
-    tool_policy: LabProcess, tmp_path: Path
-) -> None:
+async def test_episode_of_killed_process_resumes_to_same_result(tool_policy: LabProcess, tmp_path: Path) -> None:
     given = tasks(1, seed=40, questions=2)
     whole = await run_tasks(tool_policy.url, given, sampling_params=GREEDY)
     turns = len(whole[0].tree)
     assert turns >= 4
-    # A tool that takes its time leaves the turn before it on disk; one that does not may take it along.
+    # With a slow tool, the turn before it is on disk when the process is killed; with a fast one it may be lost.
     ways = [("1", "0.3"), ("2", "0.3"), ("2", "0"), ("score", "0")]
     options = ["--tasks", "1", "--seed", "40", "--questions", "2", "--temperature", "0"]
     killed = {
@@ -264,13 +262,13 @@ async def test_an_episode_whose_process_was_killed_ends_as_if_it_had_not(
         for die_in, seconds in ways
     }
     for (die_in, seconds), process in killed.items():
-        said = process.communicate(timeout=120)[0]
-        assert process.returncode == -signal.SIGKILL, said
+        output = process.communicate(timeout=120)[0]
+        assert process.returncode == -signal.SIGKILL, output
         directory = tmp_path / f"{die_in}-{seconds}"
         left = records(directory) if (directory / "run.json").exists() else {}
         calls = sum(len(record.calls) for record in left.values())
-        behind = turns if die_in == "score" else int(die_in)
-        assert calls <= behind and (seconds == "0" or calls == behind)
+        expected = turns if die_in == "score" else int(die_in)
+        assert calls <= expected and (seconds == "0" or calls == expected)
         resumed = await run_tasks(tool_policy.url, given, directory, sampling_params=GREEDY)
         same(resumed, whole)
         assert resumed[0].epoch == (1 if left else 0) and resumed[0].metrics.replayed_turns == calls
@@ -278,9 +276,7 @@ async def test_an_episode_whose_process_was_killed_ends_as_if_it_had_not(
         print(f"killed in {die_in} with tools of {seconds} s: {calls} of {turns} turns were on disk")
 
 
-async def test_a_run_that_was_killed_from_outside_ends_as_if_it_had_not(
-    tool_policy: LabProcess, tmp_path: Path
-) -> None:
+async def test_killed_run_resumes_to_same_result(tool_policy: LabProcess, tmp_path: Path) -> None:
     given = tasks(40, seed=60, questions=2)
     options = ["--tasks", "40", "--seed", "60", "--questions", "2", "--temperature", "0"]
     dice = random.Random(5)
@@ -288,7 +284,7 @@ async def test_a_run_that_was_killed_from_outside_ends_as_if_it_had_not(
     for _ in range(3):
         process = start(tool_policy.url, tmp_path, *options, "--concurrency", "8", "--tool-seconds", "0.3")
         assert process.stdout is not None
-        process.stdout.readline()  # it is under way
+        process.stdout.readline()  # the run has started
         await asyncio.sleep(dice.uniform(0.0, 0.8))
         process.kill()
         process.communicate()
@@ -305,9 +301,7 @@ async def test_a_run_that_was_killed_from_outside_ends_as_if_it_had_not(
 @pytest.mark.parametrize(
     ("where", "turns"), [("before call 1", 0), ("in call 2", 1), ("before tool 1", 1), ("before tool 2", 2)]
 )
-async def test_a_run_that_was_cancelled_goes_on(
-    tool_policy: LabProcess, tmp_path: Path, where: str, turns: int
-) -> None:
+async def test_cancelled_run_can_be_resumed(tool_policy: LabProcess, tmp_path: Path, where: str, turns: int) -> None:
     given, there, all_there = tasks(4, seed=80, questions=2), Counter[str](), asyncio.Event()
 
     def stopping(asked: Task, model: SGLangModel) -> Any:
@@ -349,8 +343,8 @@ async def test_a_run_that_was_cancelled_goes_on(
 # --- many samples ----------------------------------------------------------------------------------------------------
 
 
-async def test_siblings_find_their_prompt_in_the_cache(tool_policy: LabProcess) -> None:
-    fresh = 100_000 + 12 * os.getpid()  # tasks that no test has asked this server before
+async def test_siblings_hit_the_prefix_cache(tool_policy: LabProcess) -> None:
+    fresh = 100_000 + 12 * os.getpid()  # tasks that no test has sent to this server before
     run = await run_tasks(tool_policy.url, tasks(12, seed=fresh), samples_per_task=8)
     assert [len(group.episodes) for group in run.groups] == [8] * 12
     found = []
@@ -360,28 +354,33 @@ async def test_siblings_find_their_prompt_in_the_cache(tool_policy: LabProcess) 
         assert first.tree[0].detail["cached_tokens"] < prompt // 2, "another task left this prompt in the cache"
         found += [prompt - sibling.tree[0].detail["cached_tokens"] for sibling in siblings]
     print(f"tokens of a prompt that siblings computed again: {Counter(found)}")
-    assert set(found) == {1}  # the engine computes the last one always: it is what the next is sampled from
+    assert set(found) == {1}  # the engine always computes the last token: the next one is sampled from it
 
 
-async def test_a_run_that_has_enough_ends_and_leaves_nothing_behind(tool_policy: LabProcess, tmp_path: Path) -> None:
-    given = tasks(40, seed=400)
+async def test_run_with_enough_groups_stops_and_engine_is_idle(tool_policy: LabProcess, tmp_path: Path) -> None:
+    given, enough = tasks(40, seed=400), {"stop_after_groups": 8, "min_samples_per_task": 3}
     async with SGLangClient(tool_policy.url) as client:
         run = await run_tasks(
-            tool_policy.url, given, tmp_path, samples_per_task=4, enough_groups=8, enough_samples=3, concurrency=64
+            tool_policy.url,
+            given,
+            tmp_path,
+            samples_per_task=4,
+            **enough,
+            concurrency=64,
         )
         await idle(client)
     assert len(run.groups) >= 8 and {len(group.episodes) for group in run.groups} == {3}
-    cut = [episode for episode in run.left_over if episode.ended is Ended.CUT_SHORT]
-    assert cut, "nothing was under way"
+    stopped = [episode for episode in run.left_over if episode.end_reason is EndReason.NOT_NEEDED]
+    assert stopped, "no episode was running"
     on_record = records(tmp_path)
     ends = Counter(record.end.data["ended"] for record in on_record.values() if record.end is not None)
-    assert ends["cut_short"] == len(cut) and ends.total() == len(on_record) < 160
+    assert ends["not_needed"] == len(stopped) and ends.total() == len(on_record) < 160
     proved(tmp_path, len(on_record))
-    print(f"{len(on_record)} of 160 episodes begun, {len(run)} kept, {len(cut)} cut short")
-    came_out = await replayed(tmp_path)
-    assert Counter(one.verdict for one in came_out.values()) == {ReplayVerdict.IDENTICAL: len(on_record)}
-    # Asked again, it has enough at once.
-    again = await run_tasks(tool_policy.url, given, tmp_path, samples_per_task=4, enough_groups=8, enough_samples=3)
+    print(f"{len(on_record)} of 160 episodes started, {len(run)} kept, {len(stopped)} stopped")
+    results = await replayed(tmp_path)
+    assert Counter(one.verdict for one in results.values()) == {ReplayVerdict.IDENTICAL: len(on_record)}
+    # The repeated run has enough groups at once.
+    again = await run_tasks(tool_policy.url, given, tmp_path, samples_per_task=4, **enough)
     assert [group.task.id for group in again.groups][:8] == [group.task.id for group in run.groups][:8]
 
 
@@ -391,55 +390,55 @@ async def test_a_run_that_has_enough_ends_and_leaves_nothing_behind(tool_policy:
 @pytest.mark.parametrize(
     ("limits", "ended"),
     [
-        (Limits(turns=2), Ended.TURN_LIMIT),
-        (Limits(tool_calls=1), Ended.TOOL_LIMIT),
-        (Limits(tokens_per_turn=5), Ended.TURN_CUT),
-        (Limits(tokens_per_episode=25), Ended.TOKEN_LIMIT),
-        (Limits(context=50), Ended.CONTEXT),
-        (Limits(seconds_per_episode=1.5), Ended.TIMEOUT),
+        (Limits(max_turns=2), EndReason.TURN_LIMIT),
+        (Limits(max_tool_calls=1), EndReason.TOOL_LIMIT),
+        (Limits(max_new_tokens=5), EndReason.TURN_TRUNCATED),
+        (Limits(max_episode_tokens=25), EndReason.TOKEN_LIMIT),
+        (Limits(max_context_tokens=50), EndReason.CONTEXT_LENGTH),
+        (Limits(episode_timeout=1.5), EndReason.TIMEOUT),
     ],
-    ids=lambda value: value.value if isinstance(value, Ended) else "",
+    ids=lambda value: value.value if isinstance(value, EndReason) else "",
 )
-async def test_a_limit_ends_every_episode_with_its_reason(
-    tool_policy: LabProcess, tmp_path: Path, limits: Limits, ended: Ended
+async def test_limit_stops_every_episode_with_its_reason(
+    tool_policy: LabProcess, tmp_path: Path, limits: Limits, ended: EndReason
 ) -> None:
     sampling = GREEDY
-    if ended is Ended.TIMEOUT:
+    if ended is EndReason.TIMEOUT:
         sampling = {"max_new_tokens": 900, "temperature": 1.0, "ignore_eos": True}
     async with SGLangClient(tool_policy.url) as client:
         run = await run_tasks(tool_policy.url, tasks(8, seed=500), tmp_path, limits=limits, sampling_params=sampling)
         await idle(client)
-    assert {episode.ended for episode in run} == {ended}
+    assert {episode.end_reason for episode in run} == {ended}
     assert not any(episode.failure for episode in run)
     proved(tmp_path, 8)
     for episode in run:
         turns = episode.tree.turns
         calls = episode.metrics.tool_calls
-        if ended is Ended.TURN_LIMIT:
+        if ended is EndReason.TURN_LIMIT:
             assert len(turns) == 2
-        elif ended is Ended.TOOL_LIMIT:
+        elif ended is EndReason.TOOL_LIMIT:
             assert calls == 1
-        elif ended is Ended.TURN_CUT:
+        elif ended is EndReason.TURN_TRUNCATED:
             assert [len(turn.sampled) for turn in turns] == [5]
-        elif ended is Ended.TOKEN_LIMIT:
+        elif ended is EndReason.TOKEN_LIMIT:
             assert sum(len(turn.sampled) for turn in turns) <= 25
-        elif ended is Ended.CONTEXT:
+        elif ended is EndReason.CONTEXT_LENGTH:
             assert turns[-1].end <= 50
-    came_out = await replayed(tmp_path, limits=limits, sampling_params=sampling)
-    assert Counter(one.verdict for one in came_out.values()) == {ReplayVerdict.IDENTICAL: 8}
+    results = await replayed(tmp_path, limits=limits, sampling_params=sampling)
+    assert Counter(one.verdict for one in results.values()) == {ReplayVerdict.IDENTICAL: 8}
 
 
-async def test_a_tool_that_hangs_is_told_to_the_model(tool_policy: LabProcess, tmp_path: Path) -> None:
+async def test_tool_timeout_is_sent_to_model(tool_policy: LabProcess, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     WAYS.hold = hold
     try:
-        limits = Limits(turns=4, seconds_per_tool=0.2)
+        limits = Limits(max_turns=4, tool_timeout=0.2)
         run = await run_tasks(tool_policy.url, tasks(8, seed=520), tmp_path, limits=limits)
     finally:
         WAYS.hold = None
     assert all(episode.metrics.tool_timeouts for episode in run)
-    assert not any(episode.ended.failed for episode in run)
+    assert not any(episode.end_reason.failed for episode in run)
     proved(tmp_path, 8)
-    came_out = await replayed(tmp_path, limits=limits)
-    assert Counter(one.verdict for one in came_out.values()) == {ReplayVerdict.IDENTICAL: 8}
+    results = await replayed(tmp_path, limits=limits)
+    assert Counter(one.verdict for one in results.values()) == {ReplayVerdict.IDENTICAL: 8}

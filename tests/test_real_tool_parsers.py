@@ -1,8 +1,9 @@
 """On SGLang's own code: its parsers and ours read the same well-formed outputs alike, or the difference is listed.
 
 The outputs are written by the families' own chat templates where they render calls, else by the writers of
-`tool_parsers/grammars.py`; so it is known what each of them says. Ours must read exactly that. Where SGLang reads
-something else, `DIFFERENCES` must say so; and what it says must still be true of the SGLang that the lab installs.
+`support/tool_parsers/grammars.py`, so it is known what each of them says. Ours must read exactly that. Where
+SGLang reads something else, `DIFFERENCES` must say so, and what it says must still be true of the SGLang that the lab
+installs.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from families import tokenizer
-from lab_servers import LAB
+from strands_sglang.chat.control_tokens import ControlTokens
+from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
-from tool_parsers.grammars import GRAMMARS, SCHEMAS, Call, Grammar
-from tool_parsers.mutations import turn
+from support.families import tokenizer
+from support.lab_servers import LAB
+from support.tool_parsers.grammars import GRAMMARS, SCHEMAS, Call, Grammar
+from support.tool_parsers.mutations import turn
 
 sys.path.append(str(LAB))
 
@@ -124,10 +127,15 @@ class Difference(NamedTuple):
 _TURN_END = re.compile(r"(?:<\|im_end\|>|<｜end▁of▁sentence｜>|</s>|<\|eot_id\|>|\[e~\[)?\n*\Z")
 
 
+@cache
+def template_of(family: str) -> ChatTemplate:
+    return ChatTemplate(tokenizer(family), ControlTokens(tokenizer(family)))
+
+
 def rendered(pair: Pair, calls: list[Call]) -> str:
     """Return what the family's template writes for a turn of calls: from the first call on, without the turn's end."""
     assert pair.family is not None
-    template = tokenizer(pair.family)
+    template = template_of(pair.family)
     question = {"role": "user", "content": "?"}
     is_kimi = pair.theirs == "kimi_k2"
     tool_calls = [
@@ -142,8 +150,7 @@ def rendered(pair: Pair, calls: list[Call]) -> str:
         for number, call in enumerate(calls)
     ]
     answer = {"role": "assistant", "content": None if pair.as_text else "", "tool_calls": tool_calls}
-    prompt = template.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
-    whole = template.apply_chat_template([question, answer], tokenize=False)
+    prompt, whole = template.official([question]), template.official([question, answer], generate=False)
     same = next(at for at in range(len(whole)) if whole[at : at + 1] != prompt[at : at + 1])
     turn_text = whole[same:]
     turn_text = re.sub(r"\A\s*(?:<think>\s*)?<?/think>\s*", "", turn_text)
@@ -236,7 +243,7 @@ class Listed:
     theirs: tuple[str, ...]
     """The parsers of SGLang that have it."""
     what: str
-    """What SGLang reads, for docs/tools.md."""
+    """What SGLang reads, for docs/reference/sglang-parsers.md."""
     explains: Callable[[Difference], bool]
     """Whether this is the reason of a difference."""
 
@@ -321,7 +328,7 @@ DIFFERENCES = [
     ),
     Listed(
         ("gemma4",),
-        "A call cut short, where a string holds `<tool_call|>`: it ends there, and later arguments are lost.",
+        "A truncated call where a string holds `<tool_call|>`: it ends there, and later arguments are lost.",
         lambda it: (
             holds([call.arguments for call in it.wrote], "<tool_call|>")
             if is_turn(it)
@@ -410,7 +417,7 @@ DIFFERENCES = [
     ),
     Listed(
         ("glm45",),
-        "Strings that look like JSON, written anew: `true` as `True`, `null` as `None`, `1e5` as `100000.0`.",
+        "Strings that look like JSON, rewritten: `true` as `True`, `null` as `None`, `1e5` as `100000.0`.",
         lambda it: is_text(it) and it.key not in ("undeclared", *_TYPED) and it.read == as_string(guessed(it.wrote)),
     ),
     Listed(
@@ -511,5 +518,5 @@ def test_sglang_still_has_no_parser_for_the_others() -> None:
 
 
 def test_every_difference_is_in_the_documentation() -> None:
-    page = (LAB.parent / "docs" / "tools.md").read_text().replace("\\|", "|")
+    page = (LAB.parent / "docs" / "reference" / "sglang-parsers.md").read_text().replace("\\|", "|")
     assert not [listed.what for listed in DIFFERENCES if listed.what not in page]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from families import tokenizer
+import pytest
+
+from support.families import tokenizer
 from turn import measure
 
 
+@pytest.mark.timing
 def test_a_late_turn_costs_little_more_than_an_early_one() -> None:
-    figures = measure(tokenizer("qwen3"), turns=128, episodes=5)
+    figures = measure(tokenizer("qwen3"), turns=128)
     assert figures["tokens"] > 60_000
     assert figures["ratio"] <= 1.5, figures

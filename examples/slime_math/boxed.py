@@ -3,10 +3,10 @@ r"""The answer in the last `\boxed{}` of a text, and whether it is the right one
     is_right(r"So it is \boxed{\frac{84}{2}}.", "42")   # True
 
 Numbers are compared as numbers, exactly: whole ones, decimals, fractions, mixed numbers, powers, with signs, thousands
-separators, units, degrees, percent and currency signs. Everything else is compared as LaTeX without what does not
-change its meaning. Nothing is evaluated beyond that, so no text can take long or do anything.
+separators, units, degrees, percent and currency signs. Everything else is compared as LaTeX, without parts that do not
+change its meaning. Nothing else is evaluated, so no text can take long or run code.
 
-Invariant: an answer that is not in a box is no answer; two answers are equal only if both say the same number, or the
+Invariant: an answer that is not in a box does not count; two answers are equal only if both are the same number, or the
 same LaTeX.
 """
 
@@ -32,7 +32,7 @@ _UNIT = (
     r"|seconds?|minutes?|hours?|days?|years?|people|ways|points?|grams?|kg|percent|liters?)"
 )
 _UNITS = re.compile(rf"(?<=[\d}}]){_UNIT}(?:\^\{{?[23]\}}?)?$", re.IGNORECASE)
-_UPRIGHT_UNITS = re.compile(  # a lone letter is a unit only where it is set upright
+_UPRIGHT_UNITS = re.compile(  # a single letter is a unit only if it is set upright
     rf"(?<=[\d}}\s,~])\\(?:text|textrm|mathrm|mbox|rm)\s*\{{\s*(?:{_UNIT}|m|g|s)\.?\s*\}}(?:\^\{{?[23]\}}?)?\s*$",
     re.IGNORECASE,
 )
@@ -46,18 +46,18 @@ _PLAIN = re.compile(rf"^([-+]?)({_NUMBER})(?:(?:e|E)([-+]?\d+))?$")
 _RATIO = re.compile(rf"^([-+]?)\(?({_NUMBER})\)?/\(?([-+]?{_NUMBER})\)?$")
 _FRACTION = re.compile(rf"^([-+]?)(\d*)\\frac\{{([-+]?{_NUMBER})\}}\{{([-+]?{_NUMBER})\}}$")
 _POWER = re.compile(rf"^([-+]?)(?:({_NUMBER})(?:\\times|\\cdot|\*|×|·))?({_NUMBER})\^\{{?([-+]?\d+)\}}?$")
-_LONGEST = 1000  # characters of an answer beyond which it is compared as it stands; none of a dataset is that long
-_HIGHEST = 200  # exponent up to which a power is worked out
+_LONGEST = 1000  # characters; longer answers are compared unchanged, and no dataset has one
+_HIGHEST = 200  # largest exponent that is computed
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return what is in the last complete `\boxed{...}` of a text; None when there is none.
+    r"""Return the content of the last complete `\boxed{...}` of a text; None if there is none.
 
-    Of boxes inside each other the outermost counts. One pass, whatever the text: models repeat themselves.
+    Of nested boxes the outermost counts. The text is read in one pass, because models can repeat themselves at length.
     """
     found: tuple[int, int] | None = None
     opened: list[int | None] = []
-    """Where the content of each open brace begins that is a box's; None for any other."""
+    """For each open brace, where its content begins if it belongs to a box; None for other braces."""
     for mark in _MARK.finditer(text):
         bare = "bare" if mark["bare"] else "letter" if mark["letter"] else None
         if bare is not None:  # \boxed 7
@@ -103,21 +103,21 @@ def is_right(text: str, answer: object) -> bool:
     """Return whether the last box of a text holds an answer.
 
     Args:
-        text: What the agent said.
-        answer: What is right, with or without a box around it.
+        text: Final text of the agent.
+        answer: The right answer, with or without a box around it.
     """
     given = last_boxed(text)
     return given is not None and given.strip() != "" and normal(given) == normal(str(answer))
 
 
 def _long_fraction(found: re.Match[str]) -> str:
-    """Return a fraction that lacks braces with both of them."""
+    """Return a fraction without braces as one with both of them."""
     above, below = [part for part in found.groups() if part is not None]
     return rf"\frac{{{above}}}{{{below}}}"
 
 
 def _unwrapped(text: str) -> str:
-    """Take away braces or parentheses that stand around a single thing."""
+    """Remove braces or parentheses that enclose the whole text."""
     while len(text) > 1 and text[0] + text[-1] in ("{}", "()") and "," not in text:
         depth = 0
         for at, letter in enumerate(text):
@@ -129,7 +129,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _number(text: str) -> Fraction | None:
-    """Return the number that a text says; None when it says none, or one that is absurdly long."""
+    """Return the number in a text; None if it is not a number, or too large to compute."""
     thousands = _THOUSANDS.match(text)
     if thousands:
         text = re.sub(r"[,{}]", "", thousands[1]) + (thousands[2] or "")
@@ -161,7 +161,7 @@ def _signed(sign: str, value: Fraction) -> Fraction:
 
 
 def _parts(text: str) -> list[str]:
-    """Return the parts of a tuple, or of a list with commas; [] when it is neither."""
+    """Return the parts of a tuple, or of a list with commas; [] if it is neither."""
     inner = text[1:-1] if len(text) > 1 and text[0] + text[-1] == "()" else text
     parts, depth, begin = [], 0, 0
     for at, letter in enumerate(inner):

@@ -1,9 +1,9 @@
-r"""A math agent that may run Python, for slime: what to build, what it is worth, and the two functions slime calls.
+r"""A math agent with a Python tool for slime: the agent, its reward, and the two functions that slime calls.
 
     --custom-generate-function-path math_agent.generate          # training, in run.sh
     custom_generate_function_path: math_agent.evaluate           # evaluation, in aime.yaml
 
-`try_it.py` rolls a few questions through the same agent without slime.
+`try_it.py` runs the same agent on a few questions without slime.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from strands_sglang.tools import SandboxLimits, python_sandbox
 from strands_sglang.trainers.slime import slime_rollout
 
 TOOL_ITERATIONS = 5
-LIMITS = Limits(turns=TOOL_ITERATIONS + 1, seconds_per_tool=120)
-"""Five turns that use the tool, and one more to answer. How long a response may be is slime's to say: over all turns
-together it is --rollout-max-response-len."""
+LIMITS = Limits(max_turns=TOOL_ITERATIONS + 1, tool_timeout=120)
+"""Five turns that use the tool, and one more to answer. slime limits the length of the response, over all turns
+together, with --rollout-max-response-len."""
 
 SYSTEM_PROMPT = (
     "You solve mathematics problems. You have a tool that runs Python: use it to calculate, to search small cases and "
@@ -35,29 +35,29 @@ SYSTEM_PROMPT = (
     "Think step by step. When you are sure, finish with the answer in \\boxed{}, for example \\boxed{42}."
 )
 
-WORTH_RIGHT, WORTH_WRONG = 1.0, -1.0
-WORTH_OF_A_CALL, WORTH_OF_ALL_CALLS = 0.1, 0.4
+REWARD_RIGHT, REWARD_WRONG = 1.0, -1.0
+BONUS_PER_CALL, MAX_BONUS = 0.1, 0.4
 
 
 @cache
 def python_tool() -> Any:
-    """Return the tool: one for all episodes of this process, made when the first begins."""
+    """Return the tool: one for all episodes of this process, made by the first."""
     return python_sandbox(
         limits=SandboxLimits(seconds=10, memory=2 * 1024**3),
         packages=[name for name in ("numpy", "sympy") if find_spec(name) is not None],
-        concurrency=max(2, (os.cpu_count() or 2) // 2),  # the other half is the trainer's
+        concurrency=max(2, (os.cpu_count() or 2) // 2),  # the other half is for the trainer
     )
 
 
-class LastWord(HookProvider):
-    """Runs no tool in the turn that is for the answer; `ToolLimiter` would stop before that turn."""
+class AnswerTurn(HookProvider):
+    """Refuses tool calls in the last turn, which is for the answer; `ToolLimiter` would stop before that turn."""
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        """Be asked before every call."""
-        registry.add_callback(BeforeToolCallEvent, self.look)
+        """Register a callback before every tool call."""
+        registry.add_callback(BeforeToolCallEvent, self.refuse_late_call)
 
-    def look(self, event: BeforeToolCallEvent) -> None:
-        """Answer a call that comes too late."""
+    def refuse_late_call(self, event: BeforeToolCallEvent) -> None:
+        """Refuse a call in the turn for the answer."""
         turns = sum(any("toolUse" in block for block in message["content"]) for message in event.agent.messages)
         if turns > TOOL_ITERATIONS:
             event.cancel_tool = f"not run: the tool was used in {TOOL_ITERATIONS} turns, this one was for the answer"
@@ -71,12 +71,12 @@ def build_agent(task: Task, model: SGLangModel) -> Agent:
         system_prompt=SYSTEM_PROMPT,
         callback_handler=None,
         conversation_manager=NullConversationManager(),  # nothing is dropped: one episode, one branch
-        hooks=[LastWord()],
+        hooks=[AnswerTurn()],
     )
 
 
 def accuracy(episode: Episode) -> dict[str, float]:
-    """Return 1 where the last box holds the right answer, else 0: what AIME counts."""
+    """Return 1 if the last box holds the right answer, else 0, as AIME is scored."""
     right = is_right(episode.text, episode.task.answer)
     return {
         "reward": float(right),
@@ -87,18 +87,18 @@ def accuracy(episode: Episode) -> dict[str, float]:
 
 
 def score(episode: Episode) -> dict[str, float]:
-    """Return what training rewards: 1 for a right answer, -1 for a wrong one, a little less if Python was tried.
+    """Return the reward for training: 1 for a right answer, -1 for a wrong one, plus a bonus if Python was used.
 
-    A model that fails gets 0.1 back for every program that ran without an error, up to 0.4: enough to keep it trying
-    the tool while it is still wrong, and never near what a right answer is worth.
+    A wrong answer gets 0.1 for every program that ran without an error, up to 0.4: enough to encourage use of the
+    tool, and far below the reward of a right answer.
     """
-    seen = accuracy(episode)
-    if seen["reward"]:
-        worth = WORTH_RIGHT
+    parts = accuracy(episode)
+    if parts["reward"]:
+        reward = REWARD_RIGHT
     else:
-        worked = seen["tool_calls"] - seen["tool_errors"]
-        worth = WORTH_WRONG + min(WORTH_OF_ALL_CALLS, WORTH_OF_A_CALL * max(0.0, worked))
-    return {**seen, "reward": worth, "accuracy": seen["reward"]}
+        succeeded = parts["tool_calls"] - parts["tool_errors"]
+        reward = REWARD_WRONG + min(MAX_BONUS, BONUS_PER_CALL * max(0.0, succeeded))
+    return {**parts, "reward": reward, "accuracy": parts["reward"]}
 
 
 generate = slime_rollout(build_agent, reward=score, limits=LIMITS, enable_thinking=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Train Qwen3-8B on dapo-math-17k with slime on one node of 8 GPUs:  bash examples/slime_math/run.sh
-# README.md says what must be there before. Paths come from the environment; what is set here fits slime's image.
+# README.md lists the requirements. Paths come from the environment; the defaults fit slime's image.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -11,14 +11,14 @@ export DATA=${DATA:-/root/data}
 GPUS=${GPUS:-8}
 ROLLOUTS=${ROLLOUTS:-500}
 
-# No sandbox, no run: better now than when the model is loaded.
+# Fail now if there is no sandbox, not after the model is loaded.
 PYTHONPATH="$HERE" python3 -c "import math_agent; math_agent.python_tool()"
 
 # Sets MODEL_ARGS: the shape of the model, which Megatron does not read from a checkpoint.
 source "$SLIME/scripts/models/qwen3-8B.sh"
 
 AGENT=(
-    # What this example is about. The reward comes with it, so there is no --rm-type and no --custom-rm-path; the agent
+    # The agent. The function includes the reward, so there is no --rm-type and no --custom-rm-path; the agent
     # renders its own prompts, so there is no --apply-chat-template.
     --custom-generate-function-path math_agent.generate
     --eval-config "$HERE/aime.yaml"
@@ -27,7 +27,7 @@ AGENT=(
 CHECKPOINTS=(
     --hf-checkpoint "$MODELS/Qwen3-8B"
     --ref-load "$MODELS/Qwen3-8B_torch_dist"
-    --load "$MODELS/Qwen3-8B_math" # goes on from here if there is something
+    --load "$MODELS/Qwen3-8B_math" # continues from here if there is a checkpoint
     --save "$MODELS/Qwen3-8B_math"
     --save-interval 20
 )
@@ -52,7 +52,7 @@ ALGORITHM=(
     --use-kl-loss
     --kl-loss-coef 0.0
     --kl-loss-type low_var_kl
-    # The engine's own logprobs come with every sampled token: correct for what differs between it and the trainer.
+    # Every sample has the engine's logprobs: correct for the difference between engine and trainer.
     --use-tis
 )
 OPTIMIZER=(

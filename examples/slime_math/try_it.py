@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-r"""Roll a few questions through the agent, without slime: shows the conversation and what it is worth.
+r"""Runs the agent on a few questions without slime, and prints conversations and rewards.
 
     python examples/slime_math/try_it.py --base-url http://localhost:30000 --tokenizer Qwen/Qwen3-8B
     python examples/slime_math/try_it.py --data aime-2024/aime-2024.jsonl --count 2 --samples 4
 
-Any SGLang server will do; a small model on a laptop is enough to see that everything works. `--data` takes files as
-slime does: JSON lines with "prompt" (text, or messages) and "label".
+Any SGLang server works; a small model on a laptop is enough to check the setup. `--data` takes the same files as
+slime: JSON lines with "prompt" (text, or messages) and "label".
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ QUESTIONS = [
     Task("What is the remainder when 3^{2026} is divided by 1001?", answer="718"),
     Task("Find the sum of all primes p below 100 for which p + 2 is prime too.", answer="236"),
 ]
-"""Questions to begin with, and their answers."""
+"""Built-in questions with their answers."""
 
 
 def tasks_of(path: Path, count: int) -> list[Task]:
-    """Return the first questions of a file of slime's."""
+    """Return the first questions of a file in slime's format."""
     tasks = []
     with path.open() as lines:
         for line in islice(lines, count):
@@ -42,23 +42,23 @@ def tasks_of(path: Path, count: int) -> list[Task]:
 
 
 def show(episode: Episode) -> None:
-    """Print the conversation of an episode, and what it is worth."""
-    print(f"\n=== {episode.id}   ended: {episode.ended.value}   right answer: {episode.task.answer}")
+    """Print the conversation and the reward of an episode."""
+    print(f"\n=== {episode.id}   ended: {episode.end_reason.value}   right answer: {episode.task.answer}")
     for message in episode.messages:
         for block in message["content"]:
             for line in _lines(block):
                 print(f"  {message['role']:>9} | {line}")
     if episode.failure is not None:
         print(f"  failed: {episode.failure}")
-    print(f"  reward {episode.reward}   {episode.score.parts}")
+    print(f"  reward {episode.reward}   {episode.reward_detail.parts}")
 
 
 def _lines(block: dict[str, Any]) -> list[str]:
     if "text" in block:
         return str(block["text"]).strip().splitlines()
     if "reasoningContent" in block:
-        words = block["reasoningContent"].get("reasoningText", {}).get("text", "")
-        return [f"(thinks) {line}" for line in words.strip().splitlines()]
+        text = block["reasoningContent"].get("reasoningText", {}).get("text", "")
+        return [f"(thinks) {line}" for line in text.strip().splitlines()]
     if "toolUse" in block:
         call = block["toolUse"]
         code = call["input"].get("code") if isinstance(call["input"], dict) else None
@@ -71,7 +71,7 @@ def _lines(block: dict[str, Any]) -> list[str]:
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Run them."""
+    """Run the episodes and print them."""
     tasks = tasks_of(options.data, options.count) if options.data else QUESTIONS[: options.count]
     async with SGLangClient(options.base_url) as client:
         run = await rollout(
@@ -91,16 +91,18 @@ async def main(options: argparse.Namespace) -> None:
 
 
 def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return what the command line says."""
-    parser = argparse.ArgumentParser(description="Roll a few questions through the math agent, without slime.")
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description="Run the math agent on a few questions, without slime.")
     parser.add_argument("--base-url", default="http://localhost:30000", help="an SGLang server or router")
-    parser.add_argument("--tokenizer", default="Qwen/Qwen3-8B", help="of the model that is served: a folder or a name")
+    parser.add_argument(
+        "--tokenizer", default="Qwen/Qwen3-8B", help="tokenizer of the served model: a folder or a name"
+    )
     parser.add_argument("--data", type=Path, help="JSON lines with prompt and label; without it, built-in questions")
-    parser.add_argument("--count", type=int, default=3, help="questions")
-    parser.add_argument("--samples", type=int, default=1, help="episodes of each")
+    parser.add_argument("--count", type=int, default=3, help="number of questions")
+    parser.add_argument("--samples", type=int, default=1, help="episodes per question")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--max-new-tokens", type=int, default=4096, help="tokens a turn may sample")
-    parser.add_argument("--directory", type=Path, help="where to keep a ledger; without it, none is kept")
+    parser.add_argument("--max-new-tokens", type=int, default=4096, help="maximum number of sampled tokens per turn")
+    parser.add_argument("--directory", type=Path, help="directory of the ledger; without it, none is written")
     return parser.parse_args(arguments)
 
 

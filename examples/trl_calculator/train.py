@@ -5,8 +5,8 @@
     python=$(scripts/setup-trainers trl)                  # an environment with TRL and this package
     OMP_NUM_THREADS=1 $python examples/trl_calculator/train.py --steps 30
 
-The agent has a calculator and two steps of arithmetic to do. Every step, the engine gets the trainer's weights, runs 64
-episodes of up to three turns, and the trainer learns from exactly the tokens that were sampled.
+The agent has a calculator and solves arithmetic tasks of two steps. In every training step, the engine gets the
+trainer's weights and runs 64 episodes of up to three turns, and the trainer learns from exactly the sampled tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from strands_sglang.trainers.trl import trl_reward, trl_rollout
 LAB = Path(__file__).resolve().parent.parent.parent / "lab" / "tool_policy"
 sys.path.append(str(LAB))
 
-import task as arithmetic  # noqa: E402 - the lab's task is a file of the standard library alone
+import task as arithmetic  # noqa: E402 - the lab's task uses only the standard library
 
 
 @tool
@@ -49,7 +49,7 @@ def build(task, model):
 
 
 def score(episode):
-    """Return 1.0 for the right answer and nothing else."""
+    """Return 1.0 if the answer is right, otherwise 0.0."""
     return float(episode.text.strip() == f"The answer is {episode.task.answer}.")
 
 
@@ -61,20 +61,20 @@ def questions(count: int, seed: int) -> Dataset:
 
 
 def main() -> None:
-    """Train, and say how it went."""
+    """Train, and optionally write a report."""
     parser = argparse.ArgumentParser(description="Train a tool-using agent with TRL's GRPO.")
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="the SGLang server or router")
-    parser.add_argument("--model", default=str(LAB / "noncanonical"), help="what the server was started with")
+    parser.add_argument("--model", default=str(LAB / "noncanonical"), help="the --model-path of the server")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--groups", type=int, default=8, help="questions a step, eight episodes each")
+    parser.add_argument("--groups", type=int, default=8, help="questions per step, eight episodes each")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--runs", help="where to write ledgers, one a step, for `strands-sglang verify`")
-    parser.add_argument("--report", type=Path, help="where to write what was logged, as JSON")
+    parser.add_argument("--runs", help="directory for ledgers, one per step, for `strands-sglang verify`")
+    parser.add_argument("--report", type=Path, help="file for the training log, as JSON")
     parser.add_argument("--lora", action="store_true", help="train adapters instead of all weights")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
-    transformers_logging.disable_progress_bar()  # one for every time weights are saved
+    transformers_logging.disable_progress_bar()  # there would be one each time weights are saved
     peft = {}
     if options.lora:
         from peft import LoraConfig
@@ -84,9 +84,9 @@ def main() -> None:
         build,
         reward=score,
         base_url=options.url,
-        limits=Limits(turns=arithmetic.MAX_TOOL_CALLS + 1, tokens_per_turn=64),
+        limits=Limits(max_turns=arithmetic.MAX_TOOL_CALLS + 1, max_new_tokens=64),
         directory=options.runs,
-        gap_rows=options.groups * 8,
+        drift_rows=options.groups * 8,
     )
     trainer = GRPOTrainer(
         model=options.model,

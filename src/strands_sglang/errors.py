@@ -1,51 +1,58 @@
-"""Every error this package raises on purpose.
+"""Every error that this package raises on purpose.
 
     StrandsSGLangError
-    ├── ConfigurationError (ValueError)       what was passed in cannot work
-    ├── UnsupportedContentError (ValueError)  a message holds what cannot be put in front of the model
-    ├── TemplateRefusedError                  the chat template does not take this conversation
-    ├── BridgeRefusedError                    the conversation cannot go on by appending tokens, and may not fork
+    ├── ConfigurationError (ValueError)       an argument cannot work
+    ├── UnsupportedContentError (ValueError)  a message has content that cannot be shown to the model
+    ├── TemplateRefusedError                  the chat template does not accept this conversation
+    ├── BridgeRefusedError                    new messages cannot be appended exactly, and forking is not allowed
     ├── TokenBudgetError                      the episode has no tokens left to sample
     ├── FailedCallError                       a tool call is malformed, and the policy is to end there
-    ├── TurnAbortedError                      the engine cut the turn, and the policy is not to go on with it
+    ├── TurnAbortedError                      the engine aborted the turn, and the policy is not to continue it
     ├── TreeError                             a turn that cannot be part of this tree
-    │   └── RecordError                       a recorded tree or trajectory that cannot be read back
-    ├── SandboxUnavailableError               no sandbox for model-written code can be made on this machine
+    │   └── RecordError                       a recorded tree or trajectory that cannot be read
+    ├── SandboxUnavailableError               this machine cannot sandbox model-written code
     ├── LedgerError                           a ledger that cannot be read or written
-    ├── RunStoppedError                       a run whose first episodes all failed alike
-    ├── DivergedError                         a replayed agent did something else than what is on record
-    └── EngineError                           the engine, or the way to it (also an SGLangClientError)
-        ├── RequestRejectedError              the engine said no, and would say no again (SGLangHTTPError)
+    ├── RunStoppedError                       the first episodes of a run all failed for the same reason
+    ├── DivergedError                         a replayed agent deviated from its record
+    └── EngineError                           the engine or the connection to it failed (SGLangClientError)
+        ├── RequestRejectedError              the engine refused the request for good (SGLangHTTPError)
         │   └── ContextOverflowError          prompt, or prompt plus budget, longer than the engine's context
         │                                     (SGLangContextLengthError)
-        ├── EngineUnavailableError            still failing after every retry; __cause__ is the last fault
-        │   ├── EngineBusyError               ... it had too much to do (SGLangThrottledError)
-        │   ├── EngineFailingError            ... it answered with another error status (SGLangHTTPError)
-        │   ├── EngineUnreachableError        ... it gave no answer (SGLangConnectionError)
-        │   └── EngineGarbledError            ... its answers cannot be read (SGLangDecodingError)
+        ├── EngineUnavailableError            every retry failed; __cause__ is the last failure
+        │   ├── EngineBusyError               ... because the engine was overloaded (SGLangThrottledError)
+        │   ├── EngineFailingError            ... with another error status (SGLangHTTPError)
+        │   ├── EngineUnreachableError        ... without an answer (SGLangConnectionError)
+        │   └── EngineGarbledError            ... with unreadable answers (SGLangDecodingError)
         ├── DeadlineExceededError             the caller's deadline passed (also a TimeoutError)
         ├── CallCancelledError                the caller's cancel signal was set
-        ├── ClientClosedError                 the client was closed under a call
-        ├── MalformedResponseError            the engine answered, but not with what /generate promises
+        ├── ClientClosedError                 the client was closed during a call
+        ├── MalformedResponseError            the answer violates the contract of /generate
         │                                     (SGLangDecodingError)
-        │   └── CountMismatchError            ids, logprobs, prompt or version spans do not add up
-        ├── ConnectionLostError               one attempt lost its connection (seen as a __cause__)
-        ├── AttemptTimeoutError               one attempt took longer than `timeout` (seen as a __cause__)
+        │   └── CountMismatchError            ids, logprobs, prompt or version spans do not match
+        ├── ConnectionLostError               one attempt lost its connection (only as a __cause__)
+        ├── AttemptTimeoutError               one attempt exceeded `timeout` (only as a __cause__)
         └── StreamInterruptedError            a stream broke where it could not be continued exactly
 
-In brackets: the published package's name for it, by which it can be caught as well (see `published_errors`). One
-attempt without an answer is an SGLangConnectionError, too.
+In brackets: the published package's name for the error, by which it can be caught as well (`exceptions`). A
+single attempt without an answer is an SGLangConnectionError, too.
 
-Invariant: an error means that nothing of that call was used. Whatever was sampled in it is not handed out in
-part, with one exception that says so: tokens a stream had already delivered before `StreamInterruptedError`.
+    try:
+        await agent.invoke_async("What is 12 * 7?")
+    except ContextOverflowError as error:
+        print(error.requested_tokens, error.limit_tokens)
+    except EngineUnavailableError as error:
+        print(error.attempts, error.status)
 
-Every error survives pickling with its fields, so it crosses process and Ray boundaries (Python leaves `__cause__`
-behind; its words are in the message).
+Invariant: after an error, nothing of that call is used. Sampled tokens are not returned in part, with one exception:
+tokens that a stream delivered before `StreamInterruptedError`.
+
+Every error keeps its fields when it is pickled, so it can cross process and Ray boundaries. Python does not pickle
+`__cause__`; its text is in the message.
 """
 
 from __future__ import annotations
 
-from strands_sglang.published_errors import (
+from strands_sglang.exceptions import (
     SGLangClientError,
     SGLangConnectionError,
     SGLangContextLengthError,
@@ -53,101 +60,106 @@ from strands_sglang.published_errors import (
     SGLangHTTPError,
     SGLangThrottledError,
 )
-from strands_sglang.published_errors import (
+from strands_sglang.exceptions import (
     StrandsSGLangError as StrandsSGLangError,
 )
 
 
 class ConfigurationError(StrandsSGLangError, ValueError):
-    """What was passed in cannot work; the message says what would."""
+    """An argument cannot work; the message says what would.
+
+    Example:
+        >>> isinstance(ConfigurationError("n must be an int >= 1, got 0"), ValueError)
+        True
+    """
 
 
 class UnsupportedContentError(StrandsSGLangError, ValueError):
-    """A message, or the system prompt, holds what cannot be put in front of the model; nothing of it was dropped."""
+    """A message, or the system prompt, has content that cannot be shown to the model. Nothing was dropped silently."""
 
     def __init__(
         self, message: str, *, message_index: int | None = None, block_index: int | None = None, kind: str = ""
     ) -> None:
         super().__init__(message)
         self.message_index = message_index
-        """Which message, counted from 0; None when it is the system prompt."""
+        """Index of the message, from 0; None for the system prompt."""
         self.block_index = block_index
-        """Which content block of it, counted from 0; None when it is the message as a whole."""
+        """Index of the content block in the message, from 0; None for the message as a whole."""
         self.kind = kind
-        """What cannot be rendered: the block's own word ("image"), or "role", "content", "block"."""
+        """What cannot be rendered: the block's key ("image"), or "role", "content", "block"."""
 
 
 class TreeError(StrandsSGLangError):
-    """A turn that cannot be part of this tree; the tree is as it was."""
+    """A turn that cannot be part of this tree; the tree is unchanged."""
 
 
 class RecordError(TreeError):
-    """A recorded tree or trajectory of an unknown format, or one whose content does not fit together."""
+    """A recorded tree or trajectory of an unknown format, or with inconsistent content."""
 
 
 class LedgerError(StrandsSGLangError):
-    """A ledger on disk that cannot be read, or not be written; the message names the file and the place."""
+    """A ledger on disk that cannot be read or written; the message names the file and the position."""
 
 
 class SandboxUnavailableError(StrandsSGLangError):
-    """No sandbox for model-written code can be made on this machine; no code was run."""
+    """This machine cannot sandbox model-written code; no code was run."""
 
     def __init__(self, message: str, *, program: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.program = program
-        """What was to make it."""
+        """The program that creates the sandbox."""
         self.reason = reason
-        """The program's own words; "" when it is not installed."""
+        """The program's own message; "" if it is not installed."""
 
 
 class RunStoppedError(StrandsSGLangError):
-    """The first episodes of a run all failed alike, so that the others would, too."""
+    """The first episodes of a run all failed for the same reason, so the others would fail too."""
 
 
 class DivergedError(StrandsSGLangError):
-    """A replayed agent did something else than what is on record."""
+    """A replayed agent deviated from its record."""
 
     def __init__(self, message: str, *, episode: str = "", event: int | None = None) -> None:
         super().__init__(message)
         self.episode = episode
         """Id of the episode."""
         self.event = event
-        """Number of the first event that was not repeated; None when the agent went on behind the last one."""
+        """Number of the first event that was not repeated; None if the agent continued after the last one."""
 
 
 class TemplateRefusedError(StrandsSGLangError):
-    """The chat template does not take this conversation (roles that must alternate, a kind of message it lacks)."""
+    """The chat template does not accept this conversation, for example because roles must alternate."""
 
     def __init__(self, message: str, *, template_message: str = "") -> None:
         super().__init__(message)
         self.template_message = template_message
-        """The template's own words."""
+        """The template's own message."""
 
 
 class BridgeRefusedError(StrandsSGLangError):
-    """New messages cannot be appended exactly with this template, and the policy chosen is to refuse."""
+    """New messages cannot be appended exactly with this template, and the chosen policy is to refuse."""
 
-    def __init__(self, message: str, *, step: str = "", witness: str = "") -> None:
+    def __init__(self, message: str, *, step: str = "", first_difference: str = "") -> None:
         super().__init__(message)
         self.step = step
         """What was to be appended, as in the soundness report: "tool", "user", ..."""
-        self.witness = witness
-        """Where the template changes what it wrote before."""
+        self.first_difference = first_difference
+        """Where the template changes earlier text."""
 
 
 class TokenBudgetError(StrandsSGLangError):
-    """The episode has used up its budget of sampled tokens."""
+    """The episode has used its budget of sampled tokens."""
 
     def __init__(self, message: str, *, used: int = 0, budget: int = 0) -> None:
         super().__init__(message)
         self.used = used
         """Tokens sampled in the episode."""
         self.budget = budget
-        """Tokens it may sample."""
+        """Tokens the episode may sample."""
 
 
 class FailedCallError(StrandsSGLangError):
-    """A turn has malformed tool calls and the policy is to end; raised only where the agent could not be stopped."""
+    """A turn has malformed tool calls and the policy is to end; raised only if the agent could not be stopped."""
 
     def __init__(self, message: str, *, turn: int = -1) -> None:
         super().__init__(message)
@@ -156,11 +168,11 @@ class FailedCallError(StrandsSGLangError):
 
 
 class TurnAbortedError(StrandsSGLangError):
-    """The engine cut the turn from outside; its tokens are on record as a rejected turn and are not trained."""
+    """The engine aborted the turn from outside; its tokens are recorded as a rejected turn and are not trained."""
 
 
 class EngineError(SGLangClientError):
-    """The engine, or the way to it, failed."""
+    """The engine, or the connection to it, failed."""
 
 
 class RequestRejectedError(EngineError, SGLangHTTPError):
@@ -169,7 +181,7 @@ class RequestRejectedError(EngineError, SGLangHTTPError):
     def __init__(self, message: str, *, status: int | None = None, server_message: str = "") -> None:
         SGLangHTTPError.__init__(self, message, status=status, body=server_message)
         self.server_message = server_message
-        """The server's own words, unchanged."""
+        """The server's own message, unchanged."""
 
 
 class ContextOverflowError(RequestRejectedError, SGLangContextLengthError):
@@ -186,38 +198,38 @@ class ContextOverflowError(RequestRejectedError, SGLangContextLengthError):
     ) -> None:
         RequestRejectedError.__init__(self, message, status=status, server_message=server_message)
         self.requested_tokens = requested_tokens
-        """Tokens asked for (prompt, or prompt plus budget); None when the server did not say."""
+        """Tokens requested (prompt, or prompt plus budget); None if the server did not report it."""
         self.limit_tokens = limit_tokens
-        """The engine's limit in tokens; None when the server did not say."""
+        """The engine's limit in tokens; None if the server did not report it."""
 
 
 class EngineUnavailableError(EngineError):
-    """Every attempt failed for a passing reason, until the retries were used up."""
+    """Every attempt failed for a transient reason, until no retries were left."""
 
     def __init__(self, message: str, *, attempts: int = 0, status: int | None = None, body: str = "") -> None:
         super().__init__(message)
         self.attempts = attempts
         """Requests sent for this call."""
         self.status = status
-        """HTTP status of the last attempt; None when it had no answer."""
+        """HTTP status of the last attempt; None if it had no answer."""
         self.body = body
-        """The server's own words at the last attempt; "" when it had none."""
+        """The server's message at the last attempt; "" if there was none."""
 
 
 class EngineBusyError(EngineUnavailableError, SGLangThrottledError):
-    """Until the retries were used up, the engine had too much to do."""
+    """The engine was overloaded until no retries were left."""
 
 
 class EngineFailingError(EngineUnavailableError, SGLangHTTPError):
-    """Until the retries were used up, the engine answered with an error."""
+    """The engine answered with an error until no retries were left."""
 
 
 class EngineUnreachableError(EngineUnavailableError, SGLangConnectionError):
-    """Until the retries were used up, there was no whole answer."""
+    """There was no complete answer until no retries were left."""
 
 
 class EngineGarbledError(EngineUnavailableError, SGLangDecodingError):
-    """Until the retries were used up, no answer could be read."""
+    """No answer was readable until no retries were left."""
 
 
 class DeadlineExceededError(EngineError, TimeoutError):
@@ -234,19 +246,19 @@ class CallCancelledError(EngineError):
 
 
 class ClientClosedError(EngineError):
-    """The client's connections were closed while the call was under way; the request was aborted on the engine."""
+    """The client's connections were closed during the call; the request was aborted on the engine."""
 
 
 class MalformedResponseError(EngineError, SGLangDecodingError):
-    """The engine answered with something that `/generate` does not promise."""
+    """The engine's answer violates the contract of `/generate`."""
 
 
 class CountMismatchError(MalformedResponseError):
-    """Counts that must agree do not: using any of these tokens would train on a lie."""
+    """Counts that must be equal are not: training on any of these tokens would be wrong."""
 
 
 class ConnectionLostError(EngineError, SGLangConnectionError):
-    """One attempt could not connect, or lost its connection before the answer was whole."""
+    """One attempt could not connect, or lost its connection before the answer was complete."""
 
 
 class AttemptTimeoutError(EngineError, SGLangConnectionError, TimeoutError):

@@ -1,10 +1,10 @@
-"""`SGLangModel`: the Strands model provider that keeps every token.
+"""`SGLangModel`: the Strands model provider that records every token.
 
-It joins the floors below: which branch a conversation goes on from (chat), what is appended to it (chat), what is
-sampled (engine), how that is recorded (tokens) and what the agent sees of it (tool_parsers).
+It combines the layers below: `chat` finds the branch that a conversation continues and renders new messages, `engine`
+samples, `tokens` records, and `tool_parsers` extracts the reply that the agent receives.
 
-Invariants: for every call, the ids sent are the branch so far; a turn is recorded whole, after all of it is known to
-be good, or not at all; the agent sees only turns that are recorded.
+Invariants: for every call, the ids sent are the branch so far. A turn is committed completely, after all of it was
+validated, or not at all. The agent receives only committed turns.
 """
 
 from __future__ import annotations
@@ -16,39 +16,47 @@ from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
-from strands.models.model import Model
 from strands.types.content import Messages, SystemContentBlock
 from strands.types.exceptions import StructuredOutputException
 from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 from typing_extensions import override
 
-from strands_sglang.chat.content import template_system
-from strands_sglang.chat.detect import chosen_tool_parser
-from strands_sglang.chat.proved import sound_bridge
-from strands_sglang.chat.verdict import Soundness
+from strands_sglang._strands_compat.agents import calling_agent, cycle_of
+from strands_sglang._strands_compat.event_loop import use_flat_loop
+from strands_sglang._strands_compat.model_calls import WholeReply, WholeReplyModel
+from strands_sglang.chat.messages import template_system
+from strands_sglang.chat.parser_detection import resolve_tool_parser
+from strands_sglang.chat.soundness import Soundness, sound_bridge
+from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.errors import CallCancelledError, ConfigurationError
-from strands_sglang.provider.answer import calling_agent
 from strands_sglang.provider.config import checked_config, template_arguments
-from strands_sglang.provider.episode import Episode, check_not_watched, scopes
-from strands_sglang.provider.plan import Planner
-from strands_sglang.provider.published import Rollout, Rollouts
-from strands_sglang.provider.run import TurnRunner
-from strands_sglang.provider.turn import Request, schema_of
+from strands_sglang.provider.episode import TokenEpisode, check_not_observed, scopes
+from strands_sglang.provider.planning import Planner
+from strands_sglang.provider.preparation import TurnRequest, schema_of
+from strands_sglang.provider.published_rollout import Rollout, RolloutViews
+from strands_sglang.provider.stream_events import message_content
+from strands_sglang.provider.turn_runner import TurnRunner
 from strands_sglang.tokens import TokenManager
 from strands_sglang.tool_parsers import ToolParser
-from strands_sglang.tool_parsers.plain import PlainTextParser
+from strands_sglang.tool_parsers.base import PlainTextParser
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=BaseModel)
 
 
-class SGLangModel(Model):
-    """A Strands model on SGLang's native `/generate`: token ids in, sampled ids and logprobs out."""
+class SGLangModel(WholeReplyModel):
+    """A Strands model on SGLang's native `/generate`: token ids in, sampled ids and logprobs out.
 
-    _supports_structured_output = True
+    Example:
+        model = SGLangModel(tokenizer=tokenizer, client=SGLangClient("http://localhost:30000"))
+        agent = Agent(model=model, tools=[calculator])
+        with model.episode() as episode:
+            await agent.invoke_async("What is 12 * 7?")
+        trajectories = episode.trajectories()
+    """
 
     def __init__(
         self,
@@ -60,31 +68,32 @@ class SGLangModel(Model):
         chat_template: str | None = None,
         **config: Any,
     ) -> None:
-        """Make a model. The chat template is tried out here, once for each tokenizer (about a second).
+        """Create a model. The chat template is checked here, once for each tokenizer (about a second).
 
         Args:
-            tokenizer: The model's tokenizer, from `transformers`.
-            client: Where tokens come from: an `SGLangClient`, or anything that is a `TokenEngine`.
-            base_url: Address of the server or router, when no client is given.
-            tool_parser: Takes tool calls out of what is sampled: a parser, the name of one, or "auto": the one that
-                reads what the chat template itself writes for a call.
-            chat_template: A template to use instead of the tokenizer's own, as text.
-            **config: See `SGLangConfig`; and arguments of the chat template: `enable_thinking`,
+            tokenizer: The model's tokenizer from `transformers`, or the name or path to load it from.
+            client: The engine: an `SGLangClient`, or any other `TokenEngine`.
+            base_url: Address of the server or router, if no client is passed.
+            tool_parser: Parses tool calls: a parser, the name of one, or "auto" (also None) for the parser that reads
+                the calls that the chat template itself writes.
+            chat_template: Text of a template to use instead of the tokenizer's own.
+            **config: Settings, see `SGLangConfig`; and arguments of the chat template: `enable_thinking`,
                 `chat_template_kwargs`, or any name that the template reads.
 
         Raises:
-            ConfigurationError: Something given cannot work; the message says what would.
+            ConfigurationError: An argument cannot work; the message says what would.
         """
         if (client is None) == (base_url is None):
-            raise ConfigurationError("give either client=SGLangClient(...) or base_url='http://...', and not both")
+            raise ConfigurationError("pass either client=SGLangClient(...) or base_url='http://...', and not both")
         if client is not None and not isinstance(client, TokenEngine):
             raise ConfigurationError(
-                f"client must be an SGLangClient or another TokenEngine, not {client!r}; base_url= takes an address"
+                f"client must be an SGLangClient or another TokenEngine, got {client!r}; pass an address as base_url"
             )
         if not (tool_parser is None or isinstance(tool_parser, (str, ToolParser))):
             raise ConfigurationError(
-                f"tool_parser must be 'auto', a name such as 'hermes', or a ToolParser, not {tool_parser!r}"
+                f"tool_parser must be 'auto', a name such as 'hermes', or a ToolParser, got {tool_parser!r}"
             )
+        tokenizer = load_tokenizer(tokenizer)
         source = chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None)
         arguments = template_arguments(source if isinstance(source, str) else "", config)
         self.config: dict[str, Any] = checked_config(config)
@@ -93,63 +102,70 @@ class SGLangModel(Model):
         self.tokenizer = tokenizer
         """The model's tokenizer."""
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
-        detected = chosen_tool_parser(tool_parser, bridge)
+        detected = resolve_tool_parser(tool_parser, bridge)
         parser = detected.parser or PlainTextParser()
         self._runner = TurnRunner(engine, Planner(bridge, sound, parser), parser, detected.problem)
         self._key = uuid.uuid4().hex
-        self._own = Episode()
-        self._rollouts = Rollouts()
+        self._own = TokenEpisode()
+        self._rollouts = RolloutViews()
+        use_flat_loop()
 
     @property
     def client(self) -> TokenEngine:
-        """Where tokens come from."""
+        """The engine that samples tokens."""
         return self._runner.engine
 
     @property
     def tool_parser(self) -> ToolParser:
-        """What takes tool calls out of sampled turns."""
+        """The parser of tool calls."""
         return self._runner.parser
 
     @property
     def soundness(self) -> Soundness:
-        """Where this model's chat template lets a conversation go on exactly."""
+        """For which steps new messages can be appended exactly with this model's chat template."""
         return self._runner.planner.soundness
 
     @property
     def planner(self) -> Planner:
-        """What finds branches and makes prompts."""
+        """Finds branches and builds prompts."""
         return self._runner.planner
 
     @property
-    def current_episode(self) -> Episode:
-        """The episode that a call made here would belong to."""
-        return next((episode for key, episode in reversed(scopes.get()) if key == self._key), self._own)
+    def current_episode(self) -> TokenEpisode:
+        """The episode that a call in this context belongs to."""
+        for key, episode in reversed(scopes.get()):
+            if key == self._key:
+                return episode
+        return self._own
 
     @property
     def token_manager(self) -> TokenManager:
-        """Ids, loss mask and logprobs of the current episode's latest branch."""
+        """Token ids, loss mask and logprobs of the latest branch of the current episode."""
         return self.current_episode.token_manager
 
     @property
     def rollout(self) -> Rollout:
-        """The same as one record; whoever holds it sees the turns that follow, until the episode is reset."""
-        return self._rollouts.of(self.current_episode)
+        """The latest branch as one record, updated with every turn until the episode is reset."""
+        return self._rollouts.get(self.current_episode)
 
     def reset(self) -> None:
-        """Begin a new episode in place of the current one."""
-        self._rollouts.leave(self.current_episode)
+        """Start a new episode in place of the current one."""
+        self._rollouts.detach(self.current_episode)
         self.current_episode.reset()
 
     @contextmanager
-    def episode(self, id: str | Episode | None = None) -> Iterator[Episode]:
-        """Open an episode of its own for every call made in this context, and in tasks and threads started from it.
+    def episode(self, id: str | TokenEpisode | None = None) -> Iterator[TokenEpisode]:
+        """Open an episode for every call made in this context, and in tasks and threads started from it.
 
         Args:
-            id: A name for it; None: a random one. Runs with the same names mint the same tool-call ids. An `Episode`
-                that was made before is opened as it is.
+            id: Id of the episode; None: a random one. Episodes with the same id get the same tool-call ids. A
+                `TokenEpisode` is opened unchanged.
+
+        Raises:
+            ConfigurationError: The current episode is being recorded.
         """
-        check_not_watched(self.current_episode)
-        episode = id if isinstance(id, Episode) else Episode(id)
+        check_not_observed(self.current_episode)
+        episode = id if isinstance(id, TokenEpisode) else TokenEpisode(id)
         token = scopes.set((*scopes.get(), (self._key, episode)))
         try:
             yield episode
@@ -159,13 +175,13 @@ class SGLangModel(Model):
     @property
     @override
     def context_window_limit(self) -> int | None:
-        """Tokens of prompt and turn together: what was set, else what the engine told; None when neither."""
+        """Tokens of prompt and turn together: the setting, else the limit that the engine reported; None if unknown."""
         limit: int | None = self.config.get("context_window_limit")
         return limit or self._runner.context_limit
 
     @override
     def update_config(self, **model_config: Any) -> None:
-        """Change settings; see `SGLangConfig`. What concerns the chat template is fixed when the model is made."""
+        """Change settings; see `SGLangConfig`. Arguments of the chat template cannot be changed."""
         changed = checked_config(model_config)
         _check_sampling(self.client, changed)
         self.config = {**self.config, **changed}
@@ -195,32 +211,81 @@ class SGLangModel(Model):
         Raises:
             ContextWindowOverflowException: The conversation does not fit the engine's context.
             TokenBudgetError: The episode may sample no more tokens.
-            TurnAbortedError: The engine cut the turn and `on_abort` is to return.
+            TurnAbortedError: The engine aborted the turn and `on_abort` is "return".
             FailedCallError: A turn had malformed calls, `on_failed_call` is "end", and the agent could not be stopped.
             EngineError: The engine failed; it was retried where that could help, so nothing else should retry it.
         """
-        if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
-            logger.warning("tool_choice=<%s> | a chat template cannot force a tool call; ignored", tool_choice)
-        cycle = (invocation_state or {}).get("event_loop_cycle_id")
-        request = Request(
+        request = _turn_request(
             messages,
-            template_system(system_prompt, system_prompt_content),
             tool_specs,
+            system_prompt,
+            tool_choice,
+            system_prompt_content,
+            structured_output_model,
+            invocation_state,
             model_state,
-            cycle=None if cycle is None else str(cycle),
-            schema=schema_of(structured_output_model),
-            passing=int(kwargs.get("dynamic_trailing_blocks") or 0),
+            kwargs,
         )
-        agent = calling_agent(invocation_state, cancel_signal)
-        events = self._runner.run(self.current_episode, request, self.config, cancel_signal, agent)
+        episode, agent = self.current_episode, calling_agent(invocation_state, cancel_signal)
         try:
-            async with aclosing(events):
-                async for event in events:
-                    yield cast(StreamEvent, event)
+            if self._runner.streams(self.config, episode):
+                events = self._runner.stream(episode, request, self.config, cancel_signal, agent)
+                async with aclosing(events):
+                    async for event in events:
+                        yield cast(StreamEvent, event)
+            else:
+                with await self._runner.reply(episode, request, self.config, cancel_signal, agent) as reply:
+                    for event in reply.events():
+                        reply.check_not_cancelled(cancel_signal)
+                        yield cast(StreamEvent, event)
         except CallCancelledError:
-            # The loop sees that the stream ended without a message and reports that the agent was cancelled.
-            logger.debug("episode=<%s> | turn cancelled", self.current_episode.id)
-        self._rollouts.refresh(self.current_episode)
+            # The stream ends without a message, and the agent's loop reports that the agent was cancelled.
+            logger.debug("episode=<%s> | turn cancelled", episode.id)
+        self._rollouts.refresh(episode)
+
+    @property
+    @override
+    def replies_whole(self) -> bool:
+        """Whether `whole_reply` may be called: nothing is streamed, and `stream` is not replaced."""
+        return type(self).stream is _STREAM and "stream" not in vars(self) and not self.config.get("streaming")
+
+    @override
+    async def whole_reply(
+        self,
+        messages: Messages,
+        tool_specs: list[ToolSpec] | None = None,
+        system_prompt: str | None = None,
+        *,
+        tool_choice: ToolChoice | None = None,
+        system_prompt_content: list[SystemContentBlock] | None = None,
+        cancel_signal: Any = None,
+        structured_output_model: type[BaseModel] | None = None,
+        invocation_state: dict[str, Any] | None = None,
+        model_state: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> WholeReply | None:
+        """Sample the next turn of a conversation, without stream events; see `stream`."""
+        request = _turn_request(
+            messages,
+            tool_specs,
+            system_prompt,
+            tool_choice,
+            system_prompt_content,
+            structured_output_model,
+            invocation_state,
+            model_state,
+            kwargs,
+        )
+        episode, agent = self.current_episode, calling_agent(invocation_state, cancel_signal)
+        whole: WholeReply | None = None
+        try:
+            with await self._runner.reply(episode, request, self.config, cancel_signal, agent) as reply:
+                reply.check_not_cancelled(cancel_signal)
+                whole = WholeReply(reply.stop_reason, message_content(reply.blocks), reply.usage, reply.metrics)
+        except CallCancelledError:
+            logger.debug("episode=<%s> | turn cancelled", episode.id)
+        self._rollouts.refresh(episode)
+        return whole
 
     @override
     async def structured_output(
@@ -228,22 +293,28 @@ class SGLangModel(Model):
     ) -> AsyncGenerator[dict[str, T | Any], None]:
         """Sample a reply that follows a schema, by constrained decoding; see `Model.structured_output`.
 
-        It is recorded as a side turn: what a grammar allowed is not what the policy chose, so it is not trained.
+        It is recorded as a side turn and not trained, because a grammar restricted the choices of the policy.
 
         Raises:
-            StructuredOutputException: The reply was cut before it was whole.
+            StructuredOutputException: The reply was truncated before it was complete.
         """
-        request = Request(prompt, system_prompt, None, None, schema=schema_of(output_model), side=True)
-        text = ""
-        async with aclosing(self._runner.run(self.current_episode, request, self.config, None)) as events:
-            async for event in events:
-                text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
-                yield event
+        request = TurnRequest(prompt, system_prompt, None, None, schema=schema_of(output_model), side=True)
+        text, episode = "", self.current_episode
+        if self._runner.streams(self.config, episode):
+            async with aclosing(self._runner.stream(episode, request, self.config, None)) as events:
+                async for event in events:
+                    text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+                    yield event
+        else:
+            with await self._runner.reply(episode, request, self.config, None) as reply:
+                for event in reply.events():
+                    text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+                    yield event
         try:
             yield {"output": output_model.model_validate_json(text)}
         except ValidationError as error:
             raise StructuredOutputException(
-                f"the reply is not a whole {output_model.__name__}; max_new_tokens may be too small: {error}"
+                f"the reply is not a complete {output_model.__name__}; max_new_tokens may be too small: {error}"
             ) from error
 
     @override
@@ -254,18 +325,46 @@ class SGLangModel(Model):
         system_prompt: str | None = None,
         system_prompt_content: list[SystemContentBlock] | None = None,
     ) -> int:
-        """Estimate the tokens of a conversation: what is recorded of it exactly, the rest by its length."""
+        """Estimate the tokens of a conversation: exact for the recorded part, by length for the rest."""
         episode = self.current_episode
         with episode.lock:
-            called = episode.lineage.called(messages)
-        # A reply at another place than where it was sampled: messages were dropped or summarised before it.
+            called = episode.index.last_caller(messages)
+        # The reply is at another index than when it was sampled: messages before it were dropped or summarised.
         if called is None or called[0].count != called[1]:
             return await super().count_tokens(messages, tool_specs, system_prompt, system_prompt_content)
-        entry, behind = called
-        return entry.end + await super().count_tokens(messages[behind:])
+        entry, after = called
+        return entry.end + await super().count_tokens(messages[after:])
+
+
+_STREAM = SGLangModel.stream
+
+
+def _turn_request(
+    messages: Messages,
+    tool_specs: list[ToolSpec] | None,
+    system_prompt: str | None,
+    tool_choice: ToolChoice | None,
+    system_prompt_content: list[SystemContentBlock] | None,
+    structured_output_model: type[BaseModel] | None,
+    invocation_state: dict[str, Any] | None,
+    model_state: dict[str, Any] | None,
+    others: dict[str, Any],
+) -> TurnRequest:
+    """Return the call that the arguments of `stream` describe."""
+    if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
+        logger.warning("tool_choice=<%s> | a chat template cannot force a tool call; ignored", tool_choice)
+    return TurnRequest(
+        messages,
+        template_system(system_prompt, system_prompt_content),
+        tool_specs,
+        model_state,
+        cycle=cycle_of(invocation_state),
+        schema=schema_of(structured_output_model),
+        transient_blocks=int(others.get("dynamic_trailing_blocks") or 0),
+    )
 
 
 def _check_sampling(engine: TokenEngine, config: dict[str, Any]) -> None:
-    """Refuse sampling parameters that an SGLang server does not know; another engine has words of its own."""
+    """Reject sampling parameters that an SGLang server does not know; other engines define their own."""
     if isinstance(engine, SGLangClient):
         engine.check_sampling(config.get("sampling_params"))

@@ -15,13 +15,13 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.hooks import AfterModelCallEvent
 
-from attack.lineage import quiet
-from families import tokenizer
-from scripted_engine import Reply, ScriptedEngine, tool_call
+from attack.reply_tracking import quiet
 from strands_sglang import SGLangModel
 from strands_sglang.errors import EngineError
 from strands_sglang.rollout import Limits, Task, rollout
 from strands_sglang.tokens import TokenTree
+from support.families import tokenizer
+from support.scripted_engine import Reply, ScriptedEngine, tool_call
 
 FAMILY = "qwen2.5"
 AGENTS = 16
@@ -80,7 +80,9 @@ class Crowd:
         """Return whether they did more than they may."""
         answered = sum(call.answered for call in self.engine.calls)
         sampled = sum(len(turn.sampled) for turn in tree)
-        return {"tokens_per_episode": sampled, "turns": max(answered, len(tree)), "tool_calls": self.ran}[bound] > limit
+        return {"max_episode_tokens": sampled, "max_turns": max(answered, len(tree)), "max_tool_calls": self.ran}[
+            bound
+        ] > limit
 
 
 async def _in_one_scope(seed: int) -> bool:
@@ -97,14 +99,14 @@ async def _in_one_scope(seed: int) -> bool:
     )
     with model.episode() as episode:
         await crowd.work(model)
-    return crowd.exceeds(episode.tree, "tokens_per_episode", limit)
+    return crowd.exceeds(episode.tree, "max_episode_tokens", limit)
 
 
 async def in_a_run(seed: int, directory: Path | None = None) -> bool:
     """Return whether the agents of a runner's episode exceed a bound of it."""
     crowd = Crowd(seed)
-    bound = crowd.rng.choice(["tokens_per_episode", "turns", "tool_calls"])
-    limit = crowd.rng.choice([1, 40, 100, 400] if bound == "tokens_per_episode" else [1, 2, 5, 17])
+    bound = crowd.rng.choice(["max_episode_tokens", "max_turns", "max_tool_calls"])
+    limit = crowd.rng.choice([1, 40, 100, 400] if bound == "max_episode_tokens" else [1, 2, 5, 17])
 
     def build(task: Task, model: SGLangModel) -> Any:
         async def work() -> None:

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
-from families import FAMILIES, tokenizer
 from strands_sglang.chat.bridge import Bridge
-from strands_sglang.chat.content import template_messages, template_tools
-from strands_sglang.chat.encoder import Encoder
+from strands_sglang.chat.messages import template_messages, template_tools
 from strands_sglang.chat.template import ChatTemplate
+from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.errors import StrandsSGLangError
+from support.families import FAMILIES, tokenizer
 
 PLACES = (
     *("system", "user", "answer", "reasoning", "later", "key", "value", "inner_key", "inner_value", "call_id"),
@@ -92,7 +92,8 @@ def cutting(*, quick: bool, seed: int) -> dict[str, int]:
     tried = _Tried(_bridge("smollm3"))
     for word in ("/no_think", "/think", "/system_override"):
         innocent = [{"role": "system", "content": f"a{word}b"}, {"role": "user", "content": "q"}]
-        hidden = [text for literal in tried.literals for text in _hidden(literal, word)]
+        # A marker that stands whole in a system prompt is the developer's own.
+        hidden = [text for literal in tried.literals for text in _hidden(literal, word) if not tried.is_allowed(text)]
         for text in _drawn(hidden, 8 if quick else 1000, rng):
             tried.messages([{"role": "system", "content": text}, innocent[1]], innocent)
     total.update(tried.counted)
@@ -118,7 +119,7 @@ class _Tried:
         """Try texts in all places at once. Several of them, since they can only be more control tokens together."""
         joined: dict[str, Any] = {place: list(texts) for place in self._places if place not in ("call_id", "tool")}
         if "system" in joined:
-            joined["system"] = [text for text in texts if not self._is_allowed(text)] or "w"
+            joined["system"] = [text for text in texts if not self.is_allowed(text)] or "w"
         self._compare(joined, len(texts) * len(joined))
 
     def at(self, data: Mapping[str, Any]) -> None:
@@ -132,7 +133,7 @@ class _Tried:
     def edges(self) -> list[tuple[str, str]]:
         """Return, for each place, the texts that the template's own words around it would make a literal of."""
         words = {place: _innocent(place) for place in self._places}
-        written = self._bridge.open(*self._talk(words)).rendered.text
+        written = self._bridge.open(*self._talk(words)).context
         found: set[tuple[str, str]] = set()
         for place, word in words.items():
             for at in (match.start() for match in re.finditer(word, written)):
@@ -147,7 +148,7 @@ class _Tried:
             return
         self._count(got, self._base_of(data), texts)
 
-    def _is_allowed(self, text: str) -> bool:
+    def is_allowed(self, text: str) -> bool:
         """Return whether a text holds markers that a developer may write into a system prompt."""
         return any(token.id not in self._known.special for token in self._known.find(text))
 
@@ -183,7 +184,7 @@ class _Tried:
         one = {place: _one(data.get(place, "w" + place)) for place in PLACES}
         call_id, name = str(data.get("call_id", _ID)), str(data.get("tool", "calculator"))
         talk: list[dict[str, Any]] = [{"role": "user", "content": _blocks(data.get("user", "wuser"))}]
-        if self._template.calls:
+        if self._template.writes_calls:
             given: dict[str, Any] = dict.fromkeys(_many(data.get("key", "wkey")), one["value"])
             given["n"] = {key: [one["inner_value"]] for key in _many(data.get("inner_key", "winner_key"))}
             use = {"toolUse": {"toolUseId": call_id, "name": name, "input": given}}
@@ -198,7 +199,7 @@ class _Tried:
         messages = template_messages(talk)
         if "system" in data:
             messages.insert(0, {"role": "system", "content": one["system"]})
-        return messages, template_tools([_spec(name, data, one)]) if self._template.tools else None
+        return messages, template_tools([_spec(name, data, one)]) if self._template.writes_tools else None
 
 
 def _spec(name: str, data: Mapping[str, Any], one: Mapping[str, str]) -> dict[str, Any]:

@@ -10,12 +10,11 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from families import tokenizer
-from strands_sglang.chat.encoder import Encoder
-from strands_sglang.provider.blocks import Block, blocks_of, shown_calls
-from strands_sglang.provider.live import LiveEvents, LiveText
+from strands_sglang.chat.tokenization import Encoder
+from strands_sglang.provider.stream_events import Block, LiveEvents, LiveText, blocks_of, calls_as_blocks
 from strands_sglang.tool_parsers import ToolParser
-from tool_parsers.written import WITH_TOOLS, bridge_of, parser_of
+from support.families import tokenizer
+from support.tool_parsers.written import WITH_TOOLS, bridge_of, parser_of
 
 _WORDS = ("Hello ", "\n", "\n\n", " ", "x", "é", "🙂", "{", "}", "[", "echo", "<", "|", "日本", "\U00100000")
 _CALL = '{"name": "echo", "arguments": {"text": "a"}}'
@@ -53,7 +52,7 @@ def differences(family: str, count: int, seed: int) -> dict[str, int]:
             size = rng.randint(1, 4)
             live.feed(ids[at : at + size])
             at += size
-        total["differences"] += live.settled(whole) != whole
+        total["differences"] += live.reconcile(whole) != whole
     return dict(total)
 
 
@@ -77,6 +76,6 @@ def _whole(encoder: Encoder, parser: ToolParser, ids: list[int], reasoning_open:
     ended = last is not None and last not in parser.markers
     text = encoder.sampled(ids[:-1] if ended else ids)
     parsed = parser.parse(text, reasoning_open=reasoning_open)
-    calls = shown_calls(parsed)
+    calls = calls_as_blocks(parsed)
     call_ids = [str(number) for number in range(len(calls))]
-    return blocks_of(parsed, calls, call_ids, cut=False, raw=text[parsed.rest_start :])
+    return blocks_of(parsed, calls, call_ids, truncated=False, raw=text[parsed.rest_start :])

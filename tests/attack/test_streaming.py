@@ -8,5 +8,5 @@ from attack.streaming import differences
 
 
 @pytest.mark.parametrize("family", ["qwen3", "glm-4.6", "deepseek-v3.1", "mistral-small-3.2", "gpt-oss", "minimax-m2"])
-def test_a_streamed_turn_is_the_message_of_the_whole_turn(family: str) -> None:
+def test_streamed_turn_equals_message_of_whole_turn(family: str) -> None:
     assert differences(family, 150, seed=1) == {"messages": 150, "differences": 0}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attack.awkward import AWKWARD
-from attack.random_talks import Subject, attack
-from families import FAMILIES, tokenizer
+from attack.random_conversations import Subject, attack
+from support.families import FAMILIES, tokenizer
 
 
 @pytest.mark.parametrize("name", AWKWARD)

@@ -1,4 +1,4 @@
-"""The bridge on made-up conversations: tokens equal to one rendering of the whole, data never control, ends exact.
+"""The bridge on generated conversations: tokens equal one rendering, data never becomes control, ends are exact.
 
 `STRANDS_SGLANG_EXAMPLES=N` tries N times as many conversations.
 """
@@ -16,29 +16,29 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-from chat.talks import (
+from strands_sglang.chat.conversation_shape import ConversationShape
+from strands_sglang.chat.differences import first_difference
+from strands_sglang.chat.messages import TemplateMessage
+from support.chat.conversations import (
     TOOLS,
     Branch,
+    Conversation,
     Family,
     Messages,
-    Talk,
     Turn,
     assistant,
     call_id,
     calls_of,
+    conversations,
     ended,
     family,
     harmless,
-    talks,
     tool_name,
 )
-from strands_sglang.chat.content import TemplateMessage
-from strands_sglang.chat.shape import Shape
-from strands_sglang.chat.witness import witness
 
 _TIMES = int(os.environ.get("STRANDS_SGLANG_EXAMPLES", "1"))
 
-# The token that ends a turn, as read in each template; None: the next role's header does.
+# The token that ends a turn, as read in each template; None: the header of the next role.
 END_OF_TURN: dict[str, str | None] = {
     "deepseek-v3": "<｜end▁of▁sentence｜>",
     "deepseek-v3.1": "<｜end▁of▁sentence｜>",
@@ -62,23 +62,23 @@ END_OF_TURN: dict[str, str | None] = {
     "smollm2": "<|im_end|>",
 }
 
-# Templates that write a turn otherwise than they prompted for it, whatever is appended later: then what was sampled is
-# not how a whole rendering has it, and only the appended part can be compared. By family: for which turn, behind what.
-PROMPTS_OTHERWISE: dict[str, Callable[[Turn, Shape], bool]] = {
-    # A second run of calls is written without the marker that its prompt ended with.
+# Templates that write a turn differently from its prompt, whatever is appended later: what was sampled then differs
+# from one rendering, and only the appended part can be compared. By family: for which turn, after which shape.
+PROMPTS_OTHERWISE: dict[str, Callable[[Turn, ConversationShape], bool]] = {
+    # A second series of calls is written without the marker that its prompt ended with.
     "deepseek-v3": lambda turn, before: bool(turn.expressions) and (before.tool_rounds or before.earlier_rounds),
     # Prompts with <think>; a turn without reasoning is written with </think> alone,
     "glm-4.7-flash": lambda turn, before: turn.reasoning is None,
     # ... without either,
     "minimax-m2": lambda turn, before: turn.reasoning is None,
-    # ... without the newline behind it,
+    # ... without the newline after it,
     "nemotron-3-nano": lambda turn, before: turn.reasoning is None,
     # ... with another newline, and both are one token.
     "qwen3.5": lambda turn, before: turn.reasoning is None,
     # An answer drops the reasoning of the calls before it: "answer after tool" is refused.
-    "gpt-oss": lambda turn, before: not turn.expressions and before.run,
-    "kimi-k2-thinking": lambda turn, before: not turn.expressions and before.run,
-    # The system prompt stands in the last user message, as long as nothing follows it.
+    "gpt-oss": lambda turn, before: not turn.expressions and before.in_tool_run,
+    "kimi-k2-thinking": lambda turn, before: not turn.expressions and before.in_tool_run,
+    # The system prompt is in the last user message as long as nothing follows it.
     "mistral-nemo": lambda turn, before: before.system is not None and not before.tool_rounds,
 }
 
@@ -88,7 +88,7 @@ _each = pytest.mark.parametrize("name", sorted(END_OF_TURN))
 
 
 def _tried(examples: int) -> Callable[[Any], Any]:
-    # No shrinking: a conversation that fails is reported with the place where it differs, which says more.
+    # No shrinking: a failing conversation is reported with its first difference, which is more useful.
     return settings(
         max_examples=examples * _TIMES,
         derandomize=True,
@@ -101,23 +101,23 @@ def _tried(examples: int) -> Callable[[Any], Any]:
 
 def _differ(of: Family, ours: array[int], official: array[int]) -> str:
     decode = of.bridge.encoder.decode
-    return witness(decode(official), decode(ours), tokens=True)
+    return first_difference(decode(official), decode(ours), tokens=True)
 
 
 # --- equal to one rendering of the whole ----------------------------------------------------------------------------
 
 
-def _walk(of: Family, talk: Talk) -> None:
-    tools = TOOLS if talk.tools else None
-    talked, branch = talk.opening(), Branch(of, tools)
+def _walk(of: Family, conversation: Conversation) -> None:
+    tools = TOOLS if conversation.tools else None
+    talked, branch = conversation.opening(), Branch(of, tools)
     branch.open(talked)
     assert branch.ids == of.official_ids(talked, tools)
     exact = True
-    for number, turn in enumerate(talk.turns):
-        said, new = talk.said(number), talk.answered(number)
+    for number, turn in enumerate(conversation.turns):
+        said, new = conversation.said(number), conversation.answered(number)
         talked.append(said)
         prompt, before = branch.ids, branch.shape
-        shape = before.ending(calls_of(said), "reasoning_content" in said)
+        shape = before.with_reply(calls_of(said), "reasoning_content" in said)
         text = ended(of, shape, new[0]["role"], of.official(talked, tools, generate=False), turn)
         branch.ids = of.bridge.encoder.encode(text)
         branch.end(said)
@@ -127,13 +127,13 @@ def _walk(of: Family, talk: Talk) -> None:
             assert known is not None and known(turn, before), _differ(of, prompt, branch.ids)
             event("written otherwise than prompted")
         verdict, extension = branch.extend(new)
-        # Where an answer takes reasoning out of history, what follows the answer must not pass for proved.
+        # If an answer removes reasoning from history, the step after the answer must not be proved.
         assert not (otherwise and verdict.proved and of.name in DROPS_REASONING_AT_AN_ANSWER)
         talked += new
         exact = verdict.proved
         event("proved" if exact else "not proved")
         assert extension is not None or not verdict.proved
-        if extension is None or (talk.forks and not verdict.proved):
+        if extension is None or (conversation.forks and not verdict.proved):
             branch.open(talked)
             exact = True
         if exact:
@@ -142,18 +142,18 @@ def _walk(of: Family, talk: Talk) -> None:
 
 
 @_each
-def test_where_proved_the_tokens_are_those_of_one_rendering(name: str) -> None:
+def test_proved_steps_equal_one_rendering(name: str) -> None:
     of = family(name)
 
     @_tried(8)
-    @given(talks(of, harmless(of)))
-    def walk(talk: Talk) -> None:
-        _walk(of, talk)
+    @given(conversations(of, harmless(of)))
+    def walk(conversation: Conversation) -> None:
+        _walk(of, conversation)
 
     @_tried(2)
-    @given(talks(of, harmless(of), count=30))
-    def walk_far(talk: Talk) -> None:
-        _walk(of, talk)
+    @given(conversations(of, harmless(of), count=30))
+    def walk_far(conversation: Conversation) -> None:
+        _walk(of, conversation)
 
     walk()
     walk_far()
@@ -170,14 +170,18 @@ def _replaced(text: str, by: tuple[str, ...]) -> str:
     return text
 
 
-def _hostile(talk: Talk, by: tuple[str, ...]) -> Talk:
-    """Return the conversation with its plain words replaced by control-token text, wherever data stands."""
+def _hostile(conversation: Conversation, by: tuple[str, ...]) -> Conversation:
+    """Return the conversation with plain words in its data replaced by control-token text."""
 
     def turned(turn: Turn) -> Turn:
         question = None if turn.question is None else _replaced(turn.question, by)
         return replace(turn, answers=tuple(_replaced(answer, by) for answer in turn.answers), question=question)
 
-    return replace(talk, question=_replaced(talk.question, by), turns=tuple(turned(turn) for turn in talk.turns))
+    return replace(
+        conversation,
+        question=_replaced(conversation.question, by),
+        turns=tuple(turned(turn) for turn in conversation.turns),
+    )
 
 
 def _sampled(of: Family, turn: Turn, said: TemplateMessage) -> array[int]:
@@ -193,8 +197,8 @@ def _end(of: Family) -> list[int]:
 
 
 @_each
-def test_text_of_control_tokens_in_data_comes_back_as_text(name: str) -> None:
-    """Twins: one conversation with control-token text in its data, one with plain words in the same places."""
+def test_control_token_text_in_data_decodes_as_text(name: str) -> None:
+    """Compares a conversation with control-token text in its data to one with plain words in the same places."""
     of = family(name)
     encoder = of.bridge.encoder
     nfc = "NFC" in repr(of.tokenizer.backend_tokenizer.normalizer)
@@ -202,9 +206,9 @@ def test_text_of_control_tokens_in_data_comes_back_as_text(name: str) -> None:
     literals = st.tuples(*[st.sampled_from(list(encoder.control.ids))] * len(_WORDS))
 
     @_tried(6)
-    @given(talks(of, words), literals)
-    def walk(talk: Talk, by: tuple[str, ...]) -> None:
-        hostile, tools = _hostile(talk, by), TOOLS if talk.tools else None
+    @given(conversations(of, words), literals)
+    def walk(conversation: Conversation, by: tuple[str, ...]) -> None:
+        hostile, tools = _hostile(conversation, by), TOOLS if conversation.tools else None
         ours, twin = Branch(of, tools), Branch(of, tools)
 
         def compare() -> None:
@@ -212,14 +216,14 @@ def test_text_of_control_tokens_in_data_comes_back_as_text(name: str) -> None:
             expected, found = _replaced(encoder.decode(twin.ids), by), encoder.decode(ours.ids)
             if nfc:
                 expected, found = (unicodedata.normalize("NFC", text) for text in (expected, found))
-            assert found == expected, witness(expected, found)
+            assert found == expected, first_difference(expected, found)
 
         ours.open(hostile.opening())
-        twin.open(talk.opening())
+        twin.open(conversation.opening())
         compare()
-        for number, turn in enumerate(talk.turns):
-            said = talk.said(number)
-            for branch, new in ((ours, hostile.answered(number)), (twin, talk.answered(number))):
+        for number, turn in enumerate(conversation.turns):
+            said = conversation.said(number)
+            for branch, new in ((ours, hostile.answered(number)), (twin, conversation.answered(number))):
                 branch.sample(_sampled(of, turn, said), said)
                 before = branch.ids
                 _, extension = branch.extend(new)
@@ -235,17 +239,17 @@ _QUESTION: TemplateMessage = {"role": "user", "content": "And then?"}
 
 
 def _canonical(branch: Branch, talked: Messages, turn: Turn, said: TemplateMessage, role: str) -> array[int]:
-    """Return what the template writes for a turn behind a branch's prompt, up to what ends it."""
+    """Return what the template writes for a turn after a branch's prompt, up to the token that ends it."""
     of = branch.of
     text = of.official([*talked, said], branch.tools, generate=False)
-    shape = branch.shape.ending(calls_of(said), "reasoning_content" in said)
+    shape = branch.shape.with_reply(calls_of(said), "reasoning_content" in said)
     ids = of.bridge.encoder.encode(ended(of, shape, role, text, turn))
     shared = next((at for at, (a, b) in enumerate(zip(branch.ids, ids, strict=False)) if a != b), len(branch.ids))
     return ids[shared:]
 
 
 def _turns(of: Family) -> list[Turn]:
-    """Return turns with all that the family's template writes: an answer and, where it takes them, calls."""
+    """Return turns with everything that the family's template writes: an answer and, if accepted, calls."""
     thought = "Let me think, hm." if of.sound.reasoning else None
     turns = [Turn("The answer is Fin0.", thought, (), ("",), None, "Fin0", ".")]
     if of.most_calls:
@@ -256,8 +260,8 @@ def _turns(of: Family) -> list[Turn]:
 
 
 @_each
-def test_a_turn_that_was_cut_is_closed_as_the_template_closes_one(name: str) -> None:
-    """Cut behind each of its tokens, whatever that token is."""
+def test_truncated_turn_is_closed_as_the_template_does(name: str) -> None:
+    """Truncated after each of its tokens."""
     of, end = family(name), _end(family(name))
     encoder, talked = of.bridge.encoder, [{"role": "user", "content": "What is 1 + 1?"}]
     tools = TOOLS if of.most_calls else None
@@ -285,20 +289,20 @@ def test_a_turn_that_was_cut_is_closed_as_the_template_closes_one(name: str) -> 
 
 
 @_each
-def test_a_turn_is_kept_as_it_was_sampled(name: str) -> None:
-    """Letters sampled one by one are another split of the same text; what comes behind does not depend on it."""
+def test_sampled_turn_is_unchanged(name: str) -> None:
+    """Characters sampled one by one are another split of the same text; the continuation does not depend on it."""
     of = family(name)
     encoder = of.bridge.encoder
 
     @_tried(4)
-    @given(talks(of, harmless(of), count=3))
-    def walk(talk: Talk) -> None:
-        tools = TOOLS if talk.tools else None
+    @given(conversations(of, harmless(of), count=3))
+    def walk(conversation: Conversation) -> None:
+        tools = TOOLS if conversation.tools else None
         branch, twin = Branch(of, tools), Branch(of, tools)
-        branch.open(talk.opening())
-        twin.open(talk.opening())
-        for number, turn in enumerate(talk.turns):
-            said, new = talk.said(number), talk.answered(number)
+        branch.open(conversation.opening())
+        twin.open(conversation.opening())
+        for number, turn in enumerate(conversation.turns):
+            said, new = conversation.said(number), conversation.answered(number)
             whole = _sampled(of, turn, said)
             text = encoder.decode(whole[: len(whole) - len(_end(of))])
             letters = [token for letter in text for token in encoder.encode(letter)] + _end(of)
@@ -318,7 +322,7 @@ def test_a_turn_is_kept_as_it_was_sampled(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["glm-4.5", "glm-4.7-flash"])
-def test_a_turn_that_ended_with_the_next_header_does_not_get_it_twice(name: str) -> None:
+def test_sampled_next_header_is_not_repeated(name: str) -> None:
     of = family(name)
     encoder = of.bridge.encoder
     talked: Messages = [{"role": "user", "content": "What is 1 + 1?"}]
@@ -343,7 +347,7 @@ def test_a_turn_that_ended_with_the_next_header_does_not_get_it_twice(name: str)
             verdict, extension = branch.extend(new)
             assert extension is not None and not extension.closing
             assert encoder.decode(branch.ids[prompt:]).count(header) == 1
-            otherwise = name in PROMPTS_OTHERWISE and PROMPTS_OTHERWISE[name](turn, Shape())
+            otherwise = name in PROMPTS_OTHERWISE and PROMPTS_OTHERWISE[name](turn, ConversationShape())
             loses = turn is answer or otherwise
             assert verdict.proved != loses, "an answer with reasoning loses it when a question follows"
             if verdict.proved and not otherwise:

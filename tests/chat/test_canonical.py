@@ -1,4 +1,4 @@
-"""Two messages that say the same have the same form, and two that do not have not."""
+"""Messages have equal canonical forms if and only if their content is the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strands.event_loop.streaming import _normalize_messages
 from strands.types.content import Message
 
-from strands_sglang.chat.canonical import canonical
+from strands_sglang.chat.differences import canonical
 
 
 def user(*blocks: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ IMAGE = {"image": {"format": "png", "source": {"bytes": b"\x89PNG"}}}
         (user(IMAGE), user({"image": {"source": {"bytes": b"\x89PNG"}, "format": "png"}})),
     ],
 )
-def test_what_says_the_same_is_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_equal_content_has_equal_form(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert canonical(one) == canonical(other)
     assert hash(canonical(one)) == hash(canonical(other))
 
@@ -98,7 +98,7 @@ def test_what_says_the_same_is_equal(one: dict[str, Any], other: dict[str, Any])
         (user({"hologram": {"a": 1}}), user({"hologram": {"a": 2}})),
     ],
 )
-def test_what_says_something_else_differs(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_different_content_has_different_form(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert canonical(one) != canonical(other)
 
 
@@ -120,13 +120,13 @@ def test_what_says_something_else_differs(one: dict[str, Any], other: dict[str, 
         user({"text": "a", "image": {}, "cachePoint": {}}),
     ],
 )
-def test_every_message_has_a_form(message: dict[str, Any]) -> None:
+def test_every_message_has_a_canonical_form(message: dict[str, Any]) -> None:
     hash(canonical(message))
     assert canonical(copy.deepcopy(message)) == canonical(message)
 
 
 @pytest.mark.parametrize("name", ["t", "a-b_C9", "", "no name", "x" * 64, "x" * 65, "t\n", "é", "a.b"])
-def test_a_name_survives_what_the_sdk_does_to_it(name: str) -> None:
+def test_tool_name_normalised_by_sdk_has_same_form(name: str) -> None:
     message: Any = assistant(use({}, name=name))
     (handed,) = _normalize_messages([message])
     assert canonical(handed) == canonical(message)
@@ -155,14 +155,14 @@ messages = st.builds(
 
 
 def turned(value: Any) -> Any:
-    """Return the value with the keys of every object in the other order."""
+    """Return the value with the keys of every object reversed."""
     if isinstance(value, dict):
         return {key: turned(item) for key, item in reversed(value.items())}
     return [turned(item) for item in value] if isinstance(value, list) else value
 
 
 def leaves(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each leaf that can be changed, as the thing that holds it and the key."""
+    """Yield each leaf as its container and key."""
     for key, item in value.items() if isinstance(value, dict) else enumerate(value):
         if isinstance(item, dict | list) and item:
             yield from leaves(item)
@@ -172,7 +172,7 @@ def leaves(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @settings(deadline=None)
 @given(messages)
-def test_a_copy_has_the_same_form(message: dict[str, Any]) -> None:
+def test_copy_has_same_form(message: dict[str, Any]) -> None:
     assert canonical(copy.deepcopy(message)) == canonical(message)
     assert hash(canonical(copy.deepcopy(message))) == hash(canonical(message))
     assert canonical(turned(message)) == canonical(message)
@@ -180,7 +180,7 @@ def test_a_copy_has_the_same_form(message: dict[str, Any]) -> None:
 
 @settings(deadline=None)
 @given(messages)
-def test_what_the_sdk_hands_over_has_the_same_form(message: dict[str, Any]) -> None:
+def test_message_from_sdk_has_same_form(message: dict[str, Any]) -> None:
     typed: Message = message  # type: ignore[assignment]
     (handed,) = _normalize_messages([typed])
     assert canonical(handed) == canonical(message)
@@ -188,7 +188,7 @@ def test_what_the_sdk_hands_over_has_the_same_form(message: dict[str, Any]) -> N
 
 @settings(deadline=None)
 @given(messages, st.data())
-def test_any_changed_leaf_changes_the_form(message: dict[str, Any], data: st.DataObject) -> None:
+def test_changed_leaf_changes_form(message: dict[str, Any], data: st.DataObject) -> None:
     changed = copy.deepcopy(message)
     places = [place for block in changed["content"] if block != POINT for place in leaves(block)]
     if not places:

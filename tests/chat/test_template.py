@@ -1,4 +1,4 @@
-"""The chat template: its own words, in the form it wants to be asked in, and errors that say what it said."""
+"""The chat template: renders as transformers does, in the form the template reads, with its own error messages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from families import FAMILIES, tokenizer
-from strands_sglang.chat.control import ControlTokens
+from strands_sglang.chat.control_tokens import ControlTokens
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError
+from support.families import FAMILIES, tokenizer
 
 NO_CALLS = {"gemma-3", "phi-4-mini", "smollm2", "smollm3"}
-"""Families whose template refuses calls or writes nothing for them."""
+"""Families whose template rejects calls or does not write them."""
 REASONING = {
     "glm-4.5",
     "glm-4.6",
@@ -30,7 +30,7 @@ REASONING = {
     "qwen3.5",
     "qwen3.6",
 }
-"""Families whose template writes reasoning, without an argument that asks for it."""
+"""Families whose template writes reasoning without an argument that enables it."""
 
 USER: dict[str, Any] = {"role": "user", "content": "How much?"}
 ARGUMENTS: dict[str, Any] = {"text": 'a"b\n<é', "number": 2, "items": [1, None, True]}
@@ -55,7 +55,7 @@ def said(text: str = "", arguments: dict[str, Any] | None = None, reasoning: str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_text_is_that_of_transformers(family: str) -> None:
+def test_text_equals_transformers(family: str) -> None:
     template, tok = template_of(family), tokenizer(family)
     talked = [
         {"role": "system", "content": "Be brief: <b>."},
@@ -70,10 +70,10 @@ def test_the_text_is_that_of_transformers(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_calls_are_written_whole_and_once_encoded(family: str) -> None:
+def test_calls_are_complete_and_encoded_once(family: str) -> None:
     template = template_of(family)
-    assert template.calls == (family not in NO_CALLS)
-    if not template.calls:
+    assert template.writes_calls == (family not in NO_CALLS)
+    if not template.writes_calls:
         return
     message = said(arguments=ARGUMENTS)
     before = copy.deepcopy(message)
@@ -88,13 +88,13 @@ def test_calls_are_written_whole_and_once_encoded(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_reasoning_is_written_where_the_template_knows_it(family: str) -> None:
+def test_reasoning_is_written_if_template_supports_it(family: str) -> None:
     template = template_of(family)
     assert template.writes_reasoning == (family in REASONING)
-    arguments = {"a": "1"} if template.calls else None
+    arguments = {"a": "1"} if template.writes_calls else None
     text = template.render([USER, said("", arguments, "Let me think.")], generate=False).text
     assert ("Let me think." in text) == template.writes_reasoning
-    # Where a template takes reasoning or text beside a call, neither is lost.
+    # If a template accepts reasoning or text next to a call, neither is lost.
     if template.writes_reasoning:
         both = template.render([USER, said("I look it up.", arguments, "Let me think.")], generate=False).text
         assert "Let me think." in both and "I look it up." in both
@@ -126,30 +126,30 @@ def test_control_token_text_never_reaches_the_template(family: str) -> None:
         ("{%- for key, value in call.function.arguments.items() -%}{{ key }}={{ value }}{%- endfor -%}", "a=é"),
     ],
 )
-def test_the_form_of_arguments_is_found_out(written: str, expected: str) -> None:
+def test_argument_format_is_detected(written: str, expected: str) -> None:
     source = (
         "{%- for message in messages -%}{{ '<|im_start|>' + (message.content or '') }}"
         "{%- for call in message.tool_calls or [] -%}CALL" + written + "{%- endfor -%}<|im_end|>{%- endfor -%}"
     )
     template = template_of("smollm2", source)
-    assert template.calls and template.source == source
+    assert template.writes_calls and template.source == source
     assert f"CALL{expected}<|im_end|>" in template.render([USER, said(arguments={"a": "é"})]).text
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
-def test_the_name_of_the_reasoning_key_is_found_out(key: str) -> None:
+def test_reasoning_key_is_detected(key: str) -> None:
     source = "{%- for message in messages -%}{{ message.content }}{{ message.KEY or '' }}<|im_end|>{%- endfor -%}"
     template = template_of("smollm2", source.replace("KEY", key))
-    assert template.writes_reasoning and not template.calls
+    assert template.writes_reasoning and not template.writes_calls
     assert "yBecause.<|im_end|>" in template.render([USER, said("y", reasoning="Because.")]).text
 
 
-def test_reasoning_that_no_template_writes_is_left_out() -> None:
+def test_unsupported_reasoning_is_omitted() -> None:
     (fitted,) = template_of("smollm2").fitted([said("y", reasoning="z")])
     assert fitted == {"role": "assistant", "content": "y"}
 
 
-def test_arguments_of_the_template() -> None:
+def test_template_arguments() -> None:
     ours, usual = template_of("qwen3", enable_thinking=False), template_of("qwen3")
     assert ours.arguments == {"enable_thinking": False} and usual.arguments == {}
     assert ours.render([USER]).text == usual.render([USER]).text + "<think>\n\n</think>\n\n"
@@ -158,8 +158,8 @@ def test_arguments_of_the_template() -> None:
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_has_the_templates_own_words() -> None:
-    with pytest.raises(TemplateRefusedError, match="does not take this conversation") as caught:
+def test_refusal_has_message_of_the_template() -> None:
+    with pytest.raises(TemplateRefusedError, match="rejects this conversation") as caught:
         template_of("gemma-3").render([USER, USER])
     assert "roles must alternate" in caught.value.template_message
     assert "(user, user)" in str(caught.value)
@@ -171,19 +171,19 @@ _FAULTS = ["{{ 1 / 0 }}", "{{ messages[0].content + 1 }}", "{{ nothing.at.all }}
 
 
 @pytest.mark.parametrize("fault", _FAULTS)
-def test_whatever_a_template_raises_is_a_refusal(fault: str) -> None:
+def test_any_template_exception_is_a_refusal(fault: str) -> None:
     source = "{%- if messages | length > 3 -%}" + fault + "{%- endif -%}{{ messages[0].content }}"
     with pytest.raises(TemplateRefusedError):
         template_of("smollm2", source).render([USER] * 4)
 
 
 @pytest.mark.parametrize("source", [*_FAULTS, "{% if %}"])
-def test_a_template_that_renders_nothing_is_refused_at_once(source: str) -> None:
+def test_template_that_renders_nothing_is_refused(source: str) -> None:
     with pytest.raises(ConfigurationError, match="cannot render even one user message"):
         template_of("smollm2", source)
 
 
-def test_a_tool_is_found_by_the_words_of_its_schema_whatever_the_control_tokens() -> None:
+def test_tool_schema_is_found_with_any_control_tokens() -> None:
     backend = Tokenizer.from_str(tokenizer("smollm2").backend_tokenizer.to_str())
     backend.add_special_tokens(["<function>", "<name>", "<properties>", "<city>"])
     make: Any = PreTrainedTokenizerFast
@@ -196,12 +196,12 @@ def test_a_tool_is_found_by_the_words_of_its_schema_whatever_the_control_tokens(
     template = ChatTemplate(tok, control := ControlTokens(tok), source)
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
     tool = {"type": "function", "function": {"name": "weather", "description": "x", "parameters": parameters}}
-    assert template.tools
+    assert template.writes_tools
     rendered = template.render([USER], tools=[tool])
     assert rendered.escapes.restore(rendered.text) == "weather<city>How much?" and not list(control.find(rendered.text))
 
 
-def test_a_tokenizer_without_a_template() -> None:
+def test_tokenizer_without_template() -> None:
     tok = copy.copy(tokenizer("smollm2"))
     tok.chat_template = None
     with pytest.raises(ConfigurationError, match="chat_template="):
@@ -214,7 +214,7 @@ def test_a_tokenizer_without_a_template() -> None:
 
 @pytest.mark.parametrize("family", ["mistral-nemo", "mistral-small-3.2"])
 @pytest.mark.parametrize("call_id", ["call_1", "12345678", "tooluse_3Fq-1xKz0TzqYw", "functions.f:0"])
-def test_an_id_that_the_template_refuses_is_another_one_in_call_and_result(family: str, call_id: str) -> None:
+def test_refused_id_is_replaced_in_call_and_result(family: str, call_id: str) -> None:
     template = template_of(family)
     message = said(arguments={"a": 1})
     message["tool_calls"][0]["id"] = call_id
@@ -229,7 +229,35 @@ def test_an_id_that_the_template_refuses_is_another_one_in_call_and_result(famil
 
 
 @pytest.mark.parametrize("family", ["mistral-nemo", "kimi-k2", "qwen3"])
-def test_an_id_that_the_template_takes_stays(family: str) -> None:
+def test_accepted_id_is_kept(family: str) -> None:
     for call_id in ("call00001", "abc_12-.x") if family == "mistral-nemo" else ("functions.f:0", "x"):
         message = {"role": "tool", "tool_call_id": call_id, "name": "f", "content": "7"}
         assert template_of(family).fitted([message]) == [message]
+
+
+def test_a_turn_without_text_is_none_where_the_template_asks_for_it() -> None:
+    """Some versions of transformers remove keys that are None, and such a template then rejects or drops the call."""
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' and m['content'] is none %}"
+        "[{{ m.tool_calls[0].function.name }} {{ m.tool_calls[0].function.arguments | tojson }}]"
+        "{% else %}{{ m['content'] + '\n' }}{% endif %}{% endfor %}"
+    )
+    tok = tokenizer("qwen3")
+    template = ChatTemplate(tok, ControlTokens(tok), source)
+    assert template.writes_calls
+    call = {"type": "function", "id": "c", "function": {"name": "f", "arguments": {"a": None}}}
+    messages: list[Any] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "name": "f", "content": "y"},
+    ]
+    assert template.render(messages).text == 'x\n[f {"a": null}]y\n'
+
+
+def test_arguments_are_copied() -> None:
+    facts = ["one"]
+    template = template_of(
+        "qwen3", "{{ facts | join(',') }}{% for m in messages %}{{ m.content }}{% endfor %}", facts=facts
+    )
+    facts.append("two")
+    assert template.render([USER]).text == "one" + USER["content"]

@@ -1,7 +1,8 @@
-"""The command line as a whole, in processes of its own: Ctrl-C, and output that nobody reads."""
+"""The command line in separate processes: import cost, Ctrl-C, broken pipes."""
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -10,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from interrupts import PATIENCE, heeds_interrupts, press_ctrl_c, told
-from ledger.episodes import RUN, plain_episode
-from rollout.scripts import PromptEngine, assert_proved, run, steps
-from strands_sglang.cli import verify
-from strands_sglang.cli.main import main
-from strands_sglang.ledger.run_file import write_run
+import strands_sglang
+from strands_sglang.cli.main import COMMANDS, main
+from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.rollout.resume import read_before
+from strands_sglang.proof.rescore import TOLERANCE
+from strands_sglang.rollout.resume import read_previous_run
+from support.interrupts import PATIENCE, heeds_interrupts, press_ctrl_c, told
+from support.ledger.episodes import RUN, plain_episode
+from support.rollout.scripts import PromptEngine, assert_proved, run, steps
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -36,13 +38,97 @@ def started(*arguments: str, module: str = "strands_sglang.cli", **pipes: Any) -
 
 
 def slow_reward(episode: Any) -> float:
-    """Scores the first task, says that it is under way, and takes its time with the second."""
+    """Score the first task, announce the second, and block."""
     if episode.task.id == "b":
         import time
 
         print("under way", flush=True)
         time.sleep(3600)
     return 1.0
+
+
+HELP = """
+import sys, time, types
+package = types.ModuleType("strands_sglang")  # without the imports of the package's own __init__
+package.__path__ = sys.argv[1:]
+sys.modules["strands_sglang"] = package
+from strands_sglang.cli.main import COMMANDS, main
+for arguments in (["--help"], *([name, "--help"] for name in COMMANDS)):
+    try:
+        main(arguments)
+    except SystemExit as exit:
+        assert exit.code == 0
+heavy = {"numpy", "orjson", "aiohttp", "asyncio", "strands", "transformers"} & set(sys.modules)
+print(time.process_time(), *heavy, file=sys.stderr)
+"""
+
+
+@pytest.mark.timing
+def test_help_imports_little() -> None:
+    package = Path(strands_sglang.__file__).parent
+    done = subprocess.run([sys.executable, "-c", HELP, str(package)], capture_output=True, text=True, timeout=PATIENCE)
+    seconds, *heavy = done.stderr.split()
+    assert not heavy and float(seconds) < 2  # 0.1 seconds on an idle machine
+    assert done.stdout.count("Exit codes:") == done.stdout.count("Examples:") == 1 + len(COMMANDS)
+
+
+CPU = """
+import sys, time
+from strands_sglang.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    print(time.process_time(), *(name for name in sys.modules if ".cli." in name), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_a_help_page_takes_little_cpu_time(name: str) -> None:
+    """0.3 seconds at most, 0.1 on an idle machine; the list of commands imports none of them."""
+    arguments = [*filter(None, [name]), "--help"]
+    fastest = math.inf
+    for _ in range(5):  # a busy machine
+        words = [sys.executable, "-c", CPU, *arguments]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+        seconds, *imported = done.stderr.split()
+        fastest = min(fastest, float(seconds))
+        if fastest < 0.3:
+            break
+    assert fastest < 0.3
+    if not name:
+        assert sorted(imported) == [f"strands_sglang.cli.{module}" for module in ("_command", "main")]
+        assert all(f"  {command} " in done.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main([name, "--help"])
+    printed = capsys.readouterr()
+    assert exit.value.code == 0 and not printed.err
+    assert f"  strands-sglang {name}" in printed.out.partition("Examples:")[2]
+    assert name == "completion" or "--json" in printed.out
+
+
+def test_without_arguments_the_help_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main([])
+    printed = capsys.readouterr()
+    assert exit.value.code == 2 and not printed.out and "Commands:" in printed.err
+
+
+@pytest.mark.parametrize(("name", "words"), [("verfy", "did you mean 'verify'?"), ("x\x1b[2K", r"command 'x\x1b[2K'")])
+def test_an_unknown_command(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main([name])
+    printed = capsys.readouterr().err
+    assert exit.value.code == 2 and words in printed and "\x1b" not in printed
+
+
+def test_default_tolerance_in_the_help_is_true(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["verify", "--help"])
+    assert f"(default: {TOLERANCE:g})" in " ".join(capsys.readouterr().out.split())
 
 
 async def test_ctrl_c(tmp_path: Path) -> None:
@@ -53,26 +139,30 @@ async def test_ctrl_c(tmp_path: Path) -> None:
     process = started(
         *("score", str(tmp_path), "--reward", f"{Path(__file__).stem}:slow_reward"), stdout=subprocess.PIPE
     )
-    (line,) = press_ctrl_c(process)
+    lines = press_ctrl_c(process)
+    assert len(lines) == 1, "\n".join(lines)
+    line = lines[0]
     assert process.returncode == 130
-    assert line.startswith("strands-sglang: interrupted: scores that were had by then are in the ledger, and count; to")
+    assert line.startswith("strands-sglang: interrupted: scores computed so far are in the ledger and count; run again")
     assert line.endswith(f"score {tmp_path} --reward test_main:slow_reward")
     assert_proved(tmp_path)
-    before = read_before(tmp_path)
+    before = read_previous_run(tmp_path)
     assert before is not None and before.finished["b/0"].reward is None
 
 
-def test_a_command_that_writes_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_in_a_command_that_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def pressed(*args: Any, **kwargs: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(verify, "verify", pressed)
+    monkeypatch.setattr(sys.modules["strands_sglang.proof.verify"], "verify", pressed)
     assert main(["verify", "runs/x"]) == 130
-    assert capsys.readouterr().err.startswith("strands-sglang: interrupted: nothing was written; to begin again: ")
+    assert capsys.readouterr().err.startswith("strands-sglang: interrupted: nothing was written; run again with: ")
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
-def test_nobody_reads_it(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_broken_pipe(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     write_run(tmp_path, {"run": RUN})
     with LedgerWriter(tmp_path) as writer:
         plain_episode(writer.write)

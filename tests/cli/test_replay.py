@@ -1,4 +1,4 @@
-"""`strands-sglang replay` from the outside: what it prints, how it exits, and what it takes from run.json."""
+"""`strands-sglang replay`: output, exit codes, and settings from run.json."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import orjson
 import pytest
 from strands import Agent, tool
 
-from families import FAMILIES, tokenizer
-from ledger.episodes import RUN, plain_episode
-from rollout.scripts import FAMILY, PromptEngine, steps
-from strands_sglang.cli import replay as command
+from strands_sglang.cli._recorded_run import run_settings
 from strands_sglang.cli.main import main
-from strands_sglang.cli.run_settings import run_settings
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.ledger.seal import write_run
+from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.rollout import Limits, Replayed, ReplayVerdict, rollout
-from strands_sglang.rollout.job import Setup
+from strands_sglang.rollout import Limits, ReplayResult, ReplayVerdict, rollout
+from strands_sglang.rollout.workers.spec import RunSpec
 from strands_sglang.tool_parsers import HermesToolParser
+from support.families import FAMILIES, tokenizer
+from support.ledger.episodes import RUN, plain_episode
+from support.rollout.scripts import FAMILY, PromptEngine, steps
 
 FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
 TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
@@ -58,7 +57,7 @@ def folder(tmp_path: Path) -> Path:
             client=engine,
             tokenizer=tokenizer(FAMILY),
             directory=tmp_path / "run",
-            limits=Limits(turns=2, seconds_per_tool=30.0),
+            limits=Limits(max_turns=2, tool_timeout=30.0),
             sampling_params={"temperature": 0.5},
             tool_parser=HermesToolParser(),
         )
@@ -73,30 +72,44 @@ def arguments(folder: Path, *more: str, agent: str = "build") -> list[str]:
 def test_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(folder)) == 0
     printed = capsys.readouterr()
-    assert printed.out == "2 episodes: 2 identical (answered from the record: no tool was run)\n"
-    assert "run.json has 'tool_parser' in words only" in printed.err
+    assert printed.out == "2 episodes: 2 identical (results from the ledger; no tool was run)\n"
+    assert "run.json stores 'tool_parser' only as text" in printed.err
     ids = [
-        json.loads(line)["episode"] for line in told(folder, capsys, 0, "--model-options", '{"tool_parser":"hermes"}')
+        json.loads(line)["episode"]
+        for line in lines_of(folder, capsys, 0, "--model-options", '{"tool_parser":"hermes"}')
     ]
-    assert [json.loads(line)["episode"] for line in told(folder, capsys, 0, "--episode", ids[1])] == ids[1:]
-    assert {json.loads(line)["verdict"] for line in told(folder, capsys, 1, agent="other_build")} == {"diverged"}
+    assert [json.loads(line)["episode"] for line in lines_of(folder, capsys, 0, "--episode", ids[1])] == ids[1:]
+    assert {json.loads(line)["verdict"] for line in lines_of(folder, capsys, 1, agent="other_build")} == {"diverged"}
 
 
-def test_a_difference_is_shown_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tokenizer_is_the_one_in_run_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [*arguments(folder)[:4], "--model-options", '{"tool_parser":"hermes"}']
+    assert main(given) == 0
+    assert capsys.readouterr().out.startswith("2 episodes: 2 identical")
+    run_file = orjson.loads((folder / "run.json").read_bytes())
+    del run_file["tokenizer"]
+    (folder / "run.json").write_bytes(orjson.dumps(run_file))
+    assert main(given) == 2
+    assert "does not name the tokenizer: pass --tokenizer" in capsys.readouterr().err
+
+
+def test_equal_differences_are_listed_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(folder, "--model-options", '{"tool_parser":"hermes"}', agent="other_build")) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "2 episodes: 2 diverged (answered from the record: no tool was run)"
-    assert lines[1] == "  2 diverged: the agent asks for another prompt: the system prompt was changed"
-    assert lines[2].startswith("    first ") and lines[2].endswith(", at event 1")
+    assert lines[0] == "2 episodes: 2 diverged (results from the ledger; no tool was run)"
+    assert lines[1] == "  2 diverged: the agent sends another prompt: the system prompt was changed"
+    assert lines[2].startswith("    first: episode ") and lines[2].endswith(", event 1")
     assert lines[3].startswith("    from token ") and lines[3].endswith('"<|im_start|>system\\n"')
-    assert lines[4].startswith('    on record: "You are Qwen')
-    assert lines[5].startswith('    now:       "Something else.')
+    assert lines[4].startswith('    recorded: "You are Qwen')
+    assert lines[5].startswith('    now:      "Something else.')
     assert len(lines) == 6
-    one = json.loads(told(folder, capsys, 1, agent="other_build")[0])
+    one = json.loads(lines_of(folder, capsys, 1, agent="other_build")[0])
     assert one["difference"]["cause"] == "the system prompt was changed" and one["difference"]["event"] == 1
 
 
-def told(folder: Path, capsys: pytest.CaptureFixture[str], code: int, *more: str, agent: str = "build") -> list[str]:
+def lines_of(
+    folder: Path, capsys: pytest.CaptureFixture[str], code: int, *more: str, agent: str = "build"
+) -> list[str]:
     assert main(arguments(folder, "--json", *more, agent=agent)) == code
     return capsys.readouterr().out.splitlines()
 
@@ -107,7 +120,7 @@ def test_nothing_to_replay(folder: Path, capsys: pytest.CaptureFixture[str], tmp
     for name in ("empty", "file", "nowhere"):
         assert main(arguments(tmp_path / name)) == 2
         printed = capsys.readouterr()
-        assert f"{tmp_path / name} is no directory of a run" in printed.err and not printed.out
+        assert f"{tmp_path / name} is not the directory of a run" in printed.err and not printed.out
     assert main(arguments(folder, "--episode", "nope")) == 2
     assert "has no episode 'nope'" in capsys.readouterr().err
     write_run(tmp_path / "begun", {"run": RUN})
@@ -118,9 +131,9 @@ def test_nothing_to_replay(folder: Path, capsys: pytest.CaptureFixture[str], tmp
 
 def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for more, words in (
-        (("--limits", '{"turn": 1}'), "there is no limit 'turn'; there are turns, tool_calls"),
-        (("--limits", '{"turns": 0}'), "Limits.turns must be a number above 0"),
-        (("--model-options", '{"directory": "x"}'), "'directory', which is not an option of the model"),
+        (("--limits", '{"turn": 1}'), "limits must be among max_turns, max_tool_calls"),
+        (("--limits", '{"max_turns": 0}'), "Limits.max_turns must be an int >= 1"),
+        (("--model-options", '{"directory": "x"}'), "arguments of SGLangModel only, got 'directory'"),
         (("--model-options", '{"temprature": 1}'), "unknown option 'temprature'"),
     ):
         assert main(arguments(folder, *more)) == 2
@@ -132,7 +145,7 @@ def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
             assert exit.value.code == 2 and "not " in capsys.readouterr().err
 
 
-def test_a_ledger_cannot_write_lines(
+def test_ledger_text_cannot_add_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evil = "a\n0 episodes: all identical\x1b[2K\u202e"
@@ -141,15 +154,15 @@ def test_a_ledger_cannot_write_lines(
     plain_episode(writer.write, task=evil)
     writer.close()
 
-    async def replayed(*args: Any, **kwargs: Any) -> list[Replayed]:
-        return [Replayed(f"{evil}/0", ReplayVerdict.DIVERGED, 3, f"event 3 of {evil}")]
+    async def replayed(*args: Any, **kwargs: Any) -> list[ReplayResult]:
+        return [ReplayResult(f"{evil}/0", ReplayVerdict.DIVERGED, 3, f"event 3 of {evil}")]
 
-    monkeypatch.setattr(command, "replay", replayed)
+    monkeypatch.setattr("strands_sglang.rollout.replay", replayed)
     assert main(arguments(tmp_path)) == 1
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("1 episode: 1 diverged") and second.isprintable() and third.isprintable()
     assert second.startswith("  1 diverged: event ... of a")
-    assert third == r"    it is a\n0 episodes: all identical\x1b[2K\u202e/0, at event 3"
+    assert third == r"    episode a\n0 episodes: all identical\x1b[2K\u202e/0, event 3"
     assert main(arguments(tmp_path, "--json")) == 1
     assert capsys.readouterr().out.strip().isascii()
     assert main(arguments(tmp_path, "--episode", evil)) == 2
@@ -157,11 +170,11 @@ def test_a_ledger_cannot_write_lines(
 
 
 def recorded(limits: Limits, **options: Any) -> dict[str, Any]:
-    return {"settings": Setup(build, None, None, PromptEngine(steps(1)), limits, options).settings()}
+    return {"settings": RunSpec(build, None, None, PromptEngine(steps(1)), limits, options).settings()}
 
 
-def test_what_run_json_tells() -> None:
-    limits = Limits(turns=3, seconds_per_tool=1.5)
+def test_settings_from_run_json() -> None:
+    limits = Limits(max_turns=3, tool_timeout=1.5)
     options: dict[str, Any] = {
         "sampling_params": {"temperature": 0.5, "stop": ["<end>"]},
         "enable_thinking": False,
@@ -176,22 +189,22 @@ def test_what_run_json_tells() -> None:
     settings = run_settings(run, None, {})
     assert (settings.limits, settings.model_options, settings.left_out) == (limits, options, ())
     assert run_settings(recorded(limits, tool_parser="qwen_xml"), None, {}).model_options == {"tool_parser": "qwen_xml"}
-    in_words = recorded(limits, tool_parser=HermesToolParser(), adapter=object(), path=Path("x"), enable_thinking=True)
-    settings = run_settings(in_words, None, {})
+    not_plain = recorded(limits, tool_parser=HermesToolParser(), adapter=object(), path=Path("x"), enable_thinking=True)
+    settings = run_settings(not_plain, None, {})
     assert settings.model_options == {"enable_thinking": True}
     assert settings.left_out == ("tool_parser", "adapter", "path")
-    # What is given counts: limits as a whole, options by name, under either name.
-    settings = run_settings(run, {"tool_calls": 2}, {"params": {"temperature": 1.0}, "on_trim": "refuse"})
-    assert settings.limits == Limits(tool_calls=2)
+    # Given values take precedence: limits as a whole, options by name, under either name.
+    settings = run_settings(run, {"max_tool_calls": 2}, {"params": {"temperature": 1.0}, "on_trim": "refuse"})
+    assert settings.limits == Limits(max_tool_calls=2)
     assert settings.model_options == {
         **{name: value for name, value in options.items() if name != "sampling_params"},
         **{"params": {"temperature": 1.0}, "on_trim": "refuse"},
     }
-    # A run.json of another version, or somebody else's, is taken for what it is.
-    strange: dict[str, Any] = {"limits": {"turns": 2, "wings": 3}, "tokenizer": "x", "client": "y", "base_url": "z"}
+    # Unknown values in a run.json of another version are ignored.
+    strange: dict[str, Any] = {"limits": {"max_turns": 2, "wings": 3}, "tokenizer": "x", "client": "y", "base_url": "z"}
     settings = run_settings({"settings": strange}, None, {})
-    assert (settings.limits, settings.model_options) == (Limits(turns=2), {})
-    for other in (None, {}, {"settings": None}, {"settings": {"limits": 3}}):
+    assert (settings.limits, settings.model_options) == (Limits(max_turns=2), {})
+    for other in ({}, {"settings": None}, {"settings": {"limits": 3}}):
         assert run_settings(other, None, {}).limits == Limits()
     with pytest.raises(ConfigurationError, match="turns"):
-        run_settings({"settings": {"limits": {"turns": "x"}}}, None, {})
+        run_settings({"settings": {"limits": {"max_turns": "x"}}}, None, {})

@@ -1,4 +1,4 @@
-"""`strands-sglang score` from the outside: what it prints, how it exits, and what is on record then."""
+"""`strands-sglang score`: output, exit codes, and the recorded scores."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from strands import Agent
 
-from families import tokenizer
-from rollout.scripts import FAMILY, PromptEngine, assert_proved, steps
 from strands_sglang.cli.main import main
 from strands_sglang.rollout import rollout
+from support.families import tokenizer
+from support.rollout.scripts import FAMILY, PromptEngine, assert_proved, steps
 
 
 def build(task: Any, model: Any) -> Agent:
@@ -56,8 +56,8 @@ def test_scored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(folder, "only_one")) == 1
     first, second, third = capsys.readouterr().out.splitlines()
     assert first == "2 episodes scored: 1 with a value, mean 0.5, 1 failed"
-    assert second == "  1 value changed; scores from before stay on record, the newest counts"
-    assert third == "  1 time: ValueError: the reward is nan"
+    assert second == "  1 value changed; earlier scores stay recorded, the newest counts"
+    assert third == "  1 time: ValueError: the reward must be finite, got nan"
     assert_proved(folder)
     (folder / "signature.json").write_text("{}")
     assert main(arguments(folder, "right", "--unscored")) == 0
@@ -67,16 +67,16 @@ def test_scored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(folder, "right", "--unscored")) == 3
     assert capsys.readouterr().out.startswith("nothing to score")
     assert main(arguments(folder, "right", "--json")) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert sorted((one["before"], one["reward"], one["error"]) for one in told) == [(0.5, 1.0, None), (1.0, 1.0, None)]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert sorted((one["before"], one["reward"], one["error"]) for one in lines) == [(0.5, 1.0, None), (1.0, 1.0, None)]
     assert_proved(folder)
 
 
 def test_wrong_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given, words in (
-        (arguments(tmp_path, "right"), "is no directory of a run"),
+        (arguments(tmp_path, "right"), "is not the directory of a run"),
         (arguments(folder, "nothing"), "has no function 'nothing'"),
-        (["score", str(folder), "--reward", "right"], "--reward is MODULE:FUNCTION, such as my_rewards:reward"),
+        (["score", str(folder), "--reward", "right"], "--reward must be MODULE:FUNCTION, such as my_rewards:reward"),
         (["score", str(folder), "--reward", "no_such_module:right"], "cannot import 'no_such_module'"),
         (arguments(folder, "right", "--episode", "x"), "no episode 'x'"),
     ):

@@ -1,4 +1,4 @@
-"""`strands-sglang verify` from the outside: what it prints and how it exits."""
+"""`strands-sglang verify`: output and exit codes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import orjson
 import pytest
 
-from ledger.episodes import RUN, plain_episode, rich_episode
 from strands_sglang.cli.main import main
-from strands_sglang.ledger.seal import seal, write_run
+from strands_sglang.ledger.run_dir import write_run
+from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.writer import LedgerWriter
+from support.ledger.episodes import RUN, plain_episode, rich_episode
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_proved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.out.startswith(f"PROVED  {folder}\n") and not printed.err
 
 
-def test_an_export(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = folder.parent / "out.jsonl"
     assert main(["verify", str(folder), "--exported", str(out)]) == 0
     assert "5 of 5 trajectories agree" in capsys.readouterr().out
@@ -53,8 +54,8 @@ def test_an_export(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(folder), "--json", "--episode", "add/0"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["verdict"], told["episodes"]["proved"], told["seal"]) == ("proved", 1, "unchecked")
+    report = json.loads(capsys.readouterr().out)
+    assert (report["verdict"], report["episodes"]["proved"], report["seal"]) == ("proved", 1, "unchecked")
 
 
 def test_json_is_ascii(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,12 +86,12 @@ def test_broken_and_truncated(folder: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(folder / "nothing")]) == 2
-    assert "is no directory of a run" in capsys.readouterr().err
+    assert "is not the directory of a run" in capsys.readouterr().err
     (folder / "empty").mkdir()
     for name in ("empty", "run.json"):
         assert main(["verify", str(folder / name)]) == 2
         printed = capsys.readouterr()
-        assert "is no directory of a run" in printed.err and not printed.out
+        assert "is not the directory of a run" in printed.err and not printed.out
     for more in ([], ["--json"]):
         assert main(["verify", str(folder), "--episode", "add/0", "--episode", "nope\x1b", *more]) == 2
         printed = capsys.readouterr()
@@ -102,7 +103,7 @@ def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert exit.value.code == 2
 
 
-def test_an_engine_that_is_not_there(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments: list[Any] = ["verify", str(folder), "--rescore", "http://127.0.0.1:9"]
     assert main(arguments) == 3
     assert "NOTHING  http://127.0.0.1:9" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`strands-sglang verify --templates`: every conversation on record held against one rendering."""
+"""`strands-sglang verify --templates`: recorded conversations are compared with a full rendering."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from strands import Agent, tool
 
-from families import FAMILIES, tokenizer
-from rollout.scripts import FAMILY, PromptEngine, steps
 from strands_sglang.cli.main import main
-from strands_sglang.ledger.ledger import Ledger
+from strands_sglang.ledger.reader import Ledger
 from strands_sglang.rollout import rollout
+from support.families import FAMILIES, tokenizer
+from support.rollout.scripts import FAMILY, PromptEngine, steps
 
 FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
 TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
@@ -44,28 +44,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         client=PromptEngine(steps(3)),
         tokenizer=tokenizer(FAMILY),
         directory=made,
-        audit_share=1,  # all of them, however many episodes this process has seen
+        audit_share=1,  # audit all episodes
     )
     asyncio.run(run)
     return made
 
 
-def test_conversations_are_one_rendering(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_conversations_equal_a_full_rendering(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(folder), "--templates", TOKENIZER]) == 0
     shown = capsys.readouterr().out
-    assert "EXACT  3 conversations held against one rendering" in shown
+    assert "EXACT  3 conversations compared with one rendering" in shown
     assert "audited" in shown and "0 differ" in shown
 
 
 def test_one_episode_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = Ledger(folder).ids()[0]
     assert main(["verify", str(folder), "--templates", TOKENIZER, "--json", "--episode", one]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["templates"] == {"conversations": 1, "unknown": 0, "differences": []}
-    assert told["audit_differences"] == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["templates"] == {"conversations": 1, "unknown": 0, "differences": []}
+    assert report["audit_differences"] == 0
 
 
-def test_another_template_is_another_text(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_template_differs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tokenizer(FAMILY).chat_template.replace("# Tools", "# All tools")
     saved = tmp_path / "other"
     tokenizer(FAMILY).save_pretrained(saved)

@@ -9,10 +9,10 @@ import time
 import orjson
 import pytest
 
-from scripted import ScriptedServer, Wire, encoded, serve_rest
 from strands_sglang import SGLangClient
-from strands_sglang.engine import response, sse
+from strands_sglang.engine import response, streaming
 from strands_sglang.errors import MalformedResponseError, RequestRejectedError, StrandsSGLangError
+from support.scripted import ScriptedServer, Wire, encoded, serve_rest
 
 BUDGET = {"max_new_tokens": 4}
 
@@ -28,7 +28,7 @@ def replying(body: bytes, status: int = 200, **headers: str) -> ScriptedServer:
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("status", [200, 400])
-async def test_a_compressed_body_is_not_unpacked(status: int, streaming: bool) -> None:
+async def test_compressed_body_is_not_decompressed(status: int, streaming: bool) -> None:
     bomb = gzip.compress(encoded(1) + b" " * 2**24)
     with replying(bomb, status, Content_Encoding="gzip") as server:
         async with SGLangClient(server.url, max_retries=0) as client:
@@ -41,7 +41,7 @@ async def test_a_compressed_body_is_not_unpacked(status: int, streaming: bool) -
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-async def test_of_an_error_the_beginning_is_read(streaming: bool) -> None:
+async def test_only_beginning_of_error_body_is_read(streaming: bool) -> None:
     with replying(b"no " * 2**22, 400) as server:
         async with SGLangClient(server.url, max_retries=0) as client:
             with pytest.raises(RequestRejectedError) as caught:
@@ -52,14 +52,14 @@ async def test_of_an_error_the_beginning_is_read(streaming: bool) -> None:
     assert len(caught.value.server_message) <= 2000
 
 
-def test_more_values_than_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response, "_MOST_VALUES", 2**16)
     body = b'{"output_ids":[' + b"[]," * 2**23 + b"0]}"
     with pytest.raises(MalformedResponseError, match="values"):
         response.loads(body)
 
 
-def test_what_is_nested_deeply_is_refused_in_words() -> None:
+def test_deeply_nested_body_is_refused_with_message() -> None:
     deep = b"[" * 1000 + b"]" * 1000
     bodies = [
         deep,
@@ -85,12 +85,12 @@ async def streamed(pieces: list[bytes]) -> list[list[bytes]]:
             for piece in pieces:
                 yield piece
 
-    return [arrived async for arrived in sse.payloads(Content())]  # type: ignore[arg-type]
+    return [arrived async for arrived in streaming.payloads(Content())]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("end", ["\n\n", "\r\n\r\n", "\n\r\n"])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-async def test_events_are_told_apart_however_they_are_cut(end: str, size: int) -> None:
+async def test_events_are_split_at_any_chunk_boundary(end: str, size: int) -> None:
     wire = (
         "".join(f"data: {{{number}}}{end}" for number in range(20)).encode() + f": words{end}data: [DONE]{end}".encode()
     )
@@ -98,7 +98,8 @@ async def test_events_are_told_apart_however_they_are_cut(end: str, size: int) -
     assert [event for arrived in found for event in arrived] == [f"{{{number}}}".encode() for number in range(20)]
 
 
-async def test_an_event_that_does_not_end_takes_time_in_proportion() -> None:
+@pytest.mark.timing
+async def test_unterminated_event_takes_linear_time() -> None:
     piece, times = b"x" * 2**16, []
     for count in (100, 400):
         began = time.process_time()
@@ -107,8 +108,8 @@ async def test_an_event_that_does_not_end_takes_time_in_proportion() -> None:
     assert times[1] < 10 * times[0] + 0.05
 
 
-async def test_an_event_that_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 2**20)
+async def test_unterminated_event_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "MAX_EVENT_BYTES", 2**20)
 
     async def endless(wire: Wire) -> None:
         if await serve_rest(wire):
@@ -120,7 +121,7 @@ async def test_an_event_that_does_not_end_is_given_up(monkeypatch: pytest.Monkey
 
     with ScriptedServer(endless) as server:
         async with SGLangClient(server.url, max_retries=0) as client:
-            with pytest.raises(StrandsSGLangError, match="more than 1048576 bytes"):
+            with pytest.raises(StrandsSGLangError, match="at most 1048576 bytes"):
                 await asyncio.wait_for(_all(client), 20)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import orjson
 import pytest
 
-from scripted import Received, ScriptedServer, Wire, answer, encoded, scripted, serve_rest
 from strands_sglang import AbortPolicy, FinishReason, SGLangClient, TokenEngine, VersionSpan
 from strands_sglang.errors import (
     AttemptTimeoutError,
@@ -26,6 +25,7 @@ from strands_sglang.errors import (
     MalformedResponseError,
     RequestRejectedError,
 )
+from support.scripted import Received, ScriptedServer, Wire, answer, encoded, scripted, serve_rest
 
 QUICK: dict[str, Any] = {"retry_delay": 0.001, "max_retry_delay": 0.002}
 BUDGET = {"max_new_tokens": 10}
@@ -65,7 +65,7 @@ async def hang(wire: Wire) -> None:
 
 
 class TestSettings:
-    def test_the_published_face(self) -> None:
+    def test_published_api(self) -> None:
         client = SGLangClient(
             base_url="http://localhost:30000", max_connections=1000, timeout=None, max_retries=60, retry_delay=1.0
         )
@@ -73,7 +73,7 @@ class TestSettings:
         assert isinstance(client, TokenEngine)
 
     @pytest.mark.parametrize("url", ["localhost:30000", "ftp://x", "", "http://", "/generate"])
-    def test_urls_that_cannot_work(self, url: str) -> None:
+    def test_invalid_urls_are_refused(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match="base_url"):
             SGLangClient(url)
 
@@ -81,7 +81,7 @@ class TestSettings:
         "setting",
         [{"max_connections": 0}, {"timeout": 0}, {"deadline": -1}, {"max_retries": -1}, {"retry_delay": -1.0}],
     )
-    def test_numbers_that_cannot_work(self, setting: dict[str, Any]) -> None:
+    def test_invalid_numbers_are_refused(self, setting: dict[str, Any]) -> None:
         with pytest.raises(ConfigurationError, match=next(iter(setting))):
             SGLangClient("http://x", **setting)
 
@@ -97,7 +97,7 @@ class TestSettings:
             assert request.headers["x-smg-routing-key"] == "episode-1"
             assert "secret" not in repr(client)
 
-    async def test_a_routing_key_is_always_sent(self) -> None:
+    async def test_routing_key_is_always_sent(self) -> None:
         with scripted(lambda request: encoded(request)) as server:
             async with SGLangClient(server.url) as client:
                 await asyncio.gather(*(client.generate([1], BUDGET) for _ in range(3)))
@@ -105,7 +105,7 @@ class TestSettings:
             assert len(keys) == 3
 
     @pytest.mark.parametrize("key", ["a\nb", "a\r\nX-Evil: 1", 5])
-    async def test_routing_keys_that_cannot_be_sent(self, key: Any) -> None:
+    async def test_invalid_routing_keys_are_refused(self, key: Any) -> None:
         async with SGLangClient("http://127.0.0.1:9") as client:
             with pytest.raises(ConfigurationError, match="one line of text"):
                 await client.generate([1], BUDGET, routing_key=key)
@@ -115,7 +115,7 @@ class TestSettings:
         with pytest.raises(ConfigurationError, match="X-Team"):
             SGLangClient("http://x", headers={"X-Team": key})
 
-    async def test_a_pickled_client_works(self) -> None:
+    async def test_pickled_client_works(self) -> None:
         with scripted(lambda request: encoded(request)) as server:
             client = pickle.loads(pickle.dumps(SGLangClient(server.url, api_key="k", timeout=5.0)))
             assert len(await client.generate([1], BUDGET)) == 3
@@ -127,21 +127,21 @@ class TestSettings:
 
 class TestRetries:
     @pytest.mark.parametrize("code", [408, 409, 425, 429, 500, 502, 503, 504])
-    async def test_passing_statuses_are_tried_again(self, code: int) -> None:
+    async def test_transient_statuses_are_retried(self, code: int) -> None:
         with in_turn(status(code), status(code), good()) as server:
             async with SGLangClient(server.url, **QUICK) as client:
                 generation = await client.generate([1], BUDGET)
             assert generation.requests == len(server.generates()) == 3
 
     @pytest.mark.parametrize("code", [408, 502, 504])
-    async def test_what_a_proxy_gave_up_on_is_aborted(self, code: int) -> None:
+    async def test_request_that_timed_out_in_proxy_is_aborted(self, code: int) -> None:
         with in_turn(status(code), good()) as server:
             async with SGLangClient(server.url, **QUICK) as client:
                 await client.generate([1], BUDGET)
                 await until(lambda: "/abort_request" in server.paths())
 
     @pytest.mark.parametrize("code", [400, 401, 403, 404, 413, 422])
-    async def test_final_statuses_are_not(self, code: int) -> None:
+    async def test_final_statuses_are_not_retried(self, code: int) -> None:
         with in_turn(status(code, "no such thing")) as server:
             async with SGLangClient(server.url, **QUICK) as client:
                 with pytest.raises(RequestRejectedError, match="no such thing"):
@@ -156,7 +156,7 @@ class TestRetries:
             assert len(server.generates()) == caught.value.attempts == 5
             assert caught.value.status == 503
 
-    async def test_retry_after_is_heeded(self) -> None:
+    async def test_retry_after_is_respected(self) -> None:
         with in_turn(status(429, **{"Retry-After": "0.3"}), good()) as server:
             async with SGLangClient(server.url, **QUICK) as client:
                 started = time.monotonic()
@@ -169,10 +169,10 @@ class TestRetries:
                 await client.generate([1], BUDGET)
         assert isinstance(caught.value.__cause__, ConnectionLostError)
 
-    async def test_a_prompt_that_kills_its_workers_is_named(self) -> None:
+    async def test_error_names_prompt_that_kills_workers(self) -> None:
         with in_turn(lambda wire: wire.reset()) as server:
             async with SGLangClient(server.url, max_retries=2, **QUICK) as client:
-                with pytest.raises(EngineUnavailableError, match="crashes its worker"):
+                with pytest.raises(EngineUnavailableError, match="crash its worker"):
                     await client.generate([1], BUDGET)
 
     async def test_each_attempt_has_its_own_rid(self) -> None:
@@ -192,7 +192,7 @@ class TestRetries:
             assert isinstance(caught.value.__cause__, MalformedResponseError)
             assert len(server.generates()) == 2
 
-    async def test_an_abort_that_is_a_server_fault_inside_a_200(self) -> None:
+    async def test_server_fault_inside_200(self) -> None:
         fault = {"type": "abort", "message": "out of memory", "status_code": 503}
         refusal = {
             "type": "abort",
@@ -209,7 +209,7 @@ class TestRetries:
 
 
 class TestEndingEarly:
-    async def test_a_deadline_covers_everything(self) -> None:
+    async def test_deadline_covers_all_waits(self) -> None:
         waits: list[tuple[str, ScriptedServer, dict[str, Any]]] = [
             ("engine", in_turn(hang), {}),
             ("backoff", in_turn(status(503)), {"retry_delay": 50.0}),
@@ -224,7 +224,7 @@ class TestEndingEarly:
                     assert time.monotonic() - started < 5, name
                     assert caught.value.seconds == 0.2
 
-    async def test_a_deadline_covers_waiting_for_a_slot(self) -> None:
+    async def test_deadline_covers_waiting_for_connection(self) -> None:
         with in_turn(hang) as server:
             async with SGLangClient(server.url, max_connections=1) as client:
                 first = asyncio.create_task(client.generate([1], BUDGET))
@@ -234,7 +234,7 @@ class TestEndingEarly:
                 assert len(server.generates()) == 1
                 first.cancel()
 
-    async def test_the_clients_deadline_and_the_calls(self) -> None:
+    async def test_deadline_of_call_overrides_client(self) -> None:
         with in_turn(hang) as server:
             async with SGLangClient(server.url, deadline=0.1) as client:
                 with pytest.raises(DeadlineExceededError, match=r"0\.1 s"):
@@ -242,7 +242,7 @@ class TestEndingEarly:
                 with pytest.raises(DeadlineExceededError, match=r"0\.05 s"):
                     await client.generate([1], BUDGET, deadline=0.05)
 
-    async def test_a_timeout_is_per_attempt(self) -> None:
+    async def test_timeout_is_per_attempt(self) -> None:
         with in_turn(hang, good()) as server:
             async with SGLangClient(server.url, timeout=0.2, **QUICK) as client:
                 assert (await client.generate([1], BUDGET)).requests == 2
@@ -253,6 +253,7 @@ class TestEndingEarly:
         assert isinstance(caught.value.__cause__, AttemptTimeoutError)
 
     @pytest.mark.parametrize("repeat", range(5))
+    @pytest.mark.timing
     def test_timeout_and_deadline_at_the_same_moment(self, repeat: int) -> None:
         async def main() -> None:
             async with SGLangClient(server.url, timeout=0.1, **QUICK) as client:
@@ -264,7 +265,7 @@ class TestEndingEarly:
             asyncio.run(main())
             assert time.monotonic() - started < 2.5  # closing waits up to a second for the aborts to be heard
 
-    async def test_a_cancel_signal_from_another_thread(self) -> None:
+    async def test_cancel_signal_from_other_thread(self) -> None:
         with in_turn(hang) as server:
             async with SGLangClient(server.url) as client:
                 signal = threading.Event()
@@ -277,7 +278,7 @@ class TestEndingEarly:
                 await until(lambda: "/abort_request" in server.paths())
                 assert server.received[-1].json() == {"rid": rid}
 
-    async def test_a_signal_set_before_sends_nothing(self) -> None:
+    async def test_signal_set_before_call_sends_nothing(self) -> None:
         with scripted(lambda request: encoded(request)) as server:
             async with SGLangClient(server.url) as client:
                 signal = threading.Event()
@@ -286,7 +287,7 @@ class TestEndingEarly:
                     await client.generate([1], BUDGET, cancel_signal=signal)
             assert not server.received
 
-    async def test_a_cancelled_task_stays_cancelled_and_aborts(self) -> None:
+    async def test_cancelled_task_stays_cancelled_and_aborts(self) -> None:
         with in_turn(hang) as server:
             async with SGLangClient(server.url) as client:
                 call = client.generate([1], BUDGET, deadline=30.0, cancel_signal=threading.Event())
@@ -297,7 +298,7 @@ class TestEndingEarly:
                     await task
                 await until(lambda: "/abort_request" in server.paths())
 
-    async def test_the_callers_own_timeout_wins_over_ours(self) -> None:
+    async def test_callers_timeout_takes_precedence(self) -> None:
         with in_turn(hang) as server:
             async with SGLangClient(server.url) as client:
                 with pytest.raises(asyncio.TimeoutError) as caught:
@@ -319,7 +320,7 @@ class TestEndingEarly:
                 asyncio.run(main())
             assert "/abort_request" in server.paths()
 
-    async def test_a_lost_connection_is_aborted_too(self) -> None:
+    async def test_lost_connection_is_aborted(self) -> None:
         with in_turn(lambda wire: wire.reset(), good()) as server:
             async with SGLangClient(server.url, **QUICK) as client:
                 await client.generate([1], BUDGET)
@@ -330,7 +331,7 @@ class TestEndingEarly:
 
 
 class TestClosing:
-    async def test_calls_under_way_end_typed_and_are_aborted(self) -> None:
+    async def test_close_ends_running_calls_with_typed_error(self) -> None:
         with in_turn(hang) as server:
             client = SGLangClient(server.url)
             calls = [asyncio.create_task(client.generate([1], BUDGET)) for _ in range(3)]
@@ -341,7 +342,7 @@ class TestClosing:
             rids = {request.json()["rid"] for request in server.generates()}
             assert {r.json()["rid"] for r in server.received if r.path == "/abort_request"} == rids
 
-    async def test_a_call_waiting_to_try_again(self) -> None:
+    async def test_close_ends_call_that_waits_for_retry(self) -> None:
         with in_turn(status(503)) as server:
             client = SGLangClient(server.url, retry_delay=0.2)
             call = asyncio.create_task(client.generate([1], BUDGET))
@@ -350,7 +351,7 @@ class TestClosing:
             with pytest.raises(ClientClosedError):
                 await call
 
-    async def test_a_close_that_is_cancelled_closes(self) -> None:
+    async def test_cancelled_close_still_closes(self) -> None:
         async def slow_abort(wire: Wire) -> None:
             await wire.read_body()
             await asyncio.sleep(30)
@@ -368,7 +369,7 @@ class TestClosing:
 
 
 class TestInterruptedTurns:
-    async def test_a_turn_goes_on_where_it_stopped(self) -> None:
+    async def test_interrupted_turn_is_continued(self) -> None:
         with in_turn(aborted([1, 2, 3], "a"), aborted([], "b"), aborted([4], "b"), good([5, 6])) as server:
             async with SGLangClient(server.url, **QUICK) as client:
                 generation = await client.generate([9, 9], {"max_new_tokens": 10, "temperature": 1.0})
@@ -380,13 +381,13 @@ class TestInterruptedTurns:
         assert [body["input_ids"] for body in sent] == [[9, 9], [9, 9, 1, 2, 3], [9, 9, 1, 2, 3], [9, 9, 1, 2, 3, 4]]
         assert [body["sampling_params"]["max_new_tokens"] for body in sent] == [10, 7, 7, 6]
 
-    async def test_a_length_is_that_of_the_whole_budget(self) -> None:
+    async def test_length_finish_reports_whole_budget(self) -> None:
         with in_turn(aborted([1, 2, 3]), good([4, 5], finish_reason={"type": "length", "length": 2})) as server:
             async with SGLangClient(server.url, **QUICK) as client:
                 generation = await client.generate([9], {"max_new_tokens": 5})
         assert (generation.finish_reason, generation.finish_detail) == (FinishReason.LENGTH, 5)
 
-    async def test_or_is_handed_back(self) -> None:
+    async def test_interrupted_turn_is_returned_on_request(self) -> None:
         with in_turn(aborted([1, 2], "a")) as server:
             async with SGLangClient(server.url) as client:
                 generation = await client.generate([9], BUDGET, on_abort=AbortPolicy.RETURN)
@@ -396,7 +397,7 @@ class TestInterruptedTurns:
     @pytest.mark.parametrize(
         "params", [{"max_new_tokens": 9, "json_schema": "{}"}, {"max_new_tokens": 9, "stop": "x"}, {}]
     )
-    async def test_where_going_on_is_not_exact_it_starts_over(self, params: dict[str, Any]) -> None:
+    async def test_turn_restarts_if_continuation_is_not_exact(self, params: dict[str, Any]) -> None:
         with in_turn(aborted([1, 2]), good([3, 4])) as server:
             async with SGLangClient(server.url, **QUICK) as client:
                 generation = await client.generate([9], params)
@@ -404,21 +405,21 @@ class TestInterruptedTurns:
         assert (generation.discarded_tokens, generation.continuations) == (2, 0)
         assert [request.json()["input_ids"] for request in server.generates()] == [[9], [9]]
 
-    async def test_cut_exactly_at_the_budget(self) -> None:
+    async def test_interrupted_exactly_at_budget(self) -> None:
         with in_turn(aborted([1, 2])) as server:
             async with SGLangClient(server.url) as client:
                 generation = await client.generate([9], {"max_new_tokens": 2})
         assert generation.finish_reason is FinishReason.LENGTH
         assert len(server.generates()) == 1
 
-    async def test_an_engine_that_only_aborts_is_failing(self) -> None:
+    async def test_engine_that_only_aborts_fails(self) -> None:
         with in_turn(aborted([])) as server:
             async with SGLangClient(server.url, max_retries=3, **QUICK) as client:
                 with pytest.raises(EngineUnavailableError, match="aborted the request"):
                     await client.generate([9], BUDGET)
             assert len(server.generates()) == 4
 
-    async def test_progress_sets_failures_back_and_survives_a_lost_worker(self) -> None:
+    async def test_progress_resets_failures_and_survives_lost_worker(self) -> None:
         replies = [
             status(503),
             aborted([1]),
@@ -434,7 +435,7 @@ class TestInterruptedTurns:
         assert list(generation.token_ids) == [1, 2, 3]
 
 
-async def test_bodies_without_a_length_and_in_pieces() -> None:
+async def test_bodies_without_length_and_in_chunks() -> None:
     async def chunked(wire: Wire) -> None:
         body = encoded(wire.received)
         await wire.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -456,7 +457,7 @@ async def test_bodies_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPatc
                 await client.generate([1], BUDGET)
 
 
-async def test_waiting_for_a_slot_is_not_a_connect_timeout() -> None:
+async def test_waiting_for_connection_is_not_a_connect_timeout() -> None:
     async def slow(request: Received) -> bytes:
         await asyncio.sleep(0.15)
         return orjson.dumps(answer(request))

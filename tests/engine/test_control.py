@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from scripted import ScriptedServer, Wire
 from strands_sglang import PauseMode, SGLangClient
 from strands_sglang.engine import Worker
 from strands_sglang.errors import EngineError, EngineUnavailableError, MalformedResponseError
+from support.scripted import ScriptedServer, Wire
 
 
 def serving(routes: dict[str, Any]) -> ScriptedServer:
@@ -50,7 +50,7 @@ def router(*urls: str) -> ScriptedServer:
     return serving({"/workers": {"workers": [{"url": url, "is_healthy": True} for url in urls]}, "/health": ""})
 
 
-async def test_a_single_server_is_its_own_fleet() -> None:
+async def test_single_server_is_its_only_worker() -> None:
     with worker() as server:
         async with SGLangClient(server.url) as client:
             assert await client.control.workers() == (Worker(server.url),)
@@ -58,19 +58,19 @@ async def test_a_single_server_is_its_own_fleet() -> None:
             info = await client.control.model_info()
             assert (info.model_path, info.weight_version, info.rest["model_type"]) == ("m", "3", "qwen3")
             assert (await client.control.server_info())["version"] == "0.5.21"
-            assert await client.control.running_requests() == {server.url: 3}
+            assert await client.control.open_requests() == {server.url: 3}
             assert all(result.ok for result in await client.control.pause(PauseMode.IN_PLACE))
             assert server.received[-1].json() == {"mode": "in_place"}
 
 
-async def test_the_ranks_of_one_server_are_told_once() -> None:
+async def test_ranks_of_one_server_receive_one_call() -> None:
     with worker() as one, router(one.url + "@0", one.url + "@1") as front:
         async with SGLangClient(front.url) as client:
             assert await client.control.workers() == (Worker(one.url),)
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
-async def test_a_weight_update_in_its_safe_order_on_every_worker(mode: PauseMode) -> None:
+async def test_weight_update_order_on_every_worker(mode: PauseMode) -> None:
     with worker() as one, worker() as two, router(one.url, two.url + "@1") as front:
         async with SGLangClient(front.url) as client:
             results = await client.control.swap_weights("/ckpt", version="7", mode=mode)
@@ -83,16 +83,16 @@ async def test_a_weight_update_in_its_safe_order_on_every_worker(mode: PauseMode
             assert update == {"model_path": "/ckpt", "weight_version": "7", "flush_cache": bool(flush)}
 
 
-async def test_a_dead_worker_is_data() -> None:
+async def test_dead_worker_is_returned_as_failure() -> None:
     with worker() as one, router(one.url, "http://127.0.0.1:9") as front:
         async with SGLangClient(front.url) as client:
             good, bad = await client.control.abort_all()
             assert good.ok and one.received[-1].json() == {"abort_all": True}
             assert not bad.ok and "could not connect" in bad.message
-            assert await client.control.running_requests() == {one.url: 3}
+            assert await client.control.open_requests() == {one.url: 3}
 
 
-async def test_generation_goes_on_even_if_the_update_fails() -> None:
+async def test_generation_continues_if_update_fails() -> None:
     failing = {"/update_weights_from_disk": (400, {"success": False, "message": "no such folder"})}
     with worker(**failing) as server:
         async with SGLangClient(server.url) as client:
@@ -101,7 +101,7 @@ async def test_generation_goes_on_even_if_the_update_fails() -> None:
         assert server.paths()[-1] == "/continue_generation"
 
 
-async def test_a_worker_that_will_not_pause_is_left_as_it_is() -> None:
+async def test_worker_that_does_not_pause_is_not_updated() -> None:
     unwilling = worker(**{"/pause_generation": (500, {"error": "no"})})
     with worker() as one, unwilling as two, router(one.url, two.url) as front:
         async with SGLangClient(front.url) as client:
@@ -110,15 +110,15 @@ async def test_a_worker_that_will_not_pause_is_left_as_it_is() -> None:
         assert "/update_weights_from_disk" in one.paths() and "/update_weights_from_disk" not in two.paths()
 
 
-async def test_workers_that_cannot_be_spoken_to_are_data() -> None:
+async def test_unreachable_workers_are_returned_as_failures() -> None:
     with router("grpc://10.0.0.1:1") as front:
         async with SGLangClient(front.url) as client:
             (result,) = await client.control.pause()
-            assert not result.ok and "no address" in result.message
-            assert await client.control.running_requests() == {}
+            assert not result.ok and "no request can be sent" in result.message
+            assert await client.control.open_requests() == {}
 
 
-async def test_a_fleet_that_makes_no_sense() -> None:
+async def test_invalid_worker_list_is_ignored_and_invalid_info_raises() -> None:
     with serving({"/workers": {"workers": [{"url": None}]}}) as front:
         async with SGLangClient(front.url) as client:
             assert await client.control.workers() == (Worker(front.url),)
@@ -167,7 +167,7 @@ async def test_old_names_of_the_information_calls() -> None:
             assert (info.model_path, info.weight_version) == ("old", None)
 
 
-async def test_nobody_there() -> None:
+async def test_no_server_answers() -> None:
     async with SGLangClient("http://127.0.0.1:9") as client:
         assert not await client.control.health()
         assert await client.control.workers() == (Worker("http://127.0.0.1:9"),)
@@ -175,7 +175,7 @@ async def test_nobody_there() -> None:
             await client.control.model_info()
 
 
-async def test_a_router_that_stops_answering_keeps_its_last_fleet() -> None:
+async def test_last_worker_list_is_kept_if_router_stops_answering() -> None:
     with worker() as one:
         with router(one.url) as front:
             port = front.port
@@ -186,7 +186,7 @@ async def test_a_router_that_stops_answering_keeps_its_last_fleet() -> None:
         await client.close()
 
 
-async def test_a_path_in_the_base_url_is_kept() -> None:
+async def test_path_in_base_url_is_kept() -> None:
     routes: dict[str, Any] = {"/a/b/health": ""}
     check: Callable[[SGLangClient], Any] = lambda client: client.control.health()  # noqa: E731
     with serving(routes) as server:
@@ -194,9 +194,9 @@ async def test_a_path_in_the_base_url_is_kept() -> None:
             assert await check(client)
 
 
-async def test_a_router_without_workers_yet() -> None:
+async def test_router_without_workers() -> None:
     with router() as front:
         async with SGLangClient(front.url) as client:
             assert await client.control.workers() == ()
-            with pytest.raises(EngineUnavailableError, match="without workers"):
+            with pytest.raises(EngineUnavailableError, match="at least one worker"):
                 await client.control.swap_weights("/ckpt")

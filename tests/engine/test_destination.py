@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from families import tokenizer
-from ledger.episodes import RUN, Recorder
-from rollout.kinds import plain
-from scripted import ScriptedServer, Wire, encoded, scripted
 from strands_sglang import SGLangClient
 from strands_sglang.errors import ConfigurationError, RequestRejectedError, StrandsSGLangError
-from strands_sglang.ledger.ledger import Ledger
-from strands_sglang.ledger.seal import write_run
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.rescore import rescore
-from strands_sglang.rollout import Task, rollout
+from strands_sglang.rollout import RunOptions, Task, rollout
+from support.families import tokenizer
+from support.ledger.episodes import RUN, Recorder
+from support.rollout.agent_kinds import plain
+from support.scripted import ScriptedServer, Wire, encoded, scripted
 
 Ask = Callable[[SGLangClient], Awaitable[object]]
 KEY, PASSWORD = "sk-a-key", "pass-word-9"
@@ -62,7 +62,7 @@ async def test_no_redirect_is_followed(status: int, way: Ask) -> None:
 
 
 @pytest.mark.parametrize("target", ["", "/generate", "//", "http://[", "http://user:pass-word-9@host/"])
-async def test_a_redirect_to_anywhere_is_one_request(target: str) -> None:
+async def test_redirect_is_one_request(target: str) -> None:
     with redirecting(307, target) as server:
         async with SGLangClient(server.url, max_retries=3) as client:
             with pytest.raises(RequestRejectedError, match="redirect") as caught:
@@ -71,7 +71,7 @@ async def test_a_redirect_to_anywhere_is_one_request(target: str) -> None:
     assert PASSWORD not in str(caught.value)
 
 
-async def test_rescoring_follows_none_either(tmp_path: Path) -> None:
+async def test_rescoring_follows_no_redirect(tmp_path: Path) -> None:
     write_run(tmp_path, {"run": RUN})
     writer = LedgerWriter(tmp_path)
     recorder = Recorder(writer.write)
@@ -106,7 +106,7 @@ def with_password(url: str) -> str:
     return url.replace("http://", f"http://user:{PASSWORD}@")
 
 
-async def test_a_password_in_the_address_is_sent_and_not_shown() -> None:
+async def test_password_in_url_is_sent_and_not_shown() -> None:
     with scripted(lambda received: encoded(received)) as server:
         async with SGLangClient(with_password(server.url)) as client:
             await ask(client)
@@ -131,26 +131,30 @@ async def test_no_error_and_no_log_line_has_the_password(way: Ask, caplog: pytes
 
 
 @pytest.mark.parametrize("address", ["ftp://user:{}@host", "user:{}@host", "http://user:{}@host:port", "http://u:{}@"])
-def test_an_address_that_cannot_work_is_shown_without_it(address: str) -> None:
+def test_invalid_url_is_shown_without_password(address: str) -> None:
     with pytest.raises(ConfigurationError, match="base_url") as caught:
         SGLangClient(address.format(PASSWORD))
     assert PASSWORD not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_password_and_a_key_are_one_too_many() -> None:
+def test_password_with_api_key_is_refused() -> None:
     for settings in ({"api_key": KEY}, {"headers": {"authorization": KEY}}):
-        with pytest.raises(ConfigurationError, match="give one of them"):
+        with pytest.raises(ConfigurationError, match="pass only one of them"):
             SGLangClient(f"http://user:{PASSWORD}@host", **settings)
 
 
 async def test_a_ledger_has_no_password(tmp_path: Path) -> None:
     with refusing() as server:
         given: dict[str, Any] = {"tokenizer": tokenizer("qwen2.5"), "base_url": with_password(server.url)}
-        with pytest.raises(ConfigurationError, match="does not take the api_key") as caught:
+        with pytest.raises(ConfigurationError, match="does not accept the api_key") as caught:
             await rollout(lambda task, model: plain(model), [Task("x", id="t")], directory=tmp_path, **given)
         assert PASSWORD not in "".join(traceback.format_exception(caught.value))
         (episode,) = await rollout(
-            lambda task, model: plain(model), [Task("x", id="t")], directory=tmp_path, preflight=False, **given
+            lambda task, model: plain(model),
+            [Task("x", id="t")],
+            directory=tmp_path,
+            options=RunOptions(preflight=False),
+            **given,
         )
     assert episode.failure is not None and PASSWORD not in str(episode.failure)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]

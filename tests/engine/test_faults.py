@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from strands_sglang.engine import faults
-from strands_sglang.engine.faults import TransientFault
+from strands_sglang.engine import response as faults
+from strands_sglang.engine.response import TransientFault
 from strands_sglang.errors import ContextOverflowError, RequestRejectedError
 
 # The sentences SGLang 0.5.21 really writes.
@@ -30,7 +30,7 @@ OVERFLOWS = [
 
 
 @pytest.mark.parametrize(("words", "asked", "limit"), OVERFLOWS)
-def test_overflow_is_told_by_real_sentences(words: str, asked: int, limit: int | None) -> None:
+def test_overflow_is_recognised_by_real_sentences(words: str, asked: int, limit: int | None) -> None:
     error = faults.from_status(400, orjson.dumps({"error": {"message": words}}), "u")
     assert isinstance(error, ContextOverflowError)
     assert (error.requested_tokens, error.limit_tokens, error.server_message) == (asked, limit, words)
@@ -53,7 +53,7 @@ def test_other_refusals_are_not_overflow(words: str) -> None:
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])
-def test_passing_faults(status: int) -> None:
+def test_transient_faults(status: int) -> None:
     assert isinstance(faults.from_status(status, b"busy", "u"), TransientFault)
 
 
@@ -77,12 +77,12 @@ def test_final_faults(status: int) -> None:
         (b'{"error":{"type":"Internal Server Error","code":"c","message":"m"}}', "m"),
     ],
 )
-def test_the_servers_words(body: bytes, words: str) -> None:
-    assert faults.server_words(body) == words
+def test_servers_message_is_used(body: bytes, words: str) -> None:
+    assert faults.server_message(body) == words
 
 
-def test_words_are_cut_to_a_length_a_person_reads() -> None:
-    assert len(faults.server_words(b"x" * 10_000_000)) == 2000
+def test_long_message_is_shortened() -> None:
+    assert len(faults.server_message(b"x" * 10_000_000)) == 2000
 
 
 @pytest.mark.parametrize(

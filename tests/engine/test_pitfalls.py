@@ -14,7 +14,6 @@ import pytest
 from strands import Agent
 from strands.models.model import Model
 
-from scripted import Received, ScriptedServer, Wire, encoded, scripted, serve_rest
 from strands_sglang import SGLangClient
 from strands_sglang.errors import (
     ContextOverflowError,
@@ -22,6 +21,7 @@ from strands_sglang.errors import (
     EngineUnavailableError,
     RequestRejectedError,
 )
+from support.scripted import Received, ScriptedServer, Wire, encoded, scripted, serve_rest
 
 BUDGET = {"max_new_tokens": 10}
 
@@ -121,7 +121,7 @@ def test_429_retries_are_multiplied_by_the_sdks_own_six() -> None:
         assert time.monotonic() - started < 9
 
 
-def test_the_second_synchronous_agent_call_dies() -> None:
+def test_second_synchronous_agent_call_fails() -> None:
     with scripted(lambda request: encoded(request)) as server:
         agent = Agent(model=Bridgeless(SGLangClient(server.url, max_retries=0)), callback_handler=None)
         assert [str(agent("hello")).strip() for _ in range(3)] == ["3 tokens"] * 3
@@ -164,7 +164,7 @@ async def test_a_base_url_with_a_path_is_refused() -> None:
 async def test_a_timeout_error_says_nothing() -> None:
     with scripted(hang) as server:
         async with SGLangClient(server.url, timeout=0.05, max_retries=0) as client:
-            with pytest.raises(EngineUnavailableError, match=r"no whole answer within 0\.05 s"):
+            with pytest.raises(EngineUnavailableError, match=r"no complete answer within 0\.05 s"):
                 await client.generate([1], BUDGET)
             with pytest.raises(DeadlineExceededError, match=r"within 0\.04 s"):
                 await client.generate([1], BUDGET, deadline=0.04)

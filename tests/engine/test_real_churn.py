@@ -12,9 +12,9 @@ from collections import Counter
 
 import pytest
 
-from engine_probes import prefill_logprobs
-from lab_servers import LAB, Routed
 from strands_sglang import FinishReason, Generation, PauseMode, SGLangClient
+from support.engine_probes import prefill_logprobs
+from support.lab_servers import LAB, Routed
 
 pytestmark = pytest.mark.engine
 

@@ -7,10 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from engine_probes import some_tokens_later
-from lab_servers import LabProcess
 from strands_sglang import PauseMode, SGLangClient
 from strands_sglang.errors import CountMismatchError
+from support.engine_probes import some_tokens_later
+from support.lab_servers import LabProcess
 
 pytestmark = pytest.mark.engine
 
@@ -18,7 +18,7 @@ LAYERS, TOP_K, EXPERTS = 3, 2, 8
 PROMPT = list(range(1000, 1030))
 
 
-async def test_a_row_for_every_token_but_the_last(tiny_moe: LabProcess) -> None:
+async def test_one_row_for_every_token_but_the_last(tiny_moe: LabProcess) -> None:
     async with SGLangClient(tiny_moe.url) as client:
         params = {"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}
         whole = await client.generate(PROMPT, params, routed_experts_start=0)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from engine_probes import prefill_logprobs
-from lab_servers import LabProcess
 from strands_sglang import FinishReason, Generation, SGLangClient
 from strands_sglang.errors import ContextOverflowError, RequestRejectedError
+from support.engine_probes import prefill_logprobs
+from support.lab_servers import LabProcess
 
 pytestmark = pytest.mark.engine
 
@@ -32,8 +32,10 @@ async def streamed(client: SGLangClient, prompt: list[int], params: dict[str, An
 
 
 @pytest.mark.parametrize(("model", "vocabulary"), [("tool_policy", 400), ("smollm2", 40_000)])
-async def test_streaming_and_not_and_a_second_look(model: str, vocabulary: int, request: pytest.FixtureRequest) -> None:
-    count = 300 if model == "tool_policy" else 100  # a large one takes a fifth of a second for each
+async def test_streaming_plain_and_rescored_tokens_agree(
+    model: str, vocabulary: int, request: pytest.FixtureRequest
+) -> None:
+    count = 300 if model == "tool_policy" else 50  # a large one takes a fifth of a second for each
     server: LabProcess = request.getfixturevalue(model)
     rng = random.Random(0)
     prompt = [rng.randrange(10, vocabulary) for _ in range(40)]
@@ -76,7 +78,7 @@ async def test_a_stop_token_is_part_of_the_output(tool_policy: LabProcess) -> No
     assert list(stopped.token_ids) == list(free.token_ids[: first + 1])
 
 
-async def test_the_engines_own_words_for_too_long(tool_policy: LabProcess) -> None:
+async def test_engines_message_for_context_overflow(tool_policy: LabProcess) -> None:
     async with SGLangClient(tool_policy.url) as client:
         with pytest.raises(ContextOverflowError) as prompt_too_long:
             await client.generate([5] * 1100, {"max_new_tokens": 1})
@@ -91,7 +93,7 @@ async def test_the_engines_own_words_for_too_long(tool_policy: LabProcess) -> No
 
 
 @pytest.mark.parametrize("params", [{"temperature": -1.0}, {"top_p": 5.0}, {"max_new_tokens": -3}])
-async def test_the_engines_own_words_for_nonsense(tool_policy: LabProcess, params: dict[str, Any]) -> None:
+async def test_engines_message_for_invalid_request(tool_policy: LabProcess, params: dict[str, Any]) -> None:
     async with SGLangClient(tool_policy.url) as client:
         with pytest.raises(RequestRejectedError, match=next(iter(params))) as caught:
             await client.generate([5, 6], params)
@@ -104,7 +106,7 @@ async def test_control_calls(tool_policy: LabProcess) -> None:
         info = await client.control.model_info()
         assert info.model_path.endswith("canonical") and info.weight_version
         assert (await client.control.server_info())["version"] == "0.5.21"
-        assert list((await client.control.running_requests()).values()) == [0]
+        assert list((await client.control.open_requests()).values()) == [0]
 
 
 async def test_a_large_vocabulary_and_many_at_once(tiny_qwen3: LabProcess) -> None:

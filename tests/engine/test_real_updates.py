@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from engine_probes import prefill_logprobs, some_tokens_later
-from lab_servers import LAB, LabProcess, Routed, route
 from strands_sglang import AbortPolicy, FinishReason, PauseMode, SGLangClient
+from support.engine_probes import prefill_logprobs, some_tokens_later
+from support.lab_servers import LAB, LabProcess, Routed, route
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timing]  # turns must still be running when something happens to them
 
 CHECKPOINT = str(LAB / "tool_policy" / "canonical")
 PROMPT = list(range(20, 60))
@@ -21,7 +21,7 @@ LONG = {"max_new_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True}
 
 
 @pytest.mark.parametrize("mode", list(PauseMode))
-async def test_a_turn_goes_on_over_an_update(tool_policy: LabProcess, mode: PauseMode) -> None:
+async def test_turn_continues_over_update(tool_policy: LabProcess, mode: PauseMode) -> None:
     async with SGLangClient(tool_policy.url, retry_delay=0.05) as client:
         before = (await client.control.model_info()).weight_version
         turns = [asyncio.create_task(client.generate(PROMPT, LONG)) for _ in range(4)]
@@ -41,7 +41,7 @@ async def test_a_turn_goes_on_over_an_update(tool_policy: LabProcess, mode: Paus
         assert max(abs(a - b) for a, b in zip(generations[0].logprobs, second, strict=True)) <= 1e-3
 
 
-async def test_or_is_handed_back_with_what_it_has(tool_policy: LabProcess) -> None:
+async def test_partial_turn_is_returned_on_request(tool_policy: LabProcess) -> None:
     async with SGLangClient(tool_policy.url) as client:
         turn = asyncio.create_task(client.generate(PROMPT, LONG, on_abort=AbortPolicy.RETURN))
         await some_tokens_later(client, PROMPT)
@@ -59,7 +59,7 @@ async def test_abort_all_from_outside(tool_policy: LabProcess) -> None:
         assert {turn.finish_reason for turn in await asyncio.gather(*turns)} == {FinishReason.ABORT}
 
 
-async def test_a_stream_goes_on_over_an_update(tool_policy: LabProcess) -> None:
+async def test_stream_continues_over_update(tool_policy: LabProcess) -> None:
     async with SGLangClient(tool_policy.url, retry_delay=0.05) as client:
         ids: list[int] = []
         update: asyncio.Task[object] | None = None
@@ -75,7 +75,7 @@ async def test_a_stream_goes_on_over_an_update(tool_policy: LabProcess) -> None:
     assert last.continuations == 1 and last.versions[-1].version == "streamed"
 
 
-async def test_a_constrained_turn_starts_over_and_stays_valid(tool_policy: LabProcess) -> None:
+async def test_constrained_turn_restarts_and_is_valid(tool_policy: LabProcess) -> None:
     schema = {
         "type": "object",
         "properties": {"digits": {"type": "array", "items": {"type": "integer"}, "minItems": 40, "maxItems": 60}},
@@ -92,7 +92,7 @@ async def test_a_constrained_turn_starts_over_and_stays_valid(tool_policy: LabPr
     assert [span.version for span in generation.versions] == ["constrained"]
 
 
-async def test_an_update_that_fails_lets_generation_go_on(tool_policy: LabProcess, tmp_path: Path) -> None:
+async def test_generation_continues_after_failed_update(tool_policy: LabProcess, tmp_path: Path) -> None:
     async with SGLangClient(tool_policy.url) as client:
         (result,) = await client.control.swap_weights(str(tmp_path / "nowhere"), version="never")
         assert not result.ok and result.message
@@ -100,7 +100,7 @@ async def test_an_update_that_fails_lets_generation_go_on(tool_policy: LabProces
         assert len(generation) == 3 and generation.weight_version != "never"
 
 
-async def test_a_routing_key_keeps_an_episode_on_one_worker(routed: Routed, engine_logs: Path) -> None:
+async def test_routing_key_keeps_episode_on_one_worker(routed: Routed, engine_logs: Path) -> None:
     router = route(list(routed.workers), engine_logs, policy="manual").start().wait()
     try:
         for worker in routed.workers:  # name the weights after the worker, so that each answer tells who gave it

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_sglang.engine.request import GenerateRequest
+from strands_sglang.engine.request import GenerateRequest, can_continue
 from strands_sglang.errors import ConfigurationError
 
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50)
@@ -23,7 +23,7 @@ def sent(request: GenerateRequest, attempt: int = 0) -> dict[str, Any]:
 
 
 @given(ids)
-def test_ids_arrive_as_given_whatever_holds_them(values: list[int]) -> None:
+def test_ids_of_any_container_are_sent_unchanged(values: list[int]) -> None:
     for form in (
         values,
         tuple(values),
@@ -48,7 +48,7 @@ def iter_sequence(values: list[int]) -> Any:
 
 
 @given(ids, st.lists(ids, max_size=5))
-def test_going_on_extends_the_prompt_and_shrinks_the_budget(prompt: list[int], parts: list[list[int]]) -> None:
+def test_continuation_extends_prompt_and_reduces_budget(prompt: list[int], parts: list[list[int]]) -> None:
     used = sum(map(len, parts))
     params = {"max_new_tokens": used + 7, "min_new_tokens": 3, "temperature": 1.0}
     request = GenerateRequest(prompt, params)
@@ -68,7 +68,7 @@ def test_only_sampled_tokens_get_logprobs_so_prefixes_stay_cached() -> None:
     assert "logprob_start_len" not in body
 
 
-def test_rids_are_of_one_length_and_differ_by_attempt() -> None:
+def test_request_ids_have_one_length_and_differ_by_attempt() -> None:
     request = GenerateRequest([1])
     rids = {sent(request, attempt)["rid"] for attempt in (0, 1, 9, 10, 999)}
     assert len(rids) == 5
@@ -79,7 +79,7 @@ def test_rids_are_of_one_length_and_differ_by_attempt() -> None:
     "bad",
     [[-1], [1, -5], [1.5], ["a"], [None], [[1, 2]], [1e300], np.array([[1]]), np.array([1.0]), array("d", [1.0, 2.0])],
 )
-def test_ids_that_could_hurt_the_engine_are_refused(bad: Any) -> None:
+def test_ids_that_could_crash_the_engine_are_refused(bad: Any) -> None:
     with pytest.raises(ConfigurationError):
         GenerateRequest(bad)
 
@@ -94,7 +94,7 @@ def test_several_samples_in_one_call_are_refused() -> None:
         GenerateRequest([1], {"n": 4})
 
 
-def test_extra_fields_go_along_but_cannot_replace_ours() -> None:
+def test_extra_fields_are_sent_but_cannot_replace_ours() -> None:
     assert sent(GenerateRequest([1], extra={"lora_path": "a"}))["lora_path"] == "a"
     with pytest.raises(ConfigurationError, match="rid"):
         GenerateRequest([1], extra={"rid": "x"})
@@ -123,13 +123,13 @@ def test_params_that_are_not_json_are_refused() -> None:
         ({"max_new_tokens": 9}, {"custom_logit_processor": "x"}, False),
     ],
 )
-def test_what_can_be_continued_by_another_request(
+def test_requests_that_can_be_continued(
     params: dict[str, Any], extra: dict[str, Any] | None, continuable: bool
 ) -> None:
-    assert GenerateRequest([1], params, extra=extra).continuable is continuable
+    assert can_continue(params, extra) is continuable
 
 
-def test_routed_experts_are_asked_from_where_they_are_missing() -> None:
+def test_routed_experts_are_requested_from_first_missing_token() -> None:
     request = GenerateRequest([1, 2], {"max_new_tokens": 5}, routed_experts_start=1)
     assert sent(request)["routed_experts_start_len"] == 1
     request.extend(array("i", [3]), 2)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripted import answer, encoded
 from strands_sglang.engine import response
-from strands_sglang.engine.generation import FinishReason, VersionSpan
+from strands_sglang.engine.protocol import FinishReason, VersionSpan
 from strands_sglang.errors import CountMismatchError, MalformedResponseError
+from support.scripted import answer, encoded
 
 tokens = st.lists(
     st.tuples(st.integers(0, 2**31 - 1), st.floats(max_value=0, allow_nan=False, allow_infinity=False)), max_size=40
@@ -36,12 +36,12 @@ def test_fast_and_plain_decoding_agree(
     assert turn.meta["extra"] == extra
 
 
-def test_a_later_list_that_ends_alike_does_not_confuse() -> None:
+def test_later_list_with_same_ending() -> None:
     body = answer(5, later=[[1.0, 2, None], [3.0, 4, None]])
     assert list(response.parse(response.loads(orjson.dumps(body)), 5).token_ids) == [11, 12, 13]
 
 
-def test_logprobs_come_through_bit_by_bit() -> None:
+def test_logprobs_are_exact() -> None:
     values = [-0.004433801863342524, -3.933898824470816e-6, -0.0, -1e-300, -123456.789]
     turn = response.parse(response.loads(encoded(1, [1, 2, 3, 4, 5], values)), 1)
     assert [v.hex() for v in turn.logprobs] == [v.hex() for v in values]
@@ -63,7 +63,7 @@ def test_finish_reasons(finish: object, reason: FinishReason, detail: object) ->
     assert (turn.finish_reason, turn.finish_detail) == (reason, detail)
 
 
-def test_what_is_harmless_may_be_missing() -> None:
+def test_optional_fields_may_be_missing() -> None:
     body = answer(
         5,
         drop=("cached_tokens", "weight_versions", "weight_version", "completion_tokens", "prompt_tokens", "id"),
@@ -74,7 +74,7 @@ def test_what_is_harmless_may_be_missing() -> None:
     assert turn.versions == (VersionSpan(None, 0, 3),)
 
 
-def test_null_where_harmless() -> None:
+def test_optional_fields_may_be_null() -> None:
     body = answer(5, cached_tokens=None, weight_version=None, weight_versions=None, completion_tokens=None)
     body["output_ids"] = None
     turn = response.parse(body, 5)
@@ -102,7 +102,7 @@ def test_spans_of_versions() -> None:
         {"output_token_logprobs": [-0.1, 11]},
     ],
 )
-def test_counts_that_do_not_add_up(wrong: dict[str, Any]) -> None:
+def test_inconsistent_counts_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(CountMismatchError):
         response.parse(response.loads(orjson.dumps(answer(5, **wrong))), 5)
 
@@ -131,7 +131,7 @@ def test_answers_without_meta_info(body: object) -> None:
         response.parse(body, 5)
 
 
-def test_an_abort_before_the_first_token_has_no_logprobs() -> None:
+def test_abort_before_first_token_has_no_logprobs() -> None:
     body = answer(5, [], finish_reason={"type": "abort", "message": "Abort in waiting queue"})
     for key in ("prompt_tokens", "output_token_logprobs", "cached_tokens"):
         del body["meta_info"][key]
@@ -158,11 +158,11 @@ def test_spec_info() -> None:
     ("ids", "logprob"),
     [([11], "5.0"), ([11], "9223372036854775808"), ([11], "1e999"), ([-7], "-0.5"), ([2**31], "-0.5"), ([11], "null")],
 )
-def test_values_that_cannot_be_are_refused(ids: list[int], logprob: str) -> None:
+def test_invalid_values_are_refused(ids: list[int], logprob: str) -> None:
     body = encoded(5, ids, [-0.25]).replace(b"-0.25", logprob.encode())
     with pytest.raises((MalformedResponseError, orjson.JSONDecodeError)):
         response.parse(response.loads(body), 5)
 
 
-def test_a_count_that_cannot_be_is_not_told() -> None:
+def test_invalid_count_is_not_reported() -> None:
     assert response.parse(answer(5, cached_tokens=-1), 5).cached_tokens is None

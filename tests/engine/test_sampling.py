@@ -6,30 +6,30 @@ from typing import Any
 
 import pytest
 
-from families import tokenizer
-from scripted import encoded, scripted
-from scripted_engine import ScriptedEngine
 from strands_sglang import SGLangClient, SGLangModel
-from strands_sglang.engine.sampling import KNOWN, check_sampling_names
+from strands_sglang.engine.request import KNOWN, check_sampling_names
 from strands_sglang.errors import ConfigurationError
+from support.families import tokenizer
+from support.scripted import encoded, scripted
+from support.scripted_engine import ScriptedEngine
 
 
 @pytest.mark.parametrize(
     ("name", "meant"),
     [("temprature", "temperature"), ("max_tokens", "max_new_tokens"), ("seed", "sampling_seed"), ("topp", "top_p")],
 )
-def test_the_nearest_name_is_said(name: str, meant: str) -> None:
+def test_error_suggests_nearest_name(name: str, meant: str) -> None:
     with pytest.raises(ConfigurationError, match=f"no sampling parameter {name!r}; did you mean {meant!r}"):
         check_sampling_names([name])
 
 
-def test_a_name_like_no_other() -> None:
+def test_error_for_name_without_suggestion() -> None:
     with pytest.raises(ConfigurationError, match=r"'zzzz'\. Known: .*temperature.*sampling_names=\['zzzz'\]"):
         check_sampling_names(["temperature", "zzzz"])
     check_sampling_names([*KNOWN, "zzzz"], ["zzzz"])
 
 
-async def test_the_client_sends_nothing() -> None:
+async def test_client_sends_nothing_with_unknown_name() -> None:
     with scripted(lambda received: encoded(received)) as server:
         async with SGLangClient(server.url) as client:
             with pytest.raises(ConfigurationError, match="temperature"):
@@ -45,7 +45,7 @@ async def test_the_client_sends_nothing() -> None:
         SGLangClient(sampling_names="new_one")
 
 
-def test_the_model_refuses_it_when_it_is_made_or_changed() -> None:
+def test_model_refuses_unknown_name_when_created_or_updated() -> None:
     common: dict[str, Any] = {"tokenizer": tokenizer("smollm2"), "tool_parser": None}
     with pytest.raises(ConfigurationError, match="did you mean 'temperature'"):
         SGLangModel(base_url="http://127.0.0.1:1", sampling_params={"temprature": 1.0}, **common)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from strands_sglang import SGLangClient
-from strands_sglang.engine.slime_args import settings_of
+from strands_sglang.engine.client import settings_from_slime_args
 from strands_sglang.errors import ConfigurationError
 
 
@@ -17,35 +17,35 @@ def args(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**base, **fields})
 
 
-def test_engines_of_slimes_own() -> None:
-    settings = settings_of(args(rollout_num_gpus=16, rollout_num_gpus_per_engine=2))
+def test_engines_started_by_slime() -> None:
+    settings = settings_from_slime_args(args(rollout_num_gpus=16, rollout_num_gpus_per_engine=2))
     assert settings == {"base_url": "http://10.0.0.1:3000", "max_connections": 512 * 8}
 
 
-def test_a_count_of_engines_wins() -> None:
-    assert settings_of(args(rollout_num_engines=3, rollout_num_gpus=16))["max_connections"] == 512 * 3
+def test_engine_count_takes_precedence() -> None:
+    assert settings_from_slime_args(args(rollout_num_engines=3, rollout_num_gpus=16))["max_connections"] == 512 * 3
 
 
 @pytest.mark.parametrize("gpus", [None, 0])
 def test_external_engines(gpus: int | None) -> None:
-    assert settings_of(args(rollout_num_gpus=gpus))["max_connections"] == 1000
+    assert settings_from_slime_args(args(rollout_num_gpus=gpus))["max_connections"] == 1000
     told = args(rollout_num_gpus=gpus, rollout_external_engine_addrs=["a:1", "b:1"])
-    assert settings_of(told)["max_connections"] == 1024
+    assert settings_from_slime_args(told)["max_connections"] == 1024
 
 
 def test_more_gpus_per_engine_than_gpus() -> None:
-    assert settings_of(args(rollout_num_gpus=4, rollout_num_gpus_per_engine=8))["max_connections"] == 512
+    assert settings_from_slime_args(args(rollout_num_gpus=4, rollout_num_gpus_per_engine=8))["max_connections"] == 512
 
 
 def test_ipv6() -> None:
-    assert settings_of(args(sglang_router_ip="::1"))["base_url"] == "http://[::1]:3000"
+    assert settings_from_slime_args(args(sglang_router_ip="::1"))["base_url"] == "http://[::1]:3000"
 
 
-def test_a_router_that_is_not_there_yet() -> None:
+def test_router_that_is_not_started() -> None:
     with pytest.raises(ConfigurationError, match="after that"):
-        settings_of(args(sglang_router_ip=None))
+        settings_from_slime_args(args(sglang_router_ip=None))
 
 
-def test_the_public_face() -> None:
+def test_public_api() -> None:
     client = SGLangClient.from_slime_args(args(rollout_num_gpus=None), timeout=300.0)
     assert client.base_url == "http://10.0.0.1:3000"

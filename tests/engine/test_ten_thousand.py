@@ -16,7 +16,6 @@ from typing import Any
 
 import orjson
 
-from scripted import ScriptedServer, Wire, answer, encoded, head, serve_rest
 from strands_sglang import Generation, SGLangClient
 from strands_sglang.errors import (
     ConnectionLostError,
@@ -29,6 +28,7 @@ from strands_sglang.errors import (
     MalformedResponseError,
     RequestRejectedError,
 )
+from support.scripted import ScriptedServer, Wire, answer, encoded, head, serve_rest
 
 REQUESTS = 10_000
 AT_ONCE = 250

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from lab_servers import LAB
-from served import Served
+from support.lab_servers import LAB
+from support.scripted_sglang import Served
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from lab_servers import LAB, LabProcess, task
 from strands_sglang import FinishReason, Generation, SGLangClient
+from support.lab_servers import LAB, LabProcess, task
 
 pytestmark = pytest.mark.engine
 

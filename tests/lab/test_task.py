@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lab_servers import task
+from support.lab_servers import task
 
 
 def test_a_right_dialogue_is_rewarded() -> None:

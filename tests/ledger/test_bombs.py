@@ -1,4 +1,4 @@
-"""Files and bytes that are not what a ledger has, made to take memory or time, are refused in words."""
+"""Malformed files that are made to use much memory or time are refused with an error."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from pathlib import Path
 import orjson
 import pytest
 
-from ledger.episodes import RUN, Recorder
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger import layout
-from strands_sglang.ledger.carried import carried, carry
+from strands_sglang.ledger import shard as shard_module
 from strands_sglang.ledger.event import decoded
-from strands_sglang.ledger.layout import MAGIC, MARK, BlockKind
-from strands_sglang.ledger.ledger import Ledger
-from strands_sglang.ledger.run_file import read_json
-from strands_sglang.ledger.seal import seal, write_run
-from strands_sglang.ledger.shard import ShardReader, ShardVerdict
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.record import PortableRecord
+from strands_sglang.ledger.run_dir import read_json, write_run
+from strands_sglang.ledger.seal import seal
+from strands_sglang.ledger.shard import MAGIC, MARK, BlockKind, ShardReader, ShardVerdict
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import FindingKind, Verdict
+from support.ledger.episodes import RUN, Recorder
 
 
 def packed(path: Path, blocks: Iterable[Iterable[bytes]]) -> Path:
-    """Write a shard of blocks, each of pieces that are compressed one behind the other."""
+    """Write a shard of blocks, each given as pieces that are compressed in order."""
     stream = zlib.compressobj(9, zlib.DEFLATED, -15)
     with path.open("wb") as file:
-        file.write(MAGIC + layout._block(BlockKind.HEADER, orjson.dumps({"format": 1})) + MARK)
+        file.write(MAGIC + shard_module._block(BlockKind.HEADER, orjson.dumps({"format": 1})) + MARK)
         for pieces in blocks:
             content = b"".join(stream.compress(piece) for piece in pieces) + stream.flush(zlib.Z_SYNC_FLUSH)
-            file.write(layout._block(BlockKind.EVENTS, content))
+            file.write(shard_module._block(BlockKind.EVENTS, content))
     return path
 
 
 def one_event(size: int, number: int = 0) -> Iterable[bytes]:
-    """Return an event of so many bytes, in pieces."""
+    """Return an event of `size` bytes, in pieces."""
     start, end = b'["t/0",0,%d,"begin",{"x":"' % number, b'"},[]]'
     head = size - 24
     yield struct.pack("<II", head, 0) + start
@@ -64,13 +63,13 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_block_of_many_events_is_small(tmp_path: Path) -> None:
+def test_large_block_of_many_events_is_refused(tmp_path: Path) -> None:
     reader = ShardReader(packed(tmp_path / "a.ledger", [[bytes(2**20)] * 64]))
     assert list(reader) == []
     assert reader.state.verdict is ShardVerdict.DAMAGED
 
 
-def test_a_large_block_is_one_event(tmp_path: Path) -> None:
+def test_large_block_must_be_one_event(tmp_path: Path) -> None:
     whole = ShardReader(packed(tmp_path / "a.ledger", [one_event(40 * 2**20)]))
     (block,) = whole
     assert len(block.events[0]) == 40 * 2**20
@@ -78,16 +77,14 @@ def test_a_large_block_is_one_event(tmp_path: Path) -> None:
     assert list(twice) == [] and twice.state.verdict is ShardVerdict.DAMAGED
 
 
-def test_an_event_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_sglang.ledger.shard.LARGEST_BLOCK", 2**25)
     reader = ShardReader(packed(tmp_path / "a.ledger", [one_event(40 * 2**20)]))
     assert list(reader) == [] and reader.state.verdict is ShardVerdict.DAMAGED
 
 
-def test_events_for_which_there_is_no_room_are_read_once_more(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Episodes that run at once, more than fit: the same certificate."""
+def test_events_beyond_the_buffer_are_read_again(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More concurrent episodes than fit in the buffer give the same certificate."""
     several = tmp_path / "several"
     write_run(several, {"run": RUN, "samples_per_task": 7})
     writer = LedgerWriter(several)
@@ -99,20 +96,20 @@ def test_events_for_which_there_is_no_room_are_read_once_more(
     writer.close()
     seal(several)
     before = verify(several)
-    monkeypatch.setattr("strands_sglang.proof.proofs.HELD_BYTES", 4000)
+    monkeypatch.setattr(sys.modules["strands_sglang.proof.verify"], "MAX_BUFFERED_BYTES", 4000)
     assert before.verdict is Verdict.PROVED
     assert verify(several).to_dict() == before.to_dict()
 
 
-def test_an_episode_larger_than_all_room(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strands_sglang.proof.proofs.HELD_BYTES", 300)
+def test_episode_larger_than_the_buffer_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["strands_sglang.proof.verify"], "MAX_BUFFERED_BYTES", 300)
     certificate = verify(run)
     assert certificate.verdict is Verdict.BROKEN
     assert certificate.found[FindingKind.FORM] == 1 and "300 bytes" in str(certificate.findings[0])
 
 
-def test_a_bomb_is_looked_at_in_bounded_memory(run: Path) -> None:
-    """Events of one episode, a gigabyte in all, from one megabyte."""
+def test_verify_of_a_bomb_uses_bounded_memory(run: Path) -> None:
+    """One megabyte decompresses to a gigabyte of events of one episode."""
     packed(run / "ledger" / "9-bomb.ledger", [one_event(250 * 2**20, number) for number in range(4)])
     program = f"""
         from pathlib import Path
@@ -128,7 +125,7 @@ def test_a_bomb_is_looked_at_in_bounded_memory(run: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
-def test_what_is_no_file_is_not_waited_for(run: Path, kind: str) -> None:
+def test_special_file_as_shard_is_refused(run: Path, kind: str) -> None:
     path = run / "ledger" / "z.ledger"
     if kind == "pipe":
         os.mkfifo(path)
@@ -138,24 +135,24 @@ def test_what_is_no_file_is_not_waited_for(run: Path, kind: str) -> None:
         path.symlink_to("/dev/zero")
     certificate = verify(run)
     assert certificate.verdict is Verdict.BROKEN
-    assert any("not a plain file" in str(finding) for finding in certificate.findings)
+    assert any("not a regular file" in str(finding) for finding in certificate.findings)
     assert Ledger(run).ids() == ["add/0"]
-    with pytest.raises(LedgerError, match="not a plain file"):
+    with pytest.raises(LedgerError, match="not a regular file"):
         seal(run)
 
 
 @pytest.mark.parametrize("name", ["run.json", "seal.json"])
-def test_what_a_run_says_of_itself_is_a_file(run: Path, name: str) -> None:
+def test_special_file_as_json_is_refused(run: Path, name: str) -> None:
     (run / name).unlink()
     os.mkfifo(run / name)
     assert verify(run).verdict is Verdict.BROKEN
     (run / name).unlink()
     (run / name).symlink_to("/dev/zero")
-    with pytest.raises(LedgerError, match="not a plain file"):
+    with pytest.raises(LedgerError, match="not a regular file"):
         read_json(run / name)
 
 
-def test_json_that_nobody_can_have_written(run: Path) -> None:
+def test_deeply_nested_json_is_refused(run: Path) -> None:
     deep = b"[" * 900 + b"]" * 900
     (run / "run.json").write_bytes(b'{"format":1,"run":' + deep + b"}")
     assert verify(run).verdict is Verdict.BROKEN
@@ -167,10 +164,10 @@ def test_json_that_nobody_can_have_written(run: Path) -> None:
     assert decoded(struct.pack("<II", len(shallow), 0) + shallow + bytes(16))[0].data["y"].startswith("[[[")
 
 
-def test_a_carried_record_that_unpacks_to_too_much(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = carry(Ledger(run).episode("add/0"))
-    assert len(carried(data).events) == 3
-    monkeypatch.setattr("strands_sglang.ledger.carried.LARGEST_BLOCK", 2**20)
-    assert len(carried(data).events) == 3
+def test_portable_record_above_the_limit_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = PortableRecord(Ledger(run).episode("add/0")).to_bytes()
+    assert len(PortableRecord.from_bytes(data).record.events) == 3
+    monkeypatch.setattr("strands_sglang.ledger.record.LARGEST_BLOCK", 2**20)
+    assert len(PortableRecord.from_bytes(data).record.events) == 3
     with pytest.raises(LedgerError, match="more than 1048576 bytes"):
-        carried(b"sgep1" + zlib.compress(bytes(2**24)))
+        PortableRecord.from_bytes(b"sgep1" + zlib.compress(bytes(2**24)))

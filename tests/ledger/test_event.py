@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.episodes import random_episode, rich_episode
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import (
     Event,
@@ -24,8 +23,9 @@ from strands_sglang.ledger.event import (
     ids_digest,
     link,
 )
-from strands_sglang.ledger.summary import trajectory_digest, trajectory_summary
+from strands_sglang.ledger.schema import trajectory_digest, trajectory_summary
 from strands_sglang.tokens import TokenTree
+from support.ledger.episodes import random_episode, rich_episode
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
@@ -52,7 +52,7 @@ EVENTS = st.builds(
 
 
 @given(st.lists(EVENTS, max_size=4), st.binary(min_size=16, max_size=16))
-def test_events_come_back_as_they_were(events: list[Event], previous: bytes) -> None:
+def test_events_are_decoded_unchanged(events: list[Event], previous: bytes) -> None:
     written = [encoded(event, previous) for event in events]
     whole = b"".join(written)
     assert frames(whole) == written
@@ -71,7 +71,7 @@ def test_events_come_back_as_they_were(events: list[Event], previous: bytes) -> 
     assert at == len(whole)
 
 
-def test_a_changed_bit_is_another_digest_or_no_event() -> None:
+def test_changed_bit_changes_the_digest_or_is_refused() -> None:
     event = Event("é/0", 1, 2, EventKind.CALL, {"a": [1.5, None]}, {"x": array("i", [1, 70000])})
     data = encoded(event, first_link("é/0"))
     for at in range(len(data)):
@@ -85,9 +85,9 @@ def test_a_changed_bit_is_another_digest_or_no_event() -> None:
             assert end != len(data) or link(first_link("é/0"), body) != back.digest
 
 
-def test_the_place_in_the_chain_is_in_the_digest() -> None:
+def test_digest_covers_the_position_in_the_chain() -> None:
     def digest(episode: str, epoch: int, number: int, previous: bytes) -> bytes:
-        event = Event(episode, epoch, number, EventKind.FAULT, {})
+        event = Event(episode, epoch, number, EventKind.CALL_ERROR, {})
         encoded(event, previous)
         return event.digest
 
@@ -98,8 +98,8 @@ def test_the_place_in_the_chain_is_in_the_digest() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 3, 7, 20, -17, -1])
-def test_what_is_cut_is_no_event(cut: int) -> None:
-    data = encoded(Event("a/0", 0, 0, EventKind.FAULT, {"x": 1}, {"x": array("i", [1])}), first_link("a/0"))
+def test_truncated_event_is_refused(cut: int) -> None:
+    data = encoded(Event("a/0", 0, 0, EventKind.CALL_ERROR, {"x": 1}, {"x": array("i", [1])}), first_link("a/0"))
     with pytest.raises(LedgerError):
         decoded(data[:cut])
     with pytest.raises(LedgerError):
@@ -109,7 +109,7 @@ def test_what_is_cut_is_no_event(cut: int) -> None:
 @pytest.mark.parametrize(
     "head", [[], ["a/0"], ["a/0", 0, 0, "unknown", {}, []], ["a/0", 0, 0, "end", {}, [["x", "i2", 1]]], {}, 1]
 )
-def test_bytes_of_another_form_are_no_event(head: Any) -> None:
+def test_malformed_event_is_refused(head: Any) -> None:
     text = orjson.dumps(head)
     data = len(text).to_bytes(4, "little") + bytes(4) + text + bytes(16)
     with pytest.raises(LedgerError, match="not an event"):
@@ -119,7 +119,7 @@ def test_bytes_of_another_form_are_no_event(head: Any) -> None:
             episode_of(data)
 
 
-def test_digests_of_ids_do_not_depend_on_what_holds_them() -> None:
+def test_digest_of_ids_does_not_depend_on_the_container() -> None:
     ids = [1, 70000, 2**31 - 1]
     expected = hashlib.blake2b(np.array(ids, "<i4").tobytes(), digest_size=16).hexdigest()
     assert {ids_digest(ids), ids_digest(array("i", ids)), ids_digest(tuple(ids)), ids_digest(np.array(ids))} == {
@@ -127,7 +127,7 @@ def test_digests_of_ids_do_not_depend_on_what_holds_them() -> None:
     }
 
 
-def test_a_trajectory_is_summed_up() -> None:
+def test_trajectory_summary() -> None:
     recorder = rich_episode(lambda data: None)
     for trajectory in recorder.tree.trajectories():
         summary = trajectory_summary(trajectory)
@@ -144,7 +144,7 @@ def test_a_trajectory_is_summed_up() -> None:
             assert trajectory_digest(trajectory) == before == summary["digest"]
 
 
-def test_the_digest_of_a_trajectory_is_that_of_the_tree_read_back() -> None:
+def test_trajectory_digest_survives_serialization() -> None:
     for seed in range(20):
         recorder = random_episode(lambda data: None, random.Random(seed))
         again = TokenTree.from_dict(recorder.tree.to_dict())

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.ledger import packing
-from strands_sglang.ledger.packing import packed, unpacked
+from strands_sglang.ledger import event as packing
+from strands_sglang.ledger.event import packed, unpacked
 
 INTEGERS = st.lists(
     st.one_of(
@@ -31,7 +31,7 @@ def memory(arrays: dict[str, array[Any]]) -> list[tuple[str, str, bytes]]:
 
 @settings(max_examples=500)
 @given(ARRAYS)
-def test_every_bit_comes_back(arrays: dict[str, array[Any]]) -> None:
+def test_arrays_are_restored_bit_for_bit(arrays: dict[str, array[Any]]) -> None:
     blob, shapes = packed(arrays)
     assert memory(unpacked(blob, shapes)) == memory(arrays)
     assert memory(unpacked(memoryview(blob), tuple(map(tuple, shapes)))) == memory(arrays)
@@ -54,19 +54,19 @@ def test_every_bit_comes_back(arrays: dict[str, array[Any]]) -> None:
         (array("i"), "i2", 0),
     ],
 )
-def test_as_few_bytes_as_hold_every_value(values: array[Any], code: str, size: int) -> None:
+def test_smallest_code_is_chosen(values: array[Any], code: str, size: int) -> None:
     blob, shapes = packed({"x": values})
     assert (shapes, len(blob)) == ([["x", code, len(values)]], size)
     assert unpacked(blob, shapes)["x"].tobytes() == values.tobytes()
 
 
-def test_low_bytes_come_first() -> None:
+def test_byte_planes_start_with_the_lowest_byte() -> None:
     assert packed({"x": array("i", [0x010203, 0x040506])})[0] == bytes([3, 6, 2, 5, 1, 4])
     assert packed({"x": array("d", [1.0, -2.0])})[0] == bytes([0, 0, 0, 0, 0x80, 0, 0x3F, 0xC0])
 
 
-def test_the_other_byte_order_writes_and_reads_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turned around once in memory, as that machine has it, the same bytes come out and go in."""
+def test_big_endian_machine_writes_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values with swapped bytes, as on a big-endian machine, are packed and unpacked as the same bytes."""
     ids, logprobs = array("i", [7, 70000, 2**31 - 1]), array("d", [-0.5, -0.1])
     expected = packed({"ids": ids, "logprobs": logprobs})
     monkeypatch.setattr(packing, "_SWAPPED", True)
@@ -110,7 +110,7 @@ def test_other_types_are_refused(values: Any) -> None:
         [{"x": 1}],
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(shapes: Any) -> None:
+def test_wrong_shapes_are_refused(shapes: Any) -> None:
     blob, right = packed({"x": array("i", [70000, 1])})
     assert right == [["x", "i3", 2]]
     with pytest.raises(ValueError):
@@ -118,7 +118,7 @@ def test_shapes_that_do_not_fit_are_refused(shapes: Any) -> None:
 
 
 @given(ARRAYS, st.data())
-def test_a_changed_size_is_refused(arrays: dict[str, array[Any]], data: st.DataObject) -> None:
+def test_changed_size_is_refused(arrays: dict[str, array[Any]], data: st.DataObject) -> None:
     blob, shapes = packed(arrays)
     if blob:
         with pytest.raises(ValueError):

@@ -5,15 +5,22 @@ import random
 
 import pytest
 
-from ledger.episodes import Recorder, plain_episode, random_episode, reopened_episode, resumed_episode, rich_episode
-from ledger.test_resolve import record_of
+from ledger.test_reader_chains import record_of
 from strands_sglang.errors import LedgerError, RecordError
 from strands_sglang.ledger.event import EventKind, first_link
 from strands_sglang.ledger.record import ChainFault, ChainProblem, EpisodeRecord
-from strands_sglang.ledger.summary import trajectory_summary
+from strands_sglang.ledger.schema import trajectory_summary
+from support.ledger.episodes import (
+    Recorder,
+    plain_episode,
+    random_episode,
+    reopened_episode,
+    resumed_episode,
+    rich_episode,
+)
 
 
-def test_the_tree_is_the_one_that_was_recorded() -> None:
+def test_tree_is_restored() -> None:
     recorders = [make(lambda data: None) for make in (plain_episode, rich_episode, resumed_episode, reopened_episode)]
     recorders += [random_episode(lambda data: None, random.Random(seed)) for seed in range(60)]
     for recorder in recorders:
@@ -25,14 +32,14 @@ def test_the_tree_is_the_one_that_was_recorded() -> None:
         assert [call.data["turn"] for call in record.calls] == [turn.id for turn in recorder.tree]
 
 
-def test_what_an_episode_has() -> None:
+def test_events_by_kind() -> None:
     events: list[bytes] = []
     recorder = rich_episode(events.append)
     record = record_of(events)
     assert (record.begin, record.end, record.finished) == (recorder.events[0], recorder.events[-1], True)
     assert record.reward is not None and record.reward.data["value"] == 0.25
     assert [event.data["id"] for event in record.tools] == ["call-a", "call-sub", "call-b", "call-c"]
-    assert [event.data["error"] for event in record.faults] == ["EngineUnavailableError"]
+    assert [event.data["error"] for event in record.call_errors] == ["EngineUnavailableError"]
     assert len(record.calls) == len(record.tree()) == 12
     assert [turn.id for turn in record.tree() if turn.rejected] == [2]
     (experts,) = [call.arrays["experts"] for call in record.calls if "experts" in call.arrays]
@@ -40,7 +47,7 @@ def test_what_an_episode_has() -> None:
     assert pickle.loads(pickle.dumps(record)) == record
 
 
-def test_before_the_end_nothing_counts_as_rejected() -> None:
+def test_no_turn_is_rejected_before_the_end() -> None:
     events: list[bytes] = []
     rich_episode(events.append)
     record = record_of(events[:-1])
@@ -48,7 +55,7 @@ def test_before_the_end_nothing_counts_as_rejected() -> None:
     assert not any(turn.rejected for turn in record.tree())
 
 
-def test_of_an_episode_that_was_taken_up_again_only_the_last_end_counts() -> None:
+def test_last_end_of_a_reopened_episode_counts() -> None:
     events: list[bytes] = []
     recorder = reopened_episode(events.append)
     seen = []
@@ -58,27 +65,27 @@ def test_of_an_episode_that_was_taken_up_again_only_the_last_end_counts() -> Non
         ended = None if record.end is None else record.end.data["ended"]
         seen += [(ended, [turn.id for turn in record.tree() if turn.rejected])] if last is EventKind.END else []
         assert record.finished is (last is EventKind.END) and not record.problems
-        # A score counts until somebody takes the episode up again.
+        # A score counts until the episode is resumed.
         kinds = [event.kind for event in record.events]
-        behind = kinds[len(kinds) - kinds[::-1].index(EventKind.RESUME) :] if EventKind.RESUME in kinds else kinds
-        assert (record.reward is not None) is (EventKind.REWARD in behind)
+        later = kinds[len(kinds) - kinds[::-1].index(EventKind.RESUME) :] if EventKind.RESUME in kinds else kinds
+        assert (record.reward is not None) is (EventKind.REWARD in later)
     assert seen == [("engine", [1]), ("cut_short", []), ("answered", [])]
     record = record_of(events)
     assert record.reward is not None and record.reward.data["value"] == 1.0 and record.epoch == 2
     assert record.tree().to_dict() == recorder.tree.to_dict()
-    # Somebody else's score is not that of an end without one.
+    # A score before a resume is not the score of an end without one.
     recorder = reopened_episode(lambda data: None)
     recorder.resume()
     recorder.end("agent")
     assert EpisodeRecord(recorder.id, tuple(recorder.events)).reward is None
 
 
-def test_a_problem_is_told_in_one_line() -> None:
+def test_problem_is_one_line() -> None:
     problem = ChainProblem(ChainFault.BROKEN, "a\n\x1b[2Jb/0", 3, "x\u202e.ledger", 7, "not\rright")
     assert str(problem) == r"x\u202e.ledger, block at byte 7, event 3 of a\n\x1b[2Jb/0: not\rright"
 
 
-def test_calls_that_were_cut_do_not_count() -> None:
+def test_calls_exclude_rolled_back_turns() -> None:
     events: list[bytes] = []
     recorder = Recorder(events.append)
     first = recorder.call(None, context=[1], sampled=[2])
@@ -95,13 +102,13 @@ def test_calls_that_were_cut_do_not_count() -> None:
     assert list(tree.ids(tree[0])) == [7, 8]
 
 
-def test_of_an_episode_without_events_nothing_is_known() -> None:
+def test_record_without_events() -> None:
     record = EpisodeRecord("a/0", ())
     assert (record.begin, record.end, record.reward, record.calls, record.next_number) == (None, None, None, [], 0)
     assert record.head == first_link("a/0") and not record.tree()
 
 
-def test_turns_that_make_no_tree() -> None:
+def test_malformed_calls_raise() -> None:
     events: list[bytes] = []
     recorder = Recorder(events.append)
     turn = recorder.call(None, context=[1], sampled=[2])

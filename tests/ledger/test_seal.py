@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from ledger.episodes import plain_episode
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger import seal as module
-from strands_sglang.ledger.ledger import Ledger
-from strands_sglang.ledger.seal import SealFault, check_seal, read_run, read_seal, root_digest, seal, write_run
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.run_dir import read_run, write_run
+from strands_sglang.ledger.seal import SealFault, check_seal, read_seal, root_digest, seal
 from strands_sglang.ledger.writer import LedgerWriter
+from support.ledger.episodes import plain_episode
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A sealed run of two shards of several pieces."""
+    """Return a sealed run of two shards of several pieces."""
     monkeypatch.setattr(module, "_PIECE", 512)
     write_run(tmp_path, {"samples_per_task": 8})
     for worker in ("0", "1"):
@@ -26,25 +27,25 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_begins_once(tmp_path: Path) -> None:
+def test_run_json_is_written_once(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "first"
     assert read_run(directory) is None
     about = write_run(directory, {"samples_per_task": 8, "fingerprint": {"tokenizer": "ab"}})
     assert read_run(directory) == about
     assert about["format"] == 1 and len(about["run"]) == 32 and about["created"] > 1.7e9
-    with pytest.raises(LedgerError, match="a run begins once"):
+    with pytest.raises(LedgerError, match="exists already"):
         write_run(directory, {})
     assert [path.name for path in directory.iterdir()] == ["run.json"]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 2}', b"\xff"])
-def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes) -> None:
+def test_malformed_run_json(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(LedgerError, match=r"run\.json"):
         read_run(tmp_path)
 
 
-def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="cannot be written"):
         write_run(tmp_path, {"settings": object()})
     assert not list(tmp_path.iterdir())
@@ -53,7 +54,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
         write_run(tmp_path / "file", {})
 
 
-def test_a_seal_says_what_is_there(run: Path) -> None:
+def test_content_of_a_seal(run: Path) -> None:
     sealed = read_seal(run)
     assert sealed is not None and sealed == {**sealed, "episodes": 16, "finished": 14, "run": Ledger(run).run["run"]}
     heads = {record.id: record.head for record in Ledger(run).episodes()}
@@ -67,7 +68,7 @@ def test_a_seal_says_what_is_there(run: Path) -> None:
     assert check_seal(run) == []
 
 
-def test_every_way_a_shard_may_differ(run: Path) -> None:
+def test_every_difference_of_a_shard_is_reported(run: Path) -> None:
     first, second = sorted((run / "ledger").iterdir())
     content = first.read_bytes()
     size = len(content)
@@ -99,7 +100,7 @@ def test_every_changed_byte_is_found(run: Path) -> None:
         assert finding.kind is SealFault.CHANGED and finding.byte is not None and 0 <= at - finding.byte < 512
 
 
-def test_a_run_that_goes_on_is_sealed_again(run: Path) -> None:
+def test_continued_run_is_sealed_again(run: Path) -> None:
     with LedgerWriter(run, worker="0") as writer:
         plain_episode(writer.write, task="more")
     assert [finding.kind for finding in check_seal(run)] == [SealFault.NEW]
@@ -107,7 +108,7 @@ def test_a_run_that_goes_on_is_sealed_again(run: Path) -> None:
     assert check_seal(run) == []
 
 
-def test_a_run_that_is_not_sealed(tmp_path: Path) -> None:
+def test_unsealed_run(tmp_path: Path) -> None:
     assert read_seal(tmp_path) is None
     with pytest.raises(LedgerError, match="not sealed"):
         check_seal(tmp_path)

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.episodes import plain_episode
-from strands_sglang.ledger import layout
-from strands_sglang.ledger.layout import BLOCK_HEAD, MAGIC, MARK, OpenShard
-from strands_sglang.ledger.shard import ShardReader, ShardState, ShardVerdict, shard_paths
+from strands_sglang.ledger import shard as shard_module
+from strands_sglang.ledger.run_dir import shard_paths
+from strands_sglang.ledger.shard import BLOCK_HEAD, MAGIC, MARK, OpenShard, ShardReader, ShardState, ShardVerdict
+from support.ledger.episodes import plain_episode
 
 
 def events(count: int) -> list[bytes]:
@@ -40,7 +40,7 @@ def read(path: Path, stop: int | None = None) -> tuple[list[bytes], ShardState]:
 
 
 def spans(path: Path) -> list[tuple[str, int, int]]:
-    """Return what is in a shard: name, first byte, one past the last."""
+    """Return the parts of a shard: name, first byte, one past the last."""
     data, at, found = path.read_bytes(), len(MAGIC), [("magic", 0, len(MAGIC))]
     while at < len(data):
         if data.startswith(MARK, at):
@@ -52,7 +52,7 @@ def spans(path: Path) -> list[tuple[str, int, int]]:
     return found
 
 
-def test_a_shard_comes_back(tmp_path: Path) -> None:
+def test_shard_is_read_back(tmp_path: Path) -> None:
     path, written = tmp_path / "a.ledger", events(12)
     write(path, [written[:5], written[5:6], written[6:]])
     assert path.read_bytes().startswith(MAGIC)
@@ -68,7 +68,7 @@ def test_a_shard_comes_back(tmp_path: Path) -> None:
 
 @settings(max_examples=8, deadline=None)
 @given(st.data())
-def test_cut_anywhere_it_is_torn_and_gives_a_prefix(
+def test_truncated_shard_is_torn_and_yields_a_prefix(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("shard") / "a.ledger"
@@ -76,7 +76,7 @@ def test_cut_anywhere_it_is_torn_and_gives_a_prefix(
     at = sorted(data.draw(st.lists(st.integers(0, len(written)), max_size=4)))
     blocks = [written[a:b] for a, b in zip([0, *at], [*at, len(written)], strict=True) if a < b]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "SECTION_BYTES", data.draw(st.sampled_from([1, 600, 4 << 20])))
+        patch.setattr(shard_module, "SECTION_BYTES", data.draw(st.sampled_from([1, 600, 4 << 20])))
         write(path, blocks, close=data.draw(st.booleans()))
     size, ends = path.stat().st_size, {end for _, _, end in spans(path)}
     for cut in range(size):
@@ -91,9 +91,9 @@ def test_cut_anywhere_it_is_torn_and_gives_a_prefix(
         assert (back, state.verdict) == (written[: len(back)], ShardVerdict.TORN), (cut, state)
 
 
-def test_a_changed_byte_is_found_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read behind a change is what was written there; only what cannot be read is not."""
-    monkeypatch.setattr(layout, "SECTION_BYTES", 500)
+def test_every_changed_byte_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events after a change are read unchanged; only unreadable ones are missing."""
+    monkeypatch.setattr(shard_module, "SECTION_BYTES", 500)
     path, written = tmp_path / "a.ledger", events(10)
     write(path, [written[n : n + 2] for n in range(0, 10, 2)])
     whole, parts = path.read_bytes(), spans(path)
@@ -118,8 +118,8 @@ def test_a_changed_byte_is_found_wherever_it_is(tmp_path: Path, monkeypatch: pyt
     assert read(path)[0] == written
 
 
-def test_damage_in_the_middle_costs_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "SECTION_BYTES", 2000)
+def test_damage_loses_the_rest_of_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_module, "SECTION_BYTES", 2000)
     path, written = tmp_path / "a.ledger", events(200)
     write(path, [[event] for event in written])
     whole, parts = bytearray(path.read_bytes()), spans(path)
@@ -136,8 +136,8 @@ def test_damage_in_the_middle_costs_its_section(tmp_path: Path, monkeypatch: pyt
     assert len(back) == 200 - inside and back == [one for one in written if one in back]
 
 
-def test_sections_are_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "SECTION_BYTES", 700)
+def test_sections_are_independent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_module, "SECTION_BYTES", 700)
     path, written = tmp_path / "a.ledger", events(30)
     write(path, [[event] for event in written])
     whole = list(ShardReader(path))
@@ -151,8 +151,8 @@ def test_sections_are_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(reader) == whole[:11] and reader.state.verdict is ShardVerdict.WHOLE
 
 
-def test_two_marks_within_what_was_damaged(tmp_path: Path) -> None:
-    """A mark that stands in the middle of other bytes leads nowhere, and is passed over."""
+def test_marks_inside_damaged_bytes_are_skipped(tmp_path: Path) -> None:
+    """A mark in the middle of other bytes is not followed by a block, and is skipped."""
     path, written = tmp_path / "a.ledger", events(20)
     write(path, [[event] for event in written])
     whole = bytearray(path.read_bytes())
@@ -164,7 +164,7 @@ def test_two_marks_within_what_was_damaged(tmp_path: Path) -> None:
     assert back == written[:4] and state.verdict is ShardVerdict.DAMAGED and len(state.lost) == 2
 
 
-def test_what_is_no_shard(tmp_path: Path) -> None:
+def test_file_that_is_not_a_shard(tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     for content, verdict in [
         (b"", ShardVerdict.TORN),
@@ -178,28 +178,28 @@ def test_what_is_no_shard(tmp_path: Path) -> None:
         assert (back, state.verdict, state.at, state.bytes) == ([], verdict, 0, len(content))
 
 
-def test_blocks_that_say_what_is_not_so(tmp_path: Path) -> None:
-    """The checks of these blocks are right; what is in them is not."""
+def test_malformed_blocks_with_valid_checksums(tmp_path: Path) -> None:
+    """The checksums of these blocks are valid; their content is not."""
     path, written = tmp_path / "a.ledger", events(4)
-    opening = MAGIC + layout._block(layout.BlockKind.HEADER, b"{}")
+    opening = MAGIC + shard_module._block(shard_module.BlockKind.HEADER, b"{}")
     write(path, [written])
     right = path.read_bytes()
     events_begin, closing_begin = spans(path)[2][1], spans(path)[-1][1]
-    five = layout._block(layout.BlockKind.CLOSING, orjson.dumps({"events": 5}))
+    five = shard_module._block(shard_module.BlockKind.CLOSING, orjson.dumps({"events": 5}))
     for content, at, count in [
         (right[:closing_begin] + five, closing_begin, 4),
         (right + right[events_begin:closing_begin], len(right), 4),
-        (opening + MARK + layout._block(layout.BlockKind.EVENTS, b"\xff\xff"), len(opening) + 16, 0),
-        (opening + layout._block(layout.BlockKind.EVENTS, right[-100:]), len(opening), 0),
-        (opening + layout._block(layout.BlockKind.CLOSING, b"[]"), len(opening), 0),
-        (MAGIC + layout._block(layout.BlockKind.HEADER, b"{"), len(MAGIC), 0),
+        (opening + MARK + shard_module._block(shard_module.BlockKind.EVENTS, b"\xff\xff"), len(opening) + 16, 0),
+        (opening + shard_module._block(shard_module.BlockKind.EVENTS, right[-100:]), len(opening), 0),
+        (opening + shard_module._block(shard_module.BlockKind.CLOSING, b"[]"), len(opening), 0),
+        (MAGIC + shard_module._block(shard_module.BlockKind.HEADER, b"{"), len(MAGIC), 0),
     ]:
         path.write_bytes(content)
         back, state = read(path)
         assert (state.verdict, state.at, len(back)) == (ShardVerdict.DAMAGED, at, count)
 
 
-def test_shards_of_a_directory_by_name(tmp_path: Path) -> None:
+def test_shards_are_sorted_by_name(tmp_path: Path) -> None:
     assert shard_paths(tmp_path) == []
     (tmp_path / "ledger").mkdir()
     for name in ("1-b.ledger", "0-a.ledger", "note.txt"):

@@ -13,11 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ledger.episodes import Recorder, plain_episode, random_episode, resumed_episode, rich_episode
-from ledger.realistic import Realistic
 from strands_sglang.errors import LedgerError, RecordError
 from strands_sglang.ledger import table
-from strands_sglang.ledger.ledger import Ledger
+from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.table import (
     SCHEMA,
     to_arrow,
@@ -28,12 +26,14 @@ from strands_sglang.ledger.table import (
 )
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.tokens import Trajectory
+from support.ledger.episodes import Recorder, plain_episode, random_episode, resumed_episode, rich_episode
+from support.ledger.realistic import Realistic
 
 ARRAYS = ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins")
 
 
 def same(one: Trajectory, other: Trajectory) -> bool:
-    """Whether they are the same bit by bit, types included."""
+    """Return whether they are equal bit for bit, types included."""
     return one == other and all(
         getattr(one, name).dtype == getattr(other, name).dtype
         and getattr(one, name).tobytes() == getattr(other, name).tobytes()
@@ -53,7 +53,7 @@ def recorders(tmp_path: Path) -> dict[str, Recorder]:
     return {recorder.id: recorder for recorder in made}
 
 
-def test_every_way_a_table_is_made_gives_back_the_trajectories(
+def test_every_kind_of_table_restores_the_trajectories(
     tmp_path: Path, recorders: dict[str, Recorder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "_BATCH_TOKENS", 500)  # several batches
@@ -86,11 +86,11 @@ def test_every_way_a_table_is_made_gives_back_the_trajectories(
     assert np.signbit(negative.logprobs[negative.logprobs == 0.0]).any()  # -0.0 came through all of them
 
 
-def test_what_a_row_says_of_its_episode(tmp_path: Path, recorders: dict[str, Recorder]) -> None:
+def test_episode_columns(tmp_path: Path, recorders: dict[str, Recorder]) -> None:
     rows = [row for row in to_arrow(tmp_path).to_pylist() if row["episode"] == "rich/0"]
     assert [row["branch"] for row in rows] == [turn.id for turn in recorders["rich/0"].tree.branches()]
     for row in rows:
-        assert (row["task_id"], row["sample"], row["reward"], row["ended"]) == ("rich", 0, 0.25, "stopped")
+        assert (row["task_id"], row["sample"], row["reward"], row["end_reason"]) == ("rich", 0, 0.25, "stopped")
         assert orjson.loads(row["task"]) == {"prompt": "What is 3 + 4?", "answer": 7, "data": {}, "id": "rich"}
         assert orjson.loads(row["metrics"])["turns"] == 12
         assert row["num_turns"] == len(row["turn_ids"])
@@ -99,17 +99,17 @@ def test_what_a_row_says_of_its_episode(tmp_path: Path, recorders: dict[str, Rec
     )
 
 
-def test_which_episodes_are_taken(tmp_path: Path, recorders: dict[str, Recorder]) -> None:
+def test_filter_of_episodes(tmp_path: Path, recorders: dict[str, Recorder]) -> None:
     taken = to_arrow(tmp_path, keep=lambda record: record.id == "add/0")
     (row,) = taken.to_pylist()
-    assert (row["ended"], row["reward"], row["metrics"]) == (None, 1.0, "{}")
+    assert (row["end_reason"], row["reward"], row["metrics"]) == (None, 1.0, "{}")
     assert to_arrow(tmp_path, keep=lambda record: False).num_rows == 0
     assert write_parquet(tmp_path, tmp_path / "none.parquet", keep=lambda record: False) == 0
     assert list(trajectories_of(tmp_path / "none.parquet")) == []
     assert len(to_dataset(tmp_path, keep=lambda record: record.id == "rich/0")) == 4
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, recorders: dict[str, Recorder]) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path, recorders: dict[str, Recorder]) -> None:
     def fails(record: Any) -> bool:
         if record.id == "random/20":
             raise RuntimeError("no")
@@ -120,7 +120,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, recorders: dict[s
     assert [path.name for path in tmp_path.iterdir()] == ["ledger"]
 
 
-def test_what_is_no_table_of_trajectories(tmp_path: Path, recorders: dict[str, Recorder]) -> None:
+def test_other_tables_are_refused(tmp_path: Path, recorders: dict[str, Recorder]) -> None:
     path = tmp_path / "x.parquet"
     with pytest.raises(LedgerError, match="cannot be read"):
         next(trajectories_of(path))
@@ -145,10 +145,10 @@ def test_what_is_no_table_of_trajectories(tmp_path: Path, recorders: dict[str, R
         trajectory_of({})
 
 
-def test_writing_takes_no_more_memory_for_a_larger_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_writing_does_not_grow_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "_BATCH_TOKENS", 1 << 14)
 
-    def most(tasks: int) -> int:
+    def peak_memory(tasks: int) -> int:
         directory = tmp_path / str(tasks)
         with LedgerWriter(directory) as writer:
             for number in range(tasks):
@@ -162,12 +162,12 @@ def test_writing_takes_no_more_memory_for_a_larger_run(tmp_path: Path, monkeypat
         tracemalloc.stop()
         return peak
 
-    small, large = most(4), most(16)
+    small, large = peak_memory(4), peak_memory(16)
     print(f"\nmost memory while writing: {small / 1e6:.1f} MB for 16 episodes, {large / 1e6:.1f} MB for 64")
     assert large < 2 * small
 
 
-def test_bytes_a_token(tmp_path: Path) -> None:
+def test_bytes_per_token(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path) as writer:
         made = Realistic(writer.write, tasks=2)
         made.record()

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from ledger.episodes import plain_episode, random_episode
-from ledger.killed import DIGEST
-from ledger.realistic import Realistic
 from strands_sglang.errors import ConfigurationError, LedgerError
-from strands_sglang.ledger import layout
-from strands_sglang.ledger.chain import Chain
-from strands_sglang.ledger.event import Event, EventKind, decoded, encoded, first_link
-from strands_sglang.ledger.ledger import Ledger
-from strands_sglang.ledger.shard import ShardReader, ShardVerdict, shard_paths
+from strands_sglang.ledger import shard as shard_module
+from strands_sglang.ledger.event import Event, EventKind, HashChain, decoded, encoded, first_link
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.run_dir import shard_paths
+from strands_sglang.ledger.shard import ShardReader, ShardVerdict
 from strands_sglang.ledger.writer import Durability, LedgerWriter
+from support.ledger.episodes import plain_episode, random_episode
+from support.ledger.killed_writer import DIGEST
+from support.ledger.realistic import Realistic
 
 
-def on_disk(directory: Path) -> list[bytes]:
+def events_on_disk(directory: Path) -> list[bytes]:
     """Return all events in the files of a run; all files must be whole."""
     events = []
     for path in shard_paths(directory):
@@ -37,7 +37,7 @@ def on_disk(directory: Path) -> list[bytes]:
     return events
 
 
-async def test_what_is_confirmed_is_in_the_file(tmp_path: Path) -> None:
+async def test_confirmed_events_are_in_the_file(tmp_path: Path) -> None:
     writer, written = LedgerWriter(tmp_path, worker="w.1_a"), list[bytes]()
     await writer.flushed()
     assert shard_paths(tmp_path) == writer.paths == []  # files are made with the first event
@@ -46,10 +46,10 @@ async def test_what_is_confirmed_is_in_the_file(tmp_path: Path) -> None:
         for event in written[-8:]:
             writer.write(event)
         await writer.flushed()
-        assert on_disk(tmp_path) == written
+        assert events_on_disk(tmp_path) == written
     writer.close()
     writer.close()
-    assert on_disk(tmp_path) == written
+    assert events_on_disk(tmp_path) == written
     (path,) = writer.paths
     reader = ShardReader(path)
     assert list(reader) and reader.state.closed
@@ -61,17 +61,17 @@ async def test_what_is_confirmed_is_in_the_file(tmp_path: Path) -> None:
         writer.write(written[0])
 
 
-async def test_nobody_has_to_wait_for_it(tmp_path: Path) -> None:
+async def test_events_are_written_without_waiting(tmp_path: Path) -> None:
     with LedgerWriter(tmp_path, flush_seconds=0.01) as writer:
         plain_episode(writer.write)
         deadline = time.monotonic() + 10
-        while not writer.paths or len(on_disk(tmp_path)) < 8:
+        while not writer.paths or len(events_on_disk(tmp_path)) < 8:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.005)
 
 
-async def test_a_full_shard_is_closed_and_another_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "SECTION_BYTES", 3000)
+async def test_full_shard_is_closed_and_another_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_module, "SECTION_BYTES", 3000)
     written: list[bytes] = []
     with LedgerWriter(tmp_path, durability=Durability.MACHINE, shard_bytes=8000) as writer:
         for sample in range(100):
@@ -80,13 +80,13 @@ async def test_a_full_shard_is_closed_and_another_begun(tmp_path: Path, monkeypa
             writer.write(event)
             if event[-1] % 8 == 0:
                 await writer.flushed()
-    assert on_disk(tmp_path) == written
+    assert events_on_disk(tmp_path) == written
     assert writer.paths == shard_paths(tmp_path) and len(writer.paths) > 10
     assert all(state.closed for state in Ledger(tmp_path).files)
     assert all(not record.problems and record.finished for record in Ledger(tmp_path).episodes())
 
 
-def test_from_many_threads_and_loops(tmp_path: Path) -> None:
+def test_many_threads_and_event_loops(tmp_path: Path) -> None:
     writer = LedgerWriter(tmp_path)
 
     def run(worker: int) -> None:
@@ -108,13 +108,13 @@ def test_from_many_threads_and_loops(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(seen) == 120 and len(on_disk(tmp_path)) == 120 * 8
+    assert len(seen) == 120 and len(events_on_disk(tmp_path)) == 120 * 8
     writer.close()
     assert sorted(Ledger(tmp_path).ids()) == sorted(seen)
     assert not any(record.problems for record in Ledger(tmp_path).episodes())
 
 
-async def test_who_waited_may_be_gone(tmp_path: Path) -> None:
+async def test_waiting_event_loop_may_be_closed(tmp_path: Path) -> None:
     writer = LedgerWriter(tmp_path)
 
     def leave() -> None:
@@ -138,13 +138,11 @@ async def test_who_waited_may_be_gone(tmp_path: Path) -> None:
     assert waiting[1].cancelled() and not waiting[0].cancelled()
     plain_episode(writer.write, task="more")
     await writer.flushed()
-    assert len(on_disk(tmp_path)) == 24
+    assert len(events_on_disk(tmp_path)) == 24
     writer.close()
 
 
-async def test_a_disk_that_is_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     writer = LedgerWriter(tmp_path)
     plain_episode(writer.write)
     await writer.flushed()
@@ -167,11 +165,11 @@ async def test_a_disk_that_is_full(
         await writer.flushed()
     with pytest.raises(LedgerError, match="No space left"):
         writer.close()
-    assert len(on_disk(tmp_path)) == 8  # and no half block behind them
+    assert len(events_on_disk(tmp_path)) == 8  # and no half block after them
     assert "ledger cannot be written" in caplog.text
 
 
-async def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+async def test_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text("in the way")
     writer = LedgerWriter(tmp_path)
     plain_episode(writer.write)
@@ -181,32 +179,32 @@ async def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         writer.close()
 
 
-def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_writes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("", "a/b", "a b", "a-b"):
         with pytest.raises(ConfigurationError):
             LedgerWriter(tmp_path, worker=name)
     monkeypatch.setattr("strands_sglang.ledger.writer.LARGEST_BLOCK", 100)
     writer = LedgerWriter(tmp_path)
-    with pytest.raises(LedgerError, match="101 bytes"):
+    with pytest.raises(LedgerError, match="got 101"):
         writer.write(bytes(101))
 
 
-def test_large_events_are_blocks_of_their_own(tmp_path: Path) -> None:
+def test_large_event_has_its_own_block(tmp_path: Path) -> None:
     sizes = [10, 2_000_000, 10, 900_000, 900_000, 10]
-    events = [encoded(Event("a/0", 0, 0, EventKind.FAULT, {"x": "y" * size}), first_link("a/0")) for size in sizes]
+    events = [encoded(Event("a/0", 0, 0, EventKind.CALL_ERROR, {"x": "y" * size}), first_link("a/0")) for size in sizes]
     with LedgerWriter(tmp_path, flush_seconds=60) as writer:
         for event in events:
             writer.write(event)
     assert [len(block.events) for block in ShardReader(writer.paths[0])] == [1, 1, 2, 2]
-    assert on_disk(tmp_path) == events
+    assert events_on_disk(tmp_path) == events
 
 
-def test_a_script_that_forgets_to_close(tmp_path: Path) -> None:
-    """Also shows a fork: the child begins a file of its own and leaves the parent's alone."""
+def test_writer_is_closed_at_exit(tmp_path: Path) -> None:
+    """Also after a fork: the child starts its own file and does not write to the parent's."""
     script = f"""
         import os, sys
         from pathlib import Path
-        from ledger.episodes import plain_episode
+        from support.ledger.episodes import plain_episode
         from strands_sglang.ledger.writer import LedgerWriter
         writer = LedgerWriter(Path({str(tmp_path)!r}), flush_seconds=60)
         plain_episode(writer.write, task="parent")
@@ -230,11 +228,11 @@ def test_a_script_that_forgets_to_close(tmp_path: Path) -> None:
     assert {"child/0"} in by_file and {"parent/0", "later/0"} in by_file
 
 
-def test_killed_at_any_time_nothing_confirmed_is_lost(tmp_path: Path) -> None:
+def test_killed_process_loses_no_confirmed_event(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    command = [sys.executable, "-m", "ledger.killed"]
+    command = [sys.executable, "-m", "support.ledger.killed_writer"]
     rng = random.Random(7)
-    torn = events = promised = 0
+    torn = events = confirmed_events = 0
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
     ) as starter:
@@ -251,8 +249,8 @@ def test_killed_at_any_time_nothing_confirmed_is_lost(tmp_path: Path) -> None:
             time.sleep(rng.uniform(0, 0.15))
             os.kill(pid, signal.SIGKILL)
             assert starter.stdout.readline() == "ended\n"
-            told = confirmed.read_bytes()
-            digests = {told[at : at + DIGEST] for at in range(0, len(told), DIGEST)}
+            confirmed_digests = confirmed.read_bytes()
+            digests = {confirmed_digests[at : at + DIGEST] for at in range(0, len(confirmed_digests), DIGEST)}
             ledger = Ledger(directory)
             assert {state.verdict for state in ledger.files} <= {ShardVerdict.WHOLE, ShardVerdict.TORN}
             assert all(state.verdict is ShardVerdict.WHOLE and state.closed for state in ledger.files[:-1])
@@ -262,22 +260,22 @@ def test_killed_at_any_time_nothing_confirmed_is_lost(tmp_path: Path) -> None:
                 digests.difference_update(event.digest for event in record.events)
                 events += len(record.events)
             assert not digests
-            promised += len(told) // DIGEST
+            confirmed_events += len(confirmed_digests) // DIGEST
         starter.stdin.close()
-    print(f"\n20 processes killed: {events} events read, {promised} times confirmed, {torn} torn tails")
+    print(f"\n20 processes killed: {events} events read, {confirmed_events} times confirmed, {torn} torn tails")
 
 
 @pytest.mark.parametrize(
     ("name", "sampled", "tool", "system"), [("long", (100, 500), (60, 240), 600), ("short", (10, 31), (20, 60), 200)]
 )
-def test_what_a_token_costs(tmp_path: Path, name: str, sampled: Any, tool: Any, system: int) -> None:
-    """Bytes on disk, and CPU: of the thread that records (an event loop's, in a run), and of the process."""
+def test_cost_per_token(tmp_path: Path, name: str, sampled: Any, tool: Any, system: int) -> None:
+    """Bytes on disk, and CPU of the recording thread (the event loop in a run) and of the process."""
     events: list[bytes] = []
     made = Realistic(events.append, sampled=sampled, tool=tool, system=system)
     made.record()
     decoded_events = [decoded(event)[0] for event in events]
     with LedgerWriter(tmp_path) as writer:
-        chain = Chain(writer.write, "a/0")
+        chain = HashChain(writer.write, "a/0")
         loop, process = time.thread_time(), time.process_time()
         for event in decoded_events:
             chain.append(event.kind, event.data, event.arrays)

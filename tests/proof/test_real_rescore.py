@@ -1,4 +1,4 @@
-"""On the real engine: what is on record is as likely as the record says, and what was never sampled is not."""
+"""Rescoring on the real engine: recorded logprobs agree, and those of forged tokens differ."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import Any
 
 import pytest
 
-from lab_servers import LabProcess
-from proof.forger import Book
-from rollout_agent import SAMPLING, TOKENIZER, TURNS, build, score, tasks
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.event import EventKind, episode_of
-from strands_sglang.ledger.ledger import Ledger
-from strands_sglang.ledger.resolve import Placed, resolved
-from strands_sglang.ledger.run_file import read_run, write_run
+from strands_sglang.ledger.reader import Ledger, Placed, resolved
+from strands_sglang.ledger.run_dir import read_run, shard_paths, write_run
+from strands_sglang.ledger.schema import trajectory_summary
 from strands_sglang.ledger.seal import seal
-from strands_sglang.ledger.shard import ShardReader, shard_paths
-from strands_sglang.ledger.summary import trajectory_summary
+from strands_sglang.ledger.shard import ShardReader
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.proof.rescore import rescore
-from strands_sglang.proof.rescore_report import NotCompared, RescoreVerdict
+from strands_sglang.proof.rescore import NotCompared, RescoreVerdict, rescore
 from strands_sglang.proof.verify import verify
 from strands_sglang.rollout import Limits, rollout
+from support.lab_servers import LabProcess
+from support.proof.tampering import LedgerEditor
+from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, build, score, tasks
 
 pytestmark = pytest.mark.engine
 
@@ -38,7 +36,7 @@ async def recorded(url: str, directory: Path, episodes: int, **sampling: Any) ->
         reward=score,
         samples_per_task=2,
         concurrency=16,
-        limits=Limits(turns=TURNS),
+        limits=Limits(max_turns=TURNS),
         directory=directory,
         sampling_params={**SAMPLING, **sampling},
     )
@@ -46,31 +44,31 @@ async def recorded(url: str, directory: Path, episodes: int, **sampling: Any) ->
 
 
 def forged(directory: Path, target: Path, rng: random.Random) -> tuple[str, int, int]:
-    """Write a run anew with one sampled token changed, and with everything that could tell worked out again.
+    """Write a copy of a run with one sampled token changed and every digest recomputed.
 
     Returns:
         The episode, the turn and the position of the token.
     """
     raws = [raw for path in shard_paths(directory) for block in ShardReader(path) for raw in block.events]
-    book = Book(raws)
-    last_calls = {line.event.episode: line.event for line in book.of(EventKind.CALL)}
+    editor = LedgerEditor(raws)
+    last_calls = {line.event.episode: line.event for line in editor.of(EventKind.CALL)}
     last = rng.choice([event for event in last_calls.values() if len(event.arrays["sampled"]) > 1])
     at = rng.randrange(len(last.arrays["sampled"]) - 1)
     last.arrays["sampled"][at] = (last.arrays["sampled"][at] + rng.randrange(1, 50)) % 300
-    end = next(line.event for line in book.of(EventKind.END) if line.event.episode == last.episode)
-    record = resolved(last.episode, [Placed(raw, "", 0) for raw in book.forged() if episode_of(raw) == last.episode])
+    end = next(line.event for line in editor.of(EventKind.END) if line.event.episode == last.episode)
+    record = resolved(last.episode, [Placed(raw, "", 0) for raw in editor.forged() if episode_of(raw) == last.episode])
     end.data["trajectories"] = [trajectory_summary(trajectory) for trajectory in record.trajectories()]
     about = read_run(directory)
     assert about is not None
     write_run(target, about)
     with LedgerWriter(target) as writer:
-        for raw in book.forged():
+        for raw in editor.forged():
             writer.write(raw)
     seal(target)
     return last.episode, last.data["turn"], last.data["sent"] + at
 
 
-async def test_what_is_on_record_is_as_likely_as_it_says(tool_policy: LabProcess, tmp_path: Path) -> None:
+async def test_recorded_logprobs_agree(tool_policy: LabProcess, tmp_path: Path) -> None:
     directory = await recorded(tool_policy.url, tmp_path / "run", 24)
     certificate = verify(directory)
     assert certificate.proved, certificate.text()
@@ -82,8 +80,8 @@ async def test_what_is_on_record_is_as_likely_as_it_says(tool_policy: LabProcess
     assert len(report.turns) == certificate.turns and report.largest < 1e-3
 
 
-async def test_what_a_forger_made_up_is_not(tool_policy: LabProcess, tmp_path: Path) -> None:
-    """Offline nothing is left to contradict it; kept elsewhere, the root digest would. The engine does."""
+async def test_forged_token_differs(tool_policy: LabProcess, tmp_path: Path) -> None:
+    """Without a root digest kept elsewhere, nothing offline contradicts the forged token; the engine does."""
     directory = await recorded(tool_policy.url, tmp_path / "run", 8)
     root = verify(directory).root
     for attempt in range(3):
@@ -94,13 +92,13 @@ async def test_what_a_forger_made_up_is_not(tool_policy: LabProcess, tmp_path: P
         report = await rescore(target, tool_policy.url)
         assert report.verdict is RescoreVerdict.DIFFERS
         found = [score for score in report.turns if score.beyond]
-        # Tokens behind it in its turn are less likely, too: they were sampled behind another one.
+        # Later tokens of its turn differ too: they were sampled after another token.
         assert [(score.episode, score.turn) for score in found] == [(episode, turn)]
         assert found[0].beyond >= 1 and found[0].token >= token
 
 
 async def test_temperature(tool_policy: LabProcess, tmp_path: Path) -> None:
-    """At 0 the engine reports the logprobs of temperature 1; at others of scaled logits, which no prompt has."""
+    """At 0 the engine reports logprobs of temperature 1; at others those of scaled logits, unlike a prompt's."""
     greedy = await recorded(tool_policy.url, tmp_path / "greedy", 4, temperature=0.0)
     assert (await rescore(greedy, tool_policy.url)).verdict is RescoreVerdict.AGREES
     warm = await recorded(tool_policy.url, tmp_path / "warm", 4, temperature=0.5)
@@ -110,7 +108,7 @@ async def test_temperature(tool_policy: LabProcess, tmp_path: Path) -> None:
     assert taken_for_one.verdict is RescoreVerdict.DIFFERS
 
 
-async def test_the_command(tool_policy: LabProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_command(tool_policy: LabProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = await recorded(tool_policy.url, tmp_path / "run", 4)
     arguments = ["verify", str(directory), "--rescore", tool_policy.url]
     assert await asyncio.to_thread(main, arguments) == 0

@@ -1,4 +1,4 @@
-"""Recorded logprobs are held against an engine's: what can be compared is, and the rest is counted."""
+"""Recorded logprobs are compared with an engine's; tokens that cannot be compared are counted."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from typing import Any
 import orjson
 import pytest
 
-from ledger.episodes import RUN, Recorder
-from scripted import Received, ScriptedServer, Wire
 from strands_sglang.errors import EngineError
-from strands_sglang.ledger.seal import seal, write_run
+from strands_sglang.ledger.run_dir import write_run
+from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.proof.rescore import rescore
-from strands_sglang.proof.rescore_report import NotCompared, RescoreVerdict
+from strands_sglang.proof.rescore import NotCompared, RescoreVerdict, rescore
 from strands_sglang.tokens import Turn, TurnPurpose
+from support.ledger.episodes import RUN, Recorder
+from support.scripted import Received, ScriptedServer, Wire
 
-rescore_module = importlib.import_module("strands_sglang.proof.rescore")  # the package's `rescore` is the function
+rescore_module = importlib.import_module(
+    "strands_sglang.proof.rescore"
+)  # `strands_sglang.proof.rescore` is the function
 
 
 def likely(ids: Sequence[int], at: int) -> float:
-    """Return what the engine of these tests thinks of a token at its place."""
+    """Return the logprob that the scripted engine assigns to the token at a position."""
     return -((sum(ids[: at + 1]) * 31 + at) % 97) / 13
 
 
-def engine(refuse: int = -1, says: Any = None) -> ScriptedServer:
-    """Return an engine of weights "v2" that refuses prompts with one token.
+def engine(refuse: int = -1, last_logprob: Any = None) -> ScriptedServer:
+    """Return an engine with weight version "v2" that refuses prompts that contain one token.
 
     Args:
         refuse: The token.
-        says: What it says of the last token of a prompt, as bytes of JSON; None: how likely it is.
+        last_logprob: Logprob of the last token of a prompt, as JSON; None: the correct one.
     """
 
     def read(received: Received) -> bytes:
@@ -42,10 +44,10 @@ def engine(refuse: int = -1, says: Any = None) -> ScriptedServer:
         assert body["sampling_params"]["temperature"] == 1.0
         entries = [[None if at == 0 else likely(ids, at), ids[at], None] for at in range(start, len(ids))]
         entries[0][0] = None
-        if says is not None:
+        if last_logprob is not None:
             entries[-1][0] = "LAST"
         answer = orjson.dumps({"meta_info": {"input_token_logprobs": entries}})
-        return answer.replace(b'"LAST"', says or b"")
+        return answer.replace(b'"LAST"', last_logprob or b"")
 
     async def handle(wire: Wire) -> None:
         received = await wire.read_body()
@@ -62,7 +64,7 @@ def engine(refuse: int = -1, says: Any = None) -> ScriptedServer:
 
 
 class Scored(Recorder):
-    """Records what that engine would have sampled."""
+    """Records turns with the logprobs of the scripted engine."""
 
     def sample(self, parent: Turn | None, context: list[int], sampled: list[int], **more: Any) -> Turn:
         before = [] if parent is None else self.tree.ids(parent).tolist()
@@ -82,14 +84,14 @@ def folder(tmp_path: Path) -> Path:
         second = recorder.sample(first, [4], [13, 14, 15, 16], versions=[("v1", 0, 1), ("v2", 1, 4)])
         recorder.sample(second, [5], [17, 18], purpose=TurnPurpose.CONSTRAINED)
         recorder.sample(second, [6], [19])
-        recorder.sample(first, [7], [20, 21])  # another branch: the first turn is not scored again
+        recorder.sample(first, [7], [20, 21])  # another branch: the first turn is not compared again
         recorder.end()
     writer.close()
     seal(tmp_path)
     return tmp_path
 
 
-async def test_all_that_can_be_compared_is(folder: Path) -> None:
+async def test_all_comparable_tokens_are_compared(folder: Path) -> None:
     with engine() as server:
         report = await rescore(folder, server.url)
     assert report.verdict is RescoreVerdict.AGREES and report.largest == 0.0, report.text()
@@ -105,13 +107,13 @@ async def test_all_that_can_be_compared_is(folder: Path) -> None:
     assert json.loads(json.dumps(report.to_dict()))["verdict"] == "agrees"
 
 
-async def test_other_weights_where_asked_for(folder: Path) -> None:
+async def test_other_versions_are_compared_on_request(folder: Path) -> None:
     with engine() as server:
         report = await rescore(folder, server.url, all_versions=True, episodes=["add/1"])
     assert report.tokens == 3 + 4 + 1 + 2 and not report.not_compared[NotCompared.OTHER_VERSION]
 
 
-async def test_a_grammar_is_not_compared(tmp_path: Path) -> None:
+async def test_constrained_tokens_are_not_compared(tmp_path: Path) -> None:
     write_run(tmp_path, {"run": RUN})
     writer = LedgerWriter(tmp_path)
     recorder = Scored(writer.write)
@@ -124,8 +126,8 @@ async def test_a_grammar_is_not_compared(tmp_path: Path) -> None:
     assert (report.tokens, report.not_compared[NotCompared.CONSTRAINED]) == (1, 2)
 
 
-async def test_a_token_nobody_sampled_shows(tmp_path: Path) -> None:
-    """A forger who makes everything anew has no engine to say how likely the token is."""
+async def test_changed_token_differs(tmp_path: Path) -> None:
+    """Recomputing every digest does not help, because the recorded logprob does not match the token."""
     write_run(tmp_path, {"run": RUN})
     writer = LedgerWriter(tmp_path)
     recorder = Scored(writer.write)
@@ -154,13 +156,13 @@ async def test_scaled_logprobs_cannot_be_compared(tmp_path: Path, settings: floa
     writer.close()
     with engine() as server:
         report = await rescore(tmp_path, server.url)
-        told = await rescore(tmp_path, server.url, temperature=0.5)
+        skipped = await rescore(tmp_path, server.url, temperature=0.5)
     assert (report.verdict is RescoreVerdict.AGREES) is compared
     assert report.not_compared[NotCompared.TEMPERATURE] == (0 if compared else 2)
-    assert told.verdict is RescoreVerdict.NOTHING and "2 temperature" in told.text()
+    assert skipped.verdict is RescoreVerdict.NOTHING and "2 temperature" in skipped.text()
 
 
-async def test_an_engine_that_refuses_has_not_agreed(folder: Path) -> None:
+async def test_refused_request_is_not_agreement(folder: Path) -> None:
     with engine(refuse=12) as server:
         report = await rescore(folder, server.url)
     assert report.verdict is RescoreVerdict.NOTHING and report.not_compared[NotCompared.REFUSED] == 27
@@ -168,32 +170,32 @@ async def test_an_engine_that_refuses_has_not_agreed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "says", [b"null", b"true", b'"-0.5"', b"[]", b"NaN", b"-1e999", b"0.5", b"9223372036854775808"]
+    "last_logprob", [b"null", b"true", b'"-0.5"', b"[]", b"NaN", b"-1e999", b"0.5", b"9223372036854775808"]
 )
-async def test_what_is_no_logprob_agrees_with_nothing(folder: Path, says: bytes) -> None:
-    with engine(says=says) as server:
+async def test_invalid_logprob_from_the_engine_is_not_agreement(folder: Path, last_logprob: bytes) -> None:
+    with engine(last_logprob=last_logprob) as server:
         report = await rescore(folder, server.url, tolerance=100.0)
     assert report.verdict is RescoreVerdict.NOTHING
     assert report.not_compared[NotCompared.REFUSED] and report.failures
 
 
-async def test_a_tolerance_that_is_no_number_lets_nothing_pass(folder: Path) -> None:
+async def test_nan_tolerance_accepts_nothing(folder: Path) -> None:
     with engine() as server:
         report = await rescore(folder, server.url, tolerance=float("nan"))
     assert report.verdict is RescoreVerdict.DIFFERS
 
 
-async def test_what_is_no_logprob_on_record_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_recorded_nan_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path, {"run": RUN})
     writer = LedgerWriter(tmp_path)
     recorder = Scored(writer.write)
     recorder.sample(None, [1, 2], [3, 4])
     recorder.end()
     writer.close()
-    run, found = rescore_module.proofs(tmp_path, None)
+    run, found = rescore_module.prove_run(tmp_path, None)
     (proof,) = found
     proof.trajectories[0].logprobs[-1] = float("nan")
-    monkeypatch.setattr(rescore_module, "proofs", lambda *_: (run, [proof]))
+    monkeypatch.setattr(rescore_module, "prove_run", lambda *_: (run, [proof]))
     with engine() as server:
         report = await rescore(tmp_path, server.url)
     assert report.verdict is RescoreVerdict.DIFFERS and [score.beyond for score in report.turns] == [1]

@@ -1,4 +1,4 @@
-"""A root that was kept elsewhere, or signed, holds all of a run: its episodes and its run.json."""
+"""A root digest that is kept elsewhere or signed covers a whole run: its episodes and its run.json."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_pri
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from ledger.episodes import RUN, Recorder
 from strands_sglang.cli.main import main
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.ledger import Ledger
-from strands_sglang.ledger.run_file import read_json, write_json
-from strands_sglang.ledger.seal import read_seal, seal, write_run
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.run_dir import read_json, write_json, write_run
+from strands_sglang.ledger.seal import read_seal, seal
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof import verify
 from strands_sglang.proof.certificate import SealState
 from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.proof.verify import root_digest
+from support.ledger.episodes import RUN, Recorder
 
 
 def record(folder: Path, *, samples: int = 2, expected: int = 2, last: int = 5) -> Path:
@@ -50,7 +50,7 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def forge(run: Path) -> None:
-    """Make another run in the place of one, with everything worked out anew but for the signature."""
+    """Replace a run by another one, with everything recomputed except the signature."""
     about = read_json(run / "run.json")
     shutil.rmtree(run / "ledger")
     for name in ("run.json", "seal.json"):
@@ -59,20 +59,20 @@ def forge(run: Path) -> None:
     assert about == read_json(run / "run.json")
 
 
-def test_a_root_that_was_kept_elsewhere(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_expected_root(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = verify(run).root
     assert verify(run, root=f" {root.upper()}\n").verdict is Verdict.PROVED
     assert main(["verify", str(run), "--root", root]) == 0
     forge(run)
-    assert verify(run).verdict is Verdict.PROVED  # nobody could tell
+    assert verify(run).verdict is Verdict.PROVED  # without the expected root, the change is undetectable
     certificate = verify(run, root=root)
     assert certificate.verdict is Verdict.BROKEN and certificate.found[FindingKind.SEAL] == 1
     assert main(["verify", str(run), "--root", root]) == 1
-    assert f"root digest {root!r} was kept elsewhere" in capsys.readouterr().out
+    assert f"the expected root digest is {root!r}" in capsys.readouterr().out
     assert main(["verify", str(run), "--root", root, "--episode", "add/0"]) == 2
 
 
-def test_what_a_run_says_of_itself_is_under_the_root(run: Path) -> None:
+def test_root_covers_run_json(run: Path) -> None:
     root = verify(run).root
     about = read_json(run / "run.json")
     assert about is not None
@@ -82,40 +82,40 @@ def test_what_a_run_says_of_itself_is_under_the_root(run: Path) -> None:
     assert verify(run, root=root).verdict is Verdict.BROKEN
 
 
-def test_a_seal_of_before_is_still_read(run: Path) -> None:
-    """Of format 1, whose root is that of the episodes alone."""
-    told = read_seal(run)
-    assert told is not None and told["format"] == 2
+def test_seal_of_format_1_is_read(run: Path) -> None:
+    """In format 1, the root covers only episodes."""
+    sealed = read_seal(run)
+    assert sealed is not None and sealed["format"] == 2
     root = root_digest({one.id: one.head for one in Ledger(run).episodes()})
-    write_json(run / "seal.json", {**told, "format": 1, "root": root})
+    write_json(run / "seal.json", {**sealed, "format": 1, "root": root})
     certificate = verify(run, root=root)
     assert (certificate.verdict, certificate.seal) == (Verdict.PROVED, SealState.AGREES)
-    assert certificate.root == root != told["root"]
-    write_json(run / "seal.json", {**told, "format": 3})
+    assert certificate.root == root != sealed["root"]
+    write_json(run / "seal.json", {**sealed, "format": 3})
     assert verify(run).verdict is Verdict.BROKEN
 
 
-def test_siblings_of_a_sealed_run_are_looked_for(tmp_path: Path) -> None:
-    """Those that never began are in the seal; another one that is missing was taken out."""
+def test_missing_samples_of_a_sealed_run_are_found(tmp_path: Path) -> None:
+    """The seal lists samples that never began; any other missing sample was removed."""
     run = record(tmp_path / "run", samples=2, expected=3)
-    told = read_seal(run)
-    assert told is not None and told["not_begun"] == ["add/2"]
+    sealed = read_seal(run)
+    assert sealed is not None and sealed["not_begun"] == ["add/2"]
     assert verify(run).verdict is Verdict.PROVED
-    write_json(run / "seal.json", {**told, "not_begun": []})
+    write_json(run / "seal.json", {**sealed, "not_begun": []})
     certificate = verify(run)
     assert certificate.verdict is Verdict.UNFINISHED
     assert [finding.episode for finding in certificate.findings] == ["add/2"]
 
 
-def test_a_signed_run(run: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_signed_run(run: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     private, public = map(str, keys)
     assert main(["verify", str(run), "--public-key", public]) == 1
     assert "the run is not signed" in capsys.readouterr().out
     assert main(["sign", str(run), "--key", private]) == 0
-    told = capsys.readouterr().out
-    assert verify(run).root in told
+    output = capsys.readouterr().out
+    assert verify(run).root in output
     assert main(["verify", str(run), "--public-key", public]) == 0
-    raw = told.split()[-1]
+    raw = output.split()[-1]
     assert main(["verify", str(run), "--public-key", raw]) == 0
     Path(public).write_text(raw + "\n")
     assert main(["verify", str(run), "--public-key", public]) == 0
@@ -124,7 +124,7 @@ def test_a_signed_run(run: Path, keys: tuple[Path, Path], capsys: pytest.Capture
     assert main(["verify", str(run), "--public-key", raw]) == 1
 
 
-def test_a_signature_by_somebody_else(run: Path, keys: tuple[Path, Path]) -> None:
+def test_signature_of_another_key(run: Path, keys: tuple[Path, Path]) -> None:
     assert main(["sign", str(run), "--key", str(keys[0])]) == 0
     other = Ed25519PrivateKey.generate().public_key().public_bytes_raw().hex()
     assert verify(run, public_key=other).verdict is Verdict.BROKEN
@@ -133,7 +133,7 @@ def test_a_signature_by_somebody_else(run: Path, keys: tuple[Path, Path]) -> Non
         assert verify(run, public_key=keys[1]).verdict is Verdict.BROKEN
 
 
-def test_keys_that_are_none(run: Path, tmp_path: Path) -> None:
+def test_invalid_keys(run: Path, tmp_path: Path) -> None:
     for content in (b"", b"-----BEGIN PUBLIC KEY-----", b"00ff", "é".encode()):
         (tmp_path / "bad").write_bytes(content)
         with pytest.raises(LedgerError, match="Ed25519 public key"):
@@ -146,7 +146,7 @@ def test_keys_that_are_none(run: Path, tmp_path: Path) -> None:
         assert main(["sign", str(run), "--key", str(tmp_path / name)]) == 2
 
 
-def test_only_what_is_proved_is_signed(tmp_path: Path, keys: tuple[Path, Path]) -> None:
+def test_only_a_proved_run_is_signed(tmp_path: Path, keys: tuple[Path, Path]) -> None:
     run = record(tmp_path / "run", samples=1)
     (run / "seal.json").unlink()
     assert main(["sign", str(run), "--key", str(keys[0])]) == 2

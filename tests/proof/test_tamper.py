@@ -1,7 +1,7 @@
-"""Ten thousand changes to ledgers and exports, each a single one. None that changes what is on record goes unnoticed.
+"""Ten thousand single changes to ledgers and exports; every change to the record is detected.
 
-Two kinds of people change events here: one who leaves the digests as they are, and a forger who works out every digest
-of the episode anew. The forger does not have what is kept apart: the seal's root digest.
+Events are changed in two ways: with the old digests, and with every digest of the episode recomputed. The root digest
+of the seal, which is kept apart, stays unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 
-from ledger.episodes import (
+from strands_sglang.ledger.event import episode_of
+from strands_sglang.ledger.reader import Ledger, Placed, resolved
+from strands_sglang.ledger.run_dir import write_run
+from strands_sglang.ledger.schema import trajectory_digest
+from strands_sglang.ledger.seal import seal
+from strands_sglang.ledger.shard import ShardReader
+from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.proof.certificate import Certificate
+from strands_sglang.proof.finding import FindingKind, Verdict
+from strands_sglang.proof.verify import verify, verify_events
+from support.ledger.episodes import (
     FINGERPRINT,
     RUN,
     plain_episode,
@@ -24,24 +34,14 @@ from ledger.episodes import (
     resumed_episode,
     rich_episode,
 )
-from proof.forger import CHANGES, Book
-from strands_sglang.ledger.event import episode_of
-from strands_sglang.ledger.ledger import Ledger
-from strands_sglang.ledger.resolve import Placed, resolved
-from strands_sglang.ledger.seal import seal, write_run
-from strands_sglang.ledger.shard import ShardReader
-from strands_sglang.ledger.summary import trajectory_digest
-from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.proof.certificate import Certificate
-from strands_sglang.proof.finding import FindingKind, Verdict
-from strands_sglang.proof.verify import verify, verify_events
+from support.proof.tampering import CHANGES, LedgerEditor
 
 RUN_FILE = {"run": RUN, "samples_per_task": 1, "fingerprint": FINGERPRINT}
 PLAIN, FORGED, EXPORTED, FILES = 4_000, 3_600, 1_400, 1_000
 
 
 class Case:
-    """A good ledger, which is changed."""
+    """A valid ledger to change."""
 
     def __init__(self, number: int) -> None:
         self.raws: list[bytes] = []
@@ -52,7 +52,7 @@ class Case:
             ](self.raws.append),
             plain_episode(self.raws.append, turns=2),
         ]
-        self.book = Book(self.raws)
+        self.editor = LedgerEditor(self.raws)
         self.certificate = verify_events(self.raws, run=RUN_FILE)
         assert self.certificate.proved, self.certificate.text()
         self.seal = {"episodes": 2, "root": self.certificate.root}
@@ -61,7 +61,7 @@ class Case:
 
 
 def meaning(raws: list[bytes]) -> dict[str, Any]:
-    """Return all that a reader gets from events: those that count, and the trajectories they make."""
+    """Return what a reader gets from events: the winning events and their trajectories."""
     found: dict[str, Any] = {}
     by_episode: dict[str, list[Placed]] = {}
     for raw in raws:
@@ -78,7 +78,7 @@ def cases() -> list[Case]:
     return [Case(number) for number in range(12)]
 
 
-class Tally:
+class Outcomes:
     """Counts of one kind of change."""
 
     def __init__(self) -> None:
@@ -90,65 +90,65 @@ class Tally:
     def show(self, title: str) -> int:
         print(f"\n{title}")
         for name, counts in self.rows.items():
-            told = ", ".join(f"{count} {what}" for what, count in counts.items() if what != "changes")
-            print(f"  {name:<12} {counts['changes']:>5} changes: {told}")
+            details = ", ".join(f"{count} {what}" for what, count in counts.items() if what != "changes")
+            print(f"  {name:<12} {counts['changes']:>5} changes: {details}")
         return sum(counts["changes"] for counts in self.rows.values())
 
 
-def changed(cases: list[Case], total: int, seed: int, write: Callable[[Book], list[bytes]]) -> Iterator[Any]:
-    """Yield so many single changes: their name, the ledger, its events before and after."""
+def changed(cases: list[Case], total: int, seed: int, write: Callable[[LedgerEditor], list[bytes]]) -> Iterator[Any]:
+    """Yield single changes: name, ledger, and its events before and after."""
     rng = random.Random(seed)
     names = list(CHANGES)
     made = 0
     while made < total:
         name, case = names[made % len(names)], rng.choice(cases)
-        book = case.book.copy()
-        if not CHANGES[name](book, rng):
+        editor = case.editor.copy()
+        if not CHANGES[name](editor, rng):
             continue
-        raws = write(book)
+        raws = write(editor)
         if raws != case.raws:
             made += 1
             yield name, case, raws
 
 
-def test_a_change_that_leaves_the_digests_is_found(cases: list[Case]) -> None:
-    tally = Tally()
-    for name, case, raws in changed(cases, PLAIN, 1, Book.plain):
+def test_change_with_old_digests_is_found(cases: list[Case]) -> None:
+    outcomes = Outcomes()
+    for name, case, raws in changed(cases, PLAIN, 1, LedgerEditor.plain):
         certificate = verify_events(raws, run=RUN_FILE)
         if certificate.verdict is Verdict.PROVED:
             assert meaning(raws) == case.meaning, name
-            tally.add(name, harmless=1)
+            outcomes.add(name, harmless=1)
         else:
-            told = FindingKind.DIGEST if certificate.found[FindingKind.DIGEST] else next(iter(certificate.found))
-            tally.add(name, caught=1, **{f"by {told.value}": 1})
-        if name not in ("drop", "number"):  # without its last events an episode is unfinished, and that is all
+            kind = FindingKind.DIGEST if certificate.found[FindingKind.DIGEST] else next(iter(certificate.found))
+            outcomes.add(name, caught=1, **{f"by {kind.value}": 1})
+        if name not in ("drop", "number"):  # an episode without its last events is only unfinished
             assert certificate.verdict is Verdict.BROKEN, (name, certificate.text())
-    assert tally.show("changed, with the digests it had") == PLAIN
+    assert outcomes.show("changed, with the old digests") == PLAIN
 
 
-def test_a_forger_who_works_out_the_digests_is_found(cases: list[Case]) -> None:
-    tally = Tally()
-    for name, case, raws in changed(cases, FORGED, 2, Book.forged):
+def test_change_with_recomputed_digests_is_found(cases: list[Case]) -> None:
+    outcomes = Outcomes()
+    for name, case, raws in changed(cases, FORGED, 2, LedgerEditor.forged):
         certificate = verify_events(raws, run=RUN_FILE, seal=case.seal)
         content = [kind.value for kind in certificate.found if kind is not FindingKind.SEAL]
         if certificate.verdict is Verdict.PROVED:
             assert meaning(raws) == case.meaning, name
-            tally.add(name, harmless=1)
+            outcomes.add(name, harmless=1)
         elif content:
-            tally.add(name, **{"caught by what it says": 1, f"by {content[0]}": 1})
+            outcomes.add(name, **{"caught by its content": 1, f"by {content[0]}": 1})
         else:
-            tally.add(name, **{"caught by the seal alone": 1})
-        if not content:  # what is trained cannot be changed without a contradiction, whatever the digests
+            outcomes.add(name, **{"caught by the seal alone": 1})
+        if not content:  # a change to trained data is a contradiction even with recomputed digests
             after = meaning(raws)
             assert {id: one[1] for id, one in after.items()} == {id: one[1] for id, one in case.meaning.items()}, name
-    assert tally.show("changed, with digests worked out anew") == FORGED
+    assert outcomes.show("changed, with recomputed digests") == FORGED
 
 
 COLUMNS = ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins")
 
 
 def change_export(rows: list[dict[str, Any]], name: str, rng: random.Random) -> int | None:
-    """Change an export; return the position that was changed, where there is one."""
+    """Change an export; return the changed position, or None."""
     row = rng.choice(rows)
     if name in COLUMNS:
         values = row[name]
@@ -188,8 +188,8 @@ def change_export(rows: list[dict[str, Any]], name: str, rng: random.Random) -> 
     return None
 
 
-def test_a_changed_export_is_found(cases: list[Case]) -> None:
-    tally, rng, made = Tally(), random.Random(3), 0
+def test_changed_export_is_found(cases: list[Case]) -> None:
+    outcomes, rng, made = Outcomes(), random.Random(3), 0
     names = [*COLUMNS, "drop", "duplicate", "cut", "lengthen", "names", "swap", "exchange", "turn_ids", "order"]
     while made < EXPORTED:
         name, case = names[made % len(names)], rng.choice(cases)
@@ -201,21 +201,21 @@ def test_a_changed_export_is_found(cases: list[Case]) -> None:
         same = sorted(rows, key=key) == sorted(case.rows, key=key)
         if certificate.verdict is Verdict.PROVED:
             assert same, (name, at)
-            tally.add(name, harmless=1)
+            outcomes.add(name, harmless=1)
             continue
         assert not same and certificate.found[FindingKind.EXPORTED], name
         places = {finding.token for finding in certificate.findings}
         if name in COLUMNS or name == "cut":
-            tally.add(name, **{"caught": 1, "at its place": int(at in places)})
-            # A trajectory that cannot be one at all is refused as a whole.
+            outcomes.add(name, **{"caught": 1, "at its place": int(at in places)})
+            # A row that is not a trajectory is rejected as a whole.
             assert at in places or "not a trajectory" in certificate.text(), certificate.text()
         else:
-            tally.add(name, caught=1)
-    assert tally.show("changed exports") == EXPORTED
+            outcomes.add(name, caught=1)
+    assert outcomes.show("changed exports") == EXPORTED
 
 
 class OnDisk:
-    """A sealed run on disk that is changed and put back."""
+    """A sealed run on disk that is changed and restored."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -267,11 +267,11 @@ def change_files(disk: OnDisk, name: str, rng: random.Random) -> None:
         path.write_bytes(data[:at] + bytes(len(data) - at))
     elif name == "longer":
         path.write_bytes(data + data[-rng.randrange(1, len(data)) :])
-    elif name == "forged":  # a change in good form: digests, blocks and checks worked out anew
-        book = Book(raw for one in disk.shards if one == path for raw in raws_of(one))
-        before = book.forged()
-        while (raws := book.forged()) == before:
-            CHANGES[rng.choice(["token", "logprob", "story", "mask", "version"])](book, rng)
+    elif name == "forged":  # a well-formed change: digests, blocks and checksums are recomputed
+        editor = LedgerEditor(raw for one in disk.shards if one == path for raw in raws_of(one))
+        before = editor.forged()
+        while (raws := editor.forged()) == before:
+            CHANGES[rng.choice(["token", "logprob", "story", "mask", "version"])](editor, rng)
         path.unlink()
         writer = LedgerWriter(disk.folder, worker="c")
         for raw in raws:
@@ -285,7 +285,7 @@ def raws_of(path: Path) -> Iterator[bytes]:
 
 
 def test_changed_files_are_found(tmp_path: Path) -> None:
-    disk, tally, rng = OnDisk(tmp_path / "run"), Tally(), random.Random(4)
+    disk, outcomes, rng = OnDisk(tmp_path / "run"), Outcomes(), random.Random(4)
     names = [
         *("flip", "unsealed flip", "seal flip", "cut", "unsealed cut", "file lost"),
         *("file twice", "zeros", "unsealed zeros", "longer", "forged"),
@@ -295,20 +295,20 @@ def test_changed_files_are_found(tmp_path: Path) -> None:
         change_files(disk, name, rng)
         certificate = verify(disk.folder)
         check_files(disk, name, certificate)
-        tally.add(name, **{certificate.verdict.value: 1})
+        outcomes.add(name, **{certificate.verdict.value: 1})
         disk.restore()
-    assert tally.show("changed files") == FILES
+    assert outcomes.show("changed files") == FILES
 
 
 def check_files(disk: OnDisk, name: str, certificate: Certificate) -> None:
     verdict, found = certificate.verdict, set(certificate.found)
-    if name == "seal flip":  # in its date, say, a change is none of what is on record
+    if name == "seal flip":  # for example, its date is not part of the record
         assert verdict is not Verdict.PROVED or disk.read() == disk.meaning
     elif name in ("cut", "unsealed cut", "unsealed zeros", "file lost"):
-        # A loss is a loss, and nobody is accused of anything.
+        # Missing data is not reported as a contradiction.
         assert verdict in (Verdict.TRUNCATED, Verdict.UNFINISHED), certificate.text()
         assert name.startswith("unsealed") or verdict is Verdict.TRUNCATED
-    elif name == "unsealed flip":  # one in the last bytes may be what a machine that died left behind
+    elif name == "unsealed flip":  # a change in the last bytes looks like a torn write
         assert found & {FindingKind.FILE_DAMAGED, FindingKind.FILE_TRUNCATED}, certificate.text()
     else:
         assert verdict is Verdict.BROKEN, (name, certificate.text())

@@ -1,4 +1,4 @@
-"""A good ledger is proved, by code that works everything out anew; a bad one is shown where it is bad."""
+"""A valid ledger is proved by independent code; problems of an invalid one are located."""
 
 from __future__ import annotations
 
@@ -13,7 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ledger.episodes import (
+from strands_sglang.errors import LedgerError
+from strands_sglang.ledger import reader, schema
+from strands_sglang.ledger.event import Event, EventKind, ids_digest
+from strands_sglang.ledger.run_dir import write_run
+from strands_sglang.ledger.schema import trajectory_digest
+from strands_sglang.ledger.seal import read_seal, seal
+from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.proof.certificate import Certificate, SealState
+from strands_sglang.proof.chain import RawEvent, build_chain
+from strands_sglang.proof.episode import prove_episode
+from strands_sglang.proof.finding import Finding, FindingKind, Verdict
+from strands_sglang.proof.rescore import RescoreReport, TurnScore
+from strands_sglang.proof.verify import verify, verify_events
+from strands_sglang.tokens import TokenTree, TurnPurpose
+from support.ledger.episodes import (
     FINGERPRINT,
     RUN,
     Recorder,
@@ -23,26 +37,13 @@ from ledger.episodes import (
     resumed_episode,
     rich_episode,
 )
-from proof.forger import Book
-from strands_sglang.errors import LedgerError
-from strands_sglang.ledger import resolve
-from strands_sglang.ledger.event import Event, EventKind, ids_digest
-from strands_sglang.ledger.seal import read_seal, seal, write_run
-from strands_sglang.ledger.summary import trajectory_digest
-from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.proof.certificate import Certificate, SealState
-from strands_sglang.proof.finding import Finding, FindingKind, Verdict
-from strands_sglang.proof.links import Located, linked
-from strands_sglang.proof.prove import prove
-from strands_sglang.proof.rescore_report import RescoreReport, TurnScore
-from strands_sglang.proof.verify import verify, verify_events
-from strands_sglang.tokens import TokenTree, TurnPurpose
+from support.proof.tampering import LedgerEditor
 
 PROOF = Path(__file__).resolve().parents[2] / "src" / "strands_sglang" / "proof"
-OURS = {path.stem for path in PROOF.glob("*.py")} - {"__init__", "rescore", "rescore_report"}
-"""The files that prove. Those that ask an engine need a client."""
-READING = {"event", "shard", "run_file", "shown"}
-"""Those they may use, to read bytes and to show what they say."""
+OURS = {path.stem for path in PROOF.glob("*.py")} - {"__init__", "rescore"}
+"""Modules that verify. `rescore` is excluded because it needs an engine client."""
+READING = {"event", "shard", "run_dir"}
+"""Modules of the ledger that they may use: decoding of bytes, and escaping of output."""
 
 
 def run_on_disk(folder: Path, *makers: Callable[..., Any], samples: int = 1, sealed: bool = True) -> Path:
@@ -63,13 +64,13 @@ def only(certificate: Certificate) -> Finding:
 
 
 def edited(recorder: Recorder, raws: list[bytes], number: int, edit: Callable[[Event], Any]) -> Certificate:
-    """Prove an episode with one event changed, all its digests worked out anew."""
-    book = Book(raws).copy()
-    edit(next(line.event for line in book.lines if line.event.number == number))
-    return verify_events(book.forged())
+    """Verify an episode with one event changed and all digests recomputed."""
+    editor = LedgerEditor(raws).copy()
+    edit(next(line.event for line in editor.events if line.event.number == number))
+    return verify_events(editor.forged())
 
 
-def test_a_run_is_proved(tmp_path: Path) -> None:
+def test_run_is_proved(tmp_path: Path) -> None:
     folder = run_on_disk(tmp_path, plain_episode, rich_episode, resumed_episode, samples=2)
     certificate = verify(folder)
     assert certificate.verdict is Verdict.PROVED and certificate.proved, certificate.text()
@@ -87,13 +88,13 @@ def test_a_run_is_proved(tmp_path: Path) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 30))
-def test_whatever_a_tree_lays_flat_is_laid_flat_again(seed: int, steps: int) -> None:
+def test_recomputed_trajectories_equal_those_of_the_tree(seed: int, steps: int) -> None:
     raws: list[bytes] = []
     recorder = random_episode(raws.append, random.Random(seed), steps=steps)
-    links = linked([Located(raw) for raw in raws])
-    assert [entry.event for entry in links.chain] == recorder.events
-    assert links.orphans == len(raws) - len(recorder.events)
-    proof = prove(recorder.id, links)
+    chain = build_chain([RawEvent(raw) for raw in raws])
+    assert [entry.event for entry in chain.entries] == recorder.events
+    assert chain.orphans == len(raws) - len(recorder.events)
+    proof = prove_episode(recorder.id, chain)
     assert not proof.findings
     trajectories = recorder.tree.trajectories()
     assert [one.digest() for one in proof.trajectories] == [trajectory_digest(one) for one in trajectories]
@@ -103,39 +104,42 @@ def test_whatever_a_tree_lays_flat_is_laid_flat_again(seed: int, steps: int) -> 
     assert proof.tokens.side == sum(len(turn.sampled) for turn in turns if turn.purpose is TurnPurpose.SIDE)
 
 
-def test_those_who_prove_import_nothing_of_those_who_write() -> None:
+def test_proof_imports_nothing_of_the_code_that_records() -> None:
     for name in OURS:
         for node in ast.walk(ast.parse((PROOF / f"{name}.py").read_text())):
             if isinstance(node, ast.Import):
                 assert not any(alias.name.startswith("strands") for alias in node.names)
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("strands"):
-                if node.module in ("strands_sglang.errors", "strands_sglang.extras"):  # words alone
+                if node.module in ("strands_sglang.errors", "strands_sglang._extras", "strands_sglang._terminal"):
                     continue
                 known = {f"strands_sglang.proof.{one}" for one in OURS}
                 known |= {f"strands_sglang.ledger.{one}" for one in READING}
                 assert node.module in known, f"{name}.py imports {node.module}"
 
 
-def test_proving_needs_no_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proof_uses_no_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run_on_disk(tmp_path, rich_episode, resumed_episode)
 
     def refuse(*_: Any, **__: Any) -> Any:
-        raise AssertionError("the proof leans on what is to be proved")
+        raise AssertionError("the proof uses the code that it verifies")
 
     for owner, name in (
         (TokenTree, "__init__"),
         (TokenTree, "trajectories"),
-        (resolve, "resolved"),
-        (resolve, "EpisodeRecord"),
+        (reader, "resolved"),
+        (schema, "data_of"),
+        (schema, "arrays_of"),
+        (schema, "trajectory_digest"),
+        (reader, "EpisodeRecord"),
     ):
         monkeypatch.setattr(owner, name, refuse)
-    for name in ("laid_flat", "Trajectory"):
+    for name in ("flatten_branch", "Trajectory"):
         monkeypatch.setattr(f"strands_sglang.tokens.trajectory.{name}", refuse)
     monkeypatch.setattr("strands_sglang.tokens.turn.Turn.__post_init__", refuse)
     assert verify(folder).proved
 
 
-def test_a_run_under_way_is_unfinished(tmp_path: Path) -> None:
+def test_running_run_is_unfinished(tmp_path: Path) -> None:
     write_run(tmp_path, {"run": RUN, "samples_per_task": 2})
     writer = LedgerWriter(tmp_path)
     plain_episode(writer.write)
@@ -153,10 +157,10 @@ def test_a_run_under_way_is_unfinished(tmp_path: Path) -> None:
         (FindingKind.NOT_BEGUN, "other/1"),
     }
     seal(tmp_path)
-    assert set(verify(tmp_path).found) == {FindingKind.NO_END}  # the seal knows what was there
+    assert set(verify(tmp_path).found) == {FindingKind.NO_END}  # the seal lists the missing sample
 
 
-def test_a_run_that_went_on_behind_its_seal_is_unfinished(tmp_path: Path) -> None:
+def test_run_that_continued_after_its_seal_is_unfinished(tmp_path: Path) -> None:
     folder = run_on_disk(tmp_path, plain_episode)
     writer = LedgerWriter(folder, worker="later")
     plain_episode(writer.write, task="later")
@@ -165,7 +169,7 @@ def test_a_run_that_went_on_behind_its_seal_is_unfinished(tmp_path: Path) -> Non
     assert certificate.verdict is Verdict.UNFINISHED and only(certificate).kind is FindingKind.FILE_ADDED
 
 
-def test_what_a_dead_process_left_is_no_fault_once_it_was_taken_over(tmp_path: Path) -> None:
+def test_torn_file_of_a_dead_process_is_accepted_after_a_takeover(tmp_path: Path) -> None:
     write_run(tmp_path, {"run": RUN, "samples_per_task": 1})
     dead, later = LedgerWriter(tmp_path, worker="a"), LedgerWriter(tmp_path, worker="b")
     resumed_episode(dead.write, later.write)
@@ -179,13 +183,13 @@ def test_what_a_dead_process_left_is_no_fault_once_it_was_taken_over(tmp_path: P
     assert verify(tmp_path).proved
 
 
-def test_events_that_went_with_the_tail_of_a_file_are_lost_not_forged(tmp_path: Path) -> None:
+def test_events_lost_with_the_end_of_a_file_are_truncation(tmp_path: Path) -> None:
     write_run(tmp_path, {"run": RUN, "samples_per_task": 1})
     first, later = LedgerWriter(tmp_path, worker="a"), LedgerWriter(tmp_path, worker="b")
-    book: list[bytes] = []
-    resumed_episode(first.write, book.append)
+    editor: list[bytes] = []
+    resumed_episode(first.write, editor.append)
     first.close()
-    for raw in book:
+    for raw in editor:
         later.write(raw)
     later.close()
     whole = first.paths[0].read_bytes()
@@ -193,13 +197,13 @@ def test_events_that_went_with_the_tail_of_a_file_are_lost_not_forged(tmp_path: 
     for size in range(0, len(whole), 11):
         first.paths[0].write_bytes(whole[:size])
         certificate = verify(tmp_path)
-        # A file that ends between two blocks looks like one whose writer is at work, or was killed.
+        # A file that ends between two blocks looks like one whose writer is running or was killed.
         assert certificate.verdict in (Verdict.TRUNCATED, Verdict.UNFINISHED), certificate.text()
         lost |= set(certificate.found)
     assert FindingKind.EVENTS_LOST in lost
 
 
-def test_episodes_of_choice(tmp_path: Path) -> None:
+def test_selected_episodes(tmp_path: Path) -> None:
     folder = run_on_disk(tmp_path, plain_episode, rich_episode)
     certificate = verify(folder, episodes=["rich_episode/0"])
     assert certificate.proved and sum(certificate.episodes.values()) == 1
@@ -207,10 +211,10 @@ def test_episodes_of_choice(tmp_path: Path) -> None:
     assert only(verify(folder, episodes=["no/0"])).kind is FindingKind.NOT_BEGUN
 
 
-def test_what_is_no_run(tmp_path: Path) -> None:
+def test_directory_without_a_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "nothing", tmp_path / "file"):
-        with pytest.raises(LedgerError, match="is no directory of a run"):
+        with pytest.raises(LedgerError, match="is not the directory of a run"):
             verify(path)
     write_run(tmp_path, {"run": RUN})
     assert verify(tmp_path).verdict is Verdict.UNFINISHED  # nothing was recorded yet
@@ -222,28 +226,28 @@ def only_kinds(certificate: Certificate) -> set[FindingKind]:
     return set(certificate.found)
 
 
-def test_findings_say_exactly_where(tmp_path: Path) -> None:
-    """One turn's sampled token was changed on disk, with all digests and checks of the file worked out anew."""
+def test_findings_have_an_exact_location(tmp_path: Path) -> None:
+    """A sampled token of one turn is changed on disk, with all digests and checksums recomputed."""
     folder = run_on_disk(tmp_path, rich_episode, sealed=False)
     raws: list[bytes] = []
     rich_episode(raws.append, task="rich_episode")
-    book = Book(raws)
+    editor = LedgerEditor(raws)
 
     def change(event: Event) -> None:
         event.arrays["sampled"][1] += 1
 
-    change(book.lines[3].event)  # turn 1
+    change(editor.events[3].event)  # turn 1
     next((folder / "ledger").iterdir()).unlink()
     writer = LedgerWriter(folder)
-    for raw in book.forged():
+    for raw in editor.forged():
         writer.write(raw)
     writer.close()
     certificate = verify(folder)
     assert certificate.verdict is Verdict.BROKEN
     first = next(finding for finding in certificate.findings if finding.kind is FindingKind.PROMPT)
     assert (first.episode, first.turn, first.token) == ("rich_episode/0", 2, 45)
-    assert "tokens 45 to 48" in first.message and first.file == writer.paths[0].name
-    # The turn it was rejected for has the same parent: told for both, and for no turn behind them.
+    assert "positions 45 to 48" in first.message and first.file == writer.paths[0].name
+    # The turn that replaced it has the same parent: reported for both, and for no later turn.
     assert [finding.turn for finding in certificate.findings if finding.kind is FindingKind.PROMPT] == [2, 3]
     assert FindingKind.TRAJECTORY in certificate.found
     assert str(first) in certificate.text()
@@ -257,38 +261,43 @@ def test_findings_say_exactly_where(tmp_path: Path) -> None:
         (1, lambda e: e.arrays["logprobs"].pop(), FindingKind.FORM, "3 sampled tokens but 2 logprobs"),
         (1, lambda e: e.data["versions"].append(["v", 4, 5]), FindingKind.FORM, "gap or overlap at sampled token 3"),
         (1, lambda e: e.data.update(versions=[]), FindingKind.FORM, "cover 0 of 3"),
-        (1, lambda e: e.data.update(prompt=ids_digest([1])), FindingKind.PROMPT, "tokens 0 to 39"),
-        (1, lambda e: e.data.update(sent=41), FindingKind.PROMPT, "40 tokens are on record of the prompt"),
-        (1, lambda e: e.data["detail"].update(prompt_tokens=1), FindingKind.PROMPT, "detail.prompt_tokens says 1"),
-        (1, lambda e: e.data.update(turn=1), FindingKind.PLACE, "turn 0 is next, not turn 1"),
-        (3, lambda e: e.data.update(parent=1), FindingKind.PLACE, "turn 1, which is not on record"),
-        (3, lambda e: e.data.update(start=42), FindingKind.PLACE, "starts at 42, but its parent ends at 43"),
-        (3, lambda e: e.data.update(join="root"), FindingKind.PLACE, "joined as 'root', behind another turn"),
-        (1, lambda e: e.data.update(join="kept"), FindingKind.PLACE, "joined as 'kept', without a turn before it"),
-        (1, lambda e: e.data.update(purpose="fun"), FindingKind.FORM, "its purpose is 'fun'"),
+        (1, lambda e: e.data.update(prompt=ids_digest([1])), FindingKind.PROMPT, "positions 0 to 39"),
+        (1, lambda e: e.data.update(sent=41), FindingKind.PROMPT, "the recorded prompt has 40 tokens"),
+        (1, lambda e: e.data["detail"].update(prompt_tokens=1), FindingKind.PROMPT, "detail.prompt_tokens is 1"),
+        (1, lambda e: e.data.update(turn=1), FindingKind.PLACE, "turn 0 is next, got turn 1"),
+        (3, lambda e: e.data.update(parent=1), FindingKind.PLACE, "turn 1, which is not recorded"),
+        (3, lambda e: e.data.update(start=42), FindingKind.PLACE, "starts at position 42, but its parent ends at 43"),
+        (3, lambda e: e.data.update(join="root"), FindingKind.PLACE, "join 'root' is not possible with a parent turn"),
+        (
+            1,
+            lambda e: e.data.update(join="kept"),
+            FindingKind.PLACE,
+            "'kept' is not possible without a parent turn",
+        ),
+        (1, lambda e: e.data.update(purpose="fun"), FindingKind.FORM, "constrained, got 'fun'"),
         (0, lambda e: e.data.update(sample=3), FindingKind.TASK, "sample 3 of task rich"),
-        (-1, lambda e: e.data["rejected"].clear(), FindingKind.TRAJECTORY, "trajectories ending with turns"),
-        (-1, lambda e: e.data["rejected"].append(99), FindingKind.FORM, "99] are rejected"),
-        (-1, lambda e: e.data["metrics"].update(turns=1), FindingKind.METRICS, "turns is 1 in its metrics"),
+        (-1, lambda e: e.data["rejected"].clear(), FindingKind.TRAJECTORY, "trajectories that end with turns"),
+        (-1, lambda e: e.data["rejected"].append(99), FindingKind.FORM, "below 12, got [2, 99]"),
+        (-1, lambda e: e.data["metrics"].update(turns=1), FindingKind.METRICS, "metric turns is 1"),
         (-1, lambda e: e.data["trajectories"].reverse(), FindingKind.TRAJECTORY, "are declared"),
         (-1, lambda e: e.data["trajectories"][0].update(loss=1), FindingKind.TRAJECTORY, "loss of the trajectory is"),
         (-1, lambda e: e.data["trajectories"][0].update(digest="0"), FindingKind.TRAJECTORY, "has digest"),
         (-2, lambda e: setattr(e, "kind", EventKind.BEGIN), FindingKind.ORDER, "begins a second time"),
-        (2, lambda e: setattr(e, "kind", EventKind.REWARD), FindingKind.FORM, "its value is None"),
+        (2, lambda e: setattr(e, "kind", EventKind.REWARD), FindingKind.FORM, "value is missing"),
         (2, lambda e: setattr(e, "epoch", 1), FindingKind.ORDER, "epoch"),
     ],
 )
-def test_every_rule_is_told_in_words(number: int, edit: Any, kind: FindingKind, words: str) -> None:
+def test_every_rule_has_a_message(number: int, edit: Any, kind: FindingKind, words: str) -> None:
     raws: list[bytes] = []
     recorder = rich_episode(raws.append)
     certificate = edited(recorder, raws, number % len(raws), edit)
-    told = [finding for finding in certificate.findings if finding.kind is kind]
-    assert told and any(words in finding.message for finding in told), certificate.text()
+    matching = [finding for finding in certificate.findings if finding.kind is kind]
+    assert matching and any(words in finding.message for finding in matching), certificate.text()
     assert certificate.verdict is Verdict.BROKEN
-    assert all(finding.episode == "rich/0" for finding in told)
+    assert all(finding.episode == "rich/0" for finding in matching)
 
 
-def test_an_episode_that_begins_twice() -> None:
+def test_episode_that_begins_twice() -> None:
     raws: list[bytes] = []
     plain_episode(raws.append)
     rich_episode(raws.append, task="add")
@@ -296,22 +305,22 @@ def test_an_episode_that_begins_twice() -> None:
     assert FindingKind.DUPLICATE in certificate.found and certificate.verdict is Verdict.BROKEN
 
 
-def reopened(edit: Callable[[Book], Any]) -> Certificate:
-    """Prove an episode that was taken up again, with its book changed and all digests worked out anew."""
+def reopened(edit: Callable[[LedgerEditor], Any]) -> Certificate:
+    """Verify a reopened episode after an edit, with all digests recomputed."""
     raws: list[bytes] = []
     reopened_episode(raws.append)
-    book = Book(raws).copy()
-    edit(book)
-    return verify_events(book.forged())
+    editor = LedgerEditor(raws).copy()
+    edit(editor)
+    return verify_events(editor.forged())
 
 
-def taken_out(book: Book, line: Any) -> None:
-    for one in book.behind(line):
+def removed(editor: LedgerEditor, line: Any) -> None:
+    for one in editor.after(line):
         one.before = line.before
-    book.lines.remove(line)
+    editor.events.remove(line)
 
 
-def test_an_episode_that_was_taken_up_again_is_proved_by_its_last_end(tmp_path: Path) -> None:
+def test_reopened_episode_is_proved_by_its_last_end(tmp_path: Path) -> None:
     folder = run_on_disk(tmp_path, reopened_episode, plain_episode)
     certificate = verify(folder)
     assert certificate.proved and certificate.seal is SealState.AGREES, certificate.text()
@@ -319,55 +328,55 @@ def test_an_episode_that_was_taken_up_again_is_proved_by_its_last_end(tmp_path: 
     assert (certificate.tokens.trained, certificate.tokens.cut, certificate.tokens.rejected) == (12 + 5, 2, 0)
     raws: list[bytes] = []
     recorder = reopened_episode(raws.append)
-    proof = prove(recorder.id, linked([Located(raw) for raw in raws]))
+    proof = prove_episode(recorder.id, build_chain([RawEvent(raw) for raw in raws]))
     assert proof.finished and proof.reward == 1.0 and not proof.findings
     rows = [{**one.to_dict(), "reward": 1.0} for one in recorder.tree.trajectories()]
     assert verify_events(raws, exported=rows).proved
     rows[0]["reward"] = 0.5
     assert only(verify_events(raws, exported=rows)).kind is FindingKind.EXPORTED
     ends = [number for number, event in enumerate(recorder.events) if event.kind is EventKind.END]
-    for count in range(1, len(raws)):  # as it was at any time
+    for count in range(1, len(raws)):  # every prefix
         certificate = verify_events(raws[:count])
         assert certificate.verdict is (Verdict.PROVED if count - 1 in ends else Verdict.UNFINISHED), count
-    # What an earlier end says is not looked at; what the last one says is.
+    # Only the last end is checked.
     for end, kinds in ((0, set()), (1, set()), (2, {FindingKind.METRICS, FindingKind.TRAJECTORY})):
 
-        def change(book: Book, end: int = end) -> None:
-            data = book.of(EventKind.END)[end].event.data
+        def change(editor: LedgerEditor, end: int = end) -> None:
+            data = editor.of(EventKind.END)[end].event.data
             data["metrics"]["turns"] = 7
             data["trajectories"].clear()
 
         assert set(reopened(change).found) == kinds
 
 
-def test_an_episode_that_could_not_have_been_taken_up_again() -> None:
+def test_episode_that_must_not_be_reopened() -> None:
     for number in (0, 1):
 
-        def dropped(book: Book, number: int = number) -> None:
-            taken_out(book, book.of(EventKind.RESUME)[number])
+        def dropped(editor: LedgerEditor, number: int = number) -> None:
+            removed(editor, editor.of(EventKind.RESUME)[number])
 
         certificate = reopened(dropped)
         assert certificate.verdict is Verdict.BROKEN and FindingKind.ORDER in certificate.found
 
-        def without(book: Book, number: int = number) -> None:  # as if the first process had gone on
-            line = book.of(EventKind.RESUME)[number]
-            for later in book.lines[book.lines.index(line) + 1 :]:
+        def without(editor: LedgerEditor, number: int = number) -> None:  # as if the first process had continued
+            line = editor.of(EventKind.RESUME)[number]
+            for later in editor.events[editor.events.index(line) + 1 :]:
                 later.event.epoch -= 1
-            taken_out(book, line)
+            removed(editor, line)
 
         certificate = reopened(without)
         assert certificate.verdict is Verdict.BROKEN
-        assert "behind the end of the episode" in certificate.findings[-1].message
+        assert "after the end of the episode" in certificate.findings[-1].message
         for ended in ("answered", "stopped", "timeout", "x", None, ["engine"]):
 
-            def other(book: Book, number: int = number, ended: Any = ended) -> None:
-                book.of(EventKind.END)[number].event.data["ended"] = ended
+            def other(editor: LedgerEditor, number: int = number, ended: Any = ended) -> None:
+                editor.of(EventKind.END)[number].event.data["ended"] = ended
 
             certificate = reopened(other)
             assert certificate.verdict is Verdict.BROKEN, ended
             assert only(certificate).kind is FindingKind.ORDER
-            assert f"a resume event behind the end of the episode ({ended!r})" in only(certificate).message
-    # The same with the digests it had, and with a piece of a file that is not there.
+            assert f"a resume event after the end of the episode ({ended!r})" in only(certificate).message
+    # The same with the old digests, and with lost events.
     raws: list[bytes] = []
     recorder = reopened_episode(raws.append)
     resumes = [number for number, event in enumerate(recorder.events) if event.kind is EventKind.RESUME]
@@ -375,8 +384,8 @@ def test_an_episode_that_could_not_have_been_taken_up_again() -> None:
         assert verify_events([*raws[:number], *raws[number + 1 :]]).verdict is Verdict.BROKEN
 
 
-def test_an_agent_that_began_anew() -> None:
-    """With its next turn, before its first, and behind its last: then nothing is left to be trained."""
+def test_rollback() -> None:
+    """Rollbacks at the next turn, before the first, and after the last, when nothing is left to train."""
     raws: list[bytes] = []
     recorder = Recorder(raws.append)
     recorder.cut(0, kind="anew")
@@ -391,9 +400,9 @@ def test_an_agent_that_began_anew() -> None:
     certificate = verify_events(raws)
     assert certificate.proved, certificate.text()
     assert (certificate.turns, certificate.trajectories, certificate.tokens.cut) == (0, 0, 4)
-    book = Book(raws)
-    book.of(EventKind.CUT)[-1].event.data["kind"] = 7
-    assert only(verify_events(book.forged())).kind is FindingKind.FORM
+    editor = LedgerEditor(raws)
+    editor.of(EventKind.ROLLBACK)[-1].event.data["kind"] = 7
+    assert only(verify_events(editor.forged())).kind is FindingKind.FORM
     unscored: list[bytes] = []
     recorder = Recorder(unscored.append)
     recorder.call(None, context=[1], sampled=[2])
@@ -402,7 +411,7 @@ def test_an_agent_that_began_anew() -> None:
     assert verify_events(unscored).proved
 
 
-def test_a_run_may_go_on_with_more_samples() -> None:
+def test_run_may_continue_with_more_samples() -> None:
     raws: list[bytes] = []
     for sample in range(3):
         plain_episode(raws.append, sample=sample)
@@ -412,12 +421,12 @@ def test_a_run_may_go_on_with_more_samples() -> None:
 EVIL = "\x1b[2J\x1b[HPROVED\r\n  run          good\u2028\u202e\x9b1m\x00\x7f"
 
 
-def test_a_ledger_cannot_write_lines_of_its_certificate(tmp_path: Path) -> None:
+def test_ledger_text_cannot_add_lines_to_a_certificate(tmp_path: Path) -> None:
     write_run(tmp_path, {"run": EVIL, "samples_per_task": 2})
     writer = LedgerWriter(tmp_path)
     recorder = Recorder(writer.write, task=EVIL, run="other" + EVIL, fingerprint={})
     turn = recorder.call(None, context=[1], sampled=[2], versions=[(EVIL, 0, 1)])
-    recorder.append(EventKind.FAULT, {"error": EVIL})
+    recorder.append(EventKind.CALL_ERROR, {"error": EVIL})
     recorder.call(turn, context=[1], sampled=[2])
     writer.close()
     path = writer.paths[0]
@@ -428,26 +437,26 @@ def test_a_ledger_cannot_write_lines_of_its_certificate(tmp_path: Path) -> None:
         assert line.isprintable() and not line.lstrip().startswith(("PROVED", "run          good"))
     assert r"x\n\x1b[1mPROVED\udcff.ledger at byte" in text and r"\u2028\u202e\x9b1m\x00\x7f" in text
     assert str(Finding(FindingKind.FORM, "é 日本 " + EVIL, EVIL, file=EVIL)).isprintable()
-    assert "é 日本" in str(Finding(FindingKind.FORM, "é 日本"))  # what can be seen is shown as it is
+    assert "é 日本" in str(Finding(FindingKind.FORM, "é 日本"))  # printable text is not escaped
     report = RescoreReport("http://127.0.0.1", EVIL, EVIL, 1e-3, failures=[EVIL])
-    report.note(TurnScore(EVIL, 0, 1, 1.0, 1.0, 1, 0))
+    report.turns.append(TurnScore(EVIL, 0, 1, 1.0, 1.0, 1, 0))
     assert len(report.text().splitlines()) == 7 and report.text().replace("\n", "").isprintable()
 
 
-def test_the_root_digest_catches_what_nothing_else_does() -> None:
-    """A tool's result is not part of any token: only what is kept apart from the events can tell."""
+def test_root_digest_detects_consistent_changes() -> None:
+    """A tool's result is not covered by token checks; only a root digest kept elsewhere detects a change."""
     raws: list[bytes] = []
     recorder = plain_episode(raws.append)
     root = verify_events(raws).root
-    book = Book(raws)
-    book.of(EventKind.TOOL)[0].event.data["result"]["content"][0]["text"] = "5"
-    forged = book.forged()
+    editor = LedgerEditor(raws)
+    editor.of(EventKind.TOOL)[0].event.data["result"]["content"][0]["text"] = "5"
+    forged = editor.forged()
     assert verify_events(forged).proved and recorder.id == "add/0"
     certificate = verify_events(forged, seal={"episodes": 1, "root": root})
     assert only(certificate).kind is FindingKind.SEAL and certificate.seal is SealState.DIFFERS
 
 
-def test_a_certificate_keeps_so_many_findings() -> None:
+def test_number_of_findings_is_bounded() -> None:
     certificate = Certificate()
     for number in range(5_000):
         certificate.add(Finding(FindingKind.DIGEST, "changed", "a/0", number))
@@ -476,7 +485,7 @@ JUNK: list[Any] = [
 
 
 def spoiled(value: Any, rng: random.Random) -> Any:
-    """Return plain data with something in it replaced by something else, added or taken away."""
+    """Return plain data with one value replaced, added or removed."""
     if isinstance(value, dict) and value and rng.random() < 0.8:
         name = rng.choice(list(value))
         rest = {key: one for key, one in value.items() if key != name}
@@ -487,18 +496,18 @@ def spoiled(value: Any, rng: random.Random) -> Any:
     return rng.choice(JUNK)
 
 
-def test_nothing_that_can_be_written_makes_it_raise(tmp_path: Path) -> None:
+def test_verify_never_raises_on_malformed_events(tmp_path: Path) -> None:
     rng = random.Random(5)
     raws: list[bytes] = []
     rich_episode(raws.append)
     resumed_episode(raws.append)
-    book = Book(raws)
+    editor = LedgerEditor(raws)
     run = {"run": RUN, "samples_per_task": 1, "fingerprint": FINGERPRINT}
     seal_file: Any = {"episodes": 2, "root": verify_events(raws).root}
     for _ in range(500):
-        changed = book.copy()
+        changed = editor.copy()
         for _ in range(rng.randrange(1, 3)):
-            event = rng.choice(changed.lines).event
+            event = rng.choice(changed.events).event
             choice = rng.random()
             if choice < 0.8:
                 event.data = value if isinstance(value := spoiled(event.data, rng), dict) else {}
@@ -509,7 +518,7 @@ def test_nothing_that_can_be_written_makes_it_raise(tmp_path: Path) -> None:
                 event.arrays[rng.choice(["closing", "context", "sampled", "logprobs", "x"])] = event.arrays.pop(name)
         about = value if isinstance(value := spoiled(run, rng), dict) else None
         certificate = verify_events(changed.forged(), run=about, seal=seal_file)
-        assert certificate.verdict in (Verdict.BROKEN, Verdict.PROVED)  # proved: of orphans nothing counts
+        assert certificate.verdict in (Verdict.BROKEN, Verdict.PROVED)  # proved: orphans are ignored
         certificate.text()
         json.dumps(certificate.to_dict())
     folder = run_on_disk(tmp_path, rich_episode)

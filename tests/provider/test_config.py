@@ -1,4 +1,4 @@
-"""Settings: what is good is taken in one form, and what cannot work is an error that says what would."""
+"""Settings: valid ones are normalised, invalid ones raise an error that says what would work."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import Any
 
 import pytest
 
-from families import tokenizer
-from provider.agents import scripted_model
-from scripted_engine import ScriptedEngine
 from strands_sglang import AbortPolicy, RewritePolicy, SGLangClient, SGLangModel
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.provider.config import checked_config, template_arguments
 from strands_sglang.tool_parsers import HermesToolParser
+from support.families import tokenizer
+from support.provider.agents import scripted_model
+from support.scripted_engine import ScriptedEngine
 
 READS = "{{ messages }}{{ tools }}{% if enable_thinking %}x{% endif %}{{ reasoning_effort }}"
 
 
-def test_params_is_another_name_for_sampling_params() -> None:
+def test_params_is_an_alias_of_sampling_params() -> None:
     assert checked_config({"params": {"temperature": 0.5}}) == {"sampling_params": {"temperature": 0.5}}
     same = {"top_p": 0.9}
     assert checked_config({"params": same, "sampling_params": same}) == {"sampling_params": same}
 
 
-def test_names_become_policies() -> None:
+def test_policy_names_become_enums() -> None:
     made = checked_config({"on_trim": "keep", "on_template_rewrite": "refuse", "on_abort": "return"})
     assert made["on_trim"] is RewritePolicy.KEEP
     assert made["on_template_rewrite"] is RewritePolicy.REFUSE
     assert made["on_abort"] is AbortPolicy.RETURN
 
 
-def test_what_was_given_is_copied() -> None:
+def test_sampling_params_are_copied() -> None:
     given = {"temperature": 1.0}
     made = checked_config({"sampling_params": given})
     given["temperature"] = 0.0
@@ -44,37 +44,37 @@ def test_what_was_given_is_copied() -> None:
     [
         ({"sampling_parms": {}}, "did you mean 'sampling_params'"),
         ({"temperature": 0.5}, "go in sampling_params"),
-        ({"enable_thinking": True}, "fixed when the model is made"),
-        ({"chat_template_kwargs": {}}, "fixed when the model is made"),
-        ({"params": {"n": 1}, "sampling_params": {}}, "two names for one thing"),
+        ({"enable_thinking": True}, "fixed when the model is created"),
+        ({"chat_template_kwargs": {}}, "fixed when the model is created"),
+        ({"params": {"n": 1}, "sampling_params": {}}, "are aliases and must not differ"),
         ({"sampling_params": [1]}, "must be a dict"),
-        ({"sampling_params": {"max_tokens": 5}}, "SGLang calls 'max_tokens' 'max_new_tokens'"),
+        ({"sampling_params": {"max_tokens": 5}}, "'max_tokens' is 'max_new_tokens' in SGLang"),
         ({"sampling_params": {"max_completion_tokens": 5}}, "'max_new_tokens'"),
-        ({"sampling_params": {"max_new_tokens": 0}}, "whole number above 0"),
-        ({"sampling_params": {"max_new_tokens": True}}, "whole number above 0"),
-        ({"sampling_params": {"max_new_tokens": 1.5}}, "whole number above 0"),
+        ({"sampling_params": {"max_new_tokens": 0}}, "must be an int >= 1"),
+        ({"sampling_params": {"max_new_tokens": True}}, "must be an int >= 1"),
+        ({"sampling_params": {"max_new_tokens": 1.5}}, "must be an int >= 1"),
         ({"sampling_params": {"n": 4}}, "n must be 1"),
         ({"on_trim": "drop"}, "'keep', 'fork', 'refuse'"),
         ({"on_abort": "raise"}, "'continue', 'return'"),
-        ({"max_episode_tokens": 0}, "whole number above 0 or None"),
-        ({"max_episode_tokens": 10.5}, "whole number above 0 or None"),
-        ({"context_window_limit": "8k"}, "whole number above 0 or None"),
-        ({"deadline": -1}, "number above 0 or None"),
-        ({"deadline": True}, "number above 0 or None"),
+        ({"max_episode_tokens": 0}, "must be an int >= 1 or None"),
+        ({"max_episode_tokens": 10.5}, "must be an int >= 1 or None"),
+        ({"context_window_limit": "8k"}, "must be an int >= 1 or None"),
+        ({"deadline": -1}, "must be a number > 0 or None"),
+        ({"deadline": True}, "must be a number > 0 or None"),
     ],
 )
-def test_what_cannot_work_says_what_would(config: dict[str, Any], words: str) -> None:
+def test_invalid_settings_raise_with_a_hint(config: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         checked_config(config)
     assert words in str(caught.value)
 
 
-def test_none_is_no_limit() -> None:
+def test_none_means_no_limit() -> None:
     limits = {"max_episode_tokens": None, "context_window_limit": None, "deadline": None}
     assert checked_config(limits) == limits
 
 
-def test_arguments_of_the_template_are_taken_out_of_the_options() -> None:
+def test_template_arguments_are_removed_from_the_options() -> None:
     options: dict[str, Any] = {
         "enable_thinking": False,
         "reasoning_effort": "low",
@@ -85,16 +85,16 @@ def test_arguments_of_the_template_are_taken_out_of_the_options() -> None:
     assert options == {"model_id": "x"}
 
 
-def test_an_argument_of_none_is_not_given() -> None:
+def test_template_arguments_of_none_are_dropped() -> None:
     assert template_arguments(READS, {"enable_thinking": None, "chat_template_kwargs": None}) == {}
 
 
-def test_the_same_argument_twice_is_fine_when_it_says_the_same() -> None:
+def test_an_argument_passed_twice_with_one_value_is_accepted() -> None:
     options: dict[str, Any] = {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": True}}
     assert template_arguments(READS, options) == {"enable_thinking": True}
 
 
-def test_an_argument_that_no_template_reads_is_warned_of_once_a_process(caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_template_arguments_are_warned_of_once_per_process(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         assert template_arguments(READS, {"chat_template_kwargs": {"unread_one": 1}}) == {"unread_one": 1}
     template_arguments(READS, {"chat_template_kwargs": {"unread_two": 1}})
@@ -104,23 +104,23 @@ def test_an_argument_that_no_template_reads_is_warned_of_once_a_process(caplog: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "given twice"),
-        ({"chat_template_kwargs": {"messages": []}}, "what the conversation says"),
-        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "what the conversation says"),
+        ({"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}}, "passed twice"),
+        ({"chat_template_kwargs": {"messages": []}}, "taken from the conversation"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "taken from the conversation"),
         ({"chat_template_kwargs": "enable_thinking"}, "must be a dict"),
     ],
 )
-def test_arguments_that_cannot_work(options: dict[str, Any], words: str) -> None:
+def test_invalid_template_arguments_raise(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         template_arguments(READS, options)
 
 
-def test_an_argument_that_the_template_does_not_read_is_said_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_template_argument_that_is_not_read_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         template_arguments(READS, {"chat_template_kwargs": {"enable_thoughts": True}})
         assert "argument=<enable_thoughts>" in caplog.text
         caplog.clear()
-        # A template whose variables cannot be told: nothing is said.
+        # A template whose variables are unknown: no warning.
         assert template_arguments("{% generation %}", {"enable_thinking": True}) == {"enable_thinking": True}
         assert caplog.text == ""
 
@@ -128,30 +128,30 @@ def test_an_argument_that_the_template_does_not_read_is_said_so(caplog: pytest.L
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"client": None}, "either client=SGLangClient"),
     ({"base_url": "http://localhost:1"}, "and not both"),
-    ({"client": "http://localhost:30000"}, "base_url= takes an address"),
+    ({"client": "http://localhost:30000"}, "pass an address as base_url"),
     ({"client": None, "base_url": "localhost:30000"}, "must look like http://"),
-    ({"tokenizer": "Qwen/Qwen3-8B"}, "AutoTokenizer.from_pretrained"),
+    ({"tokenizer": "/no/such/folder"}, "or a name or path to load one from; loading '/no/such/folder' failed: "),
     ({"tokenizer": None}, "AutoTokenizer.from_pretrained"),
     ({"tool_parser": "hermse"}, r"unknown tool parser 'hermse'; did you mean 'hermes'\? Known: hermes, "),
-    ({"tool_parser": HermesToolParser}, "must be 'auto', a name such as 'hermes', or a ToolParser, not <class"),
+    ({"tool_parser": HermesToolParser}, "must be 'auto', a name such as 'hermes', or a ToolParser, got <class"),
     ({"top_k": 5}, "go in sampling_params"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "words"), BAD)
-def test_a_model_that_cannot_work_is_not_made(wrong: dict[str, Any], words: str) -> None:
+def test_invalid_model_arguments_raise(wrong: dict[str, Any], words: str) -> None:
     known = tokenizer("qwen2.5")
     with pytest.raises(ConfigurationError, match=words):
         SGLangModel(**{"tokenizer": known, "client": ScriptedEngine(known, []), **wrong})
 
 
-def test_a_model_with_a_base_url_makes_its_own_client() -> None:
+def test_a_model_with_a_base_url_creates_its_client() -> None:
     model = SGLangModel(tokenizer=tokenizer("qwen2.5"), base_url="http://localhost:30000/prefix/")
     assert isinstance(model.client, SGLangClient)
     assert model.client.base_url == "http://localhost:30000/prefix"
 
 
-def test_the_published_ways_to_make_a_model() -> None:
+def test_published_ways_to_create_a_model() -> None:
     model, engine = scripted_model(
         [],
         model_id="Qwen3-8B",
@@ -166,7 +166,7 @@ def test_the_published_ways_to_make_a_model() -> None:
     }
 
 
-def test_settings_are_updated_whole_or_not_at_all() -> None:
+def test_update_config_changes_all_settings_or_none() -> None:
     model, _ = scripted_model([], "qwen2.5", model_id="a")
     with pytest.raises(ConfigurationError):
         model.update_config(model_id="b", on_trim="never")

@@ -1,4 +1,4 @@
-"""Episodes: trees that never mix, ids that come back the same, and who called whom."""
+"""Episodes: separate trees, reproducible call ids, and the caller of a conversation."""
 
 from __future__ import annotations
 
@@ -9,44 +9,49 @@ from typing import Any
 
 import pytest
 
-from provider.agents import agent_on, outline, scripted_model
-from scripted_engine import Reply, assert_exact, tool_call
-from strands_sglang import Episode
+from strands_sglang import TokenEpisode
 from strands_sglang.engine import RoutedExperts
 from strands_sglang.errors import CountMismatchError
+from support.provider.agents import agent_on, outline, scripted_model
+from support.scripted_engine import Reply, assert_exact, tool_call
 
 SUM = tool_call("calculator", expression="1+1")
 
 
-def test_call_ids_are_nine_letters_and_digits_and_never_the_same() -> None:
-    ids = Episode().mint(500)
+def mint(episode: TokenEpisode, count: int, messages: Any = ()) -> list[str]:
+    with episode.minting(count, messages) as ids:
+        return ids
+
+
+def test_call_ids_are_nine_letters_and_digits_and_unique() -> None:
+    ids = mint(TokenEpisode(), 500)
     assert len(set(ids)) == 500
     assert all(re.fullmatch(r"[0-9A-Za-z]{9}", one) for one in ids)
 
 
-def test_call_ids_of_an_episode_of_the_same_name_are_the_same() -> None:
-    one, other = Episode("task"), Episode("task")
-    assert one.mint(2) + one.mint(1) == other.mint(3)
-    assert Episode("another").mint(3) != Episode("task").mint(3)
+def test_episodes_with_the_same_id_get_the_same_call_ids() -> None:
+    one, other = TokenEpisode("task"), TokenEpisode("task")
+    assert mint(one, 2) + mint(one, 1) == mint(other, 3)
+    assert mint(TokenEpisode("another"), 3) != mint(TokenEpisode("task"), 3)
 
 
-def test_call_ids_that_stand_in_the_conversation_are_not_given_out_again() -> None:
-    known = Episode("task").mint(2)
+def test_call_ids_in_the_conversation_are_not_used_again() -> None:
+    known = mint(TokenEpisode("task"), 2)
     messages: list[Any] = [
         {"role": "assistant", "content": [{"toolUse": {"toolUseId": one, "name": "t", "input": {}}} for one in known]}
     ]
-    assert not set(Episode("task").mint(2, messages)) & set(known)
-    assert Episode("task").mint(0, messages) == []
+    assert not set(mint(TokenEpisode("task"), 2, messages)) & set(known)
+    assert mint(TokenEpisode("task"), 0, messages) == []
 
 
-def test_call_ids_from_many_threads_are_never_the_same() -> None:
-    episode, ids = Episode(), []
+def test_call_ids_from_many_threads_are_unique() -> None:
+    episode, ids = TokenEpisode(), []
     together = threading.Barrier(8)
 
     def take() -> None:
         together.wait()
         for _ in range(50):
-            ids.extend(episode.mint(2))
+            ids.extend(mint(episode, 2))
 
     threads = [threading.Thread(target=take) for _ in range(8)]
     for thread in threads:
@@ -56,7 +61,37 @@ def test_call_ids_from_many_threads_are_never_the_same() -> None:
     assert len(ids) == len(set(ids)) == 800
 
 
-async def test_an_episode_has_the_name_it_was_given_everywhere() -> None:
+def test_call_ids_are_numbered_in_the_order_of_commits() -> None:
+    """A second turn gets its ids after the first is committed: resumed turns are committed in the same order."""
+    episode, order = TokenEpisode("task"), []
+    inside, waiting = threading.Event(), threading.Event()
+
+    def second() -> None:
+        inside.wait()
+        waiting.set()
+        with episode.minting(1) as ids:
+            order.append(("second", ids))
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    with episode.minting(1) as ids:
+        inside.set()
+        waiting.wait()
+        thread.join(0.2)
+        order.append(("first", ids))
+    thread.join()
+    a, b = mint(TokenEpisode("task"), 2)
+    assert order == [("first", [a]), ("second", [b])]
+
+
+def test_a_turn_that_is_not_committed_uses_no_call_ids() -> None:
+    episode = TokenEpisode("task")
+    with pytest.raises(ValueError, match="no turn"), episode.minting(3):
+        raise ValueError("no turn")
+    assert mint(episode, 2) == mint(TokenEpisode("task"), 2)
+
+
+async def test_the_episode_id_is_used_everywhere() -> None:
     model, engine = scripted_model(["one"], "qwen2.5")
     with model.episode("task-7") as episode:
         await agent_on(model).invoke_async("go")
@@ -67,8 +102,8 @@ async def test_an_episode_has_the_name_it_was_given_everywhere() -> None:
     assert_exact(engine, episode)
 
 
-async def test_resetting_the_token_manager_is_resetting_the_episode() -> None:
-    """What others publish as `token_manager.reset()` begins a new tree; the lineage must not point into the old one."""
+async def test_resetting_the_token_manager_resets_the_episode() -> None:
+    """`token_manager.reset()` of the published package starts a new tree; the index must not refer to the old one."""
     model, engine = scripted_model(["one", "two", "three"], "qwen2.5")
     agent = agent_on(model)
     await agent.invoke_async("first")
@@ -84,7 +119,7 @@ async def test_resetting_the_token_manager_is_resetting_the_episode() -> None:
     assert_exact(engine, model.current_episode, trees=[before])
 
 
-async def test_a_reset_under_a_call_leaves_the_new_tree_clean() -> None:
+async def test_a_reset_during_a_call_leaves_the_new_tree_empty() -> None:
     started, go = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -103,7 +138,7 @@ async def test_a_reset_under_a_call_leaves_the_new_tree_clean() -> None:
     assert_exact(engine, episode, trees=[old])
 
 
-async def test_a_reset_while_a_long_text_is_encoded_joins_no_two_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reset_during_encoding_does_not_mix_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine = scripted_model(["A1", "B1", "A2"], "qwen2.5")
     bridge, gate = model._runner.planner.bridge, threading.Event()
     encode = bridge.encode
@@ -127,7 +162,7 @@ async def test_a_reset_while_a_long_text_is_encoded_joins_no_two_episodes(monkey
     assert_exact(engine, model.current_episode, trees=[old])
 
 
-async def test_what_was_sampled_is_counted_side_and_rejected_turns_included() -> None:
+async def test_sampled_tokens_include_side_and_rejected_turns() -> None:
     model, engine = scripted_model(["one", "a summary"], "qwen2.5")
     await agent_on(model).invoke_async("go")
     async for _ in model.stream([{"role": "user", "content": [{"text": "sum up"}]}]):
@@ -139,8 +174,8 @@ async def test_what_was_sampled_is_counted_side_and_rejected_turns_included() ->
 
 
 @pytest.mark.parametrize("state", [None, {}])
-async def test_calls_without_an_agents_state_are_side_calls(state: dict[str, Any] | None) -> None:
-    """Only an agent's loop hands over a state; whoever plays the loop by hand gives one too."""
+async def test_calls_without_an_agent_state_are_side_turns(state: dict[str, Any] | None) -> None:
+    """Only an agent's loop passes a state; code that replaces the loop must pass one too."""
     model, engine = scripted_model(["one", "two"], "qwen2.5")
     messages: list[Any] = [{"role": "user", "content": [{"text": "go"}]}]
     async for _ in model.stream(messages, model_state=state):
@@ -153,7 +188,7 @@ async def test_calls_without_an_agents_state_are_side_calls(state: dict[str, Any
     assert_exact(engine, model.current_episode)
 
 
-async def test_experts_that_do_not_fit_between_their_neighbours() -> None:
+async def test_experts_that_do_not_fit_the_branch_raise() -> None:
     model, _ = scripted_model([SUM, "two"], "qwen2.5")
     await agent_on(model).invoke_async("1+1?")
     episode = model.current_episode
@@ -171,7 +206,7 @@ async def test_experts_that_do_not_fit_between_their_neighbours() -> None:
     assert joined is not None and len(joined) == second.end - 1
 
 
-async def test_the_caller_is_told_by_the_question_when_one_turn_has_many_calls() -> None:
+async def test_the_question_identifies_the_calling_tool_call() -> None:
     calls = "\n".join(tool_call("calculator", expression=str(number)) for number in (1, 2, 1))
     model, _ = scripted_model([calls], "qwen2.5")
     agent = agent_on(model)
@@ -179,7 +214,7 @@ async def test_the_caller_is_told_by_the_question_when_one_turn_has_many_calls()
     episode = model.current_episode
     uses = [block["toolUse"]["toolUseId"] for block in agent.messages[1]["content"]]
 
-    # In the task of the turn itself only the words can tell.
+    # In the task of the turn itself only the text identifies the call.
     assert episode.caller("2") == (0, uses[1])
     assert episode.caller("1") == (0, None)
     assert episode.caller("something else") is None
@@ -188,7 +223,7 @@ async def test_the_caller_is_told_by_the_question_when_one_turn_has_many_calls()
         return [episode.caller("2"), episode.caller("something else"), episode.caller("something else", side=True)]
 
     assert await asyncio.create_task(within()) == [(0, uses[1]), (0, None), None]
-    own = episode.lineage.entry(0)
+    own = episode.index.get(0)
     assert episode.caller("2", own) is None
     with model.episode() as other:
         assert other.caller("2") is None

@@ -1,4 +1,4 @@
-"""Where a join says `proved`, what was sent is one official rendering: agents on templates that look closely."""
+"""A prompt with join `proved` equals one rendering by transformers, also with templates that inspect texts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
-from families import tokenizer
-from scripted_engine import ScriptedEngine
 from strands_sglang import Join, SGLangModel
-from strands_sglang.chat.content import template_messages, template_tools
+from strands_sglang.chat.messages import template_messages, template_tools
 from strands_sglang.errors import BridgeRefusedError
+from support.families import tokenizer
+from support.scripted_engine import ScriptedEngine
 
 DEEPSEEK = "<｜end▁of▁sentence｜>"
 
@@ -39,7 +39,7 @@ def look_up(word: str) -> str:
 
 
 class Talk:
-    """An agent on a scripted engine, and what was official at each of its calls."""
+    """An agent on a scripted engine, and transformers' rendering at each of its calls."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Talk:
         self.official: list[list[int]] = []
 
     async def ask(self, *questions: str) -> list[tuple[Join, bool]]:
-        """Return, for each turn, how it was joined and whether what was sent is one rendering."""
+        """Return, for each turn, its join and whether the prompt equals one rendering."""
         template = self.model.planner.bridge.template
         from strands.hooks import BeforeModelCallEvent
 
@@ -96,7 +96,7 @@ async def test_a_flag_in_the_system_prompt_is_part_of_every_prompt() -> None:
     assert turns[0] == (Join.ROOT, True)
 
 
-async def test_several_tools_are_not_one() -> None:
+async def test_a_template_that_depends_on_the_number_of_tools_is_exact() -> None:
     from attack.awkward import AWKWARD
 
     source = AWKWARD["a reminder where there are several tools"]
@@ -105,7 +105,7 @@ async def test_several_tools_are_not_one() -> None:
         assert exact(await talk.ask("a?", "b?", "c?"))
 
 
-async def test_a_flag_in_the_first_question() -> None:
+async def test_a_flag_in_the_first_question_is_exact() -> None:
     from attack.awkward import AWKWARD
 
     source = AWKWARD["a word in the first user message changes all turns"]
@@ -115,7 +115,7 @@ async def test_a_flag_in_the_first_question() -> None:
         assert exact(turns) and [join for join, _ in turns] == [Join.ROOT, Join.PROVED, Join.PROVED]
 
 
-async def test_without_tools_a_template_may_rewrite() -> None:
+async def test_a_template_may_rewrite_history_without_tools() -> None:
     replies = ["hm one</think>One.", "hm two</think>Two.", "x</think>Three."]
     talk = Talk("deepseek-v4", replies, DEEPSEEK, enable_thinking=True)
     turns = await talk.ask("a?", "b?", "c?")
@@ -131,7 +131,7 @@ async def test_without_tools_a_template_may_rewrite() -> None:
         ("qwen3", "<think>\nSECRET\n</think>\n\nOne.", "<|im_end|>", {}),
     ],
 )
-async def test_reasoning_that_is_dropped_outright(
+async def test_a_template_that_drops_reasoning_forks_or_refuses(
     policy: str, family: str, reply: str, end: str, options: dict[str, Any]
 ) -> None:
     talk = Talk(family, [reply] * 2, end, on_template_rewrite=policy, tool_parser="none", **options)
@@ -144,13 +144,13 @@ async def test_reasoning_that_is_dropped_outright(
     assert "SECRET" not in talk.engine.prompts[1]
 
 
-async def test_a_template_that_prompts_otherwise_than_it_writes_history() -> None:
+async def test_a_template_with_another_prompt_than_history_is_kept() -> None:
     talk = Talk("deepseek-v3.2", ["One.", "Two."], DEEPSEEK, system="Be kind.")
     turns = await talk.ask("a?", "b?")
     assert turns[0] == (Join.ROOT, True) and turns[1][0] is Join.KEPT
 
 
-async def test_a_system_prompt_that_moves() -> None:
+async def test_a_template_that_moves_the_system_prompt_is_kept() -> None:
     talk = Talk("mistral-nemo", ["One.", "Two."], "</s>", system="Be kind.")
     assert (await talk.ask("a?", "b?"))[1][0] is Join.KEPT
     talk = Talk("mistral-nemo", ["One.", "Two."], "</s>")

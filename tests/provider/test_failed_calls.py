@@ -1,4 +1,4 @@
-"""Malformed calls in the framework's own loop: no tool runs, the model is told, good calls beside them are run."""
+"""Malformed calls in the framework's loop: they are answered with the error, and valid calls of the turn are run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from strands import tool
 from strands.hooks import AfterModelCallEvent, AfterToolCallEvent, BeforeToolCallEvent
 from strands.types.exceptions import EventLoopException
 
-from provider.agents import agent_on, ask, outline, said, scripted_model
-from scripted_engine import Reply, assert_exact, tool_call
-from strands_sglang import Episode, SGLangModel
+from strands_sglang import SGLangModel, TokenEpisode
+from strands_sglang._strands_compat import agents as finding
 from strands_sglang.engine import FinishReason
 from strands_sglang.errors import FailedCallError
-from strands_sglang.provider import answer as failed
+from support.provider.agents import agent_on, ask, outline, said, scripted_model
+from support.scripted_engine import Reply, assert_exact, tool_call
 
 BROKEN = '<tool_call>\n{"name": "adder", "arguments": {"a": 1,}}\n</tool_call>'
 TOLD = "This tool call was not executed, because it is malformed. The JSON is not valid"
 
 
 class Adder:
-    """A tool with arguments that all have defaults, and what it was called with."""
+    """A tool whose arguments all have defaults; records its calls."""
 
     def __init__(self) -> None:
         self.ran: list[tuple[int, int]] = []
@@ -47,15 +47,17 @@ def adder() -> Adder:
     return Adder()
 
 
-async def test_the_model_is_told_precisely_and_no_tool_runs(adder: Adder, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_model_receives_the_parse_error_and_no_tool_runs(
+    adder: Adder, caplog: pytest.LogCaptureFixture
+) -> None:
     model, engine = scripted_model([BROKEN, tool_call("adder", a=1, b=2), "3"], family="qwen2.5")
     agent = agent_on(model, tools=[adder.tool])
     with caplog.at_level(logging.ERROR):
         result = await agent.invoke_async("add")
     assert adder.ran == [(1, 2)] and result.stop_reason == "end_turn"
-    told = said(agent)
-    assert told[1] == "call malformed_tool_call" and told[2].startswith(f"error: {TOLD}")
-    assert told[3:] == ["call adder", "success: 3", "assistant: 3"]
+    lines = said(agent)
+    assert lines[1] == "call malformed_tool_call" and lines[2].startswith(f"error: {TOLD}")
+    assert lines[3:] == ["call adder", "success: 3", "assistant: 3"]
     assert f"<tool_response>\n{TOLD}" in engine.prompts[1] and "Unknown tool" not in engine.prompts[1]
     assert "near" in engine.prompts[1] and "not found in registry" not in caplog.text
     assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "proved")]
@@ -63,20 +65,20 @@ async def test_the_model_is_told_precisely_and_no_tool_runs(adder: Adder, caplog
     assert_exact(engine, model.current_episode)
 
 
-async def test_good_calls_beside_it_are_run_and_results_keep_the_order_of_the_text(adder: Adder) -> None:
+async def test_valid_calls_of_the_turn_run_and_results_keep_the_text_order(adder: Adder) -> None:
     good = [tool_call("adder", a=number) for number in (1, 2)]
     model, engine = scripted_model([f"{good[0]}\n{BROKEN}\n{good[1]}", "done"])
     agent = agent_on(model, tools=[adder.tool])
     await agent.invoke_async("add")
     assert sorted(adder.ran) == [(1, 0), (2, 0)]
     assert said(agent)[1:4] == ["call adder", "call malformed_tool_call", "call adder"]
-    behind = engine.prompts[1].partition("<|im_start|>user\n<tool_response>")[2]
-    assert behind.index("\n1\n") < behind.index(TOLD) < behind.index("\n2\n")
+    results = engine.prompts[1].partition("<|im_start|>user\n<tool_response>")[2]
+    assert results.index("\n1\n") < results.index(TOLD) < results.index("\n2\n")
     assert_exact(engine, model.current_episode)
 
 
 @pytest.mark.parametrize("beside", [[], [tool_call("adder", a=5)]], ids=["alone", "beside a good call"])
-async def test_or_the_episode_ends_there(adder: Adder, beside: list[str]) -> None:
+async def test_policy_end_stops_the_agent_after_the_turn(adder: Adder, beside: list[str]) -> None:
     model, engine = scripted_model(["\n".join([*beside, BROKEN])], on_failed_call="end")
     agent = agent_on(model, tools=[adder.tool])
     result = await agent.invoke_async("add")
@@ -84,11 +86,11 @@ async def test_or_the_episode_ends_there(adder: Adder, beside: list[str]) -> Non
     assert adder.ran == [(5, 0)] * len(beside)
     assert "toolResult" in agent.messages[-1]["content"][-1] and said(agent)[-1].startswith(f"error: {TOLD}")
     (trajectory,) = model.current_episode.trajectories()
-    assert trajectory.loss_mask[-1] == 1  # it ends on what was sampled: everything in it can be trained
+    assert trajectory.loss_mask[-1] == 1  # it ends on sampled tokens: everything in it can be trained
     assert_exact(engine, model.current_episode)
 
 
-async def test_after_it_ended_a_new_question_goes_on(adder: Adder) -> None:
+async def test_after_policy_end_a_new_question_continues(adder: Adder) -> None:
     model, engine = scripted_model([BROKEN, "nothing"], on_failed_call="end")
     agent = agent_on(model, tools=[adder.tool])
     await agent.invoke_async("add")
@@ -98,11 +100,11 @@ async def test_after_it_ended_a_new_question_goes_on(adder: Adder) -> None:
 
 
 class Strangers:
-    """Hands every call another agent as the caller, as parallel agents do that share a state, and hides its loop."""
+    """Passes no agent with calls, as with parallel agents that share a state, and hides the agent's loop."""
 
     def __init__(self, *known: int) -> None:
         self._known, self._calls = known, 0
-        self._stream, self._on_the_stack = SGLangModel.stream, failed._on_the_stack
+        self._stream, self._agent_on_stack = SGLangModel.stream, finding._agent_on_stack
 
     def __enter__(self) -> Strangers:
         def stream(model: SGLangModel, *args: Any, **kwargs: Any) -> Any:
@@ -112,16 +114,16 @@ class Strangers:
             return self._stream(model, *args, **kwargs)
 
         SGLangModel.stream = stream  # type: ignore[method-assign, assignment]
-        failed._on_the_stack = lambda cancel_signal: None
+        finding._agent_on_stack = lambda cancel_signal: None
         return self
 
     def __exit__(self, *_: Any) -> None:
         SGLangModel.stream = self._stream  # type: ignore[method-assign]
-        failed._on_the_stack = self._on_the_stack
+        finding._agent_on_stack = self._agent_on_stack
 
 
-async def test_an_agent_nobody_knows_is_told_all_the_same(adder: Adder) -> None:
-    """No agent is touched then: the answer comes with the rendering."""
+async def test_an_unknown_agent_receives_the_parse_error_too(adder: Adder) -> None:
+    """No hook is added then: the answer is replaced when the conversation is rendered."""
     model, engine = scripted_model([BROKEN, "done"])
     agent = agent_on(model, tools=[adder.tool])
     with Strangers():
@@ -132,17 +134,17 @@ async def test_an_agent_nobody_knows_is_told_all_the_same(adder: Adder) -> None:
 
 
 @pytest.mark.parametrize("known", [(), (2,)], ids=["never known", "known too late"])
-async def test_an_agent_nobody_knew_in_time_ends_with_an_error(adder: Adder, known: tuple[int, ...]) -> None:
+async def test_an_unknown_agent_stops_with_an_error(adder: Adder, known: tuple[int, ...]) -> None:
     model, engine = scripted_model([BROKEN, "done", "yes"], on_failed_call="end")
     agent = agent_on(model, tools=[adder.tool])
     with Strangers(*known), pytest.raises(EventLoopException) as raised:
         await agent.invoke_async("add")
     assert isinstance(raised.value.original_exception, FailedCallError) and len(engine.calls) == 1
-    await agent.invoke_async("so?")  # a new question goes on
+    await agent.invoke_async("so?")  # a new question continues
     assert len(engine.calls) == 2 and adder.ran == []
 
 
-async def test_an_agent_once_known_is_known_by_its_cancel_signal(adder: Adder) -> None:
+async def test_a_known_agent_is_recognised_by_its_cancel_signal(adder: Adder) -> None:
     model, engine = scripted_model([tool_call("adder", a=1), BROKEN, "done"], on_failed_call="end")
     agent = agent_on(model, tools=[adder.tool])
     with Strangers(1):
@@ -150,7 +152,7 @@ async def test_an_agent_once_known_is_known_by_its_cancel_signal(adder: Adder) -
     assert result.stop_reason == "cancelled" and len(engine.calls) == 2 and TOLD in said(agent)[-1]
 
 
-async def test_it_ends_behind_an_interrupt_too(adder: Adder) -> None:
+async def test_policy_end_stops_the_agent_after_an_interrupt(adder: Adder) -> None:
     model, engine = scripted_model([f"{tool_call('ask', question='?')}\n{BROKEN}", "went on"], on_failed_call="end")
     agent = agent_on(model, tools=[adder.tool, ask])
     result = await agent.invoke_async("add")
@@ -161,7 +163,7 @@ async def test_it_ends_behind_an_interrupt_too(adder: Adder) -> None:
     assert sorted(line[:7] for line in said(agent)[-2:]) == ["error: ", "success"]
 
 
-async def test_a_turn_that_was_thrown_away_ends_nothing(adder: Adder) -> None:
+async def test_a_discarded_turn_does_not_stop_the_agent(adder: Adder) -> None:
     def again(event: AfterModelCallEvent) -> None:
         message = event.stop_response.message if event.stop_response is not None else None
         event.retry = message is not None and "malformed_tool_call" in str(message["content"])
@@ -174,7 +176,7 @@ async def test_a_turn_that_was_thrown_away_ends_nothing(adder: Adder) -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_a_model_cannot_answer_itself(adder: Adder) -> None:
+async def test_a_model_cannot_choose_its_own_tool_result(adder: Adder) -> None:
     pretended = tool_call("malformed_tool_call", error="The answer is 42.")
     model, engine = scripted_model([pretended, "done"])
     agent = agent_on(model, tools=[adder.tool])
@@ -184,7 +186,7 @@ async def test_a_model_cannot_answer_itself(adder: Adder) -> None:
     assert model.current_episode.tree[0].detail["failed_calls"] == ["missing_name"]
 
 
-async def test_without_tools_what_looks_like_a_call_is_what_the_agent_says() -> None:
+async def test_without_tools_calls_are_text() -> None:
     for text in (BROKEN, tool_call("adder", a=1), f"I saw {BROKEN} there"):
         model, engine = scripted_model([text])
         agent = agent_on(model, tools=[])
@@ -194,7 +196,7 @@ async def test_without_tools_what_looks_like_a_call_is_what_the_agent_says() -> 
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_hook_may_answer_in_its_own_words(adder: Adder, when: str) -> None:
+async def test_a_hook_may_replace_the_answer(adder: Adder, when: str) -> None:
     def before(event: BeforeToolCallEvent) -> None:
         event.cancel_tool = "try harder"
 
@@ -211,7 +213,7 @@ async def test_a_hook_may_answer_in_its_own_words(adder: Adder, when: str) -> No
     assert "try harder" in engine.prompts[1] and TOLD not in engine.prompts[1]
 
 
-async def test_a_turn_that_was_cut_in_a_call_calls_nothing(adder: Adder) -> None:
+async def test_a_turn_truncated_inside_a_call_runs_nothing(adder: Adder) -> None:
     from strands.types.exceptions import MaxTokensReachedException
 
     model, _ = scripted_model([Reply(BROKEN[:40], ended=False, finish=FinishReason.LENGTH)])
@@ -221,10 +223,10 @@ async def test_a_turn_that_was_cut_in_a_call_calls_nothing(adder: Adder) -> None
     assert adder.ran == [] and model.current_episode.tree[0].detail["failed_calls"] == ["unclosed"]
 
 
-async def test_many_agents_at_once_each_answer_their_own(adder: Adder) -> None:
+async def test_concurrent_agents_answer_their_own_failed_calls(adder: Adder) -> None:
     model, engine = scripted_model(lambda prompt: "done" if "<tool_response>" in prompt else BROKEN)
 
-    async def play(number: int) -> Episode:
+    async def play(number: int) -> TokenEpisode:
         with model.episode(f"e{number}") as episode:
             agent = agent_on(model, tools=[adder.tool])
             await agent.invoke_async(f"add {number}")
@@ -235,29 +237,29 @@ async def test_many_agents_at_once_each_answer_their_own(adder: Adder) -> None:
     assert adder.ran == []
 
 
-async def test_history_with_a_failed_call_can_be_rendered_anew(adder: Adder) -> None:
-    """Read back from a store, by another model object: what the model sees is still what was wrong."""
+async def test_history_with_a_failed_call_can_be_rendered_again(adder: Adder) -> None:
+    """Loaded from a store and rendered by another model object, the history still contains the parse error."""
     model, _ = scripted_model([BROKEN, "done"])
     agent = agent_on(model, tools=[adder.tool])
     await agent.invoke_async("add")
     again, second = scripted_model(["yes"])
     await agent_on(again, tools=[adder.tool], messages=agent.messages).invoke_async("sure?")
-    behind = second.prompts[0].rpartition("</tools>")[2]
-    assert TOLD in behind and '"name": "malformed_tool_call", "arguments": {"call": ' in behind
+    history = second.prompts[0].rpartition("</tools>")[2]
+    assert TOLD in history and '"name": "malformed_tool_call", "arguments": {"call": ' in history
     assert_exact(second, again.current_episode)
 
 
 # --- arguments that the schema does not allow ------------------------------------------------------------------------
 
 
-async def test_by_default_the_tool_itself_judges_its_arguments(adder: Adder) -> None:
+async def test_by_default_the_tool_validates_its_arguments(adder: Adder) -> None:
     model, engine = scripted_model([tool_call("adder", a="one"), "done"])
     agent = agent_on(model, tools=[adder.tool])
     await agent.invoke_async("add")
     assert adder.ran == [] and said(agent)[1] == "call adder" and "validation error" in engine.prompts[1].lower()
 
 
-async def test_or_its_schema_does(adder: Adder) -> None:
+async def test_the_schema_can_validate_arguments(adder: Adder) -> None:
     calls = "\n".join((tool_call("adder", a="one"), tool_call("adder", a=1)))
     model, engine = scripted_model([calls, "done"], arguments_checked_by="schema")
     agent = agent_on(model, tools=[adder.tool])
@@ -271,6 +273,6 @@ async def test_or_its_schema_does(adder: Adder) -> None:
 
 
 @pytest.mark.parametrize("name", ["on_failed_call", "arguments_checked_by"])
-def test_a_policy_that_does_not_exist_is_an_error(name: str) -> None:
+def test_an_unknown_policy_raises(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be one of 't"):
         scripted_model([], **{name: "repair"})

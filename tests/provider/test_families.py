@@ -1,16 +1,16 @@
-"""A whole loop in every family with tools: its own calls, in its own tokens, run, answered and continued exactly."""
+"""An agent loop in every family with tools: calls in its own tokens are run, answered and continued exactly."""
 
 from __future__ import annotations
 
 import pytest
 from strands import tool
 
-from families import tokenizer
-from provider.agents import agent_on, said
-from scripted_engine import Reply, ScriptedEngine, assert_exact
 from strands_sglang import Join, SGLangModel
-from tool_parsers.generated import Call
-from tool_parsers.written import WITH_TOOLS, bridge_of, most_of, parser_of, written
+from support.families import tokenizer
+from support.provider.agents import agent_on, said
+from support.scripted_engine import Reply, ScriptedEngine, assert_exact
+from support.tool_parsers.generated import Call
+from support.tool_parsers.written import WITH_TOOLS, bridge_of, most_of, parser_of, written
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}
 BREAKS = {
@@ -18,11 +18,11 @@ BREAKS = {
     **dict.fromkeys(("deepseek_v3", "deepseek_v31"), "<｜tool▁call▁end｜>"),
     "kimi_k2": "<|tool_call_end|>",
 }
-"""From where on a broken call lacks its end; in other formats, from the last marker on."""
+"""Where a malformed call is truncated; in other formats, at the last marker."""
 
 
 def turn_of(family: str, *calls: Call) -> list[int]:
-    """Return the tokens of a turn with these calls; the writing whose ids say which tool is called."""
+    """Return the tokens of a turn with these calls, in a spelling that the parser reads completely."""
     parser = parser_of(family)
     for turn in written(family, list(calls)):
         parsed = parser.parse(turn.text, reasoning_open=turn.reasoning_open, schemas={"echo": SCHEMA})
@@ -32,7 +32,7 @@ def turn_of(family: str, *calls: Call) -> list[int]:
 
 
 def broken(family: str) -> list[int]:
-    """Return the tokens of a turn whose call lacks its end, ended all the same."""
+    """Return the tokens of a turn that ends although its call lacks its end."""
     encoder, parser = bridge_of(family).encoder, parser_of(family)
     ids = turn_of(family, Call("echo", {"text": "x", "n": 1}, SCHEMA))
     ended = ids[-1] in encoder.control.special
@@ -43,14 +43,14 @@ def broken(family: str) -> list[int]:
 
 
 def thought(family: str) -> list[int]:
-    """Return what a turn must begin with where the prompt has opened its reasoning; else nothing."""
+    """Return the reasoning that a turn must start with if the prompt opened it; otherwise nothing."""
     encoder, (opening, closing) = bridge_of(family).encoder, parser_of(family).reasoning_markers
     prompt = bridge_of(family).template.render([{"role": "user", "content": "x"}]).text
     return list(encoder.encode(f"hm{closing}")) if prompt.rstrip().endswith(opening) else []
 
 
 @pytest.mark.parametrize("family", WITH_TOOLS)
-async def test_calls_run_and_a_broken_one_is_told(family: str) -> None:
+async def test_calls_run_and_a_malformed_one_is_answered(family: str) -> None:
     ran: list[tuple[str, int]] = []
 
     @tool

@@ -1,6 +1,6 @@
-"""Rows 1, 8, 9 and 16 of "Every way history changes": messages that somebody else wrote, or wrote over.
+"""Rows 1, 8, 9 and 16 of "Every way history changes": messages written or edited by others.
 
-What the messages say decides: what was recorded goes on where it still says the same, and nowhere else.
+The content of the messages decides: a branch continues only where the messages still equal what was recorded.
 """
 
 from __future__ import annotations
@@ -13,9 +13,19 @@ from strands.hooks import AfterModelCallEvent, AfterToolCallEvent, BeforeModelCa
 from strands.types.content import Message
 from strands.vended_plugins.context_offloader import ContextOffloader, InMemoryStorage
 
-from provider.agents import agent_on, calculator, context, lookup, official, outline, said, sampled, scripted_model
-from scripted_engine import assert_exact, thought, tool_call
 from strands_sglang.tokens import Join, Origin
+from support.provider.agents import (
+    agent_on,
+    calculator,
+    context,
+    lookup,
+    official,
+    outline,
+    said,
+    sampled,
+    scripted_model,
+)
+from support.scripted_engine import assert_exact, thought, tool_call
 
 SUM = tool_call("calculator", expression="1+1")
 
@@ -56,7 +66,7 @@ async def test_row_01_an_earlier_message_is_edited_in_the_middle_of_an_invocatio
     await agent.invoke_async("go")
 
     tree = model.current_episode.tree
-    # The edit is behind the first turn: the new branch goes on from there.
+    # The edit is after the first turn: the new branch continues from there.
     assert [turn.parent for turn in tree] == [None, 0, 0]
     assert tree[2].forked_from == 1
     assert "\ntwo\n" in context(tree[2], engine)
@@ -65,7 +75,7 @@ async def test_row_01_an_earlier_message_is_edited_in_the_middle_of_an_invocatio
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, True), (1, 1.0), (0.0, -0.0)])
-async def test_row_01_an_edit_that_python_calls_equal_is_an_edit(before: Any, after: Any) -> None:
+async def test_row_01_an_edit_between_equal_numbers_is_an_edit(before: Any, after: Any) -> None:
     model, engine = scripted_model(["a", "b"], "qwen2.5")
     result = {"toolUseId": "x", "status": "success", "content": [{"json": {"n": before}}]}
     seed: list[Any] = [
@@ -82,7 +92,7 @@ async def test_row_01_an_edit_that_python_calls_equal_is_an_edit(before: Any, af
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_01_the_last_exchange_is_taken_back() -> None:
+async def test_row_01_the_last_exchange_is_removed() -> None:
     model, engine = scripted_model(["one", "two", "two, again"], "qwen2.5")
     agent = agent_on(model)
     await agent.invoke_async("first")
@@ -102,8 +112,8 @@ async def test_row_01_the_last_exchange_is_taken_back() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_01_the_same_question_asked_anew_is_another_sample() -> None:
-    """Taking several samples with one agent by clearing its messages: none of them was thrown away."""
+async def test_row_01_the_same_question_again_is_another_sample() -> None:
+    """Several samples with one agent by clearing its messages: none of them was discarded."""
     model, engine = scripted_model(["one", "two", "two"], "qwen2.5")
     agent = agent_on(model)
     for _ in range(3):
@@ -130,7 +140,7 @@ async def test_row_01_messages_appended_by_hand_are_context() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_08_a_tool_result_rewritten_before_it_is_seen() -> None:
+async def test_row_08_a_tool_result_is_rewritten_before_the_next_call() -> None:
     def shorten(event: AfterToolCallEvent) -> None:
         event.result = {**event.result, "content": [{"text": "about 2"}]}
 
@@ -176,7 +186,7 @@ async def test_row_09_a_hook_edits_the_arguments_of_a_stored_call() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_09_a_hook_edits_the_reply_it_was_shown() -> None:
+async def test_row_09_a_hook_edits_the_reply() -> None:
     def censor(event: AfterModelCallEvent) -> None:
         assert event.stop_response is not None
         for block in event.stop_response.message["content"]:
@@ -195,8 +205,8 @@ async def test_row_09_a_hook_edits_the_reply_it_was_shown() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_09_an_edit_that_leaves_the_words_alone_goes_on() -> None:
-    """Blank text that a hook leaves behind in a turn with calls is dropped by the SDK, and by us."""
+async def test_row_09_an_edit_of_blank_text_continues_the_branch() -> None:
+    """Blank text that a hook adds to a turn with calls is dropped by the SDK, and by us."""
 
     def pad(event: AfterModelCallEvent) -> None:
         assert event.stop_response is not None
@@ -252,7 +262,7 @@ async def test_row_16_another_model_answers_in_between() -> None:
 
     tree, theirs = model.current_episode.tree, other.current_episode.tree
     assert outline(theirs) == [(None, "root"), (0, "proved")]
-    # Their turns are context of ours, appended behind the last turn of our own.
+    # Turns of the other model are context, appended after the last turn of this model.
     assert [turn.parent for turn in tree] == [None, 0, 1]
     assert engine.calls[2].ids == official(agent, engine, 9)
     assert "three" in context(tree[2], engine)
@@ -260,8 +270,8 @@ async def test_row_16_another_model_answers_in_between() -> None:
     assert_exact(other_engine, other.current_episode)
 
 
-async def test_row_16_one_agent_answers_what_another_one_was_asked() -> None:
-    """An agent that takes over a conversation goes on from the turns of the first, which are the same tokens."""
+async def test_row_16_an_agent_continues_the_conversation_of_another() -> None:
+    """An agent that takes over a conversation continues from the turns of the first, which are the same tokens."""
     model, engine = scripted_model([SUM, "two", "three", "drei"], "qwen2.5")
     first = agent_on(model)
     await first.invoke_async("1+1?")

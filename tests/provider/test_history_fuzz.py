@@ -1,4 +1,4 @@
-"""Whatever is done to histories, in whatever order: every prompt is what one rendering of the messages gives.
+"""Random edits of histories in random order: every prompt equals one rendering of the messages.
 
 Qwen2.5's template never rewrites history and the replies here are written as it would write them, so that each prompt
 can be measured against transformers' own rendering, token by token, and not only against what was recorded.
@@ -17,10 +17,10 @@ from strands import Agent
 from strands.hooks import AfterModelCallEvent
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
-from provider.agents import agent_on, official, scripted_model
-from scripted_engine import Reply, assert_exact, tool_call
 from strands_sglang import FinishReason
 from strands_sglang.errors import EngineError
+from support.provider.agents import agent_on, official, scripted_model
+from support.scripted_engine import Reply, assert_exact, tool_call
 
 ONE, TWO = (tool_call("calculator", expression=f"{number}+{number}") for number in (1, 2))
 ANSWERS: list[Any] = ["yes", "no", "yes", ONE, f"{ONE}\n{TWO}", f"Let me see.\n{ONE}", "日本 🙂"]
@@ -34,7 +34,7 @@ STEPS = st.lists(st.tuples(OPERATIONS, st.integers(0, 2), st.integers(0, 10)), m
 
 
 class Stage:
-    """Some agents on one model, and what is done to them."""
+    """Some agents on one model, and random operations on them."""
 
     def __init__(self, answers: list[Any]) -> None:
         script = iter(answers)
@@ -47,7 +47,7 @@ class Stage:
         return agent_on(self.model, hooks=[self.after], system_prompt="Be kind.", **settings)
 
     def after(self, event: AfterModelCallEvent) -> None:
-        """Keep what the call should have been asked; throw its reply away when that is the plan."""
+        """Store the expected prompt of the call; discard its reply if planned."""
         agent: Any = event.agent
         self.wanted.append(official(agent, self.engine))
         if self.retries and event.stop_response is not None:
@@ -129,10 +129,10 @@ GARBAGE = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(GARBAGE, GARBAGE, st.booleans(), st.booleans(), st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]))
-async def test_whatever_was_sampled_the_talk_goes_on_from_it(
+async def test_the_conversation_continues_from_any_sampled_turn(
     first: str, second: str, streaming: bool, ended: bool, finish: FinishReason
 ) -> None:
-    """The message that comes back is the one that was filed, however odd the turn, so that nothing forks."""
+    """The message that comes back equals the indexed one for every kind of turn, so nothing forks."""
     replies: list[Any] = [Reply(first, ended=ended, finish=finish), Reply(second, ended=ended, finish=finish), "enough"]
     model, engine = scripted_model(replies, streaming=streaming)
     agent = agent_on(model)

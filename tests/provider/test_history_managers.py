@@ -10,11 +10,21 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
 
-from provider.agents import Asked, agent_on, calculator, context, lookup, official, outline, said, scripted_model
-from scripted_engine import assert_exact, thought, tool_call
 from strands_sglang import RewritePolicy
 from strands_sglang.errors import BridgeRefusedError
 from strands_sglang.tokens import TurnPurpose
+from support.provider.agents import (
+    Asked,
+    agent_on,
+    calculator,
+    context,
+    lookup,
+    official,
+    outline,
+    said,
+    scripted_model,
+)
+from support.scripted_engine import assert_exact, thought, tool_call
 
 SUM = tool_call("calculator", expression="1+1")
 
@@ -34,7 +44,7 @@ def windowed(model: Any, size: int, **settings: Any) -> Agent:
     return agent_on(model, conversation_manager=manager, **settings)
 
 
-async def test_row_02_a_sliding_window_trims_and_history_begins_with_a_call() -> None:
+async def test_row_02_a_sliding_window_trims_and_history_starts_with_a_call() -> None:
     model, engine = scripted_model([SUM, SUM, "done"], "qwen2.5")
     asked = Asked()
     agent = windowed(model, 4, hooks=[asked])
@@ -49,7 +59,7 @@ async def test_row_02_a_sliding_window_trims_and_history_begins_with_a_call() ->
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_02_a_trim_may_be_kept_out_of_the_branch() -> None:
+async def test_row_02_policy_keep_ignores_a_trim() -> None:
     model, engine = scripted_model([SUM, SUM, SUM, "done"], "qwen2.5", on_trim="keep")
     agent = windowed(model, 4)
     await agent.invoke_async("go")
@@ -62,8 +72,8 @@ async def test_row_02_a_trim_may_be_kept_out_of_the_branch() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_02_a_trim_of_plain_talk_may_be_kept_out_too() -> None:
-    """There is no call id to know a turn by: the agent's own memory and the words have to do."""
+async def test_row_02_policy_keep_ignores_a_trim_without_calls() -> None:
+    """There is no call id to identify a turn: only the agent's state and the text."""
     model, engine = scripted_model(lambda prompt: "yes", "qwen2.5", on_trim="keep")
     agent = agent_on(model, conversation_manager=SlidingWindowConversationManager(window_size=3))
     for number in range(4):
@@ -74,7 +84,7 @@ async def test_row_02_a_trim_of_plain_talk_may_be_kept_out_too() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_02_what_is_left_after_a_trim_must_say_the_same() -> None:
+async def test_row_02_messages_left_after_a_trim_must_be_unchanged() -> None:
     model, engine = scripted_model([SUM, SUM, "done", "more"], "qwen2.5", on_trim="keep")
     agent = windowed(model, 4)
     await agent.invoke_async("go")
@@ -104,7 +114,7 @@ async def test_row_02_a_trim_may_be_refused(reply: str) -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_03_overflow_truncates_a_result_that_was_not_yet_seen() -> None:
+async def test_row_03_overflow_truncates_a_result_before_it_was_sent() -> None:
     model, engine = scripted_model([tool_call("read", name="a"), "done"], "qwen2.5", context_window_limit=350)
     agent = agent_on(model, tools=[read], conversation_manager=SlidingWindowConversationManager())
     await agent.invoke_async("go")
@@ -124,7 +134,7 @@ async def test_row_03_overflow_truncates_a_result_in_the_past_and_then_trims() -
     await agent.invoke_async("go")
 
     tree = model.current_episode.tree
-    # The first result was seen whole by turn 1 and is cut for turn 2: a branch behind turn 0.
+    # Turn 1 had the whole first result, turn 2 has it truncated: a branch after turn 0.
     assert [turn.parent for turn in tree] == [None, 0, 0]
     assert tree[2].forked_from == 1
     assert engine.calls[2].ids == official(agent, engine, 5)
@@ -142,7 +152,7 @@ def summarised(prompt: str) -> str:
     return "THE SUMMARY" if "Please summarize this conversation." in prompt else "an answer"
 
 
-async def test_row_04_a_summarising_manager_calls_the_model_on_the_side_and_rewrites_the_beginning() -> None:
+async def test_row_04_a_summary_is_a_side_turn_and_rewrites_the_start() -> None:
     threads: list[str] = []
 
     def answer(prompt: str) -> str:
@@ -163,7 +173,7 @@ async def test_row_04_a_summarising_manager_calls_the_model_on_the_side_and_rewr
     assert purposes.count(TurnPurpose.SIDE) == 1
     side = purposes.index(TurnPurpose.SIDE)
     assert threads[side] != threads[0]
-    # The summary goes on from no turn and is called by none: it is the framework's own question.
+    # The summary continues no turn and has no caller: it is the framework's own call.
     assert (tree[side].parent, tree[side].caller, tree[side].join.value) == (None, None, "root")
     after = tree[side + 1]
     assert (after.parent, after.join.value, after.forked_from) == (None, "forked", side - 1)
@@ -176,7 +186,7 @@ async def test_row_04_a_summarising_manager_calls_the_model_on_the_side_and_rewr
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_04_a_summary_before_the_first_turn_is_a_side_call_too() -> None:
+async def test_row_04_a_summary_before_the_first_turn_is_a_side_turn() -> None:
     model, engine = scripted_model(summarised, "qwen2.5", context_window_limit=450)
     seed: list[Any] = []
     for number in range(5):
@@ -197,7 +207,7 @@ async def test_row_04_a_summary_before_the_first_turn_is_a_side_call_too() -> No
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_04_a_summarising_agent_of_its_own_is_a_branch_of_its_own() -> None:
+async def test_row_04_a_separate_summarising_agent_has_its_own_branch() -> None:
     model, engine = scripted_model(summarised, "qwen2.5", context_window_limit=600)
     helper = agent_on(model, tools=[lookup], system_prompt="You sum up.")
     manager = SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=2, summarization_agent=helper)
@@ -234,7 +244,7 @@ async def test_row_05_the_automatic_context_manager() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_05_the_agentic_context_manager_shows_a_status_that_stays_in_the_branch() -> None:
+async def test_row_05_policy_keep_keeps_the_status_of_the_agentic_context_manager() -> None:
     model, engine = scripted_model([SUM, "two"], "qwen2.5", context_window_limit=50_000)
     agent = Agent(model=model, tools=[calculator], context_manager="agentic", callback_handler=None)
     await agent.invoke_async("go")
@@ -244,7 +254,7 @@ async def test_row_05_the_agentic_context_manager_shows_a_status_that_stays_in_t
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_05_the_agentic_context_manager_shows_a_status_that_is_gone_where_it_forks() -> None:
+async def test_row_05_policy_fork_drops_the_status_of_the_agentic_context_manager() -> None:
     model, engine = scripted_model([SUM, "two"], "qwen2.5", context_window_limit=50_000, on_reminder="fork")
     agent = Agent(model=model, tools=[calculator], context_manager="agentic", callback_handler=None)
     await agent.invoke_async("go")

@@ -1,4 +1,4 @@
-"""Rows 15 and 17 to 20 of "Every way history changes": what is different for one call only, or in front of it all."""
+"""Rows 15 and 17 to 20 of "Every way history changes": changes for one call only, and changes of the preamble."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from strands.types.tools import ToolSpec
 from strands.vended_plugins.context_injector import ContextInjector
 from strands.vended_plugins.skills import AgentSkills, Skill
 
-from families import tokenizer
-from provider.agents import agent_on, calculator, context, lookup, official, outline, said, scripted_model
-from scripted_engine import Reply, ScriptedEngine, assert_exact, thought, tool_call
 from strands_sglang import SGLangModel
 from strands_sglang.errors import BridgeRefusedError
 from strands_sglang.tokens import Join, TurnPurpose
+from support.families import tokenizer
+from support.provider.agents import agent_on, calculator, context, lookup, official, outline, said, scripted_model
+from support.scripted_engine import Reply, ScriptedEngine, assert_exact, thought, tool_call
 
 SUM = tool_call("calculator", expression="1+1")
 
 
 class Guarded(SGLangModel):
-    """A model behind a guardrail, which takes the first question and its answer back."""
+    """A model with a guardrail that removes the first question and its answer."""
 
     async def stream(self, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         blocked = not len(self.current_episode.tree)
@@ -44,7 +44,7 @@ class Guarded(SGLangModel):
             }
 
 
-async def test_row_15_a_guardrail_takes_back_question_and_answer() -> None:
+async def test_row_15_a_guardrail_removes_question_and_answer() -> None:
     engine = ScriptedEngine(tokenizer("qwen2.5"), ["secret", "fine"])
     model = Guarded(tokenizer=engine.tokenizer, client=engine)
     agent = agent_on(model)
@@ -60,7 +60,7 @@ async def test_row_15_a_guardrail_takes_back_question_and_answer() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_15_the_model_keeps_no_conversation_of_its_own() -> None:
+async def test_row_15_the_model_is_stateless() -> None:
     model, engine = scripted_model(["one", "two"], "qwen2.5")
     assert not model.stateful
     agent = agent_on(model)
@@ -68,7 +68,7 @@ async def test_row_15_the_model_keeps_no_conversation_of_its_own() -> None:
     assert len(agent.messages) == 2
 
     class Stateful(SGLangModel):
-        """What the SDK does with a model that says it keeps the conversation: it clears the messages."""
+        """For a model that declares itself stateful, the SDK clears the messages."""
 
         @property
         def stateful(self) -> bool:
@@ -82,8 +82,8 @@ async def test_row_15_the_model_keeps_no_conversation_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3"])
-async def test_row_17_blank_replies_are_handed_back_in_other_words(family: str) -> None:
-    """The SDK says "[blank text]" for them, and only to us: the branch keeps what was sampled."""
+async def test_row_17_blank_replies_are_replaced_by_the_sdk(family: str) -> None:
+    """The SDK replaces them with "[blank text]" in model calls only: the branch keeps what was sampled."""
     model, engine = scripted_model([" \n", thought("", " "), "", "words"], family)
     agent = agent_on(model)
     for prompt in ("one", "two", "three", "four"):
@@ -135,7 +135,7 @@ async def test_row_18_middleware_replaces_the_messages_of_one_call() -> None:
     await agent.invoke_async("so?")
 
     tree = model.current_episode.tree
-    # The call that saw something else is a branch of its own; its reply is context where the talk goes on.
+    # The call with other messages is its own branch; its reply is context where the conversation continues.
     assert [turn.parent for turn in tree] == [None, None, 0]
     assert [turn.forked_from for turn in tree] == [None, 0, 1]
     assert not any(turn.rejected for turn in tree)
@@ -182,7 +182,7 @@ async def test_row_18_middleware_sends_a_call_to_another_model() -> None:
 
 @pytest.mark.parametrize("trigger", ["userTurn", "everyTurn"])
 async def test_row_19_injected_context_stays_in_the_branch(trigger: Any) -> None:
-    """What the model saw is what is recorded, and the talk goes on behind it."""
+    """The prompt is recorded as sent, and the conversation continues after it."""
     model, engine = scripted_model([SUM, "two", "three", "four"], "qwen2.5")
     clock = ContextInjector(lambda _: f"<now>{len(engine.calls)}</now>", trigger=trigger)
     agent = agent_on(model, plugins=[clock])
@@ -202,8 +202,8 @@ async def test_row_19_injected_context_stays_in_the_branch(trigger: Any) -> None
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_19_reminders_over_many_calls_fork_only_where_history_is_rewritten() -> None:
-    """Reminders at every call, sixty calls, a summary in between: a branch for the summary, and none for a reminder."""
+async def test_row_19_many_reminders_fork_only_where_history_is_rewritten() -> None:
+    """Sixty calls with reminders and a summary in between: a branch for the summary, and none for a reminder."""
     calls = itertools.count(1)
 
     def answer(prompt: str) -> str:
@@ -230,8 +230,8 @@ async def test_row_19_reminders_over_many_calls_fork_only_where_history_is_rewri
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_19_a_question_that_is_asked_again_is_shown_anew() -> None:
-    """A retry with other words injected: another turn behind the same question, and the first one is rejected."""
+async def test_row_19_a_retried_call_has_its_own_reminder() -> None:
+    """A retry with other text injected: another turn after the same question, and the first one is rejected."""
     model, engine = scripted_model(["bad", "good", "on"], "qwen2.5")
     clock = ContextInjector(lambda _: f"<now>{len(engine.calls)}</now>")
     retried: list[str] = []
@@ -279,7 +279,7 @@ async def test_row_19_injected_context_can_be_refused() -> None:
 
 
 @pytest.mark.parametrize("trigger", ["userTurn", "everyTurn"])
-async def test_row_19_injected_context_is_gone_the_next_time_where_it_forks(trigger: Any) -> None:
+async def test_row_19_policy_fork_drops_injected_context(trigger: Any) -> None:
     model, engine = scripted_model([SUM, "two", "three"], "qwen2.5", on_reminder="fork")
     clock = ContextInjector(lambda _: f"<now>{len(engine.calls)}</now>", trigger=trigger)
     agent = agent_on(model, plugins=[clock])
@@ -292,7 +292,7 @@ async def test_row_19_injected_context_is_gone_the_next_time_where_it_forks(trig
     assert tree[1].forked_from == 0
     assert "<now>0</now>" in engine.prompts[0] and "<now>0</now>" not in engine.prompts[1]
     assert ("<now>1</now>" in engine.prompts[1]) == (trigger == "everyTurn")
-    # Where nothing was injected the talk goes on; where something was, it cannot.
+    # Without injected text the conversation continues; with it, it cannot.
     assert tree[2].parent == (1 if trigger == "userTurn" else None)
     assert "<now>2</now>" in engine.prompts[2]
     assert not any(turn.rejected for turn in tree)
@@ -325,7 +325,7 @@ async def test_row_20_a_system_prompt_of_blocks_is_the_same_as_its_text() -> Non
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_20_tools_come_and_go() -> None:
+async def test_row_20_tools_are_added_and_removed() -> None:
     model, engine = scripted_model([SUM, "two", "three", "four"], "qwen2.5")
     agent = agent_on(model)
     await agent.invoke_async("1+1?")
@@ -371,7 +371,7 @@ async def test_row_20_skills_rewrite_the_system_prompt_of_every_call() -> None:
 
     assert "How to add." in engine.prompts[0]
     assert "Count on your fingers." in engine.prompts[1]
-    # The catalogue says the same every time, so the talk goes on.
+    # The catalogue is the same every time, so the conversation continues.
     assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "proved")]
     assert_exact(engine, model.current_episode)
 
@@ -380,7 +380,7 @@ class Sum(BaseModel):
     value: int
 
 
-async def test_row_20_structured_output_adds_a_tool_and_takes_it_away() -> None:
+async def test_row_20_structured_output_adds_and_removes_a_tool() -> None:
     model, engine = scripted_model(["one", tool_call("Sum", value=2), "three"], "qwen2.5")
     agent = agent_on(model, tools=[calculator])
     await agent.invoke_async("first")
@@ -396,8 +396,8 @@ async def test_row_20_structured_output_adds_a_tool_and_takes_it_away() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_20_what_json_cannot_hold_may_stand_in_front() -> None:
-    """Half a surrogate pair in a system prompt, a number of 70 bits in a schema: rendered, and told apart."""
+async def test_row_20_a_preamble_may_hold_values_outside_json() -> None:
+    """A lone surrogate in a system prompt and an int of 70 bits in a schema are rendered and distinguished."""
     spec: ToolSpec = {
         "name": "big",
         "description": "Takes a big number.",
@@ -429,7 +429,7 @@ async def test_row_20_thinking_can_be_turned_off_for_the_whole_model() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_17_control_text_in_a_reply_is_what_was_sampled() -> None:
+async def test_row_17_control_text_in_a_reply_stays_as_sampled() -> None:
     model, engine = scripted_model([Reply("a <|im_start|> b"), "ok"], "qwen2.5")
     agent = agent_on(model)
     await agent.invoke_async("go")

@@ -8,9 +8,9 @@ from typing import Any
 from strands import Agent
 from strands.session import FileSessionManager
 
-from provider.agents import agent_on, official, outline, scripted_model
-from scripted_engine import assert_exact, thought, tool_call
 from strands_sglang import SGLangModel
+from support.provider.agents import agent_on, official, outline, scripted_model
+from support.scripted_engine import assert_exact, thought, tool_call
 
 SUM = tool_call("calculator", expression="1+1")
 
@@ -20,7 +20,7 @@ def in_session(model: SGLangModel, folder: Path, **settings: Any) -> Agent:
     return agent_on(model, agent_id="a", session_manager=session, **settings)
 
 
-async def test_row_13_a_session_restored_on_the_same_model_goes_on(tmp_path: Path) -> None:
+async def test_row_13_a_session_restored_on_the_same_model_continues(tmp_path: Path) -> None:
     model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
     await in_session(model, tmp_path).invoke_async("1+1?")
     restored = in_session(model, tmp_path)
@@ -35,7 +35,7 @@ async def test_row_13_a_session_restored_on_the_same_model_goes_on(tmp_path: Pat
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_13_a_session_restored_on_a_new_model_begins_anew(tmp_path: Path) -> None:
+async def test_row_13_a_session_restored_on_a_new_model_starts_a_branch(tmp_path: Path) -> None:
     model, _ = scripted_model([thought("hm", SUM), thought("so", "two")])
     await in_session(model, tmp_path).invoke_async("1+1?")
     other, engine = scripted_model([thought("well", "three")])
@@ -68,7 +68,7 @@ async def test_row_13_a_session_restored_in_an_episode_of_the_same_name_gets_new
     assert_exact(engine, episode)
 
 
-async def test_row_13_a_session_restored_after_a_reset_begins_anew(tmp_path: Path) -> None:
+async def test_row_13_a_session_restored_after_a_reset_starts_a_branch(tmp_path: Path) -> None:
     model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
     await in_session(model, tmp_path).invoke_async("1+1?")
     before = model.current_episode.tree
@@ -80,14 +80,14 @@ async def test_row_13_a_session_restored_after_a_reset_begins_anew(tmp_path: Pat
     assert_exact(engine, model.current_episode, trees=[before])
 
 
-async def test_row_13_a_snapshot_is_taken_up_twice() -> None:
+async def test_row_13_a_snapshot_is_loaded_twice() -> None:
     model, engine = scripted_model(["one", "two", "two", "three", "three", "four"], "qwen2.5")
     agent = agent_on(model)
     await agent.invoke_async("first")
     snapshot = agent.take_snapshot(preset="session", include=["model_state"])
     copy = agent_on(model)
     copy.load_snapshot(snapshot)
-    # The same words on both sides, even the same memory of the last turn.
+    # The same text on both sides, even the same last turn in the state.
     for one in (agent, copy, agent, copy):
         await one.invoke_async("next")
     agent.load_snapshot(snapshot)
@@ -100,7 +100,7 @@ async def test_row_13_a_snapshot_is_taken_up_twice() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_13_a_snapshot_brings_messages_back_and_not_the_memory() -> None:
+async def test_row_13_a_snapshot_restores_messages_but_not_the_state() -> None:
     model, engine = scripted_model(["one", "two", "three"], "qwen2.5")
     agent = agent_on(model)
     await agent.invoke_async("first")

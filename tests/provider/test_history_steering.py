@@ -1,4 +1,4 @@
-"""Rows 6, 7, 11 and 12 of "Every way history changes": replies thrown away, and messages nobody sampled."""
+"""Rows 6, 7, 11 and 12 of "Every way history changes": discarded replies, and messages that were not sampled."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from strands.vended_plugins.steering import Guide as Steer
 from strands.vended_plugins.steering import LLMSteeringHandler, SteeringHandler
 from strands.vended_plugins.steering import Proceed as Pass
 
-from provider.agents import Asked, agent_on, calculator, context, official, outline, said, scripted_model
-from scripted_engine import assert_exact, tool_call
 from strands_sglang.tokens import TurnStatus
+from support.provider.agents import Asked, agent_on, calculator, context, official, outline, said, scripted_model
+from support.scripted_engine import assert_exact, tool_call
 
 SUM = tool_call("calculator", expression="1+1")
 
 
 class Coach(InterventionHandler):
-    """Guides once: before a model call, or after one."""
+    """Intervenes once: before a model call, or after one."""
 
     name = "coach"
 
@@ -74,7 +74,7 @@ async def test_row_06_an_intervention_discards_a_reply() -> None:
         TurnStatus.KEPT,
         TurnStatus.KEPT,
     ]
-    # It was thrown away, which is not the same as a history that was rewritten.
+    # It was discarded, which is not a rewritten history.
     assert [turn.forked_from for turn in tree] == [None] * 4
     assert engine.calls[2].ids == official(agent, engine, 4)
     assert [one.turn_ids for one in tree.trajectories()] == [(0, 2, 3)]
@@ -117,14 +117,14 @@ async def test_row_06_steering_discards_a_reply_twice() -> None:
     tree = model.current_episode.tree
     assert [turn.rejected for turn in tree] == [True, True, False, False]
     assert [turn.parent for turn in tree] == [None, None, None, 2]
-    # The same reply three times: the next turn goes on from the one that was kept.
+    # The same reply three times: the next turn continues from the one that was kept.
     assert [one.turn_ids for one in tree.trajectories()] == [(2, 3)]
     assert model.token_manager.token_ids == list(tree.ids(tree[3]))
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_06_an_llm_that_steers_is_an_agent_of_its_own() -> None:
-    """The SDK makes an agent for it: its turns are a branch, tied to the call it judges, and not of the talk."""
+async def test_row_06_a_steering_llm_is_a_separate_agent() -> None:
+    """The SDK creates an agent for it: its turns are a separate branch, tied to the call that it judges."""
 
     def answer(prompt: str) -> str:
         if "You judge." in prompt:
@@ -144,7 +144,7 @@ async def test_row_06_an_llm_that_steers_is_an_agent_of_its_own() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_06_steering_that_also_rewrites_history_discards_all_the_same() -> None:
+async def test_row_06_steering_that_rewrites_history_discards_the_reply() -> None:
     def again(event: AfterModelCallEvent) -> None:
         if len(engine.calls) == 1:
             event.agent.messages[0]["content"] = [{"text": "go, but better"}]
@@ -177,7 +177,7 @@ async def test_row_06_a_retry_that_keeps_the_reply_does_not_reject_it() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_06_middleware_that_asks_twice_keeps_the_second() -> None:
+async def test_row_06_middleware_that_calls_twice_keeps_the_second_reply() -> None:
     async def twice(ctx: Any, next_fn: Any) -> Any:
         async for _ in next_fn(ctx):
             pass
@@ -197,7 +197,7 @@ async def test_row_06_middleware_that_asks_twice_keeps_the_second() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_06_a_retry_of_one_of_two_equal_agents_stays_its_own() -> None:
+async def test_row_06_a_retry_of_one_of_two_equal_agents_affects_only_it() -> None:
     def again(event: AfterModelCallEvent) -> None:
         if len(engine.calls) == 3:
             event.retry = True
@@ -235,7 +235,7 @@ async def test_row_07_a_hook_resumes_the_agent() -> None:
 
 
 @pytest.mark.parametrize("preserved", [True, False])
-async def test_row_07_a_goal_is_tried_until_it_is_met(preserved: bool) -> None:
+async def test_row_07_a_goal_is_retried_until_it_is_met(preserved: bool) -> None:
     model, engine = scripted_model(["bad", "good"], "qwen2.5")
     asked = Asked()
     met: Any = lambda response, agent: "good" in str(response)  # noqa: E731
@@ -244,13 +244,13 @@ async def test_row_07_a_goal_is_tried_until_it_is_met(preserved: bool) -> None:
     await agent.invoke_async("go")
 
     tree = model.current_episode.tree
-    # A failed attempt was an attempt: it is a branch, or the beginning of one, and not thrown away.
+    # A failed attempt is a branch, or the start of one, and not discarded.
     assert [(turn.parent, turn.rejected) for turn in tree] == [(None, False), (0 if preserved else None, False)]
     assert engine.calls[1].ids == official(agent, engine, messages=asked.messages[1])
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_07_a_background_task_comes_back_inside_the_last_reply() -> None:
+async def test_row_07_a_background_task_result_follows_the_last_reply() -> None:
     replied = threading.Event()
 
     @tool

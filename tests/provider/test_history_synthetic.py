@@ -1,6 +1,6 @@
-"""Row 10 of "Every way history changes": turns that were cut or cancelled, and turns nobody sampled.
+"""Row 10 of "Every way history changes": truncated or cancelled turns, and turns that were not sampled.
 
-And what comes close to it: `limits`, interrupts, empty replies.
+Also related cases: `limits`, interrupts, empty replies.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from strands import Agent
 from strands.hooks import AfterToolsEvent, BeforeModelCallEvent, BeforeToolCallEvent
 from strands.types.exceptions import MaxTokensReachedException
 
-from provider.agents import (
+from strands_sglang import FinishReason
+from strands_sglang.tokens import Origin
+from support.provider.agents import (
     agent_on,
     ask,
     calculator,
@@ -26,14 +28,12 @@ from provider.agents import (
     sampled,
     scripted_model,
 )
-from scripted_engine import Reply, assert_exact, thought, tool_call
-from strands_sglang import FinishReason
-from strands_sglang.tokens import Origin
+from support.scripted_engine import Reply, assert_exact, thought, tool_call
 
 SUM = tool_call("calculator", expression="1+1")
 
 
-async def test_row_10_a_turn_cut_by_its_budget_is_closed_before_the_next() -> None:
+async def test_row_10_a_truncated_turn_is_closed_before_the_next() -> None:
     long = thought("well", "one two three four five")
     model, engine = scripted_model([long, "six"], sampling_params={"max_new_tokens": 9})
     agent = agent_on(model)
@@ -59,7 +59,7 @@ async def test_row_10_a_turn_cut_by_its_budget_is_closed_before_the_next() -> No
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_10_a_cut_turn_goes_on_as_the_template_would_have_it() -> None:
+async def test_row_10_a_truncated_turn_continues_as_the_template_writes_it() -> None:
     model, engine = scripted_model([Reply("one two", ended=False, finish=FinishReason.LENGTH), "three"], "qwen2.5")
     agent = agent_on(model)
     with pytest.raises(MaxTokensReachedException):
@@ -71,8 +71,8 @@ async def test_row_10_a_cut_turn_goes_on_as_the_template_would_have_it() -> None
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_10_a_call_in_a_cut_turn_is_not_run_and_stays_as_it_was_written() -> None:
-    """The SDK would replace a call of such a turn by a sentence of its own; text it leaves alone."""
+async def test_row_10_a_call_in_a_truncated_turn_is_not_run_and_stays_text() -> None:
+    """The SDK would replace a call of such a turn with its own text; it does not change text."""
     model, engine = scripted_model(
         [Reply(f"Let me see.\n{SUM}", ended=False, finish=FinishReason.LENGTH), "ok"], "qwen2.5"
     )
@@ -88,7 +88,7 @@ async def test_row_10_a_call_in_a_cut_turn_is_not_run_and_stays_as_it_was_writte
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_10_a_turn_cut_in_its_reasoning() -> None:
+async def test_row_10_a_turn_truncated_in_its_reasoning() -> None:
     model, engine = scripted_model(
         [Reply(f"<think>\nmaybe {SUM}", ended=False, finish=FinishReason.LENGTH), thought("hm", "ok")]
     )
@@ -104,7 +104,7 @@ async def test_row_10_a_turn_cut_in_its_reasoning() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_10_a_call_behind_reasoning_in_a_cut_turn() -> None:
+async def test_row_10_a_call_after_reasoning_in_a_truncated_turn() -> None:
     cut = Reply(thought("hm", f"See:\n{SUM}"), ended=False, finish=FinishReason.LENGTH)
     model, engine = scripted_model([cut, thought("so", "ok")])
     agent = agent_on(model)
@@ -117,7 +117,7 @@ async def test_row_10_a_call_behind_reasoning_in_a_cut_turn() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_10_cancelled_in_mid_flight_nothing_is_recorded() -> None:
+async def test_row_10_a_call_cancelled_in_flight_records_nothing() -> None:
     model, engine = scripted_model([SUM, Reply(hangs=True), "later"], "qwen2.5")
     agent = agent_on(model)
     signal = threading.Event()
@@ -134,14 +134,14 @@ async def test_row_10_cancelled_in_mid_flight_nothing_is_recorded() -> None:
     assert len(model.current_episode.tree) == 1
     await agent.invoke_async("again")
     tree = model.current_episode.tree
-    # The SDK's own words are context.
+    # The SDK's own text is context.
     assert outline(tree) == [(None, "root"), (0, "kept")]
     assert engine.calls[2].ids == official(agent, engine, 5)
     assert "Cancelled by user" in context(tree[1], engine)
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_10_cancelled_while_the_reply_is_handed_over_it_is_thrown_away() -> None:
+async def test_row_10_a_reply_cancelled_during_its_events_is_discarded() -> None:
     model, engine = scripted_model(["some words", "more words"], "qwen2.5")
     agent = agent_on(model)
     agent.callback_handler = lambda **event: agent.cancel() if event.get("data") and len(engine.calls) == 1 else None
@@ -171,7 +171,7 @@ async def test_row_10_cancelled_before_the_tools_run() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_10_a_hook_ends_the_turn_with_words_of_its_own() -> None:
+async def test_row_10_a_hook_ends_the_turn_with_its_own_text() -> None:
     def enough(event: AfterToolsEvent) -> None:
         event.end_turn = "That will do."
 
@@ -222,7 +222,7 @@ async def test_row_10_the_prompt_for_structured_output() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_10_limits_end_on_a_tool_result_and_the_agent_goes_on_from_there() -> None:
+async def test_row_10_limits_end_on_a_tool_result_and_the_agent_continues() -> None:
     model, engine = scripted_model([SUM] * 5 + ["done"], "qwen2.5")
     agent = agent_on(model)
     result = await agent.invoke_async("go", limits={"turns": 2})

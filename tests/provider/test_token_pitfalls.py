@@ -11,7 +11,10 @@ from strands.agent.conversation_manager import SlidingWindowConversationManager,
 from strands.hooks import AfterModelCallEvent, BeforeModelCallEvent
 from strands.types.exceptions import ContextWindowOverflowException
 
-from provider.agents import (
+from strands_sglang import FinishReason
+from strands_sglang.errors import ContextOverflowError, EngineError, UnsupportedContentError
+from strands_sglang.tokens import Join, TurnPurpose, TurnStatus
+from support.provider.agents import (
     agent_on,
     calculator,
     closing,
@@ -22,10 +25,7 @@ from provider.agents import (
     sampled,
     scripted_model,
 )
-from scripted_engine import Reply, assert_exact, thought, tool_call
-from strands_sglang import FinishReason
-from strands_sglang.errors import ContextOverflowError, EngineError, UnsupportedContentError
-from strands_sglang.tokens import Join, TurnPurpose, TurnStatus
+from support.scripted_engine import Reply, assert_exact, thought, tool_call
 
 SUM = tool_call("calculator", expression="1+1")
 
@@ -54,7 +54,7 @@ async def test_row_01_every_block_reaches_the_model() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_01_what_cannot_be_rendered_is_refused_by_name() -> None:
+async def test_row_01_unsupported_content_is_refused_by_name() -> None:
     model, engine = scripted_model(["never"], "qwen2.5")
     agent = agent_on(model)
     image: Any = {"image": {"format": "png", "source": {"bytes": b"x"}}}
@@ -114,7 +114,7 @@ async def test_row_04_the_default_sliding_window_trims_history() -> None:
 
 
 @pytest.mark.parametrize("summarising", [False, True])
-async def test_row_05_overflow_after_some_turns_surfaces_and_then_forks(summarising: bool) -> None:
+async def test_row_05_overflow_after_some_turns_is_raised_and_then_forks(summarising: bool) -> None:
     overflow = ContextOverflowError("too long", requested_tokens=900, limit_tokens=None)
 
     def answer(prompt: str) -> Any:
@@ -139,19 +139,19 @@ async def test_row_05_overflow_after_some_turns_surfaces_and_then_forks(summaris
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_05_overflow_that_nobody_handles_is_an_overflow() -> None:
+async def test_row_05_unhandled_overflow_is_raised() -> None:
     model, engine = scripted_model([SUM, ContextOverflowError("too long"), "two"], "qwen2.5")
     agent = agent_on(model)
     with pytest.raises(ContextWindowOverflowException, match="too long"):
         await agent.invoke_async("1+1?")
     assert len(model.current_episode.tree) == 1
-    # Nothing of it was used: the agent goes on where it was.
+    # Nothing of it was used: the agent continues from where it was.
     await agent.invoke_async(None)
     assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_06_a_retried_reply_is_a_branch_of_its_own_and_not_trained() -> None:
+async def test_row_06_a_retried_reply_has_its_own_branch_and_is_not_trained() -> None:
     def again(event: AfterModelCallEvent) -> None:
         event.retry = len(engine.calls) in (2, 3)
 
@@ -209,7 +209,7 @@ async def test_row_07_a_turn_without_its_end_is_closed_before_the_next(reply: Re
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_07_a_turn_stopped_right_behind_a_call_still_has_the_call() -> None:
+async def test_row_07_a_turn_stopped_right_after_a_call_keeps_the_call() -> None:
     stopped = Reply(SUM, ended=False, detail="</tool_call>")
     model, engine = scripted_model([stopped, "two"], "qwen2.5", sampling_params={"stop": ["</tool_call>"]})
     agent = agent_on(model)
@@ -266,7 +266,7 @@ async def test_row_10_a_hook_inserts_a_message_in_front() -> None:
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_11_system_prompt_and_tools_change_in_mid_episode() -> None:
+async def test_row_11_system_prompt_and_tools_change_during_an_episode() -> None:
     model, engine = scripted_model([SUM, "two", "three", "four"], "qwen2.5")
     agent = agent_on(model, system_prompt="Be kind.")
     await agent.invoke_async("1+1?")
@@ -283,7 +283,7 @@ async def test_row_11_system_prompt_and_tools_change_in_mid_episode() -> None:
 
 
 async def test_row_12_two_agents_share_one_model_at_once() -> None:
-    """Same words, same replies, every step side by side, and no episode to tell them apart."""
+    """Same questions and replies, concurrent steps, and no episodes to distinguish them."""
     together: list[asyncio.Event] = []
 
     def paired() -> Reply:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from strands import tool
 
-from families import tokenizer
-from provider.agents import agent_on, closing, context, official, outline, said, scripted_model
-from scripted_engine import Reply, ScriptedEngine, assert_exact, tool_call
 from strands_sglang import FinishReason, SGLangModel
 from strands_sglang.errors import BridgeRefusedError, TemplateRefusedError
+from support.families import tokenizer
+from support.provider.agents import agent_on, closing, context, official, outline, said, scripted_model
+from support.scripted_engine import Reply, ScriptedEngine, assert_exact, tool_call
 
 SUM = tool_call("calculator", expression="1+1")
 GLM_SUM = "<tool_call>calculator\n<arg_key>expression</arg_key>\n<arg_value>1+1</arg_value>\n</tool_call>"
@@ -65,7 +65,7 @@ async def test_row_14_the_next_header_is_there_when_it_was_not_sampled(family: s
 
 
 @pytest.mark.parametrize("family", list(ENDS))
-async def test_row_15_alternating_roles_are_no_trouble(family: str) -> None:
+async def test_row_15_alternating_roles_are_supported(family: str) -> None:
     engine = ScriptedEngine(tokenizer(family), ["One.", "Two.", "Three."], end=ENDS[family])
     model = SGLangModel(tokenizer=engine.tokenizer, client=engine)
     agent = agent_on(model, tools=[])
@@ -81,7 +81,7 @@ async def test_row_15_alternating_roles_are_no_trouble(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", list(ENDS))
-async def test_row_07_a_cut_turn_is_closed_in_every_family(family: str) -> None:
+async def test_row_07_a_truncated_turn_is_closed_in_every_family(family: str) -> None:
     cut = Reply("One and a", ended=False, detail=" a")
     engine = ScriptedEngine(tokenizer(family), [cut, "Two."], end=ENDS[family])
     model = SGLangModel(tokenizer=engine.tokenizer, client=engine)
@@ -119,7 +119,7 @@ async def test_row_15_a_template_that_refuses_a_system_role_works_without_one() 
     )
     with pytest.raises(TemplateRefusedError, match="no system role here"):
         await agent_on(model, tools=[], system_prompt="Be kind.").invoke_async("first")
-    # Two user messages in a row, as steering makes them: the template's own words, and nothing recorded.
+    # Two user messages in a row, as steering creates them: the template's own message, and nothing recorded.
     agent.messages.append({"role": "user", "content": [{"text": "and"}]})
     with pytest.raises(TemplateRefusedError, match="roles must alternate"):
         await agent.invoke_async("third")
@@ -129,14 +129,14 @@ async def test_row_15_a_template_that_refuses_a_system_role_works_without_one() 
 
 @pytest.mark.parametrize("policy", ["keep", "fork", "refuse"])
 async def test_row_15_a_template_that_rewrites_history_is_used_as_the_user_chose(policy: str) -> None:
-    """Qwen3 drops the reasoning of earlier turns when a user speaks again."""
+    """Qwen3 drops the reasoning of earlier turns at a new user message."""
     model, engine = scripted_model(["<think>\nhm\n</think>\n\none", "two"], on_template_rewrite=policy)
     agent = agent_on(model)
     await agent.invoke_async("first")
     if policy == "refuse":
         with pytest.raises(BridgeRefusedError) as caught:
             await agent.invoke_async("second")
-        assert caught.value.step == "user" and "think" in caught.value.witness
+        assert caught.value.step == "user" and "think" in caught.value.first_difference
         assert len(model.current_episode.tree) == 1
         return
     await agent.invoke_async("second")
@@ -200,7 +200,7 @@ async def quiet_fetch(page: str) -> str:
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3"])
-async def test_row_17_eleven_parallel_results_stand_in_the_order_of_the_calls(family: str) -> None:
+async def test_row_17_eleven_parallel_results_keep_the_order_of_the_calls(family: str) -> None:
     calls = "\n".join(tool_call("calculator", expression=f"{number}*1000") for number in range(11))
     model, engine = scripted_model([f"<think>\nmany\n</think>\n\n{calls}", "done"], family)
     agent = agent_on(model)
@@ -215,7 +215,7 @@ async def test_row_17_eleven_parallel_results_stand_in_the_order_of_the_calls(fa
     assert_exact(engine, model.current_episode)
 
 
-async def test_row_17_results_in_another_order_are_put_in_that_of_the_calls() -> None:
+async def test_row_17_results_are_sorted_into_the_order_of_the_calls() -> None:
     model, engine = scripted_model([SUM + "\n" + tool_call("calculator", expression="5"), "done"], "qwen2.5")
     agent = agent_on(model)
     await agent.invoke_async("go", limits={"turns": 1})

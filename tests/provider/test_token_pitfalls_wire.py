@@ -14,13 +14,13 @@ import pytest
 from strands.hooks import AfterModelCallEvent
 from strands.types.exceptions import EventLoopException
 
-from families import tokenizer
-from provider.agents import agent_on, outline, said
-from scripted import ScriptedServer, Wire, answer, serve_rest
-from scripted_engine import tool_call
 from strands_sglang import AbortPolicy, SGLangClient, SGLangModel
 from strands_sglang.errors import CountMismatchError, MalformedResponseError, TurnAbortedError, UnsupportedContentError
 from strands_sglang.tokens import TurnStatus
+from support.families import tokenizer
+from support.provider.agents import agent_on, outline, said
+from support.scripted import ScriptedServer, Wire, answer, serve_rest
+from support.scripted_engine import tool_call
 
 SUM = tool_call("calculator", expression="1+1")
 Change = Callable[[dict[str, Any]], Any]
@@ -32,7 +32,7 @@ def ids_of(text: str) -> list[int]:
 
 @contextmanager
 def serving(*replies: tuple[str, Change] | str, **config: Any) -> Iterator[tuple[SGLangModel, ScriptedServer]]:
-    """Yield a model on a server that gives these replies, each changed in the way that stands beside it."""
+    """Yield a model on a server that returns these replies, each modified by the function paired with it."""
     script = iter(replies)
 
     async def handle(wire: Wire) -> None:
@@ -66,7 +66,7 @@ def aborted(told: dict[str, Any]) -> None:
     told["meta_info"]["finish_reason"] = {"type": "abort", "message": "weights are updated"}
 
 
-async def test_row_08_an_aborted_turn_goes_on_where_it_stopped() -> None:
+async def test_row_08_an_aborted_turn_is_continued() -> None:
     def second_weights(told: dict[str, Any]) -> None:
         told["meta_info"]["weight_version"] = "v2"
         told["meta_info"]["weight_versions"] = [{"version": "v2", "start": 0, "end": len(told["output_ids"])}]
@@ -84,7 +84,7 @@ async def test_row_08_an_aborted_turn_goes_on_where_it_stopped() -> None:
     assert model.token_manager.trajectory().version_names == ("v1", "v2")
 
 
-async def test_row_08_or_ends_as_aborted_and_is_not_trained() -> None:
+async def test_row_08_policy_return_raises_and_the_turn_is_not_trained() -> None:
     with serving(SUM + "<|im_end|>", ("It is", aborted), "two<|im_end|>", on_abort="return") as (model, server):
         agent = agent_on(model)
         with pytest.raises(EventLoopException) as caught:
@@ -101,7 +101,7 @@ async def test_row_08_or_ends_as_aborted_and_is_not_trained() -> None:
     assert_recorded(model, server, [0, 1, 2])
 
 
-async def test_row_08_a_cancelled_agent_ends_its_request_on_the_engine() -> None:
+async def test_row_08_a_cancelled_agent_aborts_its_request_on_the_engine() -> None:
     arrived, signal = threading.Event(), threading.Event()
 
     async def handle(wire: Wire) -> None:
@@ -138,7 +138,7 @@ def with_another_prompt(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [without_a_logprob, with_another_token, with_another_prompt])
-async def test_row_18_counts_that_do_not_add_up_leave_no_trace(change: Change) -> None:
+async def test_row_18_counts_that_do_not_match_record_nothing(change: Change) -> None:
     broken = ("two<|im_end|>", change)
     with serving(SUM + "<|im_end|>", broken, "two<|im_end|>") as (model, server):
         agent = agent_on(model)
@@ -156,7 +156,7 @@ async def test_row_18_counts_that_do_not_add_up_leave_no_trace(change: Change) -
 HARMLESS = ["cached_tokens", "weight_version", "weight_versions", "e2e_latency", "completion_tokens", "id"]
 
 
-async def test_row_19_keys_that_are_missing_and_harmless() -> None:
+async def test_row_19_optional_keys_may_be_missing() -> None:
     def bare(told: dict[str, Any]) -> None:
         for key in HARMLESS:
             told["meta_info"].pop(key, None)
@@ -173,7 +173,7 @@ async def test_row_19_keys_that_are_missing_and_harmless() -> None:
     assert_recorded(model, server, [0, 1])
 
 
-async def test_row_19_keys_that_are_missing_and_not_harmless() -> None:
+async def test_row_19_missing_required_keys_raise() -> None:
     def no_logprobs(told: dict[str, Any]) -> None:
         del told["meta_info"]["output_token_logprobs"]
 
@@ -182,7 +182,7 @@ async def test_row_19_keys_that_are_missing_and_not_harmless() -> None:
     assert len(model.current_episode.tree) == 0
 
 
-async def test_row_19_a_finish_reason_of_null_is_no_end() -> None:
+async def test_row_19_a_null_finish_reason_is_not_an_end() -> None:
     def unfinished(told: dict[str, Any]) -> None:
         told["meta_info"]["finish_reason"] = None
 
@@ -207,7 +207,7 @@ async def test_row_20_a_retried_turn_sends_its_question_once() -> None:
     assert "image_data" not in server.generates()[1].json()
 
 
-async def test_row_20_a_picture_is_refused_every_time_and_never_sent() -> None:
+async def test_row_20_an_image_is_refused_every_time_and_never_sent() -> None:
     with serving("one<|im_end|>") as (model, server):
         agent = agent_on(model)
         image: list[Any] = [{"image": {"format": "png", "source": {"bytes": b"x"}}}]
@@ -218,7 +218,7 @@ async def test_row_20_a_picture_is_refused_every_time_and_never_sent() -> None:
 
 
 def with_experts(first: int, rows: Callable[[int], int] = lambda count: count) -> Change:
-    """Return a change that adds the experts of every position from the one asked for; row i says i."""
+    """Return a modification that adds the experts of every requested position; row i contains i."""
 
     def change(told: dict[str, Any]) -> None:
         fed = told["meta_info"]["prompt_tokens"] + len(told["output_ids"]) - 1
@@ -252,7 +252,7 @@ async def test_row_21_routed_experts_are_joined_over_turns_and_counted() -> None
         assert rows[:, 0, 0].tolist() == list(range(turn.end - 1))
 
 
-async def test_row_21_rows_that_are_missing_are_an_error_and_not_a_shift() -> None:
+async def test_row_21_missing_rows_raise_instead_of_shifting() -> None:
     broken = ("two<|im_end|>", with_experts(0, lambda count: count - 1))
     with serving(broken, routed_experts=True) as (model, _):
         await agent_on(model).invoke_async("1+1?")
@@ -263,7 +263,7 @@ async def test_row_21_rows_that_are_missing_are_an_error_and_not_a_shift() -> No
         experts.decode(layers=1, top_k=2)
 
 
-async def test_row_21_without_the_rows_of_every_turn_there_are_none() -> None:
+async def test_row_21_without_rows_for_every_turn_there_are_none() -> None:
     with serving((SUM + "<|im_end|>", with_experts(0)), "two<|im_end|>") as (model, _):
         model.update_config(routed_experts=True)
         agent = agent_on(model)

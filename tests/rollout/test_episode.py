@@ -1,23 +1,23 @@
-"""Finished episodes."""
+"""Episode: the result of a finished episode."""
 
 from __future__ import annotations
 
-from rollout.finished import finished, grown
-from strands_sglang.rollout.ended import Ended
+from strands_sglang.rollout.end_reason import EndReason
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.reward import Reward
 from strands_sglang.rollout.task import Task
 from strands_sglang.tokens import TokenTree
+from support.rollout.finished import finished, grown
 
 
-def test_a_tree_that_is_elsewhere_is_fetched_once_and_when_it_is_needed() -> None:
+def test_remote_tree_is_fetched_once_on_first_access() -> None:
     fetched = []
 
     def fetch() -> TokenTree:
         fetched.append(1)
         return grown("t/0", turns=3)
 
-    episode = Episode("t/0", Task("q", id="t"), 0, Ended.ANSWERED, fetch)
+    episode = Episode("t/0", Task("q", id="t"), 0, EndReason.ANSWERED, fetch)
     assert episode.reward is None and not fetched
     assert episode.tree is episode.tree
     (trajectory,) = episode.trajectories
@@ -25,15 +25,15 @@ def test_a_tree_that_is_elsewhere_is_fetched_once_and_when_it_is_needed() -> Non
     assert fetched == [1] and trajectory.num_turns == 3
 
 
-def test_its_reward_is_the_value_of_its_score() -> None:
+def test_reward_is_the_value_of_reward_detail() -> None:
     assert finished(reward=0.5).reward == 0.5
     assert finished().reward is None
     episode = finished()
-    episode.score = Reward(error="KeyError: 'x'")
+    episode.reward_detail = Reward(error="KeyError: 'x'")
     assert episode.reward is None
 
 
-def test_an_episode_without_a_turn() -> None:
-    episode = finished(turns=0, ended=Ended.AGENT)
+def test_episode_without_turns() -> None:
+    episode = finished(turns=0, ended=EndReason.AGENT_ERROR)
     assert episode.trajectories == [] and not episode.tree and episode.metrics.turns == 0
     assert episode.failure is not None and episode.failure.kind == "ValueError"

@@ -1,4 +1,4 @@
-"""Ctrl-C, really pressed: one line, which says what is on disk and how to go on; and the process dies of it."""
+"""Ctrl-C in a real process: it prints one line about saved data and how to resume, and ends by the signal."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from interrupts import heeds_interrupts, press_ctrl_c
-from rollout.scripts import PromptEngine, run, steps
-from strands_sglang.ledger.ledger import Ledger
-from strands_sglang.rollout.interrupt import Interrupt, interrupted_line
-from strands_sglang.rollout.totals import Totals
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.rollout.controller import InterruptHandler, interrupted_line
+from strands_sglang.rollout.monitoring.metrics import RunCounters
+from support.interrupts import heeds_interrupts, press_ctrl_c
+from support.rollout.scripts import PromptEngine, run, steps
 
-HERE = Path(__file__).resolve().parent
-SCRIPT = HERE / "interrupted_run.py"
+TESTS = Path(__file__).resolve().parent.parent
+SCRIPT = TESTS / "support" / "rollout" / "interrupted_run.py"
 
 
 def interrupted(*arguments: str) -> tuple[int, list[str], str]:
-    """Start the script, press Ctrl-C when it is under way; return exit code as a shell has it, errors, command."""
-    paths = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    """Start the script, press Ctrl-C while it runs; return exit code (as in a shell), stderr lines and command."""
+    paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, str(SCRIPT), *arguments]
     process = subprocess.Popen(
         command,
@@ -38,46 +38,46 @@ def interrupted(*arguments: str) -> tuple[int, list[str], str]:
 
 
 @pytest.mark.parametrize("kind", ["await", "gather"])
-def test_one_line(kind: str, tmp_path: Path) -> None:
+def test_interrupt_prints_one_line(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, errors, command = interrupted(kind, str(folder))
     assert code == 130
     assert errors == [
-        f"interrupted: on disk in {folder}: 1 of 2 episodes and what was sampled of the others; to go on: {command}"
+        f"interrupted: 1 of 2 episodes and the recorded turns of the others are saved in {folder}; to resume: {command}"
     ]
     assert sorted(record.finished for record in Ledger(folder).episodes()) == [False, True]
 
 
-def test_one_line_while_an_earlier_run_is_read(tmp_path: Path) -> None:
+def test_interrupt_while_previous_run_is_read(tmp_path: Path) -> None:
     code, errors, command = interrupted("reading", str(tmp_path / "run"))
     assert code == 130
-    assert errors == [f"interrupted while {tmp_path / 'run'} was read, which is as it was; to go on: {command}"]
+    assert errors == [f"interrupted while reading {tmp_path / 'run'}, nothing was changed; to resume: {command}"]
 
 
-def test_nothing_on_disk() -> None:
+def test_interrupt_without_directory() -> None:
     code, errors, _ = interrupted("await")
     assert code == 130 and len(errors) == 1
-    assert errors[0].startswith("interrupted after 1 of 2 episodes: nothing is on disk")
+    assert errors[0].startswith("interrupted after 1 of 2 episodes: nothing was saved")
 
 
-async def test_what_was_not_pressed_is_not_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+async def test_nothing_is_printed_without_interrupt(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     before, hook = signal.getsignal(signal.SIGINT), sys.excepthook
     await run(lambda task, model: lambda: None, ["go"], PromptEngine(steps(1)), tmp_path)
     assert signal.getsignal(signal.SIGINT) is before and sys.excepthook is hook
-    with Interrupt() as interrupt:
-        interrupt.tell("not this")
+    with InterruptHandler() as interrupt:
+        interrupt.report("not this")
     assert "not this" not in capsys.readouterr().err and sys.excepthook is hook
 
 
-def test_what_else_is_raised_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, lambda number, frame: None)
-        with Interrupt() as interrupt:
+        with InterruptHandler() as interrupt:
             signal.raise_signal(signal.SIGINT)
-            interrupt.tell("one line")
-            interrupt.tell("once")
+            interrupt.report("one line")
+            interrupt.report("once")
     finally:
         signal.signal(signal.SIGINT, before)
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
@@ -87,7 +87,7 @@ def test_what_else_is_raised_is_shown(capsys: pytest.CaptureFixture[str], monkey
     assert capsys.readouterr().err == "KeyboardInterrupt\nValueError: seen\n"
 
 
-def test_the_line() -> None:
-    numbers = Totals(None).snapshot()
-    assert interrupted_line(numbers, Path("runs/x")).startswith("interrupted: on disk in runs/x: 0 episodes and what")
-    assert interrupted_line(numbers, None).startswith("interrupted after 0 episodes: nothing is on disk")
+def test_interrupted_line() -> None:
+    numbers = RunCounters(None).snapshot()
+    assert interrupted_line(numbers, Path("runs/x")).startswith("interrupted: 0 episodes and the recorded turns")
+    assert interrupted_line(numbers, None).startswith("interrupted after 0 episodes: nothing was saved")

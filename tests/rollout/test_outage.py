@@ -1,4 +1,4 @@
-"""An engine that goes away for longer than every limit costs no episode: nothing is scored or trained because of it."""
+"""An engine outage longer than every limit costs no episode: no episode is scored or trained because of it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from typing import Any
 import pytest
 from strands import tool
 
-from families import tokenizer
-from rollout.kinds import plain
-from rollout.scripts import FAMILY, PromptEngine, assert_proved, assert_same, run
-from scripted import ScriptedServer, Wire, encoded, serve_rest
-from scripted_engine import Answer, tool_call
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.errors import EngineUnreachableError
 from strands_sglang.ledger.event import EventKind
-from strands_sglang.ledger.ledger import Ledger
-from strands_sglang.rollout import Ended, Limits, RolloutResult, Task, local, rollout
-from strands_sglang.rollout.pulse import Pulse
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.rollout import EndReason, Limits, RunOptions, RunResult, Task, rollout
+from strands_sglang.rollout.recording.clock import EngineMonitor
+from strands_sglang.rollout.workers import local
+from support.families import tokenizer
+from support.rollout.agent_kinds import plain
+from support.rollout.scripts import FAMILY, PromptEngine, assert_proved, assert_same, run
+from support.scripted import ScriptedServer, Wire, encoded, serve_rest
+from support.scripted_engine import Answer, tool_call
 
 TASKS = [Task(f"question {number}", id=f"t{number}") for number in range(4)]
+pytestmark = pytest.mark.timing  # a machine that stands still for a second ends episodes
+
 LIMIT = 1.0
-"""Seconds of an episode."""
+"""Time limit of an episode in seconds."""
 
 
 @dataclass
@@ -49,8 +52,8 @@ class Away:
             await wire.reply(encoded(wire.received, self._ids))
 
 
-async def played(away: Away, directory: Path, way: str = "here", retries: int = 10_000) -> RolloutResult:
-    """Return a run on a server that has answered once, and from then on does as told."""
+async def run_on(away: Away, directory: Path, way: str = "here", retries: int = 10_000) -> RunResult:
+    """Return a run on a server that answers once and then behaves as `way`."""
     async with SGLangClient(away.server.url, max_retries=retries, retry_delay=0.05, max_retry_delay=0.1) as client:
         await client.generate([1])
         away.way = way
@@ -61,24 +64,28 @@ async def played(away: Away, directory: Path, way: str = "here", retries: int = 
             client=client,
             directory=directory,
             reward=lambda episode: 1.0,
-            limits=Limits(seconds_per_episode=LIMIT),
-            preflight=False,
+            limits=Limits(episode_timeout=LIMIT),
+            options=RunOptions(preflight=False),
         )
 
 
-def beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the engine asked for signs of life at once."""
-    monkeypatch.setattr(local, "Pulse", lambda engine: Pulse(engine, beat=0.05, quiet=0.1, patience=0.3))
+def check_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send health requests at short intervals."""
+    monkeypatch.setattr(
+        local,
+        "EngineMonitor",
+        lambda engine: EngineMonitor(engine, check_seconds=0.05, quiet_seconds=0.1, sign_timeout=0.3),
+    )
 
 
 @pytest.mark.parametrize("way", ["gone", "silent"])
-async def test_an_outage_longer_than_the_limit_is_not_the_episodes_time(
+async def test_outage_longer_than_the_limit_is_not_counted(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beats(monkeypatch)
+    check_often(monkeypatch)
     away = Away()
     with away.server:
-        running = asyncio.ensure_future(played(away, tmp_path, way))
+        running = asyncio.ensure_future(run_on(away, tmp_path, way))
         while len(away.server.generates()) < 1 + len(TASKS):
             assert not running.done()
             await asyncio.sleep(0.02)
@@ -86,37 +93,35 @@ async def test_an_outage_longer_than_the_limit_is_not_the_episodes_time(
         assert not running.done()
         away.way = "here"
         done = await running
-    assert [episode.ended for episode in done] == [Ended.ANSWERED] * len(TASKS)
+    assert [episode.end_reason for episode in done] == [EndReason.ANSWERED] * len(TASKS)
     assert all(episode.metrics.seconds > 2 * LIMIT for episode in done)
     assert_proved(tmp_path)
 
 
-async def test_an_engine_that_stays_away_ends_episodes_unscored_and_the_same_call_goes_on(tmp_path: Path) -> None:
+async def test_permanent_outage_gives_unscored_episodes_that_are_resumed(tmp_path: Path) -> None:
     away = Away()
     with away.server:
-        done = await played(away, tmp_path, "gone", retries=5)
-        assert [episode.ended for episode in done] == [Ended.ENGINE] * len(TASKS)
+        done = await run_on(away, tmp_path, "gone", retries=5)
+        assert [episode.end_reason for episode in done] == [EndReason.ENGINE_ERROR] * len(TASKS)
         assert all(episode.reward is None and not episode.trajectories for episode in done)
         away.way = "here"
-        again = await played(away, tmp_path)
-    assert [(episode.ended, episode.reward) for episode in again] == [(Ended.ANSWERED, 1.0)] * len(TASKS)
+        again = await run_on(away, tmp_path)
+    assert [(episode.end_reason, episode.reward) for episode in again] == [(EndReason.ANSWERED, 1.0)] * len(TASKS)
     assert_proved(tmp_path)
     assert_same(tmp_path, again)
 
 
-async def test_an_engine_that_is_here_and_slow_uses_up_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beats(monkeypatch)
+async def test_slow_engine_causes_timeouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_often(monkeypatch)
     away = Away()
 
     with away.server:
-        done = await played(away, tmp_path, "slow")
-    assert [episode.ended for episode in done] == [Ended.TIMEOUT] * len(TASKS)
+        done = await run_on(away, tmp_path, "slow")
+    assert [episode.end_reason for episode in done] == [EndReason.TIMEOUT] * len(TASKS)
 
 
-def asks(inside: Callable[[Any], Any]) -> Callable[[Task, SGLangModel], Any]:
-    """Return a `build` of an agent whose tool asks a helper, in its own way."""
+def with_helper(inside: Callable[[Any], Any]) -> Callable[[Task, SGLangModel], Any]:
+    """Return a `build` of an agent whose tool runs a sub-agent with `inside`."""
 
     def build(task: Task, model: SGLangModel) -> Any:
         @tool
@@ -149,8 +154,8 @@ async def threaded(agent: Any) -> Any:
 
 
 @pytest.mark.parametrize("inside", [trusting, catching, threaded])
-async def test_an_outage_inside_of_a_tool_is_no_result(inside: Callable[[Any], Any], tmp_path: Path) -> None:
-    """The framework makes an error of a tool its result; the model must not be trained on that."""
+async def test_outage_inside_a_tool_is_not_a_result(inside: Callable[[Any], Any], tmp_path: Path) -> None:
+    """The framework turns an error of a tool into its result; the model must not be trained on it."""
     here = False
 
     def script(prompt: str, before: int) -> Answer:
@@ -159,32 +164,32 @@ async def test_an_outage_inside_of_a_tool_is_no_result(inside: Callable[[Any], A
         return "the end" if "<tool_response>" in prompt else tool_call("helper", number=1)
 
     engine = PromptEngine(script)
-    [episode] = await run(asks(inside), TASKS[:1], engine, tmp_path, reward=lambda episode: 1.0)
-    assert episode.ended is Ended.ENGINE and episode.reward is None and len(episode.tree) == 1
+    [episode] = await run(with_helper(inside), TASKS[:1], engine, tmp_path, reward=lambda episode: 1.0)
+    assert episode.end_reason is EndReason.ENGINE_ERROR and episode.reward is None and len(episode.tree) == 1
     assert episode.failure is not None and episode.failure.kind == "EngineUnreachableError"
     assert EventKind.TOOL not in [event.kind for event in Ledger(tmp_path).episode("t0/0").events]
     here = True
-    [again] = await run(asks(inside), TASKS[:1], engine, tmp_path, reward=lambda episode: 1.0)
-    assert again.ended is Ended.ANSWERED and again.reward == 1.0 and len(again.tree) == 3
+    [again] = await run(with_helper(inside), TASKS[:1], engine, tmp_path, reward=lambda episode: 1.0)
+    assert again.end_reason is EndReason.ANSWERED and again.reward == 1.0 and len(again.tree) == 3
     assert "helped" in engine.decode(list(again.tree[2].context))
     assert_proved(tmp_path)
     assert_same(tmp_path, [again])
 
 
-async def test_a_tools_time_stands_still_in_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A helper that waits for the engine is not a tool that takes too long."""
+async def test_outage_does_not_count_for_the_tool_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sub-agent that waits for the engine does not make its tool time out."""
     ids = tokenizer(FAMILY)
-    asked = 0
+    requests = 0
 
     async def handle(wire: Wire) -> None:
-        nonlocal asked
+        nonlocal requests
         received = await wire.read_body()
         if await serve_rest(wire):
             return
         prompt = ids.decode(received.json()["input_ids"])
         if "You help." in prompt:
-            asked += 1
-            if asked <= 25:
+            requests += 1
+            if requests <= 25:
                 await wire.reset()
                 return
             text = "helped"
@@ -195,14 +200,14 @@ async def test_a_tools_time_stands_still_in_an_outage(tmp_path: Path, monkeypatc
     with ScriptedServer(handle) as server:
         async with SGLangClient(server.url, retry_delay=0.1, max_retry_delay=0.1) as client:
             done = await rollout(
-                asks(trusting),
+                with_helper(trusting),
                 TASKS[:1],
                 tokenizer=ids,
                 client=client,
                 directory=tmp_path,
-                limits=Limits(seconds_per_tool=0.8),
-                preflight=False,
+                limits=Limits(tool_timeout=0.8),
+                options=RunOptions(preflight=False),
             )
     [episode] = done
-    assert episode.ended is Ended.ANSWERED and len(episode.tree) == 3 and episode.metrics.tool_timeouts == 0
+    assert episode.end_reason is EndReason.ANSWERED and len(episode.tree) == 3 and episode.metrics.tool_timeouts == 0
     assert_proved(tmp_path)

@@ -1,4 +1,4 @@
-"""Before a run begins: twelve set-ups that cannot work, each named in seconds; and what it costs where all is well."""
+"""`preflight`: twelve setups that cannot work, each reported within seconds; and the cost of a setup that works."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from typing import Any
 import pytest
 from strands import Agent
 
-from families import tokenizer
-from scripted import encoded, scripted
-from served import Served
 from strands_sglang import SGLangClient
-from strands_sglang.engine import contact as contacts
+from strands_sglang.engine import retry
 from strands_sglang.errors import ConfigurationError, EngineError, EngineUnavailableError, EngineUnreachableError
-from strands_sglang.rollout import Limits, rollout
-from strands_sglang.rollout import preflight as looks
-from strands_sglang.rollout.preflight import Asked, preflight
+from strands_sglang.rollout import Limits, RunOptions, rollout
+from strands_sglang.rollout import preflight as preflight_module
+from strands_sglang.rollout.preflight import RunRequirements, preflight
+from support.families import tokenizer
+from support.scripted import encoded, scripted
+from support.scripted_sglang import Served
 
 SAMPLING = {"max_new_tokens": 64, "temperature": 1.0}
 LONG = 20.0
-"""Seconds: it takes 5 at most, on a machine that has nothing else to do."""
+"""Upper bound in seconds; on an idle machine a preflight takes at most 5."""
 FAMILY = "smollm2"
 
 
 @pytest.fixture(autouse=True)
-def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget which servers answered, and fitted, in earlier tests: ports come back."""
-    monkeypatch.setattr(contacts, "_contacts", {})
-    monkeypatch.setattr(looks, "_passed", set())
+def no_known_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget which servers answered and passed in earlier tests: ports are reused."""
+    monkeypatch.setattr(retry, "_histories", {})
+    monkeypatch.setattr(preflight_module, "_passed", set())
 
 
 @pytest.fixture
@@ -43,38 +43,42 @@ def stack() -> Iterator[ExitStack]:
 
 
 def url_of(stack: ExitStack, **about: Any) -> str:
-    """Start a server that is right but for what is said, and return its address."""
+    """Start a server that works except for the given properties; return its address."""
     url: str = stack.enter_context(Served(**{"tokenizer": tokenizer(FAMILY), **about}).server()).url
     return url
 
 
 def free_port(stack: ExitStack) -> int:
-    """Return a port at which nobody listens, and nobody will."""
+    """Return a port that stays reserved and on which nothing listens."""
     held = stack.enter_context(socket.socket())
     held.bind(("127.0.0.1", 0))
     port: int = held.getsockname()[1]
     return port
 
 
-def asked(**about: Any) -> Asked:
-    return Asked(**{"tokenizer": tokenizer(FAMILY), "sampling": SAMPLING, **about})
+def requirements(**about: Any) -> RunRequirements:
+    return RunRequirements(**{"tokenizer": tokenizer(FAMILY), "sampling": SAMPLING, **about})
 
 
-def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what this package logged."""
+def own_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the messages that this package logged."""
     return [record.getMessage() for record in caplog.records if record.name.startswith("strands_sglang")]
 
 
 SETUPS = [
     ("wrong port", EngineUnreachableError, "is base_url right (host, port"),
     ("no server", EngineUnreachableError, "is the server running there"),
-    ("/v1 address", ConfigurationError, "ends in /v1, which is where the OpenAI interface is"),
-    ("wrong tokenizer", ConfigurationError, "Take the tokenizer of the model that is served"),
-    ("wrong template", None, "take the tokenizer of the served model, or chat_template="),
+    ("/v1 address", ConfigurationError, "base_url must not end in /v1"),
+    ("wrong tokenizer", ConfigurationError, "Use the tokenizer of the served model"),
+    ("wrong template", None, "use the tokenizer of the served model or pass chat_template="),
     ("misspelt parameter", ConfigurationError, "did you mean 'temperature'?"),
-    ("context smaller than the limits", ConfigurationError, "Limits(context=4096), or start the server with --context"),
+    (
+        "context smaller than the limits",
+        ConfigurationError,
+        "Limits(max_context_tokens=4096), or start the server with --context",
+    ),
     ("server paused", EngineUnavailableError, "POST /continue_generation to it, or await client.control.resume()"),
-    ("worker dead", EngineUnavailableError, "start them again, and look at their logs"),
+    ("worker dead", EngineUnavailableError, "check their logs and restart them"),
     ("api key missing", ConfigurationError, "SGLangClient(base_url, api_key=...)"),
     (
         "https against http",
@@ -85,36 +89,36 @@ SETUPS = [
 ]
 
 
-def wrong(stack: ExitStack, name: str) -> tuple[str, Asked]:
-    """Return the address and the wishes of a set-up that cannot work."""
-    nobody = f"http://127.0.0.1:{free_port(stack)}"
+def wrong(stack: ExitStack, name: str) -> tuple[str, RunRequirements]:
+    """Return the address and the requirements of a setup that cannot work."""
+    unreachable = f"http://127.0.0.1:{free_port(stack)}"
     if name in ("wrong port", "no server"):
-        return nobody, asked()
+        return unreachable, requirements()
     if name == "/v1 address":
-        return url_of(stack) + "/v1", asked()
+        return url_of(stack) + "/v1", requirements()
     if name == "wrong tokenizer":
-        return url_of(stack), asked(tokenizer=tokenizer("qwen3"))
+        return url_of(stack), requirements(tokenizer=tokenizer("qwen3"))
     if name == "wrong template":
         other = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
-        return url_of(stack, template=other), asked()
+        return url_of(stack, template=other), requirements()
     if name == "misspelt parameter":
-        return url_of(stack), asked(sampling={"temprature": 0.5})
+        return url_of(stack), requirements(sampling={"temprature": 0.5})
     if name == "context smaller than the limits":
-        return url_of(stack), asked(limits=Limits(context=8192))
+        return url_of(stack), requirements(limits=Limits(max_context_tokens=8192))
     if name == "server paused":
-        return url_of(stack, paused=True), asked()
+        return url_of(stack, paused=True), requirements()
     if name == "worker dead":
-        return url_of(stack, workers=[{"url": nobody, "is_healthy": True}]), asked()
+        return url_of(stack, workers=[{"url": unreachable, "is_healthy": True}]), requirements()
     if name == "api key missing":
-        return url_of(stack, key="secret"), asked()
+        return url_of(stack, key="secret"), requirements()
     if name == "https against http":
-        return url_of(stack).replace("http://", "https://"), asked()
+        return url_of(stack).replace("http://", "https://"), requirements()
     assert name == "old server"
-    return url_of(stack, old=True), asked()
+    return url_of(stack, old=True), requirements()
 
 
 @pytest.mark.parametrize(("name", "kind", "fix"), SETUPS, ids=[name for name, _, _ in SETUPS])
-async def test_what_cannot_work_is_said_in_seconds(
+async def test_setup_that_cannot_work_is_reported_in_seconds(
     name: str,
     kind: type[Exception] | None,
     fix: str,
@@ -122,120 +126,124 @@ async def test_what_cannot_work_is_said_in_seconds(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    url, wishes = wrong(stack, name)
+    url, required = wrong(stack, name)
     began = time.monotonic()
     async with SGLangClient(url) as client:
         if kind is None:
-            await preflight(client, wishes)
-            words = caplog.text
+            await preflight(client, required)
+            message = caplog.text
         else:
             with pytest.raises(kind) as caught:
-                await preflight(client, wishes)
-            words = str(caught.value)
+                await preflight(client, required)
+            message = str(caught.value)
     seconds = time.monotonic() - began
     with capsys.disabled():
         print(f"\n  {name}: {seconds:.2f} s", end="")
-    assert fix in words, words
-    assert seconds < LONG and "secret" not in words
+    assert fix in message, message
+    assert seconds < LONG and "secret" not in message
 
 
-async def test_the_cost_where_all_is_well(
+async def test_cost_of_setup_that_works(
     stack: ExitStack, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = Served(tokenizer(FAMILY))
     server = stack.enter_context(served.server())
     async with SGLangClient(server.url) as client:
         began = time.monotonic()
-        await preflight(client, asked())
+        await preflight(client, requirements())
         once, requests = time.monotonic() - began, len(served.asked)
-        await preflight(client, asked())
-        assert len(served.asked) == requests <= 10  # it is not asked again
-        await preflight(client, asked(sampling={"temperature": 0.5}))
-        assert len(served.asked) > requests  # but for something else
+        await preflight(client, requirements())
+        assert len(served.asked) == requests <= 10  # the server is not checked again
+        await preflight(client, requirements(sampling={"temperature": 0.5}))
+        assert len(served.asked) > requests  # except for other settings
     sent = [one.json() for one in server.generates()]
     assert sent[0]["sampling_params"] == {**SAMPLING, "max_new_tokens": 1} and len(sent) == 2
-    assert not ours(caplog)
+    assert not own_messages(caplog)
     with capsys.disabled():
-        print(f"\n  all is well: {1000 * once:.0f} ms, {requests} requests", end="")
+        print(f"\n  setup that works: {1000 * once:.0f} ms, {requests} requests", end="")
 
 
-async def test_a_tokenizer_of_the_same_family_with_other_control_tokens(stack: ExitStack) -> None:
+async def test_tokenizer_with_other_control_tokens_is_rejected(stack: ExitStack) -> None:
     url = url_of(stack, tokenizer=tokenizer("qwen2.5"))
     async with SGLangClient(url) as client:
         with pytest.raises(ConfigurationError, match=r"<(tool_response|think)>|</(tool_response|think)>"):
-            await preflight(client, asked(tokenizer=tokenizer("qwen3")))
+            await preflight(client, requirements(tokenizer=tokenizer("qwen3")))
 
 
-async def test_ids_outside_the_vocabulary_of_a_folder_that_can_be_read(stack: ExitStack, tmp_path: Path) -> None:
+async def test_ids_outside_vocabulary_of_readable_config_are_rejected(stack: ExitStack, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 7}')
     served = Served(tokenizer(FAMILY), model_path=str(tmp_path))
     server = stack.enter_context(served.server())
     async with SGLangClient(server.url) as client:
-        with pytest.raises(ConfigurationError, match="knows 7 only"):
-            await preflight(client, asked())
+        with pytest.raises(ConfigurationError, match="vocabulary of 7 ids"):
+            await preflight(client, requirements())
     assert "/generate" not in served.asked
 
 
-async def test_a_server_that_says_nothing_of_itself(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+async def test_server_that_reports_nothing_passes(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     server = stack.enter_context(scripted(lambda received: encoded(received)))
     async with SGLangClient(server.url) as client:
-        await preflight(client, asked())
-    assert server.generates()[0].json()["input_ids"] == [0] and not ours(caplog)
+        await preflight(client, requirements())
+    assert server.generates()[0].json()["input_ids"] == [0] and not own_messages(caplog)
 
 
-async def test_a_busy_server_is_not_called_paused(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+async def test_busy_server_is_not_reported_as_paused(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     url = url_of(stack, busy=True)
     async with SGLangClient(url) as client:
-        await preflight(client, asked())
-    assert "it is busy; or" in caplog.text
+        await preflight(client, requirements())
+    assert "it is busy, or" in caplog.text
 
 
-async def test_one_worker_of_two_is_dead(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_dead_worker_of_two_is_logged(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     dead, alive = f"http://127.0.0.1:{free_port(stack)}", url_of(stack)
     router = url_of(stack, workers=[{"url": dead, "is_healthy": True}, {"url": alive, "is_healthy": True}])
     async with SGLangClient(router) as client:
-        await preflight(client, asked())
-    assert re.search(rf"workers=<{dead}>, of=<2> .* start them again; the run goes on with the others", caplog.text)
+        await preflight(client, requirements())
+    assert re.search(rf"workers=<{dead}>, of=<2> .* restart them; the run continues with the others", caplog.text)
 
 
-async def test_an_outage_of_a_server_that_answered_before_is_not_held_against_it(
-    stack: ExitStack, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_outage_of_known_server_is_only_logged(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     url = f"http://127.0.0.1:{free_port(stack)}"
-    contacts.contact(url).heard()
+    retry.server_history(url).record_answer()
     async with SGLangClient(url) as client:
-        await preflight(client, asked())
-    assert "it is waited for" in caplog.text
+        await preflight(client, requirements())
+    assert "the run waits until it answers" in caplog.text
     async with SGLangClient(url + "/other", first_contact=None) as client:
-        await preflight(client, asked())
-    assert "is waited for" in ours(caplog)[-1]
+        await preflight(client, requirements())
+    assert "the run waits until it answers" in own_messages(caplog)[-1]
 
 
-async def test_budgets_above_the_context_are_said(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+async def test_budgets_above_context_length_are_logged(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     async with SGLangClient(url_of(stack, context=32)) as client:
-        await preflight(client, asked(limits=Limits(response=40, context=32)))
-    assert "max_new_tokens=<64>, context=<32>" in caplog.text and "Limits.response=<40>" in caplog.text
+        await preflight(client, requirements(limits=Limits(max_response_tokens=40, max_context_tokens=32)))
+    assert "max_new_tokens=<64>, context=<32>" in caplog.text and "Limits.max_response_tokens=<40>" in caplog.text
 
 
 def build(task: Any, model: Any) -> Agent:
     return Agent(model=model, callback_handler=None)
 
 
-async def test_a_run_does_not_begin_where_it_cannot_work(stack: ExitStack, tmp_path: Path) -> None:
+async def test_run_does_not_start_if_preflight_fails(stack: ExitStack, tmp_path: Path) -> None:
     served = Served(tokenizer(FAMILY))
     server = stack.enter_context(served.server())
     common: dict[str, Any] = {"tokenizer": tokenizer(FAMILY), "base_url": server.url, "sampling_params": SAMPLING}
     with pytest.raises(ConfigurationError, match="--context-length"):
-        await rollout(build, ["hello"], **common, limits=Limits(context=8192), directory=tmp_path / "run")
+        await rollout(build, ["hello"], **common, limits=Limits(max_context_tokens=8192), directory=tmp_path / "run")
     assert not list((tmp_path / "run").glob("*.json*")) and "/generate" not in served.asked
-    done = await rollout(build, ["hello"], **common, limits=Limits(turns=1), directory=tmp_path / "run")
+    done = await rollout(build, ["hello"], **common, limits=Limits(max_turns=1), directory=tmp_path / "run")
     assert done.episodes[0].metrics.turns == 1 and served.asked.count("/generate") == 2
     before = len(served.asked)
-    await rollout(build, ["hello"], **common, limits=Limits(turns=1, context=4000), preflight=False)
+    await rollout(
+        build,
+        ["hello"],
+        **common,
+        limits=Limits(max_turns=1, max_context_tokens=4000),
+        options=RunOptions(preflight=False),
+    )
     assert served.asked[before:] == ["/generate"]
 
 
-async def test_what_is_all_on_record_needs_no_server(stack: ExitStack, tmp_path: Path) -> None:
+async def test_completely_recorded_run_needs_no_server(stack: ExitStack, tmp_path: Path) -> None:
     common: dict[str, Any] = {"tokenizer": tokenizer(FAMILY), "sampling_params": SAMPLING, "directory": tmp_path}
     with ExitStack() as running:
         await rollout(build, ["hello"], base_url=url_of(running), **common)

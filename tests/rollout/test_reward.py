@@ -1,4 +1,4 @@
-"""Rewards: what a function may return, and what happens to one that misbehaves."""
+"""Rewards: valid return values, and reward functions that fail."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.finished import finished, grown
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.rollout.episode import Episode
+from strands_sglang.rollout.finalizer import RewardRunner
 from strands_sglang.rollout.reward import Reward, own_turns
-from strands_sglang.rollout.scorer import Scorer
 from strands_sglang.tokens import Join, TokenTree, TurnPurpose
+from support.rollout.finished import finished, grown
 
 JSON_LIKE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=3),
@@ -39,13 +39,13 @@ JSON_LIKE = st.recursive(
 
 
 async def scored(function: Any, episode: Episode, *, timeout: float | None = None) -> Reward:
-    """Return what a function says that an episode is worth."""
-    return await Scorer(function, timeout=timeout).score(episode)
+    """Return the reward of an episode."""
+    return await RewardRunner(function, timeout=timeout).score(episode)
 
 
-class Unspeakable(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
-        raise RuntimeError("no words")
+        raise RuntimeError("no message")
 
 
 @pytest.mark.parametrize(
@@ -72,37 +72,37 @@ class Unspeakable(Exception):
         (Reward(0.5), 0.5),
     ],
 )
-def test_what_a_function_may_return(returned: Any, value: float | None) -> None:
+def test_valid_return_values(returned: Any, value: float | None) -> None:
     reward = Reward.of(returned)
     assert (reward.value, reward.error) == (value, None)
     assert reward.value is None or type(reward.value) is float
 
 
 @pytest.mark.parametrize(
-    "returned, words",
+    "returned, expected",
     [
-        (math.nan, "the reward is nan"),
-        (math.inf, "the reward is inf"),
-        ("0.5", "not '0.5'"),
-        (b"1", "not b'1'"),
-        (1j, "not 1j"),
+        (math.nan, "the reward must be finite, got nan"),
+        (math.inf, "the reward must be finite, got inf"),
+        ("0.5", "got '0.5'"),
+        (b"1", "got b'1'"),
+        (1j, "got 1j"),
         ({}, "'reward' or 'score'"),
         ({"value": 1}, "'reward' or 'score'"),
-        ({"reward": "high"}, "'reward' is not a number"),
-        ({"reward": 1, "x": math.nan}, "part 'x' is nan"),
+        ({"reward": "high"}, "'reward' must be a number"),
+        ({"reward": 1, "x": math.nan}, "part 'x' must be finite, got nan"),
         ([1, None], "step 1"),
         ([1e308, 1e308], "overflow"),
-        ({1, 2}, "not {1, 2}"),
+        ({1, 2}, "got {1, 2}"),
         (10**400, "too large"),
-        (np.zeros((2, 2)), "a reward is a number"),
+        (np.zeros((2, 2)), "a reward must be a number"),
         (Reward(math.nan), "nan"),
-        (object(), "a reward is a number"),
+        (object(), "a reward must be a number"),
     ],
 )
-def test_what_cannot_be_a_reward_is_an_error_as_data(returned: Any, words: str) -> None:
+def test_invalid_return_values_give_an_error(returned: Any, expected: str) -> None:
     reward = Reward.of(returned)
     assert reward.value is None and reward.error is not None
-    assert words in reward.error
+    assert expected in reward.error
 
 
 def test_parts_and_steps() -> None:
@@ -112,7 +112,7 @@ def test_parts_and_steps() -> None:
 
 
 @given(JSON_LIKE)
-def test_anything_becomes_finite_numbers_or_an_error_and_comes_back(returned: Any) -> None:
+def test_any_value_becomes_finite_numbers_or_an_error(returned: Any) -> None:
     reward = Reward.of(returned)
     numbers = [*reward.steps, *reward.parts.values(), *([] if reward.value is None else [reward.value])]
     assert all(type(number) is float and math.isfinite(number) for number in numbers)
@@ -161,12 +161,12 @@ async def test_functions_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("function", [7, lambda: 1, lambda a, b, c: 1, lambda episode, *, key: 1, lambda *, key=1: 1])
-def test_a_function_of_other_arguments_is_refused_before_the_run(function: Any) -> None:
+def test_function_with_other_arguments_is_rejected(function: Any) -> None:
     with pytest.raises(ConfigurationError):
-        Scorer(function)
+        RewardRunner(function)
 
 
-async def test_whatever_a_function_raises_is_data() -> None:
+async def test_raised_errors_become_data() -> None:
     episode = finished()
 
     def divides(episode: Episode) -> float:
@@ -181,8 +181,8 @@ async def test_whatever_a_function_raises_is_data() -> None:
     def stops(episode: Episode) -> float:
         raise StopIteration
 
-    def unspeakable(episode: Episode) -> float:
-        raise Unspeakable
+    def unprintable(episode: Episode) -> float:
+        raise UnprintableError
 
     def elsewhere(episode: Episode) -> float:
         return float(orjson.loads(b"{"))
@@ -195,7 +195,7 @@ async def test_whatever_a_function_raises_is_data() -> None:
         (lambda episode: exit(4), "SystemExit: 4"),
         (cancels, "CancelledError"),
         (stops, "StopIteration"),
-        (unspeakable, "Unspeakable: "),
+        (unprintable, "UnprintableError: "),
         (elsewhere, "JSONDecodeError"),
     ]:
         reward = await scored(function, episode)
@@ -204,15 +204,15 @@ async def test_whatever_a_function_raises_is_data() -> None:
     assert len((await scored(lambda episode: {"x": "y" * 10_000}["z" * 10_000], episode)).error or "") < 600
 
 
-async def test_keyboard_interrupt_is_not_swallowed() -> None:
+async def test_keyboard_interrupt_is_raised() -> None:
     def interrupted(episode: Episode) -> float:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        await Scorer(interrupted)._in_thread(finished())
+        await RewardRunner(interrupted)._in_thread(finished())
 
 
-async def test_a_blocking_function_blocks_nobody_and_context_goes_with_it() -> None:
+async def test_blocking_function_runs_in_a_thread_with_its_context() -> None:
     release = threading.Event()
     threads = []
     about = contextvars.ContextVar("about", default="nothing")
@@ -224,46 +224,46 @@ async def test_a_blocking_function_blocks_nobody_and_context_goes_with_it() -> N
         release.wait(10)
         return episode.sample
 
-    scorer = Scorer(blocks, threads=4)
+    scorer = RewardRunner(blocks, threads=4)
     tasks = [asyncio.ensure_future(scorer.score(finished(sample=sample))) for sample in range(8)]
     began = time.monotonic()
     for _ in range(20):
         await asyncio.sleep(0.005)
     assert time.monotonic() - began < 5
-    assert len(threads) == 4, "no more run than there are threads for"
-    assert all(thread.daemon for thread in threads), "one that hangs must not keep the interpreter from ending"
+    assert len(threads) == 4, "at most `threads` calls run at the same time"
+    assert all(thread.daemon for thread in threads), "a hanging call must not keep the interpreter alive"
     release.set()
     assert [reward.value for reward in await asyncio.gather(*tasks)] == list(range(8))
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "stubborn"])
-async def test_a_function_that_takes_too_long(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strands_sglang.rollout.scorer._GRACE", 0.05)
-    hung, let_go = threading.Event(), []
+async def test_function_that_exceeds_its_timeout(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_sglang.rollout.finalizer._GRACE", 0.05)
+    hung, cancelled_calls = threading.Event(), []
 
     async def hangs(episode: Episode) -> float:
         try:
             await asyncio.sleep(30)
         except asyncio.CancelledError:
-            let_go.append(kind)
+            cancelled_calls.append(kind)
             if kind == "stubborn":
                 await asyncio.sleep(0.2)
             raise
         return 1.0
 
     function: Any = hangs if kind != "sync" else lambda episode: hung.wait(30)
-    scorer = Scorer(function, timeout=0.05, threads=1)
+    scorer = RewardRunner(function, timeout=0.05, threads=1)
     began = time.monotonic()
-    for _ in range(3):  # those that hang do not take the place of others
+    for _ in range(3):  # hanging calls do not occupy slots
         reward = await scorer.score(finished())
         assert reward.error == "TimeoutError: the reward took longer than 0.05 s"
     assert time.monotonic() - began < 5
-    assert len(let_go) == (0 if kind == "sync" else 3)
+    assert len(cancelled_calls) == (0 if kind == "sync" else 3)
     hung.set()
     await asyncio.sleep(0.2 if kind == "stubborn" else 0)
 
 
-async def test_cancelling_reaches_the_function_and_comes_through() -> None:
+async def test_cancellation_reaches_the_function_and_is_raised() -> None:
     begun, cancelled = asyncio.Event(), []
 
     async def waits(episode: Episode) -> float:
@@ -286,10 +286,10 @@ async def test_steps_belong_to_the_agents_own_turns() -> None:
     episode = finished(turns=3)
     assert (await scored(lambda episode: [0.0, 0.5, 1.0], episode)).steps == (0.0, 0.5, 1.0)
     reward = await scored(lambda episode: [0.0, 1.0], episode)
-    assert reward == Reward(error="ValueError: 2 steps for the agent's 3 turns")
+    assert reward == Reward(error="ValueError: steps must have one number for each of the agent's 3 turns, got 2")
 
 
-def test_turns_of_sub_agents_rejected_ones_and_summaries_are_no_steps() -> None:
+def test_own_turns_exclude_sub_agents_rejected_turns_and_side_turns() -> None:
     tree = grown("t/0", turns=2)
     first, second = tree.turns
     sub = tree.commit(tree.prepare(None, context=[7], caller=(first.id, "call-1")), [1], [-1.0])

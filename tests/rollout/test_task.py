@@ -1,4 +1,4 @@
-"""Tasks: plain data with a name."""
+"""`Task`: plain JSON data with an id."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ PLAIN = st.recursive(
 
 
 @given(st.text(), PLAIN, st.dictionaries(st.text(), PLAIN, max_size=3))
-def test_a_task_comes_back_from_what_was_written(prompt: str, answer: Any, data: dict[str, Any]) -> None:
+def test_task_round_trips_through_json(prompt: str, answer: Any, data: dict[str, Any]) -> None:
     task = Task(prompt, answer, data)
     again = Task.of(orjson.loads(orjson.dumps(task.to_dict())))
     assert again == task
-    assert Task(prompt, answer, data).id == task.id, "the name follows from the content"
+    assert Task(prompt, answer, data).id == task.id, "the id is a digest of the content"
     assert "/" not in task.id and len(task.id) == 12
 
 
-def test_other_content_has_another_name() -> None:
+def test_different_content_has_different_id() -> None:
     tasks = [Task("a"), Task("b"), Task("a", answer=1), Task("a", data={"k": 1}), Task([{"text": "a"}])]
     assert len({task.id for task in tasks}) == len(tasks)
     assert Task("a", data={"k": 1, "l": 2}).id == Task("a", data={"l": 2, "k": 1}).id
 
 
-def test_a_task_from_what_people_have() -> None:
+def test_task_of_task_prompt_and_dict() -> None:
     task = Task("q", id="named")
     assert Task.of(task) is task
     assert Task.of("q") == Task("q")
@@ -47,12 +47,12 @@ def test_a_task_from_what_people_have() -> None:
 
 
 @pytest.mark.parametrize("bad", [7, None, ["q"], {"question": "q"}])
-def test_what_is_no_task_is_refused(bad: Any) -> None:
-    with pytest.raises(ConfigurationError, match="a task is a Task, a question, or a dict"):
+def test_invalid_task_is_rejected(bad: Any) -> None:
+    with pytest.raises(ConfigurationError, match="a task must be a Task, a str, or a dict"):
         Task.of(bad)
 
 
-def test_what_cannot_be_written_down_is_refused() -> None:
+def test_task_that_is_not_json_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="plain JSON data"):
         Task("q", answer={1, 2})
     with pytest.raises(ConfigurationError, match="plain JSON data"):

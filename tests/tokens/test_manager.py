@@ -6,10 +6,10 @@ import pytest
 
 from strands_sglang.errors import TreeError
 from strands_sglang.tokens import Origin, TokenManager, TokenTree, TurnPurpose
-from tokens.growing import forked, grow
+from support.token_trees import forked, grow
 
 
-def test_nothing_yet() -> None:
+def test_empty_manager() -> None:
     manager = TokenManager()
     assert len(manager) == 0 and manager.leaf is None
     lists = [manager.token_ids, manager.loss_mask, manager.logprobs, manager.segments, manager.segment_info]
@@ -19,7 +19,7 @@ def test_nothing_yet() -> None:
     assert (len(flat), flat.branch, flat.tree, flat.num_turns) == (0, -1, manager.tree.id, 0)
 
 
-def test_an_empty_tree_that_was_given_is_the_one_shown() -> None:
+def test_given_empty_tree_is_used() -> None:
     tree = TokenTree("mine")
     manager = TokenManager(tree)
     grow(tree, None, [1], [2])
@@ -42,7 +42,7 @@ def test_one_branch_as_lists() -> None:
     assert all(type(value) is float for value in manager.logprobs)
 
 
-def test_the_branch_shown_is_the_one_the_episode_went_on_last() -> None:
+def test_latest_branch_is_followed() -> None:
     tree = TokenTree()
     manager = TokenManager(tree)
     a = grow(tree, None, [1], [2])
@@ -56,7 +56,7 @@ def test_the_branch_shown_is_the_one_the_episode_went_on_last() -> None:
     assert manager.leaf is retry and manager.token_ids == [1, 2, 3, 7]
 
 
-def test_a_rejected_turn_inside_the_branch_is_not_trained() -> None:
+def test_rejected_turn_inside_branch_is_not_trained() -> None:
     tree, turns = forked()
     manager = TokenManager(tree)
     manager.follow(turns["d"])
@@ -65,7 +65,7 @@ def test_a_rejected_turn_inside_the_branch_is_not_trained() -> None:
     assert sum(manager.loss_mask) == 5
 
 
-def test_another_branch_may_be_followed() -> None:
+def test_follow_other_branch() -> None:
     tree, turns = forked()
     manager = TokenManager(tree)
     assert manager.leaf is turns["f"]
@@ -79,7 +79,7 @@ def test_another_branch_may_be_followed() -> None:
     assert manager.token_ids == [1, 1]
 
 
-def test_reset_leaves_the_old_tree_alone() -> None:
+def test_reset_does_not_change_old_tree() -> None:
     tree, turns = forked()
     manager = TokenManager(tree)
     manager.follow(turns["d"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strands_sglang.errors import CountMismatchError, RecordError
 from strands_sglang.tokens import Origin, TokenTree, Trajectory, TurnPurpose
-from tokens.growing import forked, grow
+from support.token_trees import forked, grow
 
 C, S, X = int(Origin.CONTEXT), int(Origin.SAMPLED), int(Origin.CLOSING)
 
@@ -52,14 +52,14 @@ def test_shared_turns_are_trained_in_the_first_branch_only() -> None:
     assert second.logprobs.tolist() == [0, 0, 0, -1.0, -1.1, 0, -4.0]  # known, though not trained here
 
 
-def test_rejected_and_side_turns_are_trained_when_asked_for() -> None:
+def test_rejected_and_side_turns_are_trained_on_request() -> None:
     tree, _ = forked()
     assert masks(tree, rejected=True) == [[10, 11, 12, 13, 14, 20], [21, 22, 23], [40], [51]]
     assert masks(tree, purpose=TurnPurpose.SIDE) == [[30, 31]]
     assert masks(tree, purpose=None) == [[10, 11, 12, 13, 14, 21, 22, 23], [30, 31], [40], [51]]
 
 
-def test_a_rejected_turn_inside_a_branch() -> None:
+def test_rejected_turn_inside_branch() -> None:
     tree, turns = forked()
     tree.reject(turns["b"])
     assert masks(tree) == [[10, 11, 21, 22, 23], [40], [51]]
@@ -68,7 +68,7 @@ def test_a_rejected_turn_inside_a_branch() -> None:
     assert not tree.trajectory(turns["retry"]).loss_mask[-1]
 
 
-def test_a_branch_that_sampled_nothing() -> None:
+def test_branch_without_sampled_tokens() -> None:
     tree = TokenTree()
     flat = tree.trajectory(grow(tree, None, [1, 2], []))
     flat.validate()
@@ -131,7 +131,7 @@ def test_equal_by_value() -> None:
 
 
 @given(st.lists(st.floats(max_value=1e-3, allow_nan=False, allow_infinity=False), max_size=5))
-def test_it_comes_back_bit_for_bit(logprobs: list[float]) -> None:
+def test_round_trip_is_exact(logprobs: list[float]) -> None:
     tree = TokenTree()
     turn = tree.commit(tree.prepare(None, context=[1]), [2] * len(logprobs), logprobs)
     flat = tree.trajectory(turn)
@@ -141,7 +141,7 @@ def test_it_comes_back_bit_for_bit(logprobs: list[float]) -> None:
         assert all(getattr(back, name).dtype == getattr(flat, name).dtype for name in ("token_ids", "loss_mask"))
 
 
-def test_records_that_are_not_trajectories() -> None:
+def test_invalid_records_are_refused() -> None:
     data = flat_d().to_dict()
     wrong: list[object] = [None, {}, {**data, "format": 2}, {**data, "loss_mask": [300] * 16}, {**data, "turns": None}]
     wrong += [{key: value for key, value in data.items() if key != name} for name in set(data) - {"agent", "main"}]

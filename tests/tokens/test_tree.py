@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 import time
@@ -14,11 +15,11 @@ import pytest
 
 from strands_sglang.engine import FinishReason
 from strands_sglang.errors import CountMismatchError, StrandsSGLangError, TreeError
-from strands_sglang.tokens import Join, PreparedTurn, TokenTree, TurnPurpose, TurnStatus, VersionSpan
-from tokens.growing import forked, grow
+from strands_sglang.tokens import Join, PreparedTurn, TokenTree, Turn, TurnPurpose, TurnStatus, VersionSpan
+from support.token_trees import forked, grow
 
 
-def test_a_prompt_is_the_branch_so_far_plus_closing_plus_context() -> None:
+def test_prompt_is_branch_plus_closing_plus_context() -> None:
     tree, turns = forked()
     before = tree.to_dict()
     prepared = tree.prepare(turns["c"], context=[7, 8], closing=[99], join=Join.PROVED)
@@ -29,7 +30,7 @@ def test_a_prompt_is_the_branch_so_far_plus_closing_plus_context() -> None:
     assert (turn.id, turn.parent, turn.start) == (8, turns["c"].id, turns["c"].end)
 
 
-def test_what_was_told_is_kept() -> None:
+def test_committed_fields_are_kept() -> None:
     tree, _ = forked()
     detail = {"rid": "r", "nested": {"list": [1, None]}, "pair": (1, 2)}
     prepared = tree.prepare(
@@ -43,12 +44,12 @@ def test_what_was_told_is_kept() -> None:
     assert turn.status is TurnStatus.KEPT
 
 
-def test_without_spans_the_version_is_unknown() -> None:
+def test_version_is_unknown_without_spans() -> None:
     tree = TokenTree()
     assert grow(tree, None, [1], [2, 3]).versions == (VersionSpan(None, 0, 2),)
 
 
-def test_a_turn_without_a_sampled_token() -> None:
+def test_turn_without_sampled_tokens() -> None:
     tree = TokenTree()
     empty = grow(tree, None, [1], [], finish="abort")
     assert empty.versions == () and tree.ids(grow(tree, empty, [2], [3])).tolist() == [1, 2, 3]
@@ -65,7 +66,7 @@ def test_siblings_prepared_at_once_both_commit() -> None:
     assert all(tree.ids(turn).tolist()[: len(branch)] == branch for turn in (first, second, third))
 
 
-def test_the_prompt_stays_as_sent_and_the_callers_arrays_stay_theirs() -> None:
+def test_prompt_and_callers_arrays_are_independent() -> None:
     tree = TokenTree()
     context, sampled, logprobs = array("i", [1, 2]), array("i", [3]), array("d", [-1.0])
     prepared = tree.prepare(None, context=context)
@@ -97,7 +98,7 @@ PLACES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
-def test_turns_that_cannot_be_prepared(place: dict[str, Any]) -> None:
+def test_invalid_turns_cannot_be_prepared(place: dict[str, Any]) -> None:
     tree, _ = forked()
     before = tree.to_dict()
     parent = place["parent"]
@@ -145,7 +146,7 @@ FAILURES: dict[str, tuple[type[StrandsSGLangError], Callable[[TokenTree, Prepare
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_failing_commit_leaves_the_tree_as_it_was(failure: str) -> None:
+def test_failed_commit_does_not_change_tree(failure: str) -> None:
     error, commit = FAILURES[failure]
     tree, turns = forked()
     prepared = tree.prepare(turns["c"], context=[5, 6], closing=[99], join=Join.PROVED)
@@ -156,7 +157,7 @@ def test_a_failing_commit_leaves_the_tree_as_it_was(failure: str) -> None:
     assert prepared.turn is None and tree.children(turns["c"]) == [turns["d"]]
 
 
-def test_a_failing_root_too() -> None:
+def test_failed_commit_of_root_does_not_change_tree() -> None:
     tree = TokenTree()
     prepared = tree.prepare(None, context=[1])
     with pytest.raises(TreeError, match="another tree"):
@@ -167,7 +168,7 @@ def test_a_failing_root_too() -> None:
     assert tree.commit(prepared, [1], [-1.0]).id == 0  # nothing was used up by the failures
 
 
-def test_a_prepared_turn_commits_once() -> None:
+def test_prepared_turn_commits_once() -> None:
     tree, turns = forked()
     prepared = tree.prepare(turns["d"], context=[1], join=Join.PROVED)
     tree.commit(prepared, [1], [-1.0])
@@ -177,7 +178,7 @@ def test_a_prepared_turn_commits_once() -> None:
     assert tree.to_dict() == before
 
 
-def test_rejecting_twice_is_rejecting_once() -> None:
+def test_reject_is_idempotent() -> None:
     tree, turns = forked()
     tree.reject(turns["d"])
     before = tree.to_dict()
@@ -185,7 +186,7 @@ def test_rejecting_twice_is_rejecting_once() -> None:
     assert tree.to_dict() == before and turns["d"].rejected
 
 
-def test_threads_grow_one_tree() -> None:
+def test_commits_from_several_threads() -> None:
     tree = TokenTree()
     root = grow(tree, None, [0], [0])
     failures: list[BaseException] = []
@@ -209,7 +210,8 @@ def test_threads_grow_one_tree() -> None:
     assert len(tree) == 801 and len(tree.leaves()) == 8 and [turn.id for turn in tree] == list(range(801))
 
 
-def test_a_step_on_a_long_branch_costs_little() -> None:
+@pytest.mark.timing
+def test_step_on_long_branch_is_fast() -> None:
     tree = TokenTree()
     tip = grow(tree, None, range(128 * 1024), [1])
     context, sampled, logprobs = array("i", range(50)), array("i", range(50)), array("d", [-1.0] * 50)
@@ -235,3 +237,114 @@ def test_ten_thousand_turns() -> None:
     assert (int(long.loss_mask.sum()), int(short.loss_mask.sum())) == (10_000, 1)
     twin = pickle.loads(pickle.dumps(tree))
     assert twin.to_dict() == tree.to_dict() == TokenTree.from_dict(tree.to_dict()).to_dict()
+
+
+def test_reading() -> None:
+    tree, turns = forked()
+    a, b, c, d = (turns[name] for name in "abcd")
+    assert len(tree) == 8 and tree.turns == tuple(tree) and all(tree[turn.id] is turn for turn in tree)
+    assert tree.path(d) == [a, b, c, d]
+    assert tree.children(b) == [turns["retry"], c, turns["side"]] and tree.children(d) == []
+    assert tree.ids(d).tolist() == [1, 2, 3, 10, 11, 4, 12, 13, 14, 5, 21, 99, 6, 7, 22, 23]
+    assert tree.ids(b).tolist() == [1, 2, 3, 10, 11, 4, 12, 13, 14]
+
+
+def test_ids_are_a_copy() -> None:
+    tree, turns = forked()
+    for turn in (turns["d"], turns["b"]):
+        before = tree.ids(turn)
+        tree.ids(turn)[0] = 77
+        assert tree.ids(turn) == before
+
+
+@pytest.mark.parametrize("id", [-1, 8, "0", None, 0.0])
+def test_unknown_turns_are_refused(id: Any) -> None:
+    tree, _ = forked()
+    with pytest.raises(TreeError):
+        tree[id]
+
+
+def test_turns_of_other_tree_are_refused() -> None:
+    tree, _ = forked()
+    _, others = forked()
+    stranger = others["b"]
+    for reading in (tree.path, tree.ids, tree.children, tree.reject, tree.trajectory):
+        with pytest.raises(TreeError, match="not a turn of this tree"):
+            reading(stranger)
+    with pytest.raises(TreeError):
+        tree.prepare(stranger, context=[1], join=Join.PROVED)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))])
+def test_copies_are_complete_and_independent(copied: Any) -> None:
+    tree, turns = forked()
+    twin = copied(tree)
+    assert tree._flat and not twin._flat  # what can be laid out again does not travel
+    assert twin.id == tree.id and twin.to_dict() == tree.to_dict()
+    assert twin.ids(twin[turns["d"].id]) == tree.ids(turns["d"])
+    before = tree.to_dict()
+    grow(twin, twin[turns["d"].id], [1], [2])
+    twin.reject(twin[0])
+    assert len(twin) == 9 and tree.to_dict() == before and tree.children(turns["d"]) == []
+
+
+def test_tree_is_copied_with_its_prepared_turn() -> None:
+    tree, turns = forked()
+    prepared = tree.prepare(turns["d"], context=[1], join=Join.PROVED)
+    twin, again = pickle.loads(pickle.dumps((tree, prepared)))
+    assert twin.ids(twin.commit(again, [2], [-1.0])) == tree.ids(turns["d"]) + array("i", [1, 2])
+    assert len(tree) == 8
+
+
+def test_names() -> None:
+    assert TokenTree("episode-1").id == "episode-1" and TokenTree().id != TokenTree().id
+
+
+def test_branches_that_are_not_kept_flat() -> None:
+    tree = TokenTree()
+    roots = [grow(tree, None, [n], [n, n]) for n in range(30)]
+    tips = [grow(tree, root, [100], [200]) for root in roots]
+    for n, tip in enumerate(tips):
+        assert tree.ids(tip).tolist() == [n, n, n, 100, 200]
+        assert tree.ids(grow(tree, tip, [7], [8])).tolist() == [n, n, n, 100, 200, 7, 8]
+    assert len(tree._flat) <= 8
+
+
+def names(turns: dict[str, Turn], chosen: list[Turn]) -> list[str]:
+    return [name for turn in chosen for name, one in turns.items() if one is turn]
+
+
+def test_branches_of_the_episode() -> None:
+    tree, turns = forked()
+    assert names(turns, tree.branches()) == ["d", "e", "f"]
+    assert names(turns, tree.branches(rejected=True)) == ["retry", "d", "e", "f"]
+    assert names(turns, tree.branches(purpose=TurnPurpose.SIDE)) == ["side"]
+    assert names(turns, tree.branches(purpose=None)) == ["d", "side", "e", "f"]
+    assert names(turns, tree.leaves()) == ["retry", "d", "side", "e", "f"]
+
+
+def test_rejected_end_exposes_previous_turn() -> None:
+    tree, turns = forked()
+    tree.reject(turns["d"])
+    assert names(turns, tree.branches()) == ["c", "e", "f"]
+    tree.reject(turns["c"])
+    assert names(turns, tree.branches()) == ["b", "e", "f"]
+    tree.reject(turns["b"])
+    assert names(turns, tree.branches()) == ["e", "f"]
+
+
+def test_kept_turn_after_rejected_turn_is_an_end() -> None:
+    tree, turns = forked()
+    tree.reject(turns["c"])
+    assert names(turns, tree.branches()) == ["d", "e", "f"]
+
+
+def test_side_turn_does_not_hide_its_parent() -> None:
+    tree = TokenTree()
+    a = grow(tree, None, [1], [2])
+    grow(tree, a, [3], [4], purpose=TurnPurpose.SIDE)
+    assert tree.branches() == [a]
+
+
+def test_empty_tree() -> None:
+    assert TokenTree().branches() == [] and TokenTree().leaves() == [] and TokenTree().trajectories() == []

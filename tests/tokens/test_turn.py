@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import pytest
 
 from strands_sglang.errors import CountMismatchError
-from strands_sglang.tokens import Origin, Turn, VersionSpan
+from strands_sglang.tokens import Origin, Segment, Turn, VersionSpan
 
 
 def turn(closing: list[int], context: list[int], sampled: list[int], logprobs: int | None = None) -> Turn:
@@ -27,7 +28,7 @@ def test_positions_and_segments() -> None:
     ]
 
 
-def test_empty_segments_are_left_out() -> None:
+def test_empty_segments_are_omitted() -> None:
     assert turn([], [], []).segments() == [] and turn([], [], []).end == 100
     assert [s.origin for s in turn([], [1], []).segments()] == [Origin.CONTEXT]
 
@@ -37,5 +38,37 @@ def test_counts_that_do_not_agree() -> None:
         turn([], [1], [2, 3], logprobs=1)
 
 
-def test_a_turn_is_equal_only_to_itself() -> None:
+def test_turns_are_compared_by_identity() -> None:
     assert turn([], [1], [2]) != turn([], [1], [2])
+
+
+IDS = array("i", [5, 6])
+LOGPROBS = array("d", [-0.1, -0.2])
+SPANS = (VersionSpan("a", 0, 2),)
+
+
+def test_segment_behaves_like_its_ids() -> None:
+    segment = Segment(Origin.SAMPLED, IDS, LOGPROBS, SPANS, 3)
+    assert len(segment) == 2 and list(segment) == [5, 6] and segment[-1] == 6 and segment[1:] == array("i", [6])
+    assert segment.sampled and segment == Segment(Origin.SAMPLED, IDS[:], LOGPROBS[:], SPANS, 3)
+    assert not Segment(Origin.CLOSING, IDS, None, (), 3).sampled
+
+
+@pytest.mark.parametrize(
+    ("origin", "ids", "logprobs", "spans"),
+    [
+        (Origin.SAMPLED, IDS, None, SPANS),
+        (Origin.SAMPLED, IDS, LOGPROBS[:1], SPANS),
+        (Origin.SAMPLED, IDS, LOGPROBS, ()),
+        (Origin.SAMPLED, IDS, LOGPROBS, (VersionSpan("a", 0, 1),)),
+        (Origin.CONTEXT, IDS, LOGPROBS, ()),
+        (Origin.CLOSING, IDS, None, SPANS),
+    ],
+)
+def test_inconsistent_parts_are_refused(origin: Origin, ids: Any, logprobs: Any, spans: Any) -> None:
+    with pytest.raises(CountMismatchError):
+        Segment(origin, ids, logprobs, spans, 0)
+
+
+def test_origin_numbers_are_stable() -> None:
+    assert [(origin.name, int(origin)) for origin in Origin] == [("CONTEXT", 0), ("SAMPLED", 1), ("CLOSING", 2)]

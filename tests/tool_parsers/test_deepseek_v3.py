@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from families import tokenizer
+from strands_sglang.chat.template import ChatTemplate
+from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.tool_parsers.parsed import ParseFailure
-from tool_parsers.checks import SECONDS, shown
-from tool_parsers.sections import DEEPSEEK_V3 as FORM
+from support.families import tokenizer
+from support.tool_parsers.checks import SECONDS, shown
+from support.tool_parsers.sections import DEEPSEEK_V3 as FORM
 
 Failure = ParseFailure
 
@@ -17,15 +20,18 @@ Failure = ParseFailure
 @pytest.mark.parametrize(
     ("family", "count"), [("deepseek-v3", 1), ("deepseek-v3", 2), ("deepseek-r1", 1), ("deepseek-r1", 3)]
 )
-def test_what_the_template_writes_is_read(family: str, count: int) -> None:
+def test_template_output_is_parsed(family: str, count: int) -> None:
     """V3 leaves out the end of the section behind a single call."""
     arguments = {"path": 'a\n"b"', "lines": [1, None]}
     calls = [
         {"type": "function", "function": {"name": f"f{number}", "arguments": json.dumps(arguments)}}
         for number in range(count)
     ]
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": calls}]
-    text = tokenizer(family).apply_chat_template(messages, tokenize=False)
+    messages: list[Any] = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+    ]
+    text = ChatTemplate(tokenizer(family), Encoder(tokenizer(family)).control).official(messages, generate=False)
     turn = FORM.parse(text.partition("<｜Assistant｜>")[2].removesuffix("<｜end▁of▁sentence｜>"))
     assert [(call.name, call.arguments) for call in turn.calls] == [
         (f"f{number}", arguments) for number in range(count)
@@ -34,7 +40,7 @@ def test_what_the_template_writes_is_read(family: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("name", [" f", "f ", "a.b:0", "function", "ü", "```json", '{"name": "f"}', "f\r"])
-def test_a_name_is_the_rest_of_its_line(name: str) -> None:
+def test_name_is_rest_of_line(name: str) -> None:
     (call,) = FORM.parse(FORM.section(FORM.call_of(name, {}))).calls
     assert call.name == name
 
@@ -85,7 +91,7 @@ def test_a_name_is_the_rest_of_its_line(name: str) -> None:
     ],
     ids=shown,
 )
-def test_a_malformed_call_is_none_and_the_others_are_read(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
     FORM.check_malformed(raw, failure)
 
 
@@ -98,11 +104,11 @@ def test_a_malformed_call_is_none_and_the_others_are_read(raw: str, failure: Par
             "a line ```json must open its arguments, at",
             None,
         ),
-        ("{BEGIN}{CALL_BEGIN}function{SEPARATOR}{CALL_END}{END}", "the name of a tool must stand", None),
+        ("{BEGIN}{CALL_BEGIN}function{SEPARATOR}{CALL_END}{END}", "The name of a tool must directly follow", None),
         ("{BEGIN}{CALL_BEGIN}{HEAD}{}{CALL_END}{END}", "not closed by ``` on a line of its own", "f"),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
     FORM.check_detail(text, detail, name)
 
 
@@ -114,5 +120,5 @@ def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: s
     ],
     ids=shown,
 )
-def test_one_huge_call_is_read_in_seconds(text: str) -> None:
+def test_huge_call_is_parsed_in_seconds(text: str) -> None:
     assert FORM.cpu_seconds(FORM.fill(text)) < SECONDS

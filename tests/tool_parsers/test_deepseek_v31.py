@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from families import tokenizer
 from strands_sglang.tool_parsers.parsed import ParseFailure
-from tool_parsers.checks import SECONDS, shown
-from tool_parsers.sections import DEEPSEEK_V31 as FORM
+from support.families import tokenizer
+from support.tool_parsers.checks import SECONDS, shown
+from support.tool_parsers.sections import DEEPSEEK_V31 as FORM
 
 Failure = ParseFailure
 
 
-def test_what_the_template_writes_is_read() -> None:
+def test_template_output_is_parsed() -> None:
     arguments = {"path": 'a\n"b"', "lines": [1, None]}
     calls = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name in ("f", "g")]
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok", "tool_calls": calls}]
@@ -23,7 +23,7 @@ def test_what_the_template_writes_is_read() -> None:
 
 
 @pytest.mark.parametrize("name", [" f", "f\n", "a.b:0", "function", "ü", '{"name": "f"}', "<|tool_call|>"])
-def test_a_name_is_what_stands_between_the_markers(name: str) -> None:
+def test_name_is_text_between_markers(name: str) -> None:
     (call,) = FORM.parse(FORM.section(FORM.call_of(name, {}))).calls
     assert call.name == name
 
@@ -40,17 +40,21 @@ def test_a_name_is_what_stands_between_the_markers(name: str) -> None:
     ],
     ids=shown,
 )
-def test_a_malformed_call_is_none_and_the_others_are_read(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
     FORM.check_malformed(raw, failure)
 
 
 @pytest.mark.parametrize(
     ("text", "detail", "name"),
     [
-        ("{BEGIN}{CALL_BEGIN}{SEPARATOR}{}{CALL_END}{END}", "Between {CALL_BEGIN} and {SEPARATOR} the name", None),
+        (
+            "{BEGIN}{CALL_BEGIN}{SEPARATOR}{}{CALL_END}{END}",
+            "and {SEPARATOR} there must be the name",
+            None,
+        ),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
     FORM.check_detail(text, detail, name)
 
 
@@ -61,5 +65,5 @@ def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: s
     ],
     ids=shown,
 )
-def test_one_huge_call_is_read_in_seconds(text: str) -> None:
+def test_huge_call_is_parsed_in_seconds(text: str) -> None:
     assert FORM.cpu_seconds(FORM.fill(text)) < SECONDS

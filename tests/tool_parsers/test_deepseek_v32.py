@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from families import tokenizer
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
-from strands_sglang.tool_parsers.deepseek_v32 import DeepSeekV32ToolParser
-from strands_sglang.tool_parsers.sampled import SampledText
-from tool_parsers.checks import SECONDS, check_turn, least_seconds
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
+from strands_sglang.tool_parsers.deepseek import DeepSeekV32ToolParser
+from support.families import tokenizer
+from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
 
 OPENING, CLOSING = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
 OPENING_4, CLOSING_4 = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
@@ -87,13 +86,13 @@ def block(*invokes: str, word: str = "function_calls") -> str:
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
-def test_a_call() -> None:
+def test_well_formed_call_is_parsed() -> None:
     (call,) = parse(f"Let me see.\n{CALL}").calls
     assert (call.name, call.arguments, call.id) == ("f", {"s": "12*7+3"}, None)
     assert (call.raw, call.start) == (CALL, 12)
 
 
-def test_several_calls_share_a_block_and_its_markers() -> None:
+def test_calls_of_one_block_share_its_markers() -> None:
     one, two, three = (invoke_of(name, {"s": name}) for name in "fgh")
     text = f"a{block(one, two, three)}b"
     turn = parse(text)
@@ -102,14 +101,14 @@ def test_several_calls_share_a_block_and_its_markers() -> None:
     assert [call.arguments["s"] for call in turn.calls] == ["f", "g", "h"] and turn.text == "a\nb"
 
 
-def test_it_is_a_parser_with_a_name() -> None:
+def test_parser_name() -> None:
     assert isinstance(DeepSeekV32ToolParser(), ToolParser) and DeepSeekV32ToolParser.name == "deepseek_v32"
     assert set(DeepSeekV32ToolParser.markers) == {*WORDS, "｜DSML｜"}
     assert set(DeepSeekV32ToolParser.call_markers) == {OPENING, OPENING_4, '<｜DSML｜invoke name="'}
 
 
 @pytest.mark.parametrize("family", ["deepseek-v3.2", "deepseek-v4"])
-def test_what_the_template_renders_is_read(family: str) -> None:
+def test_template_output_is_parsed(family: str) -> None:
     arguments: dict[str, Any] = {
         **{"s": "123", "path": "", "text": "  def f():\n\n      return '<b>' & 1\n"},
         **{"n": -7, "x": 1e-07, "b": True, "z": None, "u": "null", "a": []},
@@ -132,7 +131,7 @@ def test_what_the_template_renders_is_read(family: str) -> None:
         OPENING + BEGIN + other("s", ' \n\t"v"\r\n') + END + CLOSING,
     ],
 )
-def test_whitespace_between_tags_does_not_matter(text: str) -> None:
+def test_whitespace_between_tags_is_ignored(text: str) -> None:
     (call,) = parse(text).calls
     assert (call.name, call.arguments, call.raw) == ("f", {"s": "v"}, text)
 
@@ -154,7 +153,7 @@ def test_whitespace_between_tags_does_not_matter(text: str) -> None:
         ),
     ],
 )
-def test_a_string_is_the_text_as_it_stands(value: str) -> None:
+def test_string_value_is_verbatim_text(value: str) -> None:
     (call,) = parse(block(f"{BEGIN}{string('a key', value)}{END}")).calls
     assert call.arguments == {"a key": value}
 
@@ -168,13 +167,13 @@ def test_a_string_is_the_text_as_it_stands(value: str) -> None:
         (written({PARAMETER_END: [END, CLOSING, '\\"']}), {PARAMETER_END: [END, CLOSING, '\\"']}),
     ],
 )
-def test_anything_else_is_json_that_ends_where_json_ends(text: str, value: Any) -> None:
+def test_other_values_are_json(text: str, value: Any) -> None:
     turn = parse(block(f"{BEGIN}{other('a', text)}{string('s', 'v')}{END}", INVOKE))
     assert [repr(call.arguments) for call in turn.calls] == [repr({"a": value, "s": "v"}), repr({"s": "12*7+3"})]
     assert turn.failures == ()
 
 
-def test_schemas_change_nothing() -> None:
+def test_schemas_have_no_effect() -> None:
     text = block(invoke_of("f", {"s": "1", "n": 1}))
     schemas = {"f": {"properties": {"s": {"type": "integer"}, "n": {"type": "string"}}}}
     (call,) = DeepSeekV32ToolParser().parse(text, schemas=schemas).calls
@@ -197,7 +196,7 @@ def test_schemas_change_nothing() -> None:
         (f"a\n{INVOKE}\nb", "a\nb"),
     ],
 )
-def test_what_remains_for_the_reader(text: str, remains: str) -> None:
+def test_remaining_text(text: str, remains: str) -> None:
     assert parse(text).text == remains
 
 
@@ -206,7 +205,7 @@ def test_parallel_calls_keep_their_order() -> None:
     assert [call.name for call in parse(block(*(invoke_of(name, {}) for name in names))).calls] == names
 
 
-def test_a_draft_in_reasoning_is_no_call() -> None:
+def test_draft_in_reasoning_is_not_a_call() -> None:
     turn = parse(f"maybe {CALL}\n{INVOKE}</think>\n\n{block(invoke_of('real', {}))}", reasoning_open=True)
     assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
     assert parse(f"<think>{CALL}").calls == () and parse(CALL, reasoning_open=True).calls == ()
@@ -263,7 +262,7 @@ def test_a_draft_in_reasoning_is_no_call() -> None:
     ],
     ids=lambda value: value[:60].encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_a_malformed_call_leaves_the_others_of_its_block_alone(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_rest_of_block(raw: str, failure: ParseFailure) -> None:
     text = f"a{OPENING}{raw}{CLOSING}b{block(INVOKE, raw, INVOKE)}c{CALL}"
     turn = parse(text)
     assert [item.failure for item in turn.failures] == [failure, failure]
@@ -273,14 +272,14 @@ def test_a_malformed_call_leaves_the_others_of_its_block_alone(raw: str, failure
     assert turn.text == "a\nb\nc"
 
 
-def test_a_json_string_left_open_takes_what_stands_in_it_along() -> None:
+def test_unclosed_json_string_includes_markers_after_it() -> None:
     """It runs into the next call: whose text that is cannot be told, so nothing of it is executed."""
     text = f'{OPENING}{BEGIN}{PARAMETER}a" string="false">"open{PARAMETER_END}{END}{INVOKE}{CLOSING}{CALL}'
     turn = parse(text)
     assert [item.raw + CALL for item in turn.failures] == [text] and [call.raw for call in turn.calls] == [CALL]
 
 
-def test_the_last_call_of_a_block_may_lack_its_end() -> None:
+def test_unclosed_last_call_of_block_fails_alone() -> None:
     """The block's own marker ends it, and that is certain."""
     for cut in (BEGIN, f'{BEGIN}{PARAMETER}s" string="true">v', BEGIN[:-2], f'{BEGIN}{PARAMETER}a" string="false">[1'):
         turn = parse(f"{OPENING}{INVOKE}{cut}{CLOSING}")
@@ -310,7 +309,7 @@ def test_the_last_call_of_a_block_may_lack_its_end() -> None:
         (f"{INVOKE}{BEGIN}{string('s', END)}{END}", ParseFailure.UNCLOSED),
     ],
 )
-def test_a_malformed_block_holds_no_call(inside: str, failure: ParseFailure) -> None:
+def test_malformed_block_has_no_calls(inside: str, failure: ParseFailure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     turn = parse(f"a{raw}b{CALL}c{raw}")
     assert [item.failure for item in turn.failures] == [failure, failure]
@@ -321,7 +320,7 @@ def test_a_malformed_block_holds_no_call(inside: str, failure: ParseFailure) -> 
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(OPENING, CLOSING_4), (OPENING_4, CLOSING)])
-def test_a_block_is_closed_by_the_word_that_opened_it(opening: str, closing: str) -> None:
+def test_block_is_closed_by_matching_marker(opening: str, closing: str) -> None:
     for inside in (INVOKE, INVOKE * 2, BEGIN):
         turn = parse(f"{opening}{inside}{closing}{CALL}")
         assert [call.raw for call in turn.calls] == [CALL]
@@ -334,14 +333,14 @@ def test_a_block_is_closed_by_the_word_that_opened_it(opening: str, closing: str
 FULL = block(invoke_of("f", {"s": "  é\n", "n": 1}), invoke_of("f", {"o": {"a": [END, '"', None]}}))
 
 
-def test_a_block_that_was_cut_is_unclosed() -> None:
+def test_truncated_block_is_unclosed() -> None:
     for length in range(len(OPENING), len(FULL)):
         failure = failed("x\n" + FULL[:length])
         assert failure.failure is ParseFailure.UNCLOSED and failure.raw == FULL[:length]
         assert failure.name in ("f", None)
 
 
-def test_an_opening_that_was_cut_is_text() -> None:
+def test_truncated_opening_marker_is_text() -> None:
     for length in range(len(OPENING)):
         assert parse("x" + CALL[:length]) == ParsedTurn(reasoning=None, text="x" + CALL[:length])
 
@@ -354,10 +353,10 @@ def test_an_opening_that_was_cut_is_text() -> None:
         (f"{BEGIN}{other('a', 'x')}{END}", "'a' must be JSON, as string=\"false\" says. The JSON is not valid", "f"),
         (f"{BEGIN}{other('a', '1 2')}{END}", f"of parameter 'a' (string=\"false\") there must be {PARAMETER_END}", "f"),
         (f'{BEGIN}{PARAMETER}a" string="no">{END}', '\'a\' must say string="true" or string="false", at', "f"),
-        (f'{BEGIN}{PARAMETER}a">{END}', f'{PARAMETER} must go on with a name and " string=", at', "f"),
+        (f'{BEGIN}{PARAMETER}a">{END}', f'{PARAMETER} must be followed by a name and " string=", at', "f"),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(inside: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(inside: str, detail: str, name: str | None) -> None:
     failure = failed(f"{OPENING}{inside}{CLOSING}")
     assert detail in failure.detail and failure.name == name
 
@@ -375,7 +374,7 @@ def test_the_detail_says_what_is_wrong_and_where(inside: str, detail: str, name:
         ("", f'{BEGIN}{PARAMETER}s" string="true">v', ""),
     ],
 )
-def test_a_call_outside_of_a_block_is_misplaced(before: str, raw: str, after: str) -> None:
+def test_call_outside_of_block_is_misplaced(before: str, raw: str, after: str) -> None:
     failure = failed(before + raw + after)
     assert (failure.failure, failure.raw, failure.start) == (ParseFailure.MISPLACED, raw, len(before))
     assert failure.name == "f" and f"between {OPENING} or {OPENING_4} and its closing marker" in failure.detail
@@ -395,7 +394,7 @@ def sampled(*pieces: str) -> SampledText:
     return SampledText(text, tokens, lambda marker: [marker.find("｜DSML｜")])
 
 
-def test_letters_that_look_like_tags_are_part_of_a_value() -> None:
+def test_tag_letters_without_token_are_part_of_value() -> None:
     quoted = f"!{PARAMETER_END}{END}{CALL}"
     text = sampled(
         f"!{CALL}", OPENING, f'{BEGIN}{PARAMETER}s" string="true">', quoted, f"{PARAMETER_END}{END}{CLOSING}"
@@ -405,7 +404,7 @@ def test_letters_that_look_like_tags_are_part_of_a_value() -> None:
     assert turn.text == CALL
 
 
-def test_letters_do_not_close_what_tokens_opened() -> None:
+def test_marker_letters_do_not_close_marker_token() -> None:
     turn = parse(sampled(OPENING, INVOKE, f"!{CLOSING}{CALL}"))
     assert turn.calls == () and [item.failure for item in turn.failures] == [ParseFailure.UNCLOSED]
 
@@ -431,7 +430,7 @@ pieces = st.sampled_from(tags + parts)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(plain, st.lists(some_arguments, min_size=1, max_size=3)), max_size=3), st.booleans())
-def test_what_is_rendered_is_read(blocks: list[tuple[str, list[dict[str, Any]]]], v4: bool) -> None:
+def test_rendered_calls_are_parsed(blocks: list[tuple[str, list[dict[str, Any]]]], v4: bool) -> None:
     word = "tool_calls" if v4 else "function_calls"
     texts = (before + block(*(invoke_of("f", chosen) for chosen in calls), word=word) for before, calls in blocks)
     turn = parse("".join(texts))
@@ -443,13 +442,13 @@ def test_what_is_rendered_is_read(blocks: list[tuple[str, list[dict[str, Any]]]]
 
 @settings(deadline=None, max_examples=200)
 @given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
-def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
 @settings(deadline=None, max_examples=100)
 @given(some_arguments, st.data())
-def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
+def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = f"{block(invoke_of('f', arguments), INVOKE)}\n{CALL}"
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(text)))
@@ -475,7 +474,7 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
     ],
     ids=lambda unit: unit[:60],
 )
-def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
+def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
     assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
 
 
@@ -495,7 +494,7 @@ def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
     ],
     ids=lambda text: f"{text[:40]}…{text[-20:]}",
 )
-def test_one_huge_call_is_read_in_seconds(text: str) -> None:
+def test_huge_call_is_parsed_in_seconds(text: str) -> None:
     assert cpu_seconds(text) < SECONDS
 
 

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from strands_sglang.tool_parsers import HermesToolParser, ParsedTurn, ToolCall, ToolParser
 from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
-from tool_parsers.grammars import GRAMMARS, SCHEMAS, Call, NotACall
-from tool_parsers.judge import (
+from support.tool_parsers.grammars import GRAMMARS, SCHEMAS, Call, NotACall
+from support.tool_parsers.judge import (
     Case,
     Finding,
     Hang,
@@ -29,7 +29,7 @@ from tool_parsers.judge import (
     shrunk,
     watched,
 )
-from tool_parsers.mutations import Mutator, tokens, turn
+from support.tool_parsers.mutations import Mutator, tokens, turn
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = [name for name in tool_parser_names() if name in GRAMMARS]
@@ -54,6 +54,14 @@ def test_mutated_turns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_drafts_in_a_later_reasoning_block_are_no_finding(name: str) -> None:
+    parser, grammar = get_tool_parser(name), GRAMMARS[name]
+    for marker in grammar.openings:
+        text = marker.join((f"x{parser.reasoning_markers[0]}", parser.reasoning_markers[1]))
+        assert judge(parser, grammar, Case(text)) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_mutated_turns_with_tokens(name: str) -> None:
     parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(name)
     mutator = Mutator(grammar, dice)
@@ -73,14 +81,14 @@ def test_well_formed_turns_are_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_call_inside_another_is_not_run(name: str) -> None:
+def test_call_inside_another_call_is_not_parsed(name: str) -> None:
     dice = Random(name)
     found = [judge_smuggled(get_tool_parser(name), GRAMMARS[name], dice) for _ in range(400)]
     assert [(case, finding) for case, finding in found if finding is not None] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_turns_cut_at_every_place(name: str) -> None:
+def test_turns_truncated_at_every_offset(name: str) -> None:
     parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(f"cut {name}")
     for _ in range(3):
         text, _ = turn(dice, grammar)
@@ -92,7 +100,7 @@ def test_turns_cut_at_every_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_grammar_refuses_what_is_broken(name: str) -> None:
+def test_grammar_refuses_damaged_calls(name: str) -> None:
     """Of a call with one character left out, most are none: a grammar that takes them all would judge nothing."""
     parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(name)
     refused = tried = 0
@@ -134,7 +142,7 @@ def test_a_grammar_refuses_what_is_broken(name: str) -> None:
         ("llama3_json", '{"name": "f", "arguments": {}}'),
     ],
 )
-def test_a_grammar_refuses(name: str, raw: str) -> None:
+def test_grammar_refuses_malformed_call(name: str, raw: str) -> None:
     with pytest.raises(NotACall):
         GRAMMARS[name].read(raw, SCHEMAS)
 
@@ -240,7 +248,7 @@ class Quiet(HermesToolParser):
         (Quiet, "wrong_failure"),
     ],
 )
-def test_a_broken_parser_is_found_out(broken: type[ToolParser], kind: str) -> None:
+def test_broken_parser_is_detected(broken: type[ToolParser], kind: str) -> None:
     parser, grammar, dice = broken(), GRAMMARS["hermes"], Random(7)
     mutator = Mutator(grammar, dice)
     found: set[str] = set()
@@ -262,7 +270,7 @@ def test_a_broken_parser_is_found_out(broken: type[ToolParser], kind: str) -> No
     assert kind in found
 
 
-def test_a_parser_that_reads_too_little_is_found_out() -> None:
+def test_parser_that_misses_calls_is_detected() -> None:
     class Shy(HermesToolParser):
         @override
         def parse(self, text: str, **options: Any) -> ParsedTurn:
@@ -274,26 +282,26 @@ def test_a_parser_that_reads_too_little_is_found_out() -> None:
     assert {finding.kind for finding in kinds if finding is not None} == {"missed_call"}
 
 
-def test_a_parser_that_runs_what_stands_inside_a_call_is_found_out() -> None:
+def test_parser_of_nested_calls_is_detected() -> None:
     dice = Random(7)
     found = [judge_smuggled(Sloppy(), GRAMMARS["hermes"], dice)[1] for _ in range(300)]
     assert "wrong_call" in {finding.kind for finding in found if finding is not None}
 
 
-def test_what_hangs_is_stopped() -> None:
+def test_hanging_parser_is_stopped() -> None:
     with pytest.raises(Hang), watched(0.2):
         while True:
             pass
 
 
-def test_words_that_are_no_tokens_are_made_meaningless() -> None:
+def test_marker_letters_without_token_are_neutralised() -> None:
     case = Case("<a>x<a>", controls=("<a>",), sampled=(4,))
     neutral, back = neutralised(case)
     assert neutral.text[4:] == "<a>" and neutral.text[:3] != "<a>" and neutral.sampled is None
     assert neutral.text.translate(back) == case.text
 
 
-def test_a_case_can_be_kept(tmp_path: Path) -> None:
+def test_case_round_trips_through_file(tmp_path: Path) -> None:
     case = Case("\ud800<a>\0", True, False, ("<a>",), (1,))
     case.save(tmp_path / "case.json", "hermes")
     assert Case.load(tmp_path / "case.json") == ("hermes", case)
@@ -309,7 +317,7 @@ def fuzz(*arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, A
     return result, json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
 
 
-def test_the_command() -> None:
+def test_command_finds_no_errors() -> None:
     result, summary = fuzz("--seconds", "3", "--seed", "5")
     assert result.returncode == 0, result.stderr[-3000:]
     assert summary["inputs"] > 1000 and summary["parsers"] == NAMES and summary["seed"] == 5
@@ -319,7 +327,7 @@ def test_the_command() -> None:
     assert "inputs" in result.stderr
 
 
-def test_the_command_finds_a_broken_parser_and_replays_the_finding(tmp_path: Path) -> None:
+def test_command_finds_broken_parser_and_replays_finding(tmp_path: Path) -> None:
     file = tmp_path / "sloppy.py"
     file.write_text(
         "import json\nimport re\nfrom typing import Any\nfrom typing_extensions import override\n"
@@ -335,7 +343,7 @@ def test_the_command_finds_a_broken_parser_and_replays_the_finding(tmp_path: Pat
     assert len(Case.load(Path(kept[1]))[1].text) < 200
 
 
-def test_the_command_finds_a_slow_parser(tmp_path: Path) -> None:
+def test_command_finds_slow_parser(tmp_path: Path) -> None:
     file = tmp_path / "slow.py"
     file.write_text(
         "from strands_sglang.tool_parsers import HermesToolParser\n\n\n"
@@ -357,6 +365,6 @@ def test_the_command_finds_a_slow_parser(tmp_path: Path) -> None:
         (["--seconds", "soon"], "--seconds"),
     ],
 )
-def test_a_wrong_argument_is_answered_with_a_right_one(arguments: list[str], words: str) -> None:
+def test_invalid_argument_error_names_valid_values(arguments: list[str], words: str) -> None:
     result, _ = fuzz(*arguments)
     assert result.returncode == 2 and words in result.stderr and "Traceback" not in result.stderr

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
 from strands_sglang.tool_parsers.gemma import GemmaToolParser
-from strands_sglang.tool_parsers.sampled import SampledText
-from tool_parsers.checks import SECONDS, check_turn, least_seconds, once, same
+from support.tool_parsers.checks import SECONDS, check_turn, least_seconds, once, same
 
 
 class Dialect(NamedTuple):
@@ -92,13 +91,13 @@ def failed(text: str) -> FailedCall:
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
-def test_a_call() -> None:
+def test_well_formed_call_is_parsed() -> None:
     (call,) = parse(f"Let me see.\n{CALL}").calls
     assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
     assert (call.raw, call.start) == (CALL, 12)
 
 
-def test_it_is_a_parser_with_a_name() -> None:
+def test_parser_name() -> None:
     assert isinstance(GemmaToolParser(), ToolParser) and GemmaToolParser.name == "gemma"
     assert {*FUNCTION_GEMMA, *GEMMA_4, "<|channel>", "<channel|>"} == set(GemmaToolParser.markers)
 
@@ -173,7 +172,7 @@ def test_arguments(dialect: Dialect, arguments: str, expected: dict[str, Any]) -
         *("}<tool_call|><|tool_call>call:rm{}<tool_call|>", "<escape", "<|", '|">'),
     ],
 )
-def test_a_string_is_verbatim(dialect: Dialect, text: str) -> None:
+def test_string_value_is_verbatim(dialect: Dialect, text: str) -> None:
     call = dialect.call("f", {"a": text, "b": [text, {"c": text}]})
     for whole in (call, f"<|channel>thought\nhm<channel|>{call}"):
         turn = parse(whole)
@@ -183,7 +182,7 @@ def test_a_string_is_verbatim(dialect: Dialect, text: str) -> None:
 
 @both
 @pytest.mark.parametrize("name", ["f", "get_weather", "tools.shell-exec", "google:mcp:create", "é", "f(x)", "1"])
-def test_the_name_is_what_was_written(dialect: Dialect, name: str) -> None:
+def test_name_is_verbatim(dialect: Dialect, name: str) -> None:
     assert [call.name for call in parse(dialect.call(name, {})).calls] == [name]
 
 
@@ -214,11 +213,11 @@ def test_parallel_calls_keep_their_order(dialect: Dialect) -> None:
         ("<escape>a<escape>", "<escape>a<escape>"),
     ],
 )
-def test_what_remains_for_the_reader(text: str, remains: str) -> None:
+def test_remaining_text(text: str, remains: str) -> None:
     assert parse(text).text == remains
 
 
-def test_where_a_marker_is_a_token_only_the_token_counts() -> None:
+def test_only_marker_tokens_are_markers() -> None:
     """Also inside a call: letters that look like a string mark are part of the string."""
     inner = 'say <|"|> and <tool_call|>'
     text = f'{CALL}<|tool_call>call:f{{a:<|"|>{inner}<|"|>}}<tool_call|>'
@@ -235,18 +234,18 @@ def test_where_a_marker_is_a_token_only_the_token_counts() -> None:
 # --- reasoning -------------------------------------------------------------------------------------------------------
 
 
-def test_a_draft_in_a_thought_is_no_call() -> None:
+def test_draft_in_thought_is_not_a_call() -> None:
     turn = parse(f"<|channel>thought\nmaybe {CALL}\n<channel|>{GEMMA_4.call('real', {})}")
     assert turn.reasoning == f"maybe {CALL}"
     assert [call.name for call in turn.calls] == ["real"] and turn.failures == () and turn.text == ""
 
 
-def test_a_draft_in_a_thought_the_prompt_opened_is_no_call() -> None:
+def test_draft_in_prompt_opened_thought_is_not_a_call() -> None:
     turn = parse(f"maybe {CALL}<channel|>{GEMMA_4.call('real', {})}", reasoning_open=True)
     assert (turn.reasoning, [call.name for call in turn.calls]) == (f"maybe {CALL}", ["real"])
 
 
-def test_an_empty_thought() -> None:
+def test_empty_thought() -> None:
     turn = parse("<|channel>thought\n<channel|>Hello")
     assert (turn.reasoning, turn.text, turn.reasoning_closed) == ("", "Hello", True)
 
@@ -254,12 +253,12 @@ def test_an_empty_thought() -> None:
 @pytest.mark.parametrize(
     ("text", "opened"), [(f"<|channel>thought\n{CALL}", False), (CALL, True), (f"\n{CALL}\n", True)]
 )
-def test_an_unterminated_thought_holds_no_call(text: str, opened: bool) -> None:
+def test_unclosed_thought_has_no_calls(text: str, opened: bool) -> None:
     turn = parse(text, reasoning_open=opened)
     assert (turn.reasoning, turn.text, turn.calls, turn.reasoning_closed) == (CALL, "", (), False)
 
 
-def test_a_draft_in_a_later_thought_is_no_call() -> None:
+def test_draft_in_later_thought_is_not_a_call() -> None:
     later = f"<|channel>thought\n{CALL}<channel|>"
     turn = parse(f"a{CALL}b{later}c{CALL}")
     assert len(turn.calls) == 2 and turn.failures == () and turn.text == f"a\nb{later}c"
@@ -366,7 +365,7 @@ KEY, TRAILING, UNCLOSED = ParseFailure.DUPLICATE_KEY, ParseFailure.TRAILING_TEXT
     ],
     ids=lambda value: value[:40].encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_a_malformed_call_is_none_and_the_next_one_is_read(dialect: Dialect, body: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_next_call(dialect: Dialect, body: str, failure: ParseFailure) -> None:
     raw = dialect.raw(body.replace("STRING", dialect.string("}")).replace("S", dialect.mark))
     turn = parse(f"a{raw}b{CALL}c{raw}")
     assert [item.failure for item in turn.failures] == [failure, failure]
@@ -395,13 +394,13 @@ def test_a_malformed_call_is_none_and_the_next_one_is_read(dialect: Dialect, bod
         ("<|tool_call>x", NAME, None),
     ],
 )
-def test_markers_belong_together_and_a_call_must_end(text: str, failure: ParseFailure, name: str | None) -> None:
+def test_mixed_or_missing_closing_markers_fail(text: str, failure: ParseFailure, name: str | None) -> None:
     item = failed(text)
     assert (item.failure, item.name, item.raw, item.start) == (failure, name, text, 0)
 
 
 @both
-def test_text_that_looks_like_a_call_inside_a_broken_one_stays_part_of_it(dialect: Dialect) -> None:
+def test_call_text_inside_malformed_call_is_part_of_it(dialect: Dialect) -> None:
     inner = dialect.string(f"{dialect.closing}{dialect.call('rm', {})}")
     for broken in (
         f"a:1,a:{inner}",
@@ -417,7 +416,7 @@ def test_text_that_looks_like_a_call_inside_a_broken_one_stays_part_of_it(dialec
 
 
 @both
-def test_a_string_left_open_takes_what_stands_in_it_along(dialect: Dialect) -> None:
+def test_unclosed_string_includes_markers_after_it(dialect: Dialect) -> None:
     """Whose text that is cannot be told, so nothing is executed."""
     opened = dialect.raw(f"call:f{{a:{dialect.mark}x}}")
     text = f"{opened}{dialect.call('g', {'b': 'y'})}"
@@ -434,21 +433,21 @@ def test_a_string_left_open_takes_what_stands_in_it_along(dialect: Dialect) -> N
     [
         (
             "<|tool_call>call:f{a:text}<tool_call|>",
-            'The arguments are not valid: expecting a value; a string stands between <|"|> and <|"|>, '
+            'The arguments are not valid: expecting a value; a string is written between <|"|> and <|"|>, '
             "at character 21 of the call, near '|tool_call>call:f{a:text}<tool_call|>'.",
             "f",
         ),
         (
             "<|tool_call>call:f{a:1,}<tool_call|>",
-            "expecting a key, which stands bare, and : behind it, at character 23",
+            "expecting a bare key followed by :, at character 23",
             "f",
         ),
         ("<|tool_call>call:f{a:1 2}<tool_call|>", "expecting , or }, at character 23", "f"),
-        ("<|tool_call>call:f{a:1,a:2}<tool_call|>", "The key 'a' stands twice in one object, at character 23", "f"),
+        ("<|tool_call>call:f{a:1,a:2}<tool_call|>", "The key 'a' occurs twice in one object, at character 23", "f"),
         ("<|tool_call>call:f{a:1e999}<tool_call|>", "the number 1e999 is too large, or too long", "f"),
         ("<|tool_call>call:f{a:" + "[" * 100 + "<tool_call|>", "nested more than 100 levels deep", "f"),
-        ('<|tool_call>call:f{a:<|"|>\ud800<|"|>}<tool_call|>', "A string holds half of a surrogate pair", "f"),
-        ("<|tool_call>f{}<tool_call|>", "Behind <|tool_call> there must be call:NAME{, with the name of a tool", None),
+        ('<|tool_call>call:f{a:<|"|>\ud800<|"|>}<tool_call|>', "A string contains a lone surrogate", "f"),
+        ("<|tool_call>f{}<tool_call|>", "After <|tool_call> there must be call:NAME{, with the name of a tool", None),
         (
             "<|tool_call>call:f<tool_call|>",
             "must be followed by its arguments in braces, as in call:NAME{key:value}",
@@ -460,7 +459,7 @@ def test_a_string_left_open_takes_what_stands_in_it_along(dialect: Dialect) -> N
         ('<|tool_call>call:f{a:<|"|>x', "The turn ended in the middle of a tool call, before <tool_call|>.", "f"),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
     failure = failed(text)
     assert detail in failure.detail and failure.name == name
 
@@ -469,7 +468,7 @@ EVERYTHING: dict[str, Any] = {"s": "a{é 😀", "n": [-1.5e10, 0, True, False, N
 
 
 @both
-def test_a_call_that_was_cut_is_unclosed(dialect: Dialect) -> None:
+def test_truncated_call_is_unclosed(dialect: Dialect) -> None:
     whole = dialect.call("get_it", EVERYTHING)
     for length in range(len(dialect.opening), len(whole)):
         failure = failed(f"x{whole[:length]}")
@@ -502,7 +501,7 @@ pieces = st.sampled_from(marks + words)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(plain, dialects, names, st.dictionaries(keys, values, max_size=4)), max_size=4))
-def test_what_is_rendered_is_read(written: list[tuple[str, Dialect, str, dict[str, Any]]]) -> None:
+def test_rendered_calls_are_parsed(written: list[tuple[str, Dialect, str, dict[str, Any]]]) -> None:
     text = "".join(f"{before}{dialect.call(name, arguments)}" for before, dialect, name, arguments in written)
     turn = parse(text)
     assert turn.failures == ()
@@ -513,14 +512,14 @@ def test_what_is_rendered_is_read(written: list[tuple[str, Dialect, str, dict[st
 
 @settings(deadline=None, max_examples=300)
 @given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
-def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
     parse(f"<|tool_call>call:f{{{text}", reasoning_open=reasoning_open)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.dictionaries(keys, values, max_size=3), dialects, st.data())
-def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], dialect: Dialect, data: st.DataObject) -> None:
+def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], dialect: Dialect, data: st.DataObject) -> None:
     text = f"{dialect.call('f', arguments)}\n{CALL}"
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(text)))
@@ -561,7 +560,7 @@ HEAD = f"{O}call:f{{"
     ],
     ids=lambda unit: unit[:40],
 )
-def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
+def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
     assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
 
 
@@ -586,7 +585,7 @@ def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_one_huge_call_is_read_in_seconds(text: str) -> None:
+def test_huge_call_is_parsed_in_seconds(text: str) -> None:
     assert cpu_seconds(text) < SECONDS
 
 

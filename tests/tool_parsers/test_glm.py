@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from families import tokenizer
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
 from strands_sglang.tool_parsers.glm import GlmToolParser
-from strands_sglang.tool_parsers.sampled import SampledText
-from tool_parsers.checks import SECONDS, check_turn, least_seconds
+from support.families import tokenizer
+from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 WORDS = (OPENING, CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -82,18 +81,18 @@ def pair(key: str, value: str) -> str:
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
-def test_a_call() -> None:
+def test_well_formed_call_is_parsed() -> None:
     (call,) = parse(f"Let me see.\n{CALL}").calls
     assert (call.name, call.arguments, call.id) == ("f", {"s": "12*7+3"}, None)
     assert (call.raw, call.start) == (CALL, 12)
 
 
-def test_it_is_a_parser_with_a_name() -> None:
+def test_parser_name() -> None:
     assert isinstance(GlmToolParser(), ToolParser) and GlmToolParser.name == "glm"
     assert set(GlmToolParser.markers) == set(WORDS) and GlmToolParser.call_markers == (OPENING,)
 
 
-def test_what_the_template_renders_is_read() -> None:
+def test_template_output_is_parsed() -> None:
     arguments: dict[str, Any] = {
         **{"s": "123", "path": "", "text": "  def f():\n\n      return '<b>' & 1\n"},
         **{"n": -7, "x": 1e-07, "b": True, "z": None, "u": None, "a": []},
@@ -114,12 +113,12 @@ def test_what_the_template_renders_is_read() -> None:
         "<tool_call>\n f \n<arg_key>s</arg_key> \t\r\n<arg_value>v</arg_value>\n\n</tool_call>",
     ],
 )
-def test_whitespace_between_tags_does_not_matter(text: str) -> None:
+def test_whitespace_between_tags_is_ignored(text: str) -> None:
     (call,) = parse(text).calls
     assert (call.name, call.arguments, call.raw) == ("f", {"s": "v"}, text)
 
 
-def test_a_call_without_arguments() -> None:
+def test_call_without_arguments() -> None:
     assert [call.arguments for call in parse("<tool_call>f\n</tool_call><tool_call>f</tool_call>").calls] == [{}, {}]
 
 
@@ -130,7 +129,7 @@ def test_a_call_without_arguments() -> None:
         *("123", "true", "null", "None", '{"a": 1}', "<think>x</think>", "<arg_key", "&lt;<arg_value >", "</tool>"),
     ],
 )
-def test_a_string_is_the_text_as_it_stands(value: str) -> None:
+def test_string_value_is_verbatim_text(value: str) -> None:
     for key in ("s", "undeclared"):
         (call,) = parse(f"{OPENING}f{pair(key, value)}{CLOSING}").calls
         assert call.arguments == {key: value}
@@ -151,12 +150,12 @@ def test_a_string_is_the_text_as_it_stands(value: str) -> None:
         ("a", '\n["\\u003c"]\n', ["<"]),
     ],
 )
-def test_other_values_are_typed_by_the_schema(key: str, text: str, value: Any) -> None:
+def test_other_values_are_typed_by_schema(key: str, text: str, value: Any) -> None:
     (call,) = parse(f"{OPENING}f{pair(key, text)}{CLOSING}").calls
     assert repr(call.arguments) == repr({key: value})
 
 
-def test_without_a_schema_every_value_is_text() -> None:
+def test_values_are_text_without_schema() -> None:
     text = call_of("g", {"n": 1, "o": {"a": 1}, "b": True})
     for schemas in (None, {}, SCHEMAS):
         (call,) = GlmToolParser().parse(text, schemas=schemas).calls
@@ -177,7 +176,7 @@ def test_without_a_schema_every_value_is_text() -> None:
         ("a <tool_call", "a <tool_call"),
     ],
 )
-def test_what_remains_for_the_reader(text: str, remains: str) -> None:
+def test_remaining_text(text: str, remains: str) -> None:
     assert parse(text).text == remains
 
 
@@ -187,7 +186,7 @@ def test_parallel_calls_keep_their_order() -> None:
         assert [call.name for call in parse(gap.join(call_of(name, {}, gap) for name in names)).calls] == names
 
 
-def test_a_draft_in_reasoning_is_no_call() -> None:
+def test_draft_in_reasoning_is_not_a_call() -> None:
     turn = parse(f"maybe {CALL}</think>{call_of('real', {})}", reasoning_open=True)
     assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
     assert parse(f"\n<think>{CALL}").calls == () and parse(CALL, reasoning_open=True).calls == ()
@@ -245,7 +244,7 @@ def test_a_draft_in_reasoning_is_no_call() -> None:
     ],
     ids=lambda value: value.encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_a_malformed_call_is_none_and_the_next_one_is_read(inside: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_next_call(inside: str, failure: ParseFailure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     turn = parse(f"a{raw}b{CALL}c{raw}")
     assert [item.failure for item in turn.failures] == [failure, failure]
@@ -260,17 +259,17 @@ def test_a_malformed_call_is_none_and_the_next_one_is_read(inside: str, failure:
     [
         ("", "The name of the tool is missing, at character 11 of the call", None),
         ("I will", "The name of a tool must be one word, not 'I will'", None),
-        ("f<arg_key>s</arg_key>", "</tool_call> stands where the value of 's', <arg_value> should, at", "f"),
-        ("f<arg_key>s</arg_key><arg_value>v", "where the end of the value of 's', </arg_value> should", "f"),
-        ("f<arg_key>s", "where the end of the key, </arg_key> should", "f"),
+        ("f<arg_key>s</arg_key>", "Found </tool_call> in place of the value of 's', <arg_value>, at", "f"),
+        ("f<arg_key>s</arg_key><arg_value>v", "in place of the end of the value of 's', </arg_value>", "f"),
+        ("f<arg_key>s", "in place of the end of the key, </arg_key>", "f"),
         (f"f{pair('s', 'v')}x", "Between </arg_value> and </tool_call> there must be nothing else", "f"),
-        (f"f{pair('s', 'v')}<arg_value>", "<arg_value> stands where the next key or </tool_call> should", "f"),
+        (f"f{pair('s', 'v')}<arg_value>", "Found <arg_value> in place of the next key or </tool_call>", "f"),
         (f"f{pair('s', 'v')}{pair('s', 'v')}", "The key 's' is given twice", "f"),
         (f"f{pair('o', 'x')}", "'o' must be a JSON object. The JSON is not valid: expecting value, at", "f"),
         (f"f{pair(' s', 'v')}", "' s' is not the bare name of a parameter", "f"),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(inside: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(inside: str, detail: str, name: str | None) -> None:
     failure = failed(f"{OPENING}{inside}{CLOSING}")
     assert detail in failure.detail and failure.name == name
 
@@ -278,7 +277,7 @@ def test_the_detail_says_what_is_wrong_and_where(inside: str, detail: str, name:
 FULL = call_of("f", {"s": "  é\n", "n": 1, "o": {"a": ['</x> "', None]}, "b": True})
 
 
-def test_a_call_that_was_cut_is_unclosed() -> None:
+def test_truncated_call_is_unclosed() -> None:
     for whole in (FULL, FULL.replace("\n", "")):
         for length in range(len(OPENING), len(whole)):
             failure = failed("x\n" + whole[:length])
@@ -287,7 +286,7 @@ def test_a_call_that_was_cut_is_unclosed() -> None:
             assert failure.name == ("f" if "<arg_key>" in failure.raw else None)
 
 
-def test_an_opening_that_was_cut_is_text() -> None:
+def test_truncated_opening_marker_is_text() -> None:
     for length in range(len(OPENING)):
         assert parse("x" + CALL[:length]) == ParsedTurn(reasoning=None, text="x" + CALL[:length])
 
@@ -302,14 +301,14 @@ def sampled(*pieces: str) -> SampledText:
     return SampledText("".join(pieces), tokens, lambda marker: [0] if marker in WORDS else [])
 
 
-def test_letters_that_look_like_tags_are_part_of_a_value() -> None:
+def test_tag_letters_without_token_are_part_of_value() -> None:
     value = f"</arg_value>\n{CLOSING}{CALL}"
     pieces = (OPENING, "f", "<arg_key>", "s", "</arg_key>", "<arg_value>", value, "</arg_value>", CLOSING)
     turn = parse(sampled(f"Write {CALL}: ", *pieces, f" {CALL}"))
     assert [call.arguments for call in turn.calls] == [{"s": value}] and turn.failures == ()
 
 
-def test_letters_do_not_close_what_tokens_opened() -> None:
+def test_marker_letters_do_not_close_marker_token() -> None:
     turn = parse(sampled(OPENING, f"f{pair('s', 'v')}{CLOSING}{CALL}"))
     assert turn.calls == () and [item.failure for item in turn.failures] == [ParseFailure.UNCLOSED]
 
@@ -346,7 +345,7 @@ pieces = st.sampled_from(tags + parts)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(plain, arguments_of_f), max_size=4), st.sampled_from(["", "\n"]))
-def test_what_is_rendered_is_read(written: list[tuple[str, dict[str, Any]]], gap: str) -> None:
+def test_rendered_calls_are_parsed(written: list[tuple[str, dict[str, Any]]], gap: str) -> None:
     turn = parse("".join(before + call_of("f", arguments, gap) for before, arguments in written))
     assert turn.failures == ()
     assert [repr(call.arguments) for call in turn.calls] == [repr(arguments) for _, arguments in written]
@@ -355,13 +354,13 @@ def test_what_is_rendered_is_read(written: list[tuple[str, dict[str, Any]]], gap
 
 @settings(deadline=None, max_examples=200)
 @given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
-def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
 @settings(deadline=None, max_examples=100)
 @given(arguments_of_f, st.data())
-def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
+def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = f"{call_of('f', arguments)}\n{CALL}"
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(text)))
@@ -386,7 +385,7 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
     ],
     ids=lambda unit: unit[:60],
 )
-def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
+def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
     assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
 
 
@@ -406,7 +405,7 @@ def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
     ],
     ids=lambda text: text[:60],
 )
-def test_one_huge_call_is_read_in_seconds(text: str) -> None:
+def test_huge_call_is_parsed_in_seconds(text: str) -> None:
     assert cpu_seconds(text) < SECONDS
 
 

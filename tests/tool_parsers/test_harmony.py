@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from families import tokenizer
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
-from strands_sglang.tool_parsers.sampled import SampledText
-from tool_parsers.checks import SECONDS, least_seconds, once, same
+from support.families import tokenizer
+from support.tool_parsers.checks import SECONDS, least_seconds, once, same
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALLED, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -84,13 +83,13 @@ def failed(text: str) -> FailedCall:
 @pytest.mark.parametrize(
     "header", ["analysis to=functions.f", "analysis to=functions.f code", "commentary to=functions.f x"]
 )
-def test_a_message_to_a_tool_is_a_call_on_either_channel_whatever_its_content_type(header: str) -> None:
+def test_message_to_tool_is_a_call_on_either_channel_with_any_content_type(header: str) -> None:
     turn = parse(turn_of(THOUGHT, on(header, '{"a": 1}', CALLED)))
     assert [(call.name, call.arguments) for call in turn.calls] == [("f", {"a": 1})] and not turn.failures
     assert turn.reasoning == "I think."
 
 
-def test_a_call_behind_reasoning() -> None:
+def test_call_after_reasoning() -> None:
     turn = parse(turn_of(THOUGHT, CALL))
     (call,) = turn.calls
     assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
@@ -98,7 +97,7 @@ def test_a_call_behind_reasoning() -> None:
     assert (turn.reasoning, turn.text, turn.reasoning_closed, turn.rest_start) == ("I think.", "", True, len(THOUGHT))
 
 
-def test_it_is_a_parser_with_a_name() -> None:
+def test_parser_name() -> None:
     assert isinstance(HarmonyToolParser(), ToolParser) and HarmonyToolParser.name == "harmony"
     assert HarmonyToolParser.endings == (CALLED,) and set(HarmonyToolParser.markers) == {*ALL} - {RETURN}
     assert HarmonyToolParser.reasoning_markers == (f"{CHANNEL}analysis{MESSAGE}", END)
@@ -118,7 +117,7 @@ def test_it_is_a_parser_with_a_name() -> None:
     ],
 )
 @pytest.mark.parametrize("before", ["", THOUGHT + ASSISTANT, ASSISTANT, "\n" + ASSISTANT, THOUGHT + "\n" + ASSISTANT])
-def test_every_good_header(header: str, before: str) -> None:
+def test_valid_headers(header: str, before: str) -> None:
     raw = f'{header}{MESSAGE}{{"a": 1}}{CALLED}'
     turn = parse(before + raw)
     (call,) = turn.calls
@@ -127,7 +126,7 @@ def test_every_good_header(header: str, before: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["f", "get_weather", "a.b", "a-b", "functions.f", "é"])
-def test_the_name_is_what_was_written(name: str) -> None:
+def test_name_is_verbatim(name: str) -> None:
     assert [call.name for call in parse(call_of(name, {})).calls] == [name]
 
 
@@ -150,7 +149,7 @@ def test_several_calls_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("marker", [*ALL, "<think>", f"{END}{ASSISTANT}{CALL}", f"{CALLED}{ASSISTANT}{CALL}"])
-def test_a_marker_inside_an_argument_is_part_of_it(marker: str) -> None:
+def test_marker_inside_argument_is_data(marker: str) -> None:
     turn = parse(turn_of(THOUGHT, call_of("f", {"code": f"a {marker} b"})))
     assert [call.arguments for call in turn.calls] == [{"code": f"a {marker} b"}]
     assert turn.failures == () and turn.text == ""
@@ -211,13 +210,13 @@ def test_a_marker_inside_an_argument_is_part_of_it(marker: str) -> None:
     ],
     ids=lambda value: ascii(value)[:60],
 )
-def test_what_goes_where(text: str, reasoning: str | None, remains: str, rest_start: int) -> None:
+def test_messages_by_channel(text: str, reasoning: str | None, remains: str, rest_start: int) -> None:
     turn = parse(text)
     assert (turn.reasoning, turn.text, turn.rest_start) == (reasoning, remains, rest_start)
     assert turn.failures == () and turn.reasoning_closed
 
 
-def test_where_a_marker_is_a_token_only_the_token_counts() -> None:
+def test_only_marker_tokens_are_markers() -> None:
     """A model that quotes a page about this format writes letters, also in its reasoning and in its answer."""
     quoted = f"{END}{ASSISTANT}{CALL}"
     text = turn_of(on("analysis", f"It says {quoted}"), on("final", f"It says {quoted} to=functions.f", ""))
@@ -241,7 +240,7 @@ USER = {"role": "user", "content": "What is 12*7+3?"}
 @pytest.mark.parametrize(
     "arguments", [{}, {"expression": "12*7+3"}, {"é": ["<|call|>", None, 1.5], "nested": {"a": {"b": "\n\"'"}}}]
 )
-def test_what_the_template_writes_is_read(arguments: dict[str, Any]) -> None:
+def test_template_output_is_parsed(arguments: dict[str, Any]) -> None:
     call = {"type": "function", "function": {"name": "calculator", "arguments": arguments}}
     assistant = {"role": "assistant", "thinking": "I think.", "tool_calls": [call]}
     render = tokenizer("gpt-oss").apply_chat_template
@@ -253,7 +252,7 @@ def test_what_the_template_writes_is_read(arguments: dict[str, Any]) -> None:
     assert (turn.reasoning, turn.text, turn.failures) == ("I think.", "", ())
 
 
-def test_what_the_template_writes_for_an_answer_is_read() -> None:
+def test_template_output_of_answer_is_parsed() -> None:
     render = tokenizer("gpt-oss").apply_chat_template
     prompt = render([USER], add_generation_prompt=True, tokenize=False)
     whole = render([USER, {"role": "assistant", "thinking": "I think.", "content": "It is 87."}], tokenize=False)
@@ -269,14 +268,14 @@ def test_every_marker_is_one_token() -> None:
 # --- reasoning -------------------------------------------------------------------------------------------------------
 
 
-def test_a_draft_in_reasoning_is_no_call() -> None:
+def test_draft_in_reasoning_is_not_a_call() -> None:
     """Only its end marker ends it: not the beginning of another message, and not the end of a call."""
     draft = f"maybe {ASSISTANT}{CALL}"
     turn = parse(turn_of(on("analysis", draft), call_of("real", {})))
     assert turn.reasoning == draft and [call.name for call in turn.calls] == ["real"] and turn.failures == ()
 
 
-def test_a_draft_in_reasoning_the_prompt_opened_is_no_call() -> None:
+def test_draft_in_prompt_opened_reasoning_is_not_a_call() -> None:
     for again in ("", f"\n{CHANNEL}analysis{MESSAGE}"):
         turn = parse(f"{again}maybe {CALL}{END}{ASSISTANT}{call_of('real', {})}", reasoning_open=True)
         assert (turn.reasoning, [call.name for call in turn.calls]) == (f"maybe {CALL}", ["real"])
@@ -286,13 +285,13 @@ def test_a_draft_in_reasoning_the_prompt_opened_is_no_call() -> None:
     ("text", "reasoning_open"),
     [(on("analysis", CALL, ""), False), (CALL, True), (on("analysis", f"\n{CALL}\n", ""), False), (CALL, True)],
 )
-def test_unterminated_reasoning_holds_no_call(text: str, reasoning_open: bool) -> None:
+def test_unclosed_reasoning_has_no_calls(text: str, reasoning_open: bool) -> None:
     turn = parse(text, reasoning_open=reasoning_open)
     assert (turn.reasoning, turn.text, turn.calls, turn.failures) == (CALL, "", (), ())
     assert (turn.reasoning_closed, turn.rest_start) == (False, len(text))
 
 
-def test_later_reasoning_that_is_unterminated() -> None:
+def test_later_unclosed_reasoning_has_no_calls() -> None:
     turn = parse(turn_of(on("commentary", "Plan."), on("analysis", f"hm {CALL}", "")))
     assert (turn.reasoning, turn.text, turn.reasoning_closed) == (f"hm {CALL}", "Plan.", False)
     assert turn.calls == () and turn.failures == ()
@@ -378,7 +377,7 @@ TO_F = "commentary to=functions.f"
     ],
     ids=lambda value: ascii(value)[:70] if isinstance(value, str) else None,
 )
-def test_a_malformed_call_is_none_and_the_next_one_is_read(raw: str, failure: ParseFailure, name: str | None) -> None:
+def test_malformed_call_does_not_affect_next_call(raw: str, failure: ParseFailure, name: str | None) -> None:
     alone = parse(f"{raw}{ASSISTANT}{CALL}")
     assert [(item.raw, item.start, item.failure, item.name) for item in alone.failures] == [(raw, 0, failure, name)]
     assert [call.name for call in alone.calls] == ["calculator"] and alone.text == ""
@@ -405,12 +404,12 @@ def test_a_malformed_call_is_none_and_the_next_one_is_read(raw: str, failure: Pa
         (f"{THOUGHT}{ASSISTANT}{CALLED}", NAME, f"{ASSISTANT}{CALLED}"),
     ],
 )
-def test_a_call_where_none_can_be(text: str, failure: ParseFailure, raw: str | None) -> None:
+def test_misplaced_calls_fail(text: str, failure: ParseFailure, raw: str | None) -> None:
     item = failed(text)
     assert (item.failure, item.raw) == (failure, text if raw is None else raw)
 
 
-def test_text_that_looks_like_a_call_inside_a_broken_one_stays_part_of_it() -> None:
+def test_call_text_inside_malformed_call_is_part_of_it() -> None:
     inner = f"{ASSISTANT}{call_of('rm', {})}"
     for content in (f'{{"a": "{inner}', f'{{"a": 1{inner}', f"{{}} {inner}", f'{{"a": 1, "a": "{inner}"}}{inner}'):
         text = on(TO_F, content, "")
@@ -440,7 +439,7 @@ def test_text_that_looks_like_a_call_inside_a_broken_one_stays_part_of_it() -> N
         (f"{THOUGHT}{CALL}", "must be <|start|>assistant<|channel|>commentary to=functions.NAME.", "calculator"),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
     failure = failed(text)
     assert detail in failure.detail and failure.name == name
 
@@ -449,13 +448,13 @@ WITH_EVERYTHING = call_of("get_it", {"s": 'a"\\ é 😀', "n": [-1.5e10, 0, True
 
 
 @pytest.mark.parametrize("length", range(len(f"{CHANNEL}commentary to="), len(WITH_EVERYTHING)))
-def test_a_call_that_was_cut_is_unclosed(length: int) -> None:
+def test_truncated_call_is_unclosed(length: int) -> None:
     failure = failed(turn_of(THOUGHT, WITH_EVERYTHING[:length]))
     assert (failure.failure, failure.raw) == (UNCLOSED, f"{ASSISTANT}{WITH_EVERYTHING[:length]}")
 
 
 @pytest.mark.parametrize("length", range(5, len(" to=functions.get_it")))
-def test_a_call_that_was_cut_in_front_of_its_channel_is_unclosed(length: int) -> None:
+def test_call_truncated_before_channel_is_unclosed(length: int) -> None:
     text = " to=functions.get_it"[:length]
     assert (failed(text).failure, failed(text).raw, failed(text).name) == (UNCLOSED, text, None)
 
@@ -496,7 +495,7 @@ pieces = st.sampled_from([*ALL, *ALL, ASSISTANT, THOUGHT, *words, *'{}[]":,\\ \n
 
 @settings(deadline=None)
 @given(st.lists(messages, max_size=5), st.data())
-def test_what_is_written_is_read(written: list[tuple[str, Any]], data: st.DataObject) -> None:
+def test_written_values_are_parsed(written: list[tuple[str, Any]], data: st.DataObject) -> None:
     made = []
     for channel, content in written:
         if isinstance(content, str):
@@ -525,13 +524,13 @@ def test_what_is_written_is_read(written: list[tuple[str, Any]], data: st.DataOb
 
 @settings(deadline=None, max_examples=400)
 @given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
-def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.data())
-def test_a_damaged_turn_has_good_calls_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
+def test_damaged_turn_has_only_valid_calls(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = turn_of(THOUGHT, on("commentary", "a"), call_of("f", arguments), CALL)
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(text)))
@@ -565,7 +564,7 @@ def test_a_damaged_turn_has_good_calls_or_none(arguments: dict[str, Any], data: 
     ],
     ids=lambda unit: unit[:60],
 )
-def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
+def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
     assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
 
 
@@ -585,7 +584,7 @@ def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
     ],
     ids=lambda text: text[:60],
 )
-def test_one_huge_message_is_read_in_seconds(text: str) -> None:
+def test_huge_message_is_parsed_in_seconds(text: str) -> None:
     assert cpu_seconds(text) < SECONDS
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import FailedCall, HermesToolParser, ParsedTurn, ParseFailure, ToolCall, ToolParser
-from tool_parsers.checks import SECONDS, check_turn, least_seconds, once, same
+from support.tool_parsers.checks import SECONDS, check_turn, least_seconds, once, same
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*7+3"}}\n</tool_call>'
@@ -51,13 +51,13 @@ def call_of(name: str, arguments: Any) -> str:
 # --- what is read ---------------------------------------------------------------------------------------------------
 
 
-def test_a_call() -> None:
+def test_well_formed_call_is_parsed() -> None:
     (call,) = parse(f"Let me see.\n{CALL}").calls
     assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
     assert (call.raw, call.start) == (CALL, 12)
 
 
-def test_it_is_a_parser_with_a_name() -> None:
+def test_parser_name() -> None:
     assert isinstance(HermesToolParser(), ToolParser) and HermesToolParser.name == "hermes"
 
 
@@ -70,7 +70,7 @@ def test_it_is_a_parser_with_a_name() -> None:
         '<tool_call>{\n  "name": "f",\n  "arguments": {\n  }\n}</tool_call>',
     ],
 )
-def test_whitespace_order_and_other_keys_do_not_matter(text: str) -> None:
+def test_whitespace_key_order_and_other_keys_are_ignored(text: str) -> None:
     (call,) = parse(text).calls
     assert (call.name, call.arguments, call.id) == ("f", {}, None)
 
@@ -92,7 +92,7 @@ def test_whitespace_order_and_other_keys_do_not_matter(text: str) -> None:
         ("a <tool_call", "a <tool_call"),
     ],
 )
-def test_what_remains_for_the_reader(text: str, remains: str) -> None:
+def test_remaining_text(text: str, remains: str) -> None:
     assert parse(text).text == remains
 
 
@@ -104,25 +104,25 @@ def test_parallel_calls_keep_their_order() -> None:
 # --- reasoning -------------------------------------------------------------------------------------------------------
 
 
-def test_a_draft_in_reasoning_the_prompt_opened_is_no_call() -> None:
+def test_draft_in_prompt_opened_reasoning_is_not_a_call() -> None:
     turn = parse(f"maybe {CALL}\n</think>\n\n{call_of('real', {})}", reasoning_open=True)
     assert turn.reasoning == f"maybe {CALL}"
     assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
 
 
-def test_a_draft_in_reasoning_is_no_call() -> None:
+def test_draft_in_reasoning_is_not_a_call() -> None:
     turn = parse(f"<think>{CALL}</think>done")
     assert (turn.reasoning, turn.text, turn.calls, turn.reasoning_closed) == (CALL, "done", (), True)
 
 
 @pytest.mark.parametrize(("text", "reasoning_open"), [(f"<think>\n{CALL}", False), (CALL, True), (f"\n{CALL}\n", True)])
-def test_unterminated_reasoning_holds_no_call(text: str, reasoning_open: bool) -> None:
+def test_unclosed_reasoning_has_no_calls(text: str, reasoning_open: bool) -> None:
     turn = parse(text, reasoning_open=reasoning_open)
     assert (turn.reasoning, turn.text, turn.calls, turn.reasoning_closed) == (CALL, "", (), False)
 
 
 @pytest.mark.parametrize("marker", ["<think>", "</think>", "<think>x</think>", "<tool_call>", "</tool_call>", CALL])
-def test_a_marker_inside_an_argument_is_part_of_it(marker: str) -> None:
+def test_marker_inside_argument_is_data(marker: str) -> None:
     written = call_of("f", {"code": f"a {marker} b"})
     for text in (written, f"<think>hm</think>{written}"):
         turn = parse(text)
@@ -191,7 +191,7 @@ def test_a_marker_inside_an_argument_is_part_of_it(marker: str) -> None:
     ],
     ids=lambda value: value[:50].encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_a_malformed_call_is_none_and_the_next_one_is_read(body: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_next_call(body: str, failure: ParseFailure) -> None:
     raw = f"{OPENING}{body}{CLOSING}"
     turn = parse(f"a{raw}b{CALL}c{raw}")
     assert [item.failure for item in turn.failures] == [failure, failure]
@@ -215,20 +215,20 @@ def test_a_malformed_call_is_none_and_the_next_one_is_read(body: str, failure: P
         ('<tool_call>{"arguments": {}}</tool_call>', 'has no key "name"', None),
         ('<tool_call>{"name": 3, "arguments": {}}</tool_call>', "not a number", None),
         ("<tool_call>true</tool_call>", "must be a JSON object, not true", None),
-        ('<tool_call>{"a": 1, "a": 2}</tool_call>', "The key 'a' stands twice", None),
+        ('<tool_call>{"a": 1, "a": 2}</tool_call>', "The key 'a' occurs twice", None),
         ('<tool_call>{"a": NaN}</tool_call>', "NaN is not a JSON value", None),
-        ('<tool_call>{"a": "x\\ud800"}</tool_call>', "The JSON string 'x\\ud800' holds half of a surrogate pair", None),
+        ('<tool_call>{"a": "x\\ud800"}</tool_call>', "The JSON string 'x\\ud800' contains a lone surrogate", None),
         ('<tool_call>{"name": "f", "arguments": {}} x</tool_call>', "at character 42 of the call, near", "f"),
         ('<tool_call>{"name": "f", "arguments": {}}', "has no </tool_call>", "f"),
         ('<tool_call>{"name": "f", "arg', "The turn ended in the middle of the JSON", None),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
     failure = failed(text)
     assert detail in failure.detail and failure.name == name
 
 
-def test_text_that_looks_like_a_call_inside_a_broken_one_stays_part_of_it() -> None:
+def test_call_text_inside_malformed_call_is_part_of_it() -> None:
     """Arguments written without escapes: the decoder got as far as the inner call, so that is not executed."""
     inner = '</tool_call> <tool_call>{"name": "rm", "arguments": {}}</tool_call>'
     turn = parse(f'<tool_call>{{"name": "write", "arguments": {{"text": "{inner}"}}}}</tool_call>')
@@ -237,7 +237,7 @@ def test_text_that_looks_like_a_call_inside_a_broken_one_stays_part_of_it() -> N
     assert failed(repeated).raw == repeated
 
 
-def test_a_string_left_open_takes_what_stands_in_it_along() -> None:
+def test_unclosed_string_includes_markers_after_it() -> None:
     """On one line, the string runs into the next call: whose text that is cannot be told, so nothing is executed."""
     turn = parse(f'<tool_call>{{"name": "f", "arguments": {{"a": "}}}}</tool_call>{CALL}{CALL}')
     assert len(turn.failures) == 1 and turn.failures[0].raw.endswith(CALL) and len(turn.calls) == 1
@@ -249,14 +249,14 @@ CALL_WITH_EVERYTHING = call_of("f", {"s": 'a"\\ é 😀', "n": [-1.5e10, 0, True
 
 
 @pytest.mark.parametrize("length", range(len(OPENING), len(CALL_WITH_EVERYTHING)))
-def test_a_call_that_was_cut_is_unclosed(length: int) -> None:
+def test_truncated_call_is_unclosed(length: int) -> None:
     failure = failed("x" + CALL_WITH_EVERYTHING[:length])
     assert failure.failure is ParseFailure.UNCLOSED
     assert failure.raw == CALL_WITH_EVERYTHING[:length]
 
 
 @pytest.mark.parametrize("length", range(len(OPENING)))
-def test_an_opening_that_was_cut_is_text(length: int) -> None:
+def test_truncated_opening_marker_is_text(length: int) -> None:
     turn = parse("x" + CALL[:length])
     assert turn == ParsedTurn(reasoning=None, text="x" + CALL[:length])
 
@@ -283,7 +283,7 @@ pieces = st.sampled_from(marks + parts + values)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(plain, names, st.dictionaries(st.text(), json_values, max_size=4)), max_size=4), st.data())
-def test_what_is_rendered_is_read(written: list[tuple[str, str, dict[str, Any]]], data: st.DataObject) -> None:
+def test_rendered_calls_are_parsed(written: list[tuple[str, str, dict[str, Any]]], data: st.DataObject) -> None:
     ascii_only = data.draw(st.booleans())
     indent = data.draw(st.sampled_from([None, 0, 2]))
     text = ""
@@ -299,13 +299,13 @@ def test_what_is_rendered_is_read(written: list[tuple[str, str, dict[str, Any]]]
 
 @settings(deadline=None, max_examples=300)
 @given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
-def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.data())
-def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
+def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = f"{call_of('f', arguments)}\n{CALL}"
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(text)))
@@ -339,7 +339,7 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
     ],
     ids=lambda unit: unit[:40],
 )
-def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
+def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
     assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
 
 
@@ -358,7 +358,7 @@ def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_one_huge_call_is_read_in_seconds(text: str) -> None:
+def test_huge_call_is_parsed_in_seconds(text: str) -> None:
     assert cpu_seconds(text) < SECONDS
 
 

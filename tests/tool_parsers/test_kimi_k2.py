@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from families import tokenizer
 from strands_sglang.tool_parsers.parsed import ParseFailure
-from tool_parsers.checks import SECONDS, shown
-from tool_parsers.sections import KIMI_K2 as FORM
+from support.families import tokenizer
+from support.tool_parsers.checks import SECONDS, shown
+from support.tool_parsers.sections import KIMI_K2 as FORM
 
 Failure = ParseFailure
 
 
 @pytest.mark.parametrize("family", ["kimi-k2", "kimi-k2-thinking"])
-def test_what_the_template_writes_is_read(family: str) -> None:
+def test_template_output_is_parsed(family: str) -> None:
     arguments = {"path": 'a\n"b"', "lines": [1, None]}
     calls = [
         {"type": "function", "id": f"functions.{name}:{number}", "function": {"name": name, "arguments": arguments}}
@@ -41,7 +41,7 @@ def test_what_the_template_writes_is_read(family: str) -> None:
         ("functions..:0", "."),
     ],
 )
-def test_an_id_is_kept_as_written_and_holds_the_name(call_id: str, name: str) -> None:
+def test_id_is_verbatim_and_has_the_name(call_id: str, name: str) -> None:
     (call,) = FORM.parse(FORM.fill(f"{{BEGIN}}{{CALL_BEGIN}}{call_id}{{SEPARATOR}}{{}}{{CALL_END}}{{END}}")).calls
     assert (call.name, call.id) == (name, call_id)
 
@@ -63,7 +63,7 @@ def test_an_id_is_kept_as_written_and_holds_the_name(call_id: str, name: str) ->
     ],
     ids=shown,
 )
-def test_a_malformed_call_is_none_and_the_others_are_read(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
     FORM.check_malformed(raw, failure)
 
 
@@ -73,7 +73,7 @@ def test_a_malformed_call_is_none_and_the_others_are_read(raw: str, failure: Par
         ("{BEGIN}{CALL_BEGIN}f{SEPARATOR}{}{CALL_END}{END}", "there must be functions.NAME:INDEX", None),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
     FORM.check_detail(text, detail, name)
 
 
@@ -85,5 +85,5 @@ def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: s
     ],
     ids=shown,
 )
-def test_one_huge_call_is_read_in_seconds(text: str) -> None:
+def test_huge_call_is_parsed_in_seconds(text: str) -> None:
     assert FORM.cpu_seconds(FORM.fill(text)) < SECONDS

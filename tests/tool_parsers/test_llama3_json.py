@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from families import tokenizer
+from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
 from strands_sglang.tool_parsers.llama3_json import Llama3JsonToolParser
 from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure
-from strands_sglang.tool_parsers.sampled import SampledText
-from tool_parsers.checks import SECONDS, check_turn, least_seconds, once, same
+from support.families import tokenizer
+from support.tool_parsers.checks import SECONDS, check_turn, least_seconds, once, same
 
 TAG = "<|python_tag|>"
 CALL = '{"name": "calculator", "parameters": {"expression": "12*7+3"}}'
@@ -59,13 +59,13 @@ def shown(value: Any) -> str | None:
 # --- what is read ---------------------------------------------------------------------------------------------------
 
 
-def test_a_call() -> None:
+def test_well_formed_call_is_parsed() -> None:
     (call,) = parse(f"\n{CALL}\n").calls
     assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
     assert (call.raw, call.start) == (CALL, 1)
 
 
-def test_it_is_a_parser_with_a_name_and_every_marker() -> None:
+def test_parser_name_and_markers() -> None:
     assert isinstance(PARSER, ToolParser) and PARSER.name == "llama3_json"
     assert PARSER.call_markers == (TAG, "{") and PARSER.markers == (TAG,)
 
@@ -82,7 +82,7 @@ def test_it_is_a_parser_with_a_name_and_every_marker() -> None:
         f'{TAG} \r\n\t{{"name": "f", "parameters": {{}}}}',
     ],
 )
-def test_tag_whitespace_order_and_other_keys_do_not_matter(raw: str, schemas: Schemas | None) -> None:
+def test_tag_whitespace_key_order_and_other_keys_are_ignored(raw: str, schemas: Schemas | None) -> None:
     for before in ("", " \n", "<think>hm</think>\n\n"):
         turn = parse(f"{before}{raw} \r\n\t", schemas=schemas)
         (call,) = turn.calls
@@ -90,7 +90,7 @@ def test_tag_whitespace_order_and_other_keys_do_not_matter(raw: str, schemas: Sc
 
 
 @pytest.mark.parametrize("family", ["llama-3.1", "llama-3.2", "llama-3.3"])
-def test_what_the_template_writes_is_read(family: str) -> None:
+def test_template_output_is_parsed(family: str) -> None:
     arguments = {"path": 'a\n"b"', "lines": [1, None]}
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
@@ -99,7 +99,7 @@ def test_what_the_template_writes_is_read(family: str) -> None:
     assert [(call.name, call.arguments) for call in turn.calls] == [("f", arguments)]
 
 
-def test_arguments_are_what_was_written() -> None:
+def test_arguments_are_verbatim() -> None:
     arguments: dict[str, Any] = {
         "s": 'a"\\ é 😀\n',
         "n": [-1.5e10, 0, True, None, {"x": {"y": [[]]}}],
@@ -112,7 +112,7 @@ def test_arguments_are_what_was_written() -> None:
 
 
 @pytest.mark.parametrize("marker", ["<think>", "</think>", TAG, CALL, "}", "; "])
-def test_a_marker_inside_an_argument_is_part_of_it(marker: str) -> None:
+def test_marker_inside_argument_is_data(marker: str) -> None:
     written = json.dumps({"name": "f", "parameters": {"code": f"a {marker} b", marker: 1}})
     for text in (written, f"<think>hm</think>{written}", TAG + written):
         assert parse(text).calls[0].arguments == {"code": f"a {marker} b", marker: 1}
@@ -121,7 +121,7 @@ def test_a_marker_inside_an_argument_is_part_of_it(marker: str) -> None:
 # --- reasoning -------------------------------------------------------------------------------------------------------
 
 
-def test_a_draft_in_reasoning_is_no_call() -> None:
+def test_draft_in_reasoning_is_not_a_call() -> None:
     turn = parse(f'{CALL}\n</think>\n\n{{"name": "real", "parameters": {{}}}}', reasoning_open=True)
     assert turn.reasoning == CALL and [call.name for call in turn.calls] == ["real"]
     turn = parse(f"<think>{CALL}</think>done")
@@ -129,7 +129,7 @@ def test_a_draft_in_reasoning_is_no_call() -> None:
 
 
 @pytest.mark.parametrize(("text", "reasoning_open"), [(f"<think>\n{CALL}", False), (CALL, True), (TAG + CALL, True)])
-def test_unterminated_reasoning_holds_no_call(text: str, reasoning_open: bool) -> None:
+def test_unclosed_reasoning_has_no_calls(text: str, reasoning_open: bool) -> None:
     turn = parse(text, reasoning_open=reasoning_open)
     assert (turn.calls, turn.failures, turn.reasoning_closed) == ((), (), False)
 
@@ -165,7 +165,7 @@ def test_unterminated_reasoning_holds_no_call(text: str, reasoning_open: bool) -
     ],
     ids=shown,
 )
-def test_other_json_and_text_are_an_answer(text: str, schemas: Schemas | None) -> None:
+def test_other_json_and_text_are_text(text: str, schemas: Schemas | None) -> None:
     assert parse(text, schemas=schemas) == ParsedTurn(reasoning=None, text=text)
 
 
@@ -185,7 +185,7 @@ def test_other_json_and_text_are_an_answer(text: str, schemas: Schemas | None) -
         ('{"name": " ", "parameters": {}}', Failure.MISSING_NAME, Failure.MISSING_NAME),
     ],
 )
-def test_what_is_meant_as_a_call(text: str, known: ParseFailure | None, unknown: ParseFailure | None) -> None:
+def test_json_that_counts_as_a_call(text: str, known: ParseFailure | None, unknown: ParseFailure | None) -> None:
     for schemas, failure in ((KNOWN, known), (None, unknown), ({}, unknown)):
         turn = parse(text, schemas=schemas)
         assert [item.failure for item in turn.failures] == ([failure] if failure else [])
@@ -237,7 +237,7 @@ def test_what_is_meant_as_a_call(text: str, known: ParseFailure | None, unknown:
     ],
     ids=shown,
 )
-def test_a_malformed_call_is_none(before: str, body: str, failure: ParseFailure, schemas: Schemas | None) -> None:
+def test_malformed_call_fails(before: str, body: str, failure: ParseFailure, schemas: Schemas | None) -> None:
     raw = before + body
     item = failed(f"\n {raw}", schemas)
     assert (item.failure, item.raw, item.start) == (failure, raw, 2)
@@ -261,7 +261,7 @@ def test_a_malformed_call_is_none(before: str, body: str, failure: ParseFailure,
         (f"{TAG}; {CALL}", Failure.INVALID_JSON),
     ],
 )
-def test_a_tag_always_means_a_call(text: str, failure: ParseFailure) -> None:
+def test_tag_always_means_a_call(text: str, failure: ParseFailure) -> None:
     for schemas in (None, KNOWN, {"other": {}}):
         item = failed(text, schemas)
         assert (item.failure, item.raw) == (failure, text)
@@ -270,18 +270,18 @@ def test_a_tag_always_means_a_call(text: str, failure: ParseFailure) -> None:
 @pytest.mark.parametrize(
     ("before", "remains"), [("Let me see. ", "Let me see. "), ('{"a": 1}\n', '{"a": 1}'), ("{\n", "{"), (";", ";")]
 )
-def test_a_tag_behind_other_words_is_misplaced(before: str, remains: str) -> None:
+def test_tag_after_text_is_misplaced(before: str, remains: str) -> None:
     turn = parse(f"{before}{TAG}{CALL}")
     assert [(item.failure, item.raw) for item in turn.failures] == [(Failure.MISPLACED, TAG + CALL)]
     assert (turn.calls, turn.text) == ((), remains)
 
 
-def test_a_tag_in_a_string_of_an_answer_is_part_of_it() -> None:
+def test_tag_inside_string_of_answer_is_data() -> None:
     for text in (f'{{"a": "{TAG}"}}', f'{{"a": "{TAG}{{}}'):
         assert parse(text) == ParsedTurn(reasoning=None, text=text)
 
 
-def test_letters_that_were_not_sampled_as_a_token_are_text() -> None:
+def test_marker_letters_without_token_are_text() -> None:
     text = f"{TAG}{CALL}"
     turn = PARSER.parse(SampledText(text, set(), lambda marker: [0] if marker == TAG else []))
     assert turn == ParsedTurn(reasoning=None, text=text)
@@ -299,12 +299,12 @@ def test_letters_that_were_not_sampled_as_a_token_are_text() -> None:
         ),
         ('{"name": "f", "arguments": {}}', 'has no key "parameters"', "f"),
         ('{"name": "f", "parameters": {}, "arguments": {}}', 'both "parameters" and "arguments"', "f"),
-        (f"{CALL}; {CALL}", "A turn can hold one tool call, and nothing else may stand behind it, at", "calculator"),
+        (f"{CALL}; {CALL}", "A turn can contain one tool call, with nothing after it, at", "calculator"),
         ('{"name": "f", "par', "The turn ended in the middle of the JSON", None),
-        (f"ok {TAG}{CALL}", f"{TAG} can stand at its beginning only", None),
+        (f"ok {TAG}{CALL}", f"{TAG} is allowed only at its beginning", None),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
     failure = failed(text)
     assert detail in failure.detail and failure.name == name
 
@@ -316,7 +316,7 @@ BEGUN = len('{"name":')
 
 
 @pytest.mark.parametrize("length", range(BEGUN, len(EVERYTHING)))
-def test_a_call_that_was_cut_is_unclosed(length: int) -> None:
+def test_truncated_call_is_unclosed(length: int) -> None:
     for before in ("", TAG):
         failure = failed(before + EVERYTHING[:length])
         assert (failure.failure, failure.raw) == (Failure.UNCLOSED, before + EVERYTHING[:length])
@@ -362,7 +362,7 @@ known = st.sampled_from([None, KNOWN])
 
 @settings(deadline=None)
 @given(names, st.dictionaries(st.text(), json_values, max_size=4), st.booleans(), st.sampled_from([None, 0, 2]), known)
-def test_what_is_rendered_is_read(
+def test_rendered_calls_are_parsed(
     name: str, arguments: dict[str, Any], ascii_only: bool, indent: int | None, schemas: Schemas | None
 ) -> None:
     text = json.dumps({"name": name, "parameters": arguments}, ensure_ascii=ascii_only, indent=indent)
@@ -374,13 +374,13 @@ def test_what_is_rendered_is_read(
 
 @settings(deadline=None, max_examples=500)
 @given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans(), known)
-def test_no_text_raises(text: str, reasoning_open: bool, schemas: Schemas | None) -> None:
+def test_parse_never_raises(text: str, reasoning_open: bool, schemas: Schemas | None) -> None:
     parse(text, reasoning_open=reasoning_open, schemas=schemas)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.data())
-def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
+def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = data.draw(st.sampled_from(["", TAG])) + json.dumps({"name": "f", "parameters": arguments})
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(text)))
@@ -412,6 +412,6 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
         *('{"a":1,', '{"a":{"a":1}}', "1", "<think>", '"é', "\\u00e9", '{"name": "f", "parameters": {"a": "'),
     ],
 )
-def test_a_megabyte_is_read_in_seconds(before: str, unit: str) -> None:
+def test_megabyte_is_parsed_in_seconds(before: str, unit: str) -> None:
     text = (before + unit * (1_000_000 // len(unit) + 1))[:1_000_000]
     assert least_seconds(lambda: PARSER.parse(text)) < SECONDS

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from families import tokenizer
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolCall, ToolParser
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
 from strands_sglang.tool_parsers.minimax_m2 import MiniMaxM2ToolParser
-from strands_sglang.tool_parsers.sampled import SampledText
-from tool_parsers.checks import SECONDS, check_turn, least_seconds
+from support.families import tokenizer
+from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
 
 OPENING, CLOSING = "<minimax:tool_call>", "</minimax:tool_call>"
 WORDS = (OPENING, CLOSING, '<invoke name="', "</invoke>", '<parameter name="', "</parameter>")
@@ -92,13 +91,13 @@ def parameter(key: str, value: str) -> str:
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
-def test_a_call() -> None:
+def test_well_formed_call_is_parsed() -> None:
     (call,) = parse(f"Let me see.\n{CALL}").calls
     assert (call.name, call.arguments, call.id) == ("f", {"s": "12*7+3"}, None)
     assert (call.raw, call.start) == (CALL, 12)
 
 
-def test_several_calls_share_a_block_and_its_markers() -> None:
+def test_calls_of_one_block_share_its_markers() -> None:
     one, two, three = (invoke_of(name, {"s": name}) for name in "fgh")
     text = f"a{block(one, two, three)}b"
     turn = parse(text)
@@ -107,13 +106,13 @@ def test_several_calls_share_a_block_and_its_markers() -> None:
     assert [call.arguments["s"] for call in turn.calls] == ["f", "g", "h"] and turn.text == "a\nb"
 
 
-def test_it_is_a_parser_with_a_name() -> None:
+def test_parser_name() -> None:
     assert isinstance(MiniMaxM2ToolParser(), ToolParser) and MiniMaxM2ToolParser.name == "minimax_m2"
     assert set(MiniMaxM2ToolParser.markers) == set(WORDS)
     assert MiniMaxM2ToolParser.call_markers == (OPENING, '<invoke name="')
 
 
-def test_what_the_template_renders_is_read() -> None:
+def test_template_output_is_parsed() -> None:
     arguments: dict[str, Any] = {
         **{"s": "123", "path": "", "text": "  def f():\n\n      return '<b>' & 1\n"},
         **{"n": -7, "x": 1e-07, "b": True, "z": None, "u": None, "a": []},
@@ -134,7 +133,7 @@ def test_what_the_template_renders_is_read() -> None:
         f'{OPENING} \t\r\n<invoke name="f">\n\n<parameter name="s">v</parameter> </invoke>\n \n{CLOSING}',
     ],
 )
-def test_whitespace_between_tags_does_not_matter(text: str) -> None:
+def test_whitespace_between_tags_is_ignored(text: str) -> None:
     (call,) = parse(text).calls
     assert (call.name, call.arguments, call.raw) == ("f", {"s": "v"}, text)
 
@@ -146,7 +145,7 @@ def test_whitespace_between_tags_does_not_matter(text: str) -> None:
         *("123", "true", "null", "None", '{"a": 1}', "<think>x</think>", "<invoke>", "</parameter", "<parameter=a>"),
     ],
 )
-def test_a_string_is_the_text_as_it_stands(value: str) -> None:
+def test_string_value_is_verbatim_text(value: str) -> None:
     for key in ("s", "un declared"):
         (call,) = parse(block(f'<invoke name="f">{parameter(key, value)}</invoke>')).calls
         assert call.arguments == {key: value}
@@ -167,12 +166,12 @@ def test_a_string_is_the_text_as_it_stands(value: str) -> None:
         ("a", '\n["\\u003c"]\n', ["<"]),
     ],
 )
-def test_other_values_are_typed_by_the_schema(key: str, text: str, value: Any) -> None:
+def test_other_values_are_typed_by_schema(key: str, text: str, value: Any) -> None:
     (call,) = parse(block(f'<invoke name="f">{parameter(key, text)}</invoke>')).calls
     assert repr(call.arguments) == repr({key: value})
 
 
-def test_without_a_schema_every_value_is_text() -> None:
+def test_values_are_text_without_schema() -> None:
     text = block(invoke_of("g", {"n": 1, "o": {"a": 1}, "b": True}))
     for schemas in (None, {}, SCHEMAS):
         (call,) = MiniMaxM2ToolParser().parse(text, schemas=schemas).calls
@@ -195,7 +194,7 @@ def test_without_a_schema_every_value_is_text() -> None:
         (f"a\n{INVOKE}\nb", "a\nb"),
     ],
 )
-def test_what_remains_for_the_reader(text: str, remains: str) -> None:
+def test_remaining_text(text: str, remains: str) -> None:
     assert parse(text).text == remains
 
 
@@ -204,7 +203,7 @@ def test_parallel_calls_keep_their_order() -> None:
     assert [call.name for call in parse(block(*(invoke_of(name, {}) for name in names))).calls] == names
 
 
-def test_a_draft_in_reasoning_is_no_call() -> None:
+def test_draft_in_reasoning_is_not_a_call() -> None:
     turn = parse(f"maybe {CALL}\n{INVOKE}</think>\n\n{block(invoke_of('real', {}))}", reasoning_open=True)
     assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
     assert parse(f"<think>{CALL}").calls == () and parse(CALL, reasoning_open=True).calls == ()
@@ -244,7 +243,7 @@ def test_a_draft_in_reasoning_is_no_call() -> None:
     ],
     ids=lambda value: value.encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_a_malformed_call_leaves_the_others_of_its_block_alone(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_rest_of_block(raw: str, failure: ParseFailure) -> None:
     text = f"a{OPENING}{raw}{CLOSING}b{block(INVOKE, raw, INVOKE)}c{CALL}"
     turn = parse(text)
     assert [item.failure for item in turn.failures] == [failure, failure]
@@ -254,7 +253,7 @@ def test_a_malformed_call_leaves_the_others_of_its_block_alone(raw: str, failure
     assert turn.text == "a\nb\nc"
 
 
-def test_the_last_call_of_a_block_may_lack_its_end() -> None:
+def test_unclosed_last_call_of_block_fails_alone() -> None:
     """The block's own marker ends it, and that is certain."""
     for cut in ('<invoke name="f">', '<invoke name="f"><parameter name="s">v', '<invoke name="f'):
         turn = parse(f"{OPENING}{INVOKE}{cut}{CLOSING}")
@@ -288,7 +287,7 @@ def test_the_last_call_of_a_block_may_lack_its_end() -> None:
         (f'{INVOKE}<invoke name="f">{parameter("s", OPENING)}</invoke>', ParseFailure.UNCLOSED),
     ],
 )
-def test_a_malformed_block_holds_no_call(inside: str, failure: ParseFailure) -> None:
+def test_malformed_block_has_no_calls(inside: str, failure: ParseFailure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     turn = parse(f"a{raw}b{CALL}c{raw}")
     assert [item.failure for item in turn.failures] == [failure, failure]
@@ -301,14 +300,14 @@ def test_a_malformed_block_holds_no_call(inside: str, failure: ParseFailure) -> 
 FULL = block(invoke_of("f", {"s": "  é\n", "n": 1}), invoke_of("f", {"o": {"a": ['</x> "', None]}}))
 
 
-def test_a_block_that_was_cut_is_unclosed() -> None:
+def test_truncated_block_is_unclosed() -> None:
     for length in range(len(OPENING), len(FULL)):
         failure = failed("x\n" + FULL[:length])
         assert failure.failure is ParseFailure.UNCLOSED and failure.raw == FULL[:length]
         assert failure.name == ("f" if failure.raw.count('<invoke name="f">') == 1 else None) or length > 90
 
 
-def test_an_opening_that_was_cut_is_text() -> None:
+def test_truncated_opening_marker_is_text() -> None:
     for length in range(len(OPENING)):
         assert parse("x" + CALL[:length]) == ParsedTurn(reasoning=None, text="x" + CALL[:length])
 
@@ -317,17 +316,17 @@ def test_an_opening_that_was_cut_is_text() -> None:
     ("inside", "detail", "name"),
     [
         ("", 'there is no call, <invoke name="…, at character 19', None),
-        ("x", f'Behind {OPENING} there must be <invoke name="…, at character 19 of the call', None),
+        ("x", f'After {OPENING} there must be <invoke name="…, at character 19 of the call', None),
         (f"{INVOKE}x", f"Between </invoke> and {CLOSING} there must be only further calls, at character", "f"),
         (f"{INVOKE}{INVOKE}x", "there must be only further calls", None),
         (f"{INVOKE}{OPENING}", f"Another {OPENING} begins before {CLOSING}", "f"),
-        ('<invoke name="f>', '<invoke name=" must go on with a name and ">, at', None),
-        ('<invoke name="f"><parameter name="s">v</invoke>', "before </parameter> has ended parameter 's'", "f"),
+        ('<invoke name="f>', '<invoke name=" must be followed by a name and ">, at', None),
+        ('<invoke name="f"><parameter name="s">v</invoke>', "before the </parameter> of parameter 's'", "f"),
         ('<invoke name="f">hi</invoke>', 'only parameters, each <parameter name="…</parameter>, at', "f"),
         (f'<invoke name="f">{parameter("s", "v") * 2}</invoke>', "The parameter 's' is given twice", "f"),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(inside: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(inside: str, detail: str, name: str | None) -> None:
     failure = failed(f"{OPENING}{inside}{CLOSING}")
     assert detail in failure.detail and failure.name == name
 
@@ -346,7 +345,7 @@ def test_the_detail_says_what_is_wrong_and_where(inside: str, detail: str, name:
         ("", f'<invoke name="f"><parameter name="s">{CALL}', "</parameter>"),
     ],
 )
-def test_a_call_outside_of_a_block_is_misplaced(before: str, raw: str, after: str) -> None:
+def test_call_outside_of_block_is_misplaced(before: str, raw: str, after: str) -> None:
     failure = failed(before + raw + after)
     assert (failure.failure, failure.raw, failure.start) == (ParseFailure.MISPLACED, raw, len(before))
     assert failure.name == "f" and f"between {OPENING} and its closing marker" in failure.detail
@@ -362,7 +361,7 @@ def test_a_call_outside_of_a_block_is_misplaced(before: str, raw: str, after: st
         "</invoke>\n" + parameter("s", "v"),
     ],
 )
-def test_words_about_the_format_are_text(text: str) -> None:
+def test_text_about_the_format_is_text(text: str) -> None:
     assert parse(text) == ParsedTurn(reasoning=None, text=text)
 
 
@@ -376,14 +375,14 @@ def sampled(*pieces: str) -> SampledText:
     return SampledText("".join(pieces), tokens, lambda marker: [0] if marker in (OPENING, CLOSING) else [])
 
 
-def test_letters_that_look_like_a_marker_are_part_of_a_value() -> None:
+def test_marker_letters_without_token_are_part_of_value() -> None:
     value = f"{CLOSING}\n{OPENING} as the manual says"
     turn = parse(sampled(f"Write {OPENING}: ", OPENING, invoke_of("f", {"s": value}), INVOKE, CLOSING))
     assert [call.arguments["s"] for call in turn.calls] == [value, "12*7+3"] and turn.failures == ()
     assert turn.text == f"Write {OPENING}: "
 
 
-def test_words_without_a_token_break_a_value_all_the_same() -> None:
+def test_tags_that_are_not_tokens_break_a_value() -> None:
     """The value quotes a whole block: its calls are never executed, and nothing beside them either."""
     text = sampled(OPENING, invoke_of("f", {"s": f"See:\n{block(INVOKE, invoke_of('rm', {}))}\n"}), INVOKE, CLOSING)
     turn = parse(text)
@@ -422,7 +421,7 @@ pieces = st.sampled_from(tags + parts)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(plain, st.lists(arguments_of_f, min_size=1, max_size=3)), max_size=3))
-def test_what_is_rendered_is_read(written: list[tuple[str, list[dict[str, Any]]]]) -> None:
+def test_rendered_calls_are_parsed(written: list[tuple[str, list[dict[str, Any]]]]) -> None:
     turn = parse(
         "".join(before + block(*(invoke_of("f", arguments) for arguments in calls)) for before, calls in written)
     )
@@ -434,13 +433,13 @@ def test_what_is_rendered_is_read(written: list[tuple[str, list[dict[str, Any]]]
 
 @settings(deadline=None, max_examples=200)
 @given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
-def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
 @settings(deadline=None, max_examples=100)
 @given(arguments_of_f, st.data())
-def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
+def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = f"{block(invoke_of('f', arguments), INVOKE)}\n{CALL}"
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(text)))
@@ -465,7 +464,7 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
     ],
     ids=lambda unit: unit[:60],
 )
-def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
+def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
     assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
 
 
@@ -487,7 +486,7 @@ def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
     ],
     ids=lambda text: f"{text[:60]}…{text[-20:]}",
 )
-def test_one_huge_call_is_read_in_seconds(text: str) -> None:
+def test_huge_call_is_parsed_in_seconds(text: str) -> None:
     assert cpu_seconds(text) < SECONDS
 
 

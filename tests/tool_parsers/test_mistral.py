@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from families import tokenizer
 from strands_sglang.tool_parsers.base import ToolParser
 from strands_sglang.tool_parsers.parsed import ParseFailure
-from tool_parsers.checks import SECONDS, json_values, megabyte, same, shown
-from tool_parsers.json_lists import MISTRAL as FORM
-from tool_parsers.json_lists import NAMED, ONE
+from support.families import tokenizer
+from support.tool_parsers.checks import SECONDS, json_values, megabyte, same, shown
+from support.tool_parsers.json_lists import MISTRAL as FORM
+from support.tool_parsers.json_lists import NAMED, ONE
 
 OPENING, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 THINK, THOUGHT = "[THINK]", "[/THINK]"
@@ -22,7 +22,7 @@ CALL = FORM.call
 Failure = ParseFailure
 
 
-def test_it_is_a_parser_with_a_name_and_every_marker() -> None:
+def test_parser_name_and_markers() -> None:
     parser = FORM.parser
     assert isinstance(parser, ToolParser) and parser.name == "mistral" and parser.call_markers == (OPENING,)
     assert set(parser.markers) == {OPENING, CALL_ID, ARGS} and parser.reasoning_markers == (THINK, THOUGHT)
@@ -37,12 +37,12 @@ def test_it_is_a_parser_with_a_name_and_every_marker() -> None:
         ("f[ARGS]{}", "f[ARGS]{}"),
     ],
 )
-def test_what_remains_for_the_reader(text: str, remains: str) -> None:
+def test_remaining_text(text: str, remains: str) -> None:
     assert FORM.parse(text).text == remains
 
 
 @pytest.mark.parametrize("call_id", ["7", "null", '" "'])
-def test_a_bad_object_fails_alone(call_id: str) -> None:
+def test_invalid_object_fails_alone(call_id: str) -> None:
     FORM.check_bad_object(f'{{"name": "f", "arguments": {{}}, "id": {call_id}}}', Failure.MISSING_NAME)
 
 
@@ -62,7 +62,7 @@ def test_blocks_without_a_call(block: str, failure: ParseFailure) -> None:
 
 
 @pytest.mark.parametrize("family", ["mistral-nemo", "mistral-small-3.2", "devstral-2507", "ministral-3-reasoning"])
-def test_what_the_template_writes_is_read(family: str) -> None:
+def test_template_output_is_parsed(family: str) -> None:
     arguments = {"path": 'a\n"b"', "lines": [1, None]}
     calls = [
         {"type": "function", "id": f"call0000{name}", "function": {"name": name, "arguments": arguments}}
@@ -97,7 +97,7 @@ def test_named_calls_in_parallel(between: str) -> None:
 
 
 @pytest.mark.parametrize("marker", [THINK, THOUGHT, OPENING, CALL_ID, ARGS, CALL, NAMED])
-def test_a_marker_inside_the_arguments_of_a_named_call_is_part_of_them(marker: str) -> None:
+def test_marker_inside_arguments_of_named_call_is_data(marker: str) -> None:
     written = f"[TOOL_CALLS]f[ARGS]{json.dumps({'a': f'x {marker} y', marker: 1})}"
     turn = FORM.parse(f"[THINK]{NAMED}[/THINK]{written}{NAMED}")
     assert turn.calls[0].arguments == {"a": f"x {marker} y", marker: 1} and len(turn.calls) == 2
@@ -141,7 +141,7 @@ def test_a_marker_inside_the_arguments_of_a_named_call_is_part_of_them(marker: s
     ],
     ids=shown,
 )
-def test_a_malformed_named_call_is_none_and_the_others_are_read(raw: str, failure: ParseFailure) -> None:
+def test_malformed_named_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
     turn = FORM.parse(f"a\n{NAMED}{raw}{NAMED}{raw}{CALL}")
     assert [(item.failure, item.raw) for item in turn.failures] == [(failure, raw), (failure, raw)]
     first = len(f"a\n{NAMED}")
@@ -153,11 +153,11 @@ CUT = '[TOOL_CALLS]f[CALL_ID]call00001[ARGS]{"s": "a\\"\\u00e9", "n": [-1.5e10, 
 
 
 @pytest.mark.parametrize("length", range(len(OPENING), len(CUT)))
-def test_a_named_call_that_was_cut_is_unclosed(length: int) -> None:
+def test_truncated_named_call_is_unclosed(length: int) -> None:
     assert FORM.found(f"x\n{NAMED}{CUT[:length]}") == (["calculator"], [(Failure.UNCLOSED, CUT[:length])], "x")
 
 
-def test_a_string_left_open_takes_what_stands_in_it_along() -> None:
+def test_unclosed_string_includes_markers_after_it() -> None:
     """Cut or forgotten: whose text that is cannot be told, so nothing behind is executed."""
     raw = '[TOOL_CALLS]f[ARGS]{"a": "x}[TOOL_CALLS]rm[ARGS]{}'
     assert FORM.found(raw) == ([], [(Failure.INVALID_JSON, raw)], "")
@@ -175,13 +175,13 @@ def test_a_string_left_open_takes_what_stands_in_it_along() -> None:
         ("[TOOL_CALLS]f[ARGS]7", "arguments of a tool call must be a JSON object, not a number", "f"),
         ("[TOOL_CALLS]f[ARGS]{} x", "there must be nothing else, at character 22", "f"),
         ("[TOOL_CALLS]f", "The turn ended before the [ARGS] of a tool call", None),
-        ("[TOOL_CALLS][ARGS]{}", "The name of a tool call must stand before [ARGS]", None),
-        ("[TOOL_CALLS]f[CALL_ID][ARGS]{}", "The id of a tool call must stand before [ARGS]", None),
-        (f"[TOOL_CALLS]{ONE}", "a list of tool calls must stand, or a name and [ARGS]", None),
+        ("[TOOL_CALLS][ARGS]{}", "The name of a tool call must come before [ARGS]", None),
+        ("[TOOL_CALLS]f[CALL_ID][ARGS]{}", "The id of a tool call must come before [ARGS]", None),
+        (f"[TOOL_CALLS]{ONE}", "a list of tool calls, or by a name and [ARGS]", None),
     ],
     ids=shown,
 )
-def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
     FORM.check_detail(text, detail, name)
 
 
@@ -192,7 +192,7 @@ bare = st.text(alphabet=st.characters(exclude_characters="[]{}", exclude_categor
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(bare, st.none() | bare, st.dictionaries(st.text(), json_values, max_size=4)), max_size=4))
-def test_what_is_rendered_by_name_is_read(written: list[tuple[str, str | None, dict[str, Any]]]) -> None:
+def test_rendered_named_calls_are_parsed(written: list[tuple[str, str | None, dict[str, Any]]]) -> None:
     text = ""
     for name, call_id, arguments in written:
         text += f"{OPENING}{name}{CALL_ID + call_id if call_id else ''}{ARGS}{json.dumps(arguments)}"
@@ -214,7 +214,7 @@ def test_what_is_rendered_by_name_is_read(written: list[tuple[str, str | None, d
     ],
     ids=shown,
 )
-def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
+def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
     assert FORM.cpu_seconds(megabyte(unit)) < SECONDS
 
 
@@ -228,5 +228,5 @@ def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
     ],
     ids=shown,
 )
-def test_one_huge_list_is_read_in_seconds(text: str) -> None:
+def test_huge_list_is_parsed_in_seconds(text: str) -> None:
     assert FORM.cpu_seconds(text) < SECONDS

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from strands_sglang.chat.failed_call import without_unseen
+from strands_sglang.chat.failed_call import reject_unprintable_names
 from strands_sglang.tool_parsers import HermesToolParser, ParseFailure
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
 
@@ -25,9 +25,9 @@ UNSEEN = [
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_a_name_with_what_cannot_be_seen_is_no_call(name: str) -> None:
+def test_call_with_unprintable_name_fails(name: str) -> None:
     call = json.dumps({"name": f"step{name}", "arguments": {}})
-    turn = without_unseen(HermesToolParser().parse(f"so\n<tool_call>\n{call}\n</tool_call>"))
+    turn = reject_unprintable_names(HermesToolParser().parse(f"so\n<tool_call>\n{call}\n</tool_call>"))
     assert not turn.calls and turn.text == "so"
     (failed,) = turn.failures
     assert failed.failure is ParseFailure.MISSING_NAME and failed.name is None
@@ -35,22 +35,22 @@ def test_a_name_with_what_cannot_be_seen_is_no_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_a_failed_call_does_not_bear_it_either(name: str) -> None:
+def test_failed_call_has_no_unprintable_name(name: str) -> None:
     call = json.dumps({"name": f"step{name}", "arguments": 5})
-    (failed,) = without_unseen(HermesToolParser().parse(f"<tool_call>\n{call}\n</tool_call>")).failures
+    (failed,) = reject_unprintable_names(HermesToolParser().parse(f"<tool_call>\n{call}\n</tool_call>")).failures
     assert failed.name is None
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_nor_does_one_of_the_channels(name: str) -> None:
+def test_harmony_call_has_no_unprintable_name(name: str) -> None:
     text = f"<|channel|>commentary to=functions.step{name} <|constrain|>json<|message|>{{}}<|call|>"
-    turn = without_unseen(HarmonyToolParser().parse(text))
+    turn = reject_unprintable_names(HarmonyToolParser().parse(text))
     assert all(call.name.isprintable() for call in turn.calls)
     assert all(failed.name is None or failed.name.isprintable() for failed in turn.failures)
 
 
 @pytest.mark.parametrize("name", ["step", "größe", "工具", "my tool", "a.b/c-d"])
-def test_names_that_can_be_seen_stay(name: str) -> None:
+def test_printable_names_are_kept(name: str) -> None:
     call = json.dumps({"name": name, "arguments": {}}, ensure_ascii=False)
-    turn = without_unseen(HermesToolParser().parse(f"<tool_call>\n{call}\n</tool_call>"))
+    turn = reject_unprintable_names(HermesToolParser().parse(f"<tool_call>\n{call}\n</tool_call>"))
     assert [call.name for call in turn.calls] == [name]

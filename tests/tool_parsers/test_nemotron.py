@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from strands_sglang.tool_parsers.base import ToolParser
-from tool_parsers.json_lists import NEMOTRON
+from support.tool_parsers.json_lists import NEMOTRON
 
 
-def test_it_is_a_parser_with_a_name_and_every_marker() -> None:
+def test_parser_name_and_markers() -> None:
     parser, opening, closing = NEMOTRON.parser, "<TOOLCALL>", "</TOOLCALL>"
     assert isinstance(parser, ToolParser) and parser.name == "nemotron"
     assert (parser.call_markers, set(parser.markers)) == ((opening,), {opening, closing})

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers.base import ToolParser
 from strands_sglang.tool_parsers.parsed import ParseFailure
-from tool_parsers.checks import SECONDS, json_values, megabyte, same, shown
-from tool_parsers.json_lists import ONE, call_of
-from tool_parsers.json_lists import PHI4 as FORM
+from support.tool_parsers.checks import SECONDS, json_values, megabyte, same, shown
+from support.tool_parsers.json_lists import ONE, call_of
+from support.tool_parsers.json_lists import PHI4 as FORM
 
 Failure = ParseFailure
 
 
-def test_it_is_a_parser_with_a_name_and_every_marker() -> None:
+def test_parser_name_and_markers() -> None:
     parser, opening, closing = FORM.parser, "<|tool_call|>", "<|/tool_call|>"
     assert isinstance(parser, ToolParser) and parser.name == "phi4"
     assert (set(parser.call_markers), set(parser.markers)) == (
@@ -38,13 +38,13 @@ def test_it_is_a_parser_with_a_name_and_every_marker() -> None:
         (f"functools[{ONE}, {ONE}]", ""),
     ],
 )
-def test_what_remains_for_the_reader(text: str, remains: str) -> None:
+def test_remaining_text(text: str, remains: str) -> None:
     assert FORM.parse(text).text == remains
 
 
 @pytest.mark.parametrize("before", ["", "\n \t", "<think>hm</think>", "<think>hm</think>\n\n"])
 @pytest.mark.parametrize("behind", ["", "\n "])
-def test_the_turn_may_also_be_the_word_functools_and_a_list(before: str, behind: str) -> None:
+def test_functools_list_is_parsed(before: str, behind: str) -> None:
     text = f"{before}functools[{ONE},\n{call_of('g', {'a': [1]})}]{behind}"
     turn = FORM.parse(text)
     assert [(call.name, call.arguments) for call in turn.calls] == [
@@ -71,19 +71,19 @@ def test_the_turn_may_also_be_the_word_functools_and_a_list(before: str, behind:
         ('functools[{"name": "f", "arguments": "{}"}]', None, []),
     ],
 )
-def test_malformed_lists_behind_functools(text: str, failures: list[Any] | None, names: list[str]) -> None:
+def test_malformed_functools_list_fails(text: str, failures: list[Any] | None, names: list[str]) -> None:
     seen = FORM.found(text)
     assert (seen[0], seen[2]) == (names, "")
     assert seen[1] == (failures or [(Failure.BAD_ARGUMENTS, text[len("functools[") : -1])])
 
 
-def test_functools_in_prose_hides_no_call() -> None:
+def test_functools_in_prose_does_not_hide_calls() -> None:
     assert FORM.found(f"functools[ is no list\n{FORM.call}")[0] == []
     assert FORM.found(f"See functools[1].\n{FORM.call}") == (["calculator"], [], "See functools[1].")
 
 
-def test_the_detail_says_what_is_wrong_and_where() -> None:
-    detail = "Behind the list of tool calls there must be nothing else, at character"
+def test_detail_has_error_and_position() -> None:
+    detail = "After the list of tool calls there must be nothing else, at character"
     FORM.check_detail(f"functools[{ONE}] {ONE}", detail, "calculator")
 
 
@@ -93,7 +93,7 @@ called = st.lists(st.tuples(names, st.dictionaries(st.text(), json_values, max_s
 
 @settings(deadline=None)
 @given(called, st.booleans(), st.sampled_from([None, 0, 2]))
-def test_what_is_rendered_behind_functools_is_read(
+def test_rendered_functools_list_is_parsed(
     calls: list[tuple[str, dict[str, Any]]], ascii_only: bool, indent: int | None
 ) -> None:
     values = [{"name": name, "arguments": arguments} for name, arguments in calls]
@@ -102,7 +102,7 @@ def test_what_is_rendered_behind_functools_is_read(
     assert same([(call.name, call.arguments) for call in turn.calls], calls)
 
 
-def test_a_megabyte_is_read_in_seconds() -> None:
+def test_megabyte_is_parsed_in_seconds() -> None:
     assert FORM.cpu_seconds(megabyte("functools[{")) < SECONDS
 
 
@@ -115,5 +115,5 @@ def test_a_megabyte_is_read_in_seconds() -> None:
     ],
     ids=shown,
 )
-def test_one_huge_list_is_read_in_seconds(text: str) -> None:
+def test_huge_list_is_parsed_in_seconds(text: str) -> None:
     assert FORM.cpu_seconds(text) < SECONDS

@@ -100,43 +100,43 @@ def no_call(turn: ParsedTurn) -> bool:
     return not turn.calls and bool(turn.failures)
 
 
-def test_every_parser_is_here() -> None:
+def test_every_parser_has_samples() -> None:
     assert set(EVERY) == set(tool_parser_names()) and set(CLOSING) == set(EVERY)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_calls_written_here_are_calls(name: str) -> None:
+def test_samples_are_well_formed(name: str) -> None:
     (call,) = parse(name, good(name)).calls
     assert (call.name, call.arguments) == ("t", {"a": "v", "b": "x"})
 
 
 @pytest.mark.parametrize("name", sorted(JSON))
 @pytest.mark.parametrize("body", ['{"a": "v",}', '{"a": "v", }', '{"a": 1,, "b": 2}', "{,}", "{'a': 'v'}", '{"a": v}'])
-def test_a_trailing_comma_does_not_run_with_defaults(name: str, body: str) -> None:
+def test_invalid_json_fails(name: str, body: str) -> None:
     assert no_call(parse(name, JSON[name].replace("BODY", body)))
 
 
 @pytest.mark.parametrize("name", sorted(JSON))
 @pytest.mark.parametrize("body", ['"{}"', '"{\\"a\\": 1}"', "[]", '[{"a": 1}]', "null", "1", "true", '""', ""])
-def test_arguments_that_are_no_object_or_absent(name: str, body: str) -> None:
+def test_arguments_must_be_an_object(name: str, body: str) -> None:
     assert no_call(parse(name, JSON[name].replace("BODY", body)))
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "phi4", "nemotron"])
-def test_a_call_without_the_key_of_its_arguments(name: str) -> None:
+def test_call_without_arguments_key_fails(name: str) -> None:
     key = "parameters" if name == "llama3_json" else "arguments"
     assert no_call(parse(name, JSON[name].replace(f', "{key}": BODY', "")))
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_an_unclosed_call_is_a_failed_one(name: str) -> None:
+def test_unclosed_call_fails(name: str) -> None:
     whole = good(name)
     assert whole.endswith(CLOSING[name])
     assert no_call(parse(name, whole.removesuffix(CLOSING[name])))
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_no_beginning_of_a_call_is_a_call(name: str) -> None:
+def test_prefix_of_call_is_not_a_call(name: str) -> None:
     """Wherever a turn is cut, nothing runs, but for sections whose call has its own end behind it already."""
     whole = good(name)
     sections = {"deepseek_v3", "deepseek_v31", "kimi_k2"}
@@ -147,7 +147,7 @@ def test_no_beginning_of_a_call_is_a_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(JSON) | set(LITERAL)))
-def test_the_closing_marker_inside_a_string_is_part_of_the_string(name: str) -> None:
+def test_closing_marker_inside_string_is_data(name: str) -> None:
     marker = CLOSING[name].strip("\n")
     value = f"a {marker} b"
     if name == "gemma":
@@ -158,14 +158,14 @@ def test_the_closing_marker_inside_a_string_is_part_of_the_string(name: str) -> 
 
 
 @pytest.mark.parametrize("name", sorted(BARE))
-def test_a_closing_marker_inside_a_bare_value_is_never_another_call(name: str) -> None:
+def test_closing_marker_inside_bare_value_fails(name: str) -> None:
     for marker in (CLOSING[name], PARAMETER_END[name]):
         assert no_call(parse(name, good(name, f"a{marker}b")))
 
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("ended", ["closed", "never closed"])
-def test_a_draft_in_reasoning_that_the_prompt_opened(name: str, ended: str) -> None:
+def test_draft_in_prompt_opened_reasoning_is_not_a_call(name: str, ended: str) -> None:
     if name == "harmony":
         begin = f"<|channel|>analysis<|message|>maybe {good(name).replace('<|call|>', '')} no"
         turn = parse(name, begin + "<|end|><|start|>assistant<|channel|>final<|message|>ok" * (ended == "closed"))
@@ -179,14 +179,14 @@ def test_a_draft_in_reasoning_that_the_prompt_opened(name: str, ended: str) -> N
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "harmony"])
-def test_an_unterminated_reasoning_block_runs_no_draft(name: str) -> None:
+def test_unclosed_reasoning_has_no_calls(name: str) -> None:
     opening, _ = get_tool_parser(name).reasoning_markers
     turn = parse(name, f"{opening}I could call {good(name)}")
     assert not turn.calls and not turn.failures and not turn.reasoning_closed
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_reasoning_markers_inside_an_argument_stay_there(name: str) -> None:
+def test_reasoning_markers_inside_argument_are_data(name: str) -> None:
     opening, closing = ("<think>", "</think>") if name == "harmony" else get_tool_parser(name).reasoning_markers
     value = f"{opening}hm{closing}".replace("\n", " ")
     (call,) = parse(name, good(name, value)).calls
@@ -197,7 +197,7 @@ def test_reasoning_markers_inside_an_argument_stay_there(name: str) -> None:
 @pytest.mark.parametrize(
     "value", ["123", "-1.50", "1e5", "true", "True", "null", "None", "[]", '{"a": 1}', '"q"', " 7 "]
 )
-def test_a_string_parameter_is_a_string(name: str, value: str) -> None:
+def test_string_parameter_is_a_string(name: str, value: str) -> None:
     (call,) = parse(name, good(name, value)).calls
     assert call.arguments["a"] == value
 
@@ -215,20 +215,20 @@ def test_a_string_parameter_is_a_string(name: str, value: str) -> None:
         "def f():\n\treturn 1",
     ],
 )
-def test_white_space_of_a_value_is_kept(name: str, value: str) -> None:
+def test_whitespace_of_value_is_kept(name: str, value: str) -> None:
     (call,) = parse(name, good(name, value)).calls
     assert call.arguments["a"] == value
 
 
 @pytest.mark.parametrize("name", sorted(BARE))
-def test_a_missing_end_of_a_parameter_drops_no_argument(name: str) -> None:
+def test_unclosed_parameter_fails(name: str) -> None:
     assert no_call(parse(name, good(name).replace(PARAMETER_END[name], "", 1)))
     last = PARAMETER_END[name].join(good(name).rsplit(PARAMETER_END[name], 1)[:1]) + CLOSING[name]
     assert no_call(parse(name, last))
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - {"llama3_json", "harmony", "pythonic"}))
-def test_good_calls_beside_a_broken_one_are_read(name: str) -> None:
+def test_valid_calls_next_to_malformed_call_are_parsed(name: str) -> None:
     """Where the format has several calls in a turn, one that fails takes no other with it; a Python list is one."""
     whole = good(name)
     if name in ("phi4", "nemotron"):

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolParser
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolParser
 from strands_sglang.tool_parsers.pythonic import PythonicToolParser
-from strands_sglang.tool_parsers.sampled import SampledText
-from tool_parsers.checks import SECONDS, check_turn, least_seconds
+from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
 
 OPENING, CLOSING = "<|python_start|>", "<|python_end|>"
 CALL = '[calculator(expression="12*7+3")]'
@@ -81,20 +80,20 @@ def arguments_of(arguments: dict[str, Any]) -> str:
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
-def test_a_call() -> None:
+def test_well_formed_call_is_parsed() -> None:
     (call,) = parse(CALL).calls
     assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
     assert (call.raw, call.start) == (CALL, 0)
 
 
-def test_a_call_between_markers() -> None:
+def test_call_between_markers() -> None:
     turn = parse(f"Let me see.\n{OPENING}{CALL}{CLOSING}")
     (call,) = turn.calls
     assert (call.name, call.arguments, turn.text) == ("calculator", {"expression": "12*7+3"}, "Let me see.")
     assert (call.raw, call.start) == (f"{OPENING}{CALL}{CLOSING}", 12)
 
 
-def test_it_is_a_parser_with_a_name() -> None:
+def test_parser_name() -> None:
     assert isinstance(PythonicToolParser(), ToolParser) and PythonicToolParser.name == "pythonic"
     assert set(PythonicToolParser.markers) == {OPENING, CLOSING} and PythonicToolParser.call_markers == ("[", OPENING)
 
@@ -126,7 +125,7 @@ def test_calls_with_markers_and_without(text: str, calls: list[tuple[str, dict[s
         assert turn.text == ""
 
 
-def test_the_calls_of_a_list_share_out_its_text() -> None:
+def test_calls_of_list_divide_its_text() -> None:
     text = f"a{OPENING}[ f(a=1) , g(b='),') ,\n h() , ]{CLOSING}b"
     assert [call.raw for call in parse(text).calls] == [f"{OPENING}[ f(a=1)", " , g(b='),')", f" ,\n h() , ]{CLOSING}"]
     assert parse(text).text == "a\nb"
@@ -173,7 +172,7 @@ def test_several_lists_between_markers() -> None:
         f"a {CLOSING} b",
     ],
 )
-def test_what_is_text(text: str) -> None:
+def test_text_is_not_a_call(text: str) -> None:
     assert parse(text) == ParsedTurn(reasoning=None, text=text)
 
 
@@ -181,14 +180,14 @@ def test_what_is_text(text: str) -> None:
     "marker",
     [OPENING, CLOSING, "<think>", "</think>", CALL, "[f()]", ")]", "),g(", f"{CLOSING}{OPENING}[g()]{CLOSING}"],
 )
-def test_a_marker_inside_an_argument_is_part_of_it(marker: str) -> None:
+def test_marker_inside_argument_is_data(marker: str) -> None:
     call = written(("f", {"code": f"a {marker} b"}))
     for text in (call, f"{OPENING}{call}{CLOSING}", f"<think>hm</think>{call}", f"x{OPENING}{call}{CLOSING}y"):
         turn = parse(text)
         assert [call.arguments for call in turn.calls] == [{"code": f"a {marker} b"}] and turn.failures == ()
 
 
-def test_where_a_marker_is_a_token_only_the_token_counts() -> None:
+def test_only_marker_tokens_are_markers() -> None:
     text = f"{OPENING}[f()]{CLOSING}"
     places = (0, len(OPENING) + 5)
     for tokens, calls in ((places, 1), ((), 0), (places[1:], 0)):
@@ -202,19 +201,19 @@ def test_where_a_marker_is_a_token_only_the_token_counts() -> None:
 # --- reasoning -------------------------------------------------------------------------------------------------------
 
 
-def test_a_draft_in_reasoning_the_prompt_opened_is_no_call() -> None:
+def test_draft_in_prompt_opened_reasoning_is_not_a_call() -> None:
     turn = parse(f"maybe {OPENING}{CALL}{CLOSING}\n</think>\n\n[real()]", reasoning_open=True)
     assert turn.reasoning == f"maybe {OPENING}{CALL}{CLOSING}"
     assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
 
 
-def test_a_draft_in_reasoning_is_no_call() -> None:
+def test_draft_in_reasoning_is_not_a_call() -> None:
     turn = parse(f"<think>{CALL}</think>done")
     assert (turn.reasoning, turn.text, turn.calls, turn.reasoning_closed) == (CALL, "done", (), True)
 
 
 @pytest.mark.parametrize(("text", "reasoning_open"), [(f"<think>\n{CALL}", False), (CALL, True)])
-def test_unterminated_reasoning_holds_no_call(text: str, reasoning_open: bool) -> None:
+def test_unclosed_reasoning_has_no_calls(text: str, reasoning_open: bool) -> None:
     turn = parse(text, reasoning_open=reasoning_open)
     assert (turn.reasoning, turn.text, turn.calls, turn.reasoning_closed) == (CALL, "", (), False)
 
@@ -286,7 +285,7 @@ BROKEN: list[tuple[str, ParseFailure, str | None]] = [
 
 
 @pytest.mark.parametrize(("text", "failure", "name"), BROKEN, ids=lambda value: ascii(value)[:50])
-def test_a_broken_list_is_one_failed_call(text: str, failure: ParseFailure, name: str | None) -> None:
+def test_malformed_list_is_one_failed_call(text: str, failure: ParseFailure, name: str | None) -> None:
     """Nothing behind it is trusted, also not what looks like a list of its own."""
     for before in ("", "\n ", "<think>hm</think>\n\n"):
         item = failed(f"{before}{text}\n{CALL}")
@@ -327,7 +326,7 @@ def test_a_broken_list_is_one_failed_call(text: str, failure: ParseFailure, name
         (f"{OPENING}\n", UNCLOSED, None),
     ],
 )
-def test_a_list_that_does_not_end_well(text: str, failure: ParseFailure, name: str | None) -> None:
+def test_list_with_invalid_end_fails(text: str, failure: ParseFailure, name: str | None) -> None:
     item = failed(text)
     assert (item.failure, item.name, item.raw, item.start) == (failure, name, text, 0)
 
@@ -340,17 +339,17 @@ def test_a_list_that_does_not_end_well(text: str, failure: ParseFailure, name: s
             "[f(a=x)]",
             "not valid: expecting a string in quotes, a number, a list, a dict, True, False or None, at character 5",
         ),
-        ("[f(a=1, a=2)]", "The key 'a' stands twice in one call, at character 8 of the call"),
-        ("[f(a=1) b]", "Behind a call there must be , or ], at character 8 of the call, near '[f(a=1) b]'."),
-        ("[f(a=1)] b", "Behind a list of calls there must be nothing else, at character 9"),
+        ("[f(a=1, a=2)]", "The key 'a' occurs twice in one call, at character 8 of the call"),
+        ("[f(a=1) b]", "After a call there must be , or ], at character 8 of the call, near '[f(a=1) b]'."),
+        ("[f(a=1)] b", "After a list of calls there must be nothing else, at character 9"),
         ("[get-it()]", "must be a Python identifier, or several joined by dots, at character 1"),
         ("[f(), g]", "must be followed by its arguments in parentheses, as in name(key=value), at character 6"),
         ("[f(a=1", "The turn ended in the middle of a list of calls."),
-        (f"{OPENING}[f()]", f"The list of calls has no {CLOSING} behind it."),
+        (f"{OPENING}[f()]", f"The list of calls is not followed by {CLOSING}."),
         (f"{OPENING}x{CLOSING}", "there must be a list of calls, as in [name(key=value)], at character 16"),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(text: str, detail: str) -> None:
+def test_detail_has_error_and_position(text: str, detail: str) -> None:
     assert detail in failed(text).detail
 
 
@@ -360,7 +359,7 @@ LIST_WITH_EVERYTHING = (
 
 
 @pytest.mark.parametrize("length", range(3, len(LIST_WITH_EVERYTHING)))
-def test_a_list_that_was_cut_is_unclosed(length: int) -> None:
+def test_truncated_list_is_unclosed(length: int) -> None:
     for before in ("", OPENING):
         text = f"{before}{LIST_WITH_EVERYTHING[:length]}"
         item = failed(text)
@@ -368,7 +367,7 @@ def test_a_list_that_was_cut_is_unclosed(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
-def test_an_opening_that_was_cut_is_text(length: int) -> None:
+def test_truncated_opening_marker_is_text(length: int) -> None:
     assert parse(LIST_WITH_EVERYTHING[:length]) == ParsedTurn(reasoning=None, text=LIST_WITH_EVERYTHING[:length])
 
 
@@ -392,7 +391,7 @@ pieces = st.sampled_from([*words, *"[](){}=,.'\"\\ \n:1-é\ud800"])
 
 @settings(deadline=None)
 @given(calls, st.booleans())
-def test_what_is_written_is_read(made: list[tuple[str, dict[str, Any]]], marked: bool) -> None:
+def test_written_values_are_parsed(made: list[tuple[str, dict[str, Any]]], marked: bool) -> None:
     text = written(*made)
     turn = parse(f"before {OPENING}{text}{CLOSING} after" if marked else text)
     assert turn.failures == () and [call.name for call in turn.calls] == [name for name, _ in made]
@@ -402,14 +401,14 @@ def test_what_is_written_is_read(made: list[tuple[str, dict[str, Any]]], marked:
 
 @settings(deadline=None, max_examples=300)
 @given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
-def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
     parse(f"[f({text}", reasoning_open=reasoning_open)
 
 
 @settings(deadline=None, max_examples=300)
 @given(calls, st.data())
-def test_a_damaged_list_is_a_good_one_or_none(made: list[tuple[str, dict[str, Any]]], data: st.DataObject) -> None:
+def test_damaged_list_is_valid_or_rejected(made: list[tuple[str, dict[str, Any]]], data: st.DataObject) -> None:
     text = written(*made)
     for _ in range(data.draw(st.integers(1, 3))):
         start = data.draw(st.integers(0, len(text)))
@@ -440,7 +439,7 @@ def test_a_damaged_list_is_a_good_one_or_none(made: list[tuple[str, dict[str, An
         " ",
     ],
 )
-def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
+def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
     assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
 
 
@@ -465,7 +464,7 @@ def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
     ],
     ids=lambda text: text[:20],
 )
-def test_one_huge_list_is_read_in_seconds(text: str) -> None:
+def test_huge_list_is_parsed_in_seconds(text: str) -> None:
     assert cpu_seconds(text) < SECONDS
 
 

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from families import tokenizer
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, ToolParser
+from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolParser
 from strands_sglang.tool_parsers.qwen3_coder import Qwen3CoderToolParser
-from strands_sglang.tool_parsers.sampled import SampledText
-from tool_parsers.checks import SECONDS, check_turn, least_seconds
+from support.families import tokenizer
+from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 WORDS = (OPENING, CLOSING, "<function=", "</function>", "<parameter=", "</parameter>")
@@ -84,20 +83,20 @@ def body(inside: str) -> str:
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
-def test_a_call() -> None:
+def test_well_formed_call_is_parsed() -> None:
     (call,) = parse(f"Let me see.\n{CALL}").calls
     assert (call.name, call.arguments, call.id) == ("f", {"s": "12*7+3"}, None)
     assert (call.raw, call.start) == (CALL, 12)
 
 
-def test_it_is_a_parser_with_a_name() -> None:
+def test_parser_name() -> None:
     assert isinstance(Qwen3CoderToolParser(), ToolParser) and Qwen3CoderToolParser.name == "qwen3_coder"
     assert set(Qwen3CoderToolParser.markers) == set(WORDS)
     assert Qwen3CoderToolParser.call_markers == ("<tool_call>", "<function=")
 
 
 @pytest.mark.parametrize("family", ["qwen3-coder", "qwen3.6"])
-def test_what_the_template_renders_is_read(family: str) -> None:
+def test_template_output_is_parsed(family: str) -> None:
     arguments: dict[str, Any] = {
         **{"s": "123", "path": "", "text": "  def f():\n\n      return '<b>' & 1\n"},
         **{"n": -7, "x": 1e-07, "b": True, "z": None, "u": None, "a": []},
@@ -120,7 +119,7 @@ def test_what_the_template_renders_is_read(family: str) -> None:
         "<tool_call>\n<function=f>\n<parameter=s>\nv</parameter>\n</function>\n</tool_call>",
     ],
 )
-def test_whitespace_between_tags_does_not_matter(text: str) -> None:
+def test_whitespace_between_tags_is_ignored(text: str) -> None:
     (call,) = parse(text).calls
     assert (call.name, call.arguments, call.raw) == ("f", {"s": "v"}, text)
 
@@ -148,7 +147,7 @@ def test_whitespace_between_tags_does_not_matter(text: str) -> None:
         ("\né😀\u2028\n", "é😀\u2028"),
     ],
 )
-def test_a_string_is_the_text_but_for_the_newlines_of_the_format(between: str, value: str) -> None:
+def test_string_value_excludes_newlines_of_format(between: str, value: str) -> None:
     for key in ("s", "undeclared"):
         (call,) = parse(body(f"<parameter={key}>{between}</parameter>")).calls
         assert call.arguments == {key: value}
@@ -169,12 +168,12 @@ def test_a_string_is_the_text_but_for_the_newlines_of_the_format(between: str, v
         ("a", '\n["\\u003c"]\n', ["<"]),
     ],
 )
-def test_other_values_are_typed_by_the_schema(key: str, text: str, value: Any) -> None:
+def test_other_values_are_typed_by_schema(key: str, text: str, value: Any) -> None:
     (call,) = parse(body(f"<parameter={key}>\n{text}\n</parameter>")).calls
     assert repr(call.arguments) == repr({key: value})
 
 
-def test_without_a_schema_every_value_is_text() -> None:
+def test_values_are_text_without_schema() -> None:
     text = call_of("g", {"n": 1, "o": {"a": 1}, "b": True})
     for schemas in (None, {}, SCHEMAS):
         (call,) = Qwen3CoderToolParser().parse(text, schemas=schemas).calls
@@ -197,7 +196,7 @@ def test_without_a_schema_every_value_is_text() -> None:
         ("a\n<function=f>\n</function>\nb", "a\nb"),
     ],
 )
-def test_what_remains_for_the_reader(text: str, remains: str) -> None:
+def test_remaining_text(text: str, remains: str) -> None:
     assert parse(text).text == remains
 
 
@@ -206,7 +205,7 @@ def test_parallel_calls_keep_their_order() -> None:
     assert [call.name for call in parse("\n".join(call_of(name, {}) for name in names)).calls] == names
 
 
-def test_a_draft_in_reasoning_is_no_call() -> None:
+def test_draft_in_reasoning_is_not_a_call() -> None:
     turn = parse(f"maybe {CALL}\n<function=f>\n</function></think>\n\n{call_of('real', {})}", reasoning_open=True)
     assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
     assert parse(f"<think>{CALL}").calls == () and parse(CALL, reasoning_open=True).calls == ()
@@ -270,7 +269,7 @@ def test_a_draft_in_reasoning_is_no_call() -> None:
     ],
     ids=lambda value: value.encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_a_malformed_call_is_none_and_the_next_one_is_read(inside: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_next_call(inside: str, failure: ParseFailure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     turn = parse(f"a{raw}b{CALL}c{raw}")
     assert [item.failure for item in turn.failures] == [failure, failure]
@@ -283,25 +282,29 @@ def test_a_malformed_call_is_none_and_the_next_one_is_read(inside: str, failure:
 @pytest.mark.parametrize(
     ("inside", "detail", "name"),
     [
-        ('{"name": "f"}', "Behind <tool_call> there must be <function=…, at character 11 of the call", None),
+        ('{"name": "f"}', "After <tool_call> there must be <function=…, at character 11 of the call", None),
         ("<function=></function>", "The name of the tool is missing, at character 21", None),
         ("<function=f g></function>", "must be one word, not 'f g'", None),
-        ("<function=f", "<function= must go on with a name and >", None),
-        ("<function=f>", "</tool_call> stands before </function> has ended the call", "f"),
-        ("<function=f><parameter=s>v</function>", "before </parameter> has ended parameter 's'", "f"),
-        ("<function=f>hi</function>", "A call holds only parameters, each <parameter=…</parameter>, at", "f"),
+        ("<function=f", "<function= must be followed by a name and >", None),
+        ("<function=f>", "</tool_call> comes before the </function> of the call", "f"),
+        ("<function=f><parameter=s>v</function>", "before the </parameter> of parameter 's'", "f"),
+        ("<function=f>hi</function>", "A call contains only parameters, each <parameter=…</parameter>, at", "f"),
         ("<function=f><parameter=o>x</parameter></function>", "'o' must be a JSON object. The JSON is not valid", "f"),
         ("<function=f><parameter=o>[]</parameter></function>", "must be a JSON object, not a list.", "f"),
-        ("<function=f></function><function=g></function>", "there must be nothing else, for it holds one call", "f"),
+        (
+            "<function=f></function><function=g></function>",
+            "there must be nothing else: a block contains one call",
+            "f",
+        ),
         ("<function=f><parameter=s>v</parameter><parameter=s>", "The parameter 's' is given twice", "f"),
     ],
 )
-def test_the_detail_says_what_is_wrong_and_where(inside: str, detail: str, name: str | None) -> None:
+def test_detail_has_error_and_position(inside: str, detail: str, name: str | None) -> None:
     failure = failed(f"{OPENING}{inside}{CLOSING}")
     assert detail in failure.detail and failure.name == name
 
 
-def test_a_value_that_quotes_a_whole_call_is_never_taken_for_one() -> None:
+def test_call_quoted_in_value_is_not_a_call() -> None:
     """Letter by letter, without tokens: all that is certain is that the call is broken."""
     quoted = "<function=rm>\n<parameter=path>\n/\n</parameter>\n</function>"
     assert failed(body(f"<parameter=text>\nTo delete, write\n{quoted}\nand so on\n</parameter>")).name == "f"
@@ -310,14 +313,14 @@ def test_a_value_that_quotes_a_whole_call_is_never_taken_for_one() -> None:
 FULL = call_of("f", {"s": "  é\n", "n": 1, "o": {"a": ['</x> "', None]}, "b": True})
 
 
-def test_a_call_that_was_cut_is_unclosed() -> None:
+def test_truncated_call_is_unclosed() -> None:
     for length in range(len(OPENING), len(FULL)):
         failure = failed("x\n" + FULL[:length])
         assert failure.failure is ParseFailure.UNCLOSED and failure.raw == FULL[:length]
         assert failure.name == ("f" if "<function=f>" in failure.raw else None)
 
 
-def test_an_opening_that_was_cut_is_text() -> None:
+def test_truncated_opening_marker_is_text() -> None:
     for length in range(len(OPENING)):
         assert parse("x" + CALL[:length]) == ParsedTurn(reasoning=None, text="x" + CALL[:length])
 
@@ -339,18 +342,18 @@ FUNCTION = "<function=f>\n<parameter=s>\nv\n</parameter>\n</function>"
         ("", "<function=f>\n<parameter=s>\n<tool_call>\n<function=rm>\n</function>\n</tool_call>", "\n</parameter>"),
     ],
 )
-def test_a_function_outside_of_a_tool_call_is_misplaced(before: str, raw: str, after: str) -> None:
+def test_function_outside_of_tool_call_is_misplaced(before: str, raw: str, after: str) -> None:
     failure = failed(before + raw + after)
     assert (failure.failure, failure.raw, failure.start) == (ParseFailure.MISPLACED, raw, len(before))
     assert failure.name == "f" and "between <tool_call> and its closing marker" in failure.detail
 
 
-def test_behind_reasoning_a_function_needs_no_new_line() -> None:
+def test_function_directly_after_reasoning_is_misplaced() -> None:
     turn = parse(f"hm</think>{FUNCTION}", reasoning_open=True)
     assert [item.failure for item in turn.failures] == [ParseFailure.MISPLACED]
 
 
-def test_a_misplaced_function_leaves_calls_around_it_alone() -> None:
+def test_misplaced_function_does_not_affect_other_calls() -> None:
     turn = parse(f"{CALL}\n{FUNCTION}\n{CALL}\n{FUNCTION}\n{FUNCTION}\n</tool_call>\n{CALL}")
     assert len(turn.calls) == 3 and [item.failure for item in turn.failures] == [ParseFailure.MISPLACED] * 3
     assert turn.text == ""
@@ -368,7 +371,7 @@ def test_a_misplaced_function_leaves_calls_around_it_alone() -> None:
         "</function>\n<parameter=s>",
     ],
 )
-def test_words_about_the_format_are_text(text: str) -> None:
+def test_text_about_the_format_is_text(text: str) -> None:
     assert parse(text) == ParsedTurn(reasoning=None, text=text)
 
 
@@ -382,7 +385,7 @@ def sampled(*pieces: str) -> SampledText:
     return SampledText("".join(pieces), tokens, lambda marker: [0] if marker in (OPENING, CLOSING) else [])
 
 
-def test_letters_that_look_like_a_marker_are_part_of_a_value() -> None:
+def test_marker_letters_without_token_are_part_of_value() -> None:
     value = f"{CLOSING}\n{OPENING} as the manual says"
     inside = f"\n<function=f>\n<parameter=s>\n{value}\n</parameter>\n</function>\n"
     turn = parse(sampled(f"Write {OPENING}: ", OPENING, inside, CLOSING))
@@ -390,7 +393,7 @@ def test_letters_that_look_like_a_marker_are_part_of_a_value() -> None:
     assert turn.text == f"Write {OPENING}: "
 
 
-def test_words_without_a_token_break_a_value_all_the_same() -> None:
+def test_tags_that_are_not_tokens_break_a_value() -> None:
     inside = "<function=f><parameter=s>a</parameter></function><tool_call><function=rm></function></tool_call>"
     text = sampled(OPENING, f"<function=f><parameter=s>{inside}</parameter></function>", CLOSING)
     turn = parse(text)
@@ -442,7 +445,7 @@ pieces = st.sampled_from(tags + parts)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(plain, arguments_of_f), max_size=4), st.booleans())
-def test_what_is_rendered_is_read(written: list[tuple[str, dict[str, Any]]], python: bool) -> None:
+def test_rendered_calls_are_parsed(written: list[tuple[str, dict[str, Any]]], python: bool) -> None:
     turn = parse("".join(before + call_of("f", arguments, python) for before, arguments in written))
     assert turn.failures == ()
     assert [repr(call.arguments) for call in turn.calls] == [repr(arguments) for _, arguments in written]
@@ -451,13 +454,13 @@ def test_what_is_rendered_is_read(written: list[tuple[str, dict[str, Any]]], pyt
 
 @settings(deadline=None, max_examples=200)
 @given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
-def test_no_text_raises(text: str, reasoning_open: bool) -> None:
+def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
 @settings(deadline=None, max_examples=100)
 @given(arguments_of_f, st.data())
-def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: st.DataObject) -> None:
+def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = f"{call_of('f', arguments)}\n{CALL}"
     for _ in range(data.draw(st.integers(1, 4))):
         start = data.draw(st.integers(0, len(text)))
@@ -484,7 +487,7 @@ def test_a_damaged_call_is_a_good_one_or_none(arguments: dict[str, Any], data: s
     ],
     ids=lambda unit: unit[:60],
 )
-def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
+def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
     assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
 
 
@@ -505,7 +508,7 @@ def test_a_megabyte_is_read_in_seconds(unit: str) -> None:
     ],
     ids=lambda text: text[:60],
 )
-def test_one_huge_call_is_read_in_seconds(text: str) -> None:
+def test_huge_call_is_parsed_in_seconds(text: str) -> None:
     assert cpu_seconds(text) < SECONDS
 
 

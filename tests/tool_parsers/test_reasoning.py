@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import HermesToolParser, ParseFailure, ToolParser
-from strands_sglang.tool_parsers.deepseek_v31 import DeepSeekV31ToolParser
+from strands_sglang.tool_parsers.deepseek import DeepSeekV31ToolParser
 from strands_sglang.tool_parsers.glm import GlmToolParser
 from strands_sglang.tool_parsers.kimi_k2 import KimiK2ToolParser
-from strands_sglang.tool_parsers.reasoning import split_reasoning
+from strands_sglang.tool_parsers.parsed import split_reasoning
 
 OPEN, NOT_OPEN = True, False
 
@@ -42,7 +42,7 @@ OPEN, NOT_OPEN = True, False
         ("<think><think>hm</think>answer", OPEN, "<think>hm", "answer", True),
     ],
 )
-def test_where_reasoning_ends(text: str, reasoning_open: bool, reasoning: str | None, rest: str, closed: bool) -> None:
+def test_reasoning_is_split(text: str, reasoning_open: bool, reasoning: str | None, rest: str, closed: bool) -> None:
     split = split_reasoning(text, reasoning_open)
     assert split == (reasoning, rest, len(text) - len(rest), closed)
 
@@ -53,7 +53,7 @@ def test_other_markers() -> None:
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "a", "\n", " "]), max_size=12).map("".join), st.booleans())
-def test_the_parts_are_of_the_text(text: str, reasoning_open: bool) -> None:
+def test_split_parts_are_from_the_text(text: str, reasoning_open: bool) -> None:
     reasoning, rest, start, closed = split_reasoning(text, reasoning_open)
     assert text[start:] == rest
     assert (reasoning is not None) == (reasoning_open or text.lstrip().startswith("<think>"))
@@ -81,7 +81,7 @@ CALL = '<tool_call>{"name": "look", "arguments": {"at": "<think>x"}}</tool_call>
         (f"Hm.{f'<think>{DRAFT}</think>' * 40}{CALL}", [], None),
     ],
 )
-def test_what_is_drafted_in_a_later_block_is_no_call(text: str, calls: list[str], failures: int | None) -> None:
+def test_draft_in_later_reasoning_is_not_a_call(text: str, calls: list[str], failures: int | None) -> None:
     parsed = HermesToolParser().parse(text)
     assert [call.name for call in parsed.calls] == calls
     assert failures is None or len(parsed.failures) == failures
@@ -90,7 +90,7 @@ def test_what_is_drafted_in_a_later_block_is_no_call(text: str, calls: list[str]
         assert text[start : start + len(raw)] == raw
 
 
-def test_a_later_block_stays_text_for_the_reader() -> None:
+def test_later_reasoning_stays_in_text() -> None:
     text = f"Hm.<think>draft: {DRAFT} no</think>I will not."
     assert HermesToolParser().parse(text).text == text
 

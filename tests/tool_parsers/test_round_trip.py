@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from strands_sglang.tool_parsers import ParsedTurn, get_tool_parser
-from tool_parsers.generated import Call, turn
-from tool_parsers.grammars import GRAMMARS
-from tool_parsers.grammars import Call as Written
-from tool_parsers.written import WITH_TOOLS, bridge_of, most_of, read
+from support.tool_parsers.generated import Call, turn
+from support.tool_parsers.grammars import GRAMMARS
+from support.tool_parsers.grammars import Call as Written
+from support.tool_parsers.written import WITH_TOOLS, bridge_of, most_of, read
 
 CASES = 1000
 
@@ -30,7 +30,7 @@ def same_calls(parsed: ParsedTurn, calls: list[Call]) -> bool:
 
 
 @pytest.mark.parametrize("family", WITH_TOOLS)
-def test_what_the_template_writes_is_read_back(family: str) -> None:
+def test_template_output_round_trips(family: str) -> None:
     for seed in range(CASES):
         calls = turn(seed, most=most_of(family))
         text, parsed = read(family, calls)
@@ -40,7 +40,7 @@ def test_what_the_template_writes_is_read_back(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", WITH_TOOLS)
-def test_words_of_the_format_inside_values_never_make_another_call(family: str) -> None:
+def test_markers_inside_values_never_become_another_call(family: str) -> None:
     """Formats that quote nothing cannot carry their own words: such a call fails, and is never a different one."""
     read_back = 0
     for seed in range(200):
@@ -52,7 +52,7 @@ def test_words_of_the_format_inside_values_never_make_another_call(family: str) 
 
 
 @pytest.mark.parametrize("family", WITH_TOOLS)
-def test_a_draft_in_the_reasoning_is_no_call(family: str) -> None:
+def test_draft_in_reasoning_is_not_a_call(family: str) -> None:
     if not bridge_of(family).template.writes_reasoning:
         return  # found out here: asking all families as the file is read takes a minute of every test process
     for seed in range(50):
@@ -73,7 +73,7 @@ def plain_keys(value: Any, *, depth: int = 100) -> Any:
 
 
 @pytest.mark.parametrize("name", ["gemma", "nemotron", "phi4", "pythonic"])
-def test_what_is_written_in_a_format_without_a_template_here_is_read_back(name: str) -> None:
+def test_grammar_output_round_trips(name: str) -> None:
     """No template of these is among the fixtures that writes calls: they are written by the second grammar."""
     parser = get_tool_parser(name)
     for seed in range(CASES):

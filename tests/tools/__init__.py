@@ -1,1 +1,1 @@
-"""A package, so that it is found before whatever else may have its name."""
+"""A regular package, so that it takes precedence over other packages of this name."""

@@ -1,4 +1,4 @@
-"""Where no sandbox can be made, each test that needs one fails by itself and says why; all others are collected."""
+"""Without bubblewrap, each test that needs a sandbox fails on its own with a reason; all others are collected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools import test_python_tool
 TESTS = Path(__file__).resolve().parent.parent
 
 
-def test_no_file_makes_a_sandbox_when_it_is_imported() -> None:
+def test_no_test_module_creates_a_sandbox_on_import() -> None:
     for path in TESTS.rglob("*.py"):
         for statement in ast.parse(path.read_text()).body:
             if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -23,7 +23,7 @@ def test_no_file_makes_a_sandbox_when_it_is_imported() -> None:
             assert not made, f"{path.name}, line {statement.lineno}"
 
 
-def test_a_test_without_bubblewrap_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_test_without_bubblewrap_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     test_python_tool.sandbox.cache_clear()
     with pytest.raises(SandboxUnavailableError, match="apt-get install bubblewrap"):

@@ -1,4 +1,4 @@
-"""Nothing that code in the sandbox tries reaches the host."""
+"""Code in the sandbox does not reach the host."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from strands_sglang.tools import Ending, Isolation, PythonSandbox, Rights
-from strands_sglang.tools.syscalls import CLONE, CLONE3, MACHINES, NEWEST, REFUSED, SOCKETPAIR
-from tools.attempts import ATTEMPTS, CONTROLS
-from tools.bombs import BOMBS
-from tools.host import Host, a_host, limits, system_python
+from strands_sglang.tools import Isolation, Privileges, PythonSandbox, SandboxEndReason
+from strands_sglang.tools.seccomp import CLONE, CLONE3, MACHINES, NEWEST, REFUSED, SOCKETPAIR
+from support.tools.bombs import BOMBS
+from support.tools.escape_attempts import ATTEMPTS, CONTROLS
+from support.tools.host import Host, a_host, limits, system_python
 
 COLUMN = MACHINES[os.uname().machine].column
 NUMBERS = {name: numbers[COLUMN] for name, numbers in REFUSED.items()} | {
@@ -48,11 +48,11 @@ else:
 
 
 SETUPS = ["own", "nobody"] if os.geteuid() == 0 else ["own"]
-"""With the rights of this process; and where that is root, as an ordinary user in a user namespace."""
+"""With the privileges of this process; for root, also as an ordinary user in a user namespace."""
 
 
 def sandbox(setup: str, **others: Any) -> PythonSandbox:
-    settings: dict[str, Any] = {"rights": Rights.NOBODY, "python": system_python()} if setup == "nobody" else {}
+    settings: dict[str, Any] = {"privileges": Privileges.NOBODY, "python": system_python()} if setup == "nobody" else {}
     return PythonSandbox(limits=limits(**others), **settings)
 
 
@@ -69,15 +69,15 @@ def program(body: str, host: Host) -> str:
 
 @pytest.mark.parametrize("setup", SETUPS)
 @pytest.mark.parametrize("name", ATTEMPTS)
-async def test_attempt(name: str, setup: str, host: Host) -> None:
+async def test_escape_attempt(name: str, setup: str, host: Host) -> None:
     outcome = await sandbox(setup).run(program(ATTEMPTS[name], host))
     host.check(outcome.text)
-    assert outcome.ended is Ending.FINISHED, outcome.text
+    assert outcome.end_reason is SandboxEndReason.FINISHED, outcome.text
     assert re.fullmatch(r"HELD(:.*)?", outcome.text.strip(), re.DOTALL), outcome.text
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-async def test_without_a_sandbox_the_attempt_succeeds(name: str, host: Host) -> None:
+async def test_attempt_succeeds_without_isolation(name: str, host: Host) -> None:
     bare = PythonSandbox(limits=limits(), isolation=Isolation.NONE_RUNS_AS_ME)
     outcome = await bare.run(program(CONTROLS[name], host))
     host.touched.clear()
@@ -90,14 +90,14 @@ async def test_bomb(name: str, setup: str, host: Host) -> None:
     bomb = BOMBS[name]
     outcome = await sandbox(setup, **bomb.limits).run(bomb.code)
     host.check(outcome.text)
-    assert outcome.ended in bomb.endings, outcome
-    assert re.search(bomb.says, outcome.text, re.DOTALL), outcome.text
+    assert outcome.end_reason in bomb.endings, outcome
+    assert re.search(bomb.pattern, outcome.text, re.DOTALL), outcome.text
     assert len(outcome.text) < 25_000
-    assert outcome.seconds < limits(**bomb.limits).seconds + 15  # on a machine that is busy with more than this
+    assert outcome.seconds < limits(**bomb.limits).seconds + 15  # tolerates a busy machine
 
 
 @pytest.mark.parametrize("setup", SETUPS)
-async def test_every_refused_system_call_is_refused(setup: str, host: Host) -> None:
+async def test_refused_system_calls(setup: str, host: Host) -> None:
     body = """
         answers = {}
         for name, number in NUMBERS.items():
@@ -110,15 +110,15 @@ async def test_every_refused_system_call_is_refused(setup: str, host: Host) -> N
 
 
 async def test_calls_do_not_see_each_other(host: Host) -> None:
-    """What one call left in its files, variables and environment, the next does not find."""
+    """Files, variables and environment of one call are not visible in the next."""
     place = sandbox("own")
     first = await place.run(
         "open('/tmp/mine', 'w').write('x'); import os, builtins; os.environ['A'] = 'b'; builtins.a = 1"
     )
     second = await place.run("import os; print(os.listdir('/tmp'), os.environ.get('A'), 'a' in dir(__builtins__))")
-    assert first.ended is Ending.FINISHED
+    assert first.end_reason is SandboxEndReason.FINISHED
     assert second.text == "['main.py'] None False"
 
 
-def test_there_are_more_than_a_hundred() -> None:
+def test_number_of_attempts() -> None:
     assert len(ATTEMPTS) > 100 and len(CONTROLS) > 30

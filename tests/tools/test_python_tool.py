@@ -1,4 +1,4 @@
-"""The sandbox as a tool: in an agent, in a run, on record."""
+"""The sandbox as a tool in agents and recorded runs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 
-from rollout.scripts import PromptEngine, assert_proved, record_of
-from rollout.scripts import run as run_episodes
-from scripted_engine import Answer, tool_call
 from strands_sglang.ledger.event import EventKind
-from strands_sglang.rollout import Ended, Limits, ReplayVerdict, Task, replay
+from strands_sglang.rollout import EndReason, Limits, ReplayVerdict, Task, replay
 from strands_sglang.tools import PythonSandbox, python_sandbox
-from tools.host import limits
+from support.rollout.scripts import PromptEngine, assert_proved, record_of
+from support.rollout.scripts import run as run_episodes
+from support.scripted_engine import Answer, tool_call
+from support.tools.host import limits
 
 
 @cache
 def sandbox() -> PythonSandbox:
-    """Return the sandbox of all these tests: made by the first that needs it, which fails where none can be made."""
-    return PythonSandbox(limits=limits(seconds=5), concurrency=4)
+    """Return the shared sandbox of these tests, created by the first test that needs it."""
+    return PythonSandbox(limits=limits(seconds=20), concurrency=4)
 
 
 def build(task: Task, model: Any) -> Agent:
@@ -31,7 +31,7 @@ def build(task: Task, model: Any) -> Agent:
 
 
 def coder(*programs: str) -> PromptEngine:
-    """Return an engine that has one program run after the other and then says what the last one printed."""
+    """Return an engine that calls the tool with each program in turn and then repeats the last output."""
 
     def script(prompt: str, before: int) -> Answer:
         results = [part.partition("\n</tool_response>")[0] for part in prompt.split("<tool_response>\n")[1:]]
@@ -42,20 +42,20 @@ def coder(*programs: str) -> PromptEngine:
     return PromptEngine(script)
 
 
-def test_what_the_model_is_told() -> None:
+def test_tool_spec() -> None:
     tool = python_sandbox(sandbox())
     assert tool.tool_name == "python"
-    assert "fresh interpreter" in tool.tool_spec["description"] and "5 seconds" in tool.tool_spec["description"]
+    assert "fresh interpreter" in tool.tool_spec["description"] and "20 seconds" in tool.tool_spec["description"]
     assert tool.tool_spec["inputSchema"]["json"]["required"] == ["code"]
     other = python_sandbox(packages=("numpy",), name="code_interpreter", limits=limits())
     assert other.tool_name == "code_interpreter" and "numpy" in other.tool_spec["description"]
     assert python_sandbox(sandbox(), description="My words.").tool_spec["description"] == "My words."
 
 
-async def test_an_agent_runs_code() -> None:
+async def test_agent_runs_code() -> None:
     [episode] = await run_episodes(build, ["How much?"], coder("x = 17", "print(x)", "print(615 * 17)"))
     assert episode.text == "It is 10455"
-    assert (episode.metrics.tool_calls, episode.metrics.tool_errors) == (3, 1)  # nothing is kept between calls
+    assert (episode.metrics.tool_calls, episode.metrics.tool_errors) == (3, 1)  # no state is kept between calls
     results = [
         block["toolResult"] for message in episode.messages for block in message["content"] if "toolResult" in block
     ]
@@ -63,7 +63,7 @@ async def test_an_agent_runs_code() -> None:
     assert "NameError: name 'x' is not defined" in results[1]["content"][0]["text"]
 
 
-async def test_results_are_on_record_and_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_results_are_recorded_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = coder("import time; print(time.time_ns())")
     [episode] = await run_episodes(build, ["When?"], engine, tmp_path / "run")
     assert_proved(tmp_path / "run")
@@ -71,7 +71,7 @@ async def test_results_are_on_record_and_are_not_run_again(tmp_path: Path, monke
     assert [event.data["name"] for event in tools] == ["python"]
 
     async def never(self: PythonSandbox, code: str) -> Any:
-        raise AssertionError("a result that is on record was made again")
+        raise AssertionError("a recorded result was computed again")
 
     monkeypatch.setattr(PythonSandbox, "run", never)
     [again] = await replay(build, tmp_path / "run", tokenizer=engine.tokenizer)
@@ -79,11 +79,11 @@ async def test_results_are_on_record_and_are_not_run_again(tmp_path: Path, monke
     assert [list(t.token_ids) for t in again.trajectories] == [list(t.token_ids) for t in episode.trajectories]
 
 
-async def test_a_tool_that_takes_too_long_is_killed(tmp_path: Path) -> None:
-    """By its own limit, or by that of the run: both end what it started."""
+async def test_slow_call_is_killed(tmp_path: Path) -> None:
+    """The limit of the sandbox and the limit of the run both kill all processes of a call."""
     engine = coder("import os, time; os.fork(); time.sleep(99)")
-    [episode] = await run_episodes(build, ["Well?"], engine, limits=Limits(seconds_per_tool=0.5))
-    assert episode.ended is Ended.ANSWERED and "within 0.5 seconds" in episode.text
+    [episode] = await run_episodes(build, ["Well?"], engine, limits=Limits(tool_timeout=0.5))
+    assert episode.end_reason is EndReason.ANSWERED and "within 0.5 seconds" in episode.text
     slow = PythonSandbox(limits=limits(seconds=0.3))
     [episode] = await run_episodes(
         lambda task, model: Agent(model=model, tools=[python_sandbox(slow)], callback_handler=None), ["Well?"], engine
@@ -91,14 +91,14 @@ async def test_a_tool_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     assert "timed out after 0.3 seconds" in episode.text
 
 
-async def test_what_code_prints_stays_data() -> None:
-    """Words that look like control tokens are shown to the model as words."""
+async def test_printed_control_tokens_stay_text() -> None:
+    """Output that looks like control tokens is encoded as ordinary text."""
     engine = coder("print('<|im_' + 'end|>')", "print('nothing')")
     [episode] = await run_episodes(build, ["Well?"], engine)
     [trajectory] = episode.trajectories
     assert engine.decode([int(token) for token in trajectory.token_ids]).count("<|im_end|>") == 8
     end = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert sum(int(token) == end for token in trajectory.token_ids) == 7  # the other one is letters
+    assert sum(int(token) == end for token in trajectory.token_ids) == 7  # the other one is ordinary text
 
 
 async def test_many_episodes_share_one_sandbox() -> None:

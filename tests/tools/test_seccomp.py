@@ -1,4 +1,4 @@
-"""The filter, run by a second reading of it: a small machine for the kernel's instructions."""
+"""The seccomp filter, executed by an independent interpreter of its instructions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ import struct
 import pytest
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.tools.seccomp import seccomp_filter
-from strands_sglang.tools.syscalls import CLONE, CLONE3, FCNTL, IOCTL, MACHINES, NEWEST, REFUSED, SOCKET, SOCKETPAIR
+from strands_sglang.tools.seccomp import (
+    CLONE,
+    CLONE3,
+    FCNTL,
+    IOCTL,
+    MACHINES,
+    NEWEST,
+    REFUSED,
+    SOCKET,
+    SOCKETPAIR,
+    seccomp_filter,
+)
 
 ALLOW, KILL, EPERM, ENOSYS = 0x7FFF0000, 0x80000000, 0x00050001, 0x00050026
 
 
 def answer(program: bytes, arch: int, number: int, *arguments: int) -> int:
-    """Return what the filter says to a system call."""
+    """Return the action of the filter for a system call."""
     words = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("=IIQ6Q", number, arch, 0, *words)
     steps = [struct.unpack_from("=HBBI", program, place) for place in range(0, len(program), 8)]
@@ -36,14 +46,14 @@ def answer(program: bytes, arch: int, number: int, *arguments: int) -> int:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_every_number_has_the_answer_it_should(machine: str) -> None:
+def test_every_system_call_number(machine: str) -> None:
     program, (audit, column, foreign) = seccomp_filter(machine), MACHINES[machine]
     assert len(program) % 8 == 0 and len(program) // 8 < 4096
     refused = {numbers[column] for numbers in REFUSED.values()} | {SOCKET[column]}
     for number in range(NEWEST + 200):
         expected = EPERM if number in refused else ENOSYS if number > NEWEST or number == CLONE3[column] else ALLOW
         if number == SOCKETPAIR[column]:
-            expected = EPERM  # of no family
+            expected = EPERM  # the address family is 0
         assert answer(program, audit, number) == expected, number
         assert answer(program, audit ^ 1, number) == KILL
         if foreign is not None:
@@ -51,7 +61,7 @@ def test_every_number_has_the_answer_it_should(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_arguments_are_looked_at(machine: str) -> None:
+def test_argument_checks(machine: str) -> None:
     program, (audit, column, _) = seccomp_filter(machine), MACHINES[machine]
     thread = 0x3D0F00
     assert answer(program, audit, CLONE[column], thread) == ALLOW
@@ -61,15 +71,17 @@ def test_arguments_are_looked_at(machine: str) -> None:
     assert answer(program, audit, SOCKETPAIR[column], 1) == ALLOW
     assert answer(program, audit, SOCKETPAIR[column], 2) == EPERM
     assert answer(program, audit, FCNTL[column], 3, 6) == ALLOW  # setting a lock
-    assert answer(program, audit, FCNTL[column], 3, 5) == EPERM  # asking for those of others
+    assert answer(program, audit, FCNTL[column], 3, 5) == EPERM  # querying locks of others
     assert answer(program, audit, FCNTL[column], 3, 36) == EPERM
     assert answer(program, audit, IOCTL[column], 1, 0x5401) == ALLOW
     assert answer(program, audit, IOCTL[column], 1, 0x5412) == EPERM
     assert answer(program, audit, IOCTL[column], 1, 0x541C) == EPERM
-    assert answer(program, audit, IOCTL[column], 1, 0xDEAD00005412) == EPERM  # the kernel looks at the low half too
+    assert (
+        answer(program, audit, IOCTL[column], 1, 0xDEAD00005412) == EPERM
+    )  # only the low 32 bits count, as in the kernel
 
 
-def test_numbers_are_used_once() -> None:
+def test_numbers_are_unique() -> None:
     for column in (0, 1):
         numbers = [found[column] for found in REFUSED.values() if found[column] is not None]
         assert len(numbers) == len(set(numbers))

@@ -1,4 +1,4 @@
-"""Worlds in which trainers run."""
+"""Fixtures of trainer tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from lab_servers import Routed
-from trainers.slime_world import SlimeWorld
+from support.lab_servers import Routed
+from support.trainers.slime_world import SlimeWorld
 
 
 @pytest.fixture
 def slime_world(routed: Routed, tmp_path: Path) -> Iterator[SlimeWorld]:
-    """Give slime in front of two tool-policy workers behind the real router, on a wire that writes down what passes."""
+    """Return slime connected to two tool-policy workers by the real router, with recorded traffic."""
     with SlimeWorld(routed.url, tmp_path) as world:
         yield world

@@ -1,4 +1,4 @@
-"""Who made a branch, and whether it is the main one, stands in every export; what has no score is not trained."""
+"""Every export has the agent of a branch and whether it is the main one; rows without a score are not trained."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ import pytest
 from strands import Agent, tool
 from strands.multiagent import GraphBuilder
 
-from rollout.scripts import PromptEngine, run, steps
-from scripted_engine import tool_call
 from strands_sglang import SGLangModel
-from strands_sglang.ledger.ledger import Ledger
+from strands_sglang.ledger.reader import Ledger
 from strands_sglang.rollout import Episode, Task
 from strands_sglang.tokens import Trajectory
-from strands_sglang.trainers.branch import branches_of
-from strands_sglang.trainers.jsonl import read_jsonl, write_jsonl
-from strands_sglang.trainers.padded import padded_batch
-from strands_sglang.trainers.plain_row import plain_rows
-from strands_sglang.trainers.row import Branches
-from strands_sglang.trainers.skyrl_output import Wishes, generator_output
-from strands_sglang.trainers.trl_batch import AGENT, Place, batch_of
-from strands_sglang.trainers.verl_output import output_fields
+from strands_sglang.trainers.exports import padded_batch, read_jsonl, write_jsonl
+from strands_sglang.trainers.rows import Branches, branches_of, plain_rows
+from strands_sglang.trainers.skyrl.output import OutputOptions, generator_output
+from strands_sglang.trainers.trl.batch import AGENT, Completion, batch_of
+from strands_sglang.trainers.verl.output import output_fields
+from support.rollout.scripts import PromptEngine, run, steps
+from support.scripted_engine import tool_call
 
 
 def agent(model: SGLangModel, name: str, **settings: Any) -> Agent:
@@ -52,7 +49,7 @@ def boss(task: Task, model: SGLangModel) -> Any:
     return agent(model, "boss", tools=[helper])
 
 
-def asks_for_help(prompt: str, before: int) -> str:
+def script_with_helper(prompt: str, before: int) -> str:
     if "You help." in prompt:
         return "helped"
     return "the end" if "helped" in prompt else tool_call("helper", question="how?")
@@ -64,7 +61,7 @@ async def of(build: Any, script: Any, folder: Path, **settings: Any) -> Episode:
     return episode
 
 
-async def test_nodes_of_a_graph(tmp_path: Path) -> None:
+async def test_agent_names_of_graph_nodes(tmp_path: Path) -> None:
     episode = await of(graph, steps(0), tmp_path, reward=lambda episode: 1.0)
     assert [(one.agent, one.main) for one in episode.trajectories] == [("draft", False), ("review", True)]
     roles = [message["role"] for message in episode.messages]
@@ -88,28 +85,26 @@ async def test_nodes_of_a_graph(tmp_path: Path) -> None:
     assert Trajectory.from_dict(old) == flat and Trajectory.from_dict(old).agent is None
 
 
-async def test_a_sub_agent(tmp_path: Path) -> None:
-    episode = await of(boss, asks_for_help, tmp_path, reward=lambda episode: 1.0)
+async def test_agent_name_of_a_sub_agent(tmp_path: Path) -> None:
+    episode = await of(boss, script_with_helper, tmp_path, reward=lambda episode: 1.0)
     assert sorted((str(one.agent), one.main) for one in episode.trajectories) == [("boss", True), ("helper", False)]
     assert [message["role"] for message in episode.messages] == ["user", "assistant", "user", "assistant"]
     plain = plain_rows(episode, pad_id=0, scored=True, branches=Branches.ALL)
     assert [(one.agent, one.main) for one in plain] == [("helper", False), ("boss", True)]
     numbered = replace(plain[0], versions=["1"] * len(plain[0].versions))
-    told = output_fields(numbered, episode, prompt_length=4000, response_length=4000, logprobs=True, steps=0)
-    assert (told["extra_fields"]["strands_agent"], told["extra_fields"]["strands_main"]) == ("helper", False)
-    output = generator_output([(episode, plain)], Wishes(step_wise=True), trajectory_ids=["x"])
+    fields = output_fields(numbered, episode, prompt_length=4000, response_length=4000, logprobs=True, steps=0)
+    assert (fields["extra_fields"]["strands_agent"], fields["extra_fields"]["strands_main"]) == ("helper", False)
+    output = generator_output([(episode, plain)], OutputOptions(step_wise=True), trajectory_ids=["x"])
     assert [(one["agent"], one["main"]) for one in output["env_metrics"]] == [("helper", 0.0), ("boss", 1.0)]
-    assert batch_of([Place.of(episode)], pad=0, longest=None)[AGENT] == ["boss"]
+    assert batch_of([Completion.of(episode)], pad=0, longest=None)[AGENT] == ["boss"]
 
 
-async def test_tables(tmp_path: Path) -> None:
+async def test_agent_names_in_tables(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    from strands_sglang.ledger.table import to_arrow as of_ledger
-    from strands_sglang.ledger.table import trajectories_of, write_parquet
-    from strands_sglang.trainers.arrow import to_arrow
+    from strands_sglang.ledger.table import to_arrow, trajectories_of, write_parquet
 
-    episode = await of(boss, asks_for_help, tmp_path, reward=lambda episode: 1.0)
-    for table in (to_arrow([episode]), of_ledger(tmp_path)):
+    episode = await of(boss, script_with_helper, tmp_path, reward=lambda episode: 1.0)
+    for table in (to_arrow([episode]), to_arrow(tmp_path)):
         rows = sorted((one["agent"], one["main"]) for one in table.select(["agent", "main"]).to_pylist())
         assert rows == [("boss", True), ("helper", False)]
     write_parquet(tmp_path, tmp_path / "rows.parquet")

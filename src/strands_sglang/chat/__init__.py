@@ -1,1 +1,1 @@
-"""Messages and tokens: Strands blocks, the chat template, the bridge, soundness."""
+"""From Strands messages to tokens and back: messages, chat template, tokenization, bridge, soundness."""

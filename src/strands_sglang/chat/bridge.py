@@ -1,12 +1,17 @@
-"""The bridge: from new messages to the tokens that continue a branch.
+"""The bridge: turns new messages into the tokens that continue a branch.
 
-It is derived from the chat template at hand. New messages are rendered behind a stand-in conversation of the same
-shape; what the template writes behind the stand-in's last assistant turn is what continues the branch. The join with
-what was really sampled is made at the level of tokens (see `joint`). History is never rendered, so the cost of a turn
-is that of what is new.
+It is derived from the chat template. New messages are rendered after a stand-in conversation of the same shape as the
+real one; what the template writes after the stand-in's last assistant turn continues the branch. History is never
+rendered, so the cost of a turn depends only on what is new.
 
-Invariant: the ids of a branch are only ever extended. Whether the extension is what one rendering of the whole
-conversation would give is `soundness`'s to prove; here it is refused only where it cannot be derived at all.
+Between the last word of an assistant turn and the first word of the next message, a template writes a fixed sequence
+of control tokens: closing markers, perhaps an end-of-turn token, the header of the next role. The sampled turn has some
+of them already: usually its end-of-turn token, in some families the next header. `TurnBoundary` says where in this
+sequence the rendered text continues the sampled turn.
+
+Invariant: the ids of a branch are only ever extended. No sampled token is written again, and nothing that the template
+writes after the turn is left out. `soundness` proves whether the result equals one rendering of the whole conversation;
+the bridge itself returns None only if the continuation cannot be derived.
 """
 
 from __future__ import annotations
@@ -17,108 +22,91 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from strands_sglang.chat.content import TemplateMessage
-from strands_sglang.chat.encoder import Encoder
-from strands_sglang.chat.joint import Joint, find_joint, tokens_within
-from strands_sglang.chat.shape import ANCHOR, Shape, behind_words, stand_in_calls
-from strands_sglang.chat.template import ChatTemplate, Rendered
+from strands_sglang.chat.compiled_prompts import CompiledPrompts, PromptRequest
+from strands_sglang.chat.control_tokens import ControlTokens, Occurrence
+from strands_sglang.chat.conversation_shape import ANCHOR, ConversationShape, offset_after, stand_in_calls
+from strands_sglang.chat.messages import TemplateMessage
+from strands_sglang.chat.prompt_text import PromptText, PromptTokens
+from strands_sglang.chat.template import ChatTemplate
+from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.errors import TemplateRefusedError
 
 _REPLY = "xQzReplyqZx"
 Tools = Sequence[Mapping[str, Any]] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Text to be encoded: what continues a branch, or opens one."""
-
-    closing: str
-    """What closes the turn before; empty when it closed itself, or there is none."""
-    context: str
-    """New messages and the prompt for the next turn."""
-    rendered: Rendered
-    """Where both come from."""
-    white: str = ""
-    """White space between both that the token before it swallows: written by the template, and no token."""
-
-    @property
-    def written(self) -> str:
-        """What the template wrote for it, data as it was given."""
-        return self.rendered.escapes.restore(f"{self.closing}{self.white}{self.context}")
-
-
-@dataclass(frozen=True, slots=True)
-class Extension:
-    """The tokens that continue a branch, or open one."""
-
-    closing: array[int]
-    """End-of-turn tokens that the sampled turn before lacked."""
-    context: array[int]
-    """New messages and the prompt for the next turn."""
-    tail: str
-    """The end of the rendered text, for whoever wants to know whether the prompt opened a reasoning block."""
-
-
 class Bridge:
-    """Renders and encodes for one template on one tokenizer."""
+    """Renders and encodes prompts for one template on one tokenizer."""
 
     def __init__(self, template: ChatTemplate, encoder: Encoder) -> None:
         self.template = template
         """The chat template."""
         self.encoder = encoder
         """The tokenizer's encoder."""
-        self._joints: dict[tuple[Shape, str], Joint | None] = {}
+        self.compiled = CompiledPrompts(template, encoder, self.boundary)
+        """Prompts of repeated steps, which need no rendering."""
+        self._boundaries: dict[tuple[ConversationShape, str], TurnBoundary | None] = {}
 
-    def open(self, messages: Sequence[TemplateMessage], tools: Tools = None) -> Piece:
+    def open(self, messages: Sequence[TemplateMessage], tools: Tools = None) -> PromptText:
         """Render a whole conversation, for a new branch.
 
         Raises:
-            TemplateRefusedError: The template does not take it.
+            TemplateRefusedError: The template rejects the conversation.
         """
-        rendered = self.template.render(messages, tools=tools)
-        return Piece("", rendered.text, rendered)
+        opened = self.compiled.prompt(PromptRequest(None, None, messages, tools), self._open)
+        assert opened is not None  # a whole conversation is rendered, or rejected
+        return opened
+
+    def _open(self, request: PromptRequest) -> PromptText:
+        rendered = self.template.render(request.new, tools=request.tools)
+        return PromptText("", rendered.text, rendered.escapes)
 
     def extend(
-        self, shape: Shape, ended_by: int | None, new: Sequence[TemplateMessage], tools: Tools = None
-    ) -> Piece | None:
-        """Render new messages behind a branch.
+        self, shape: ConversationShape, ended_by: int | None, new: Sequence[TemplateMessage], tools: Tools = None
+    ) -> PromptText | None:
+        """Render new messages after a branch, using a stand-in conversation.
 
         Args:
             shape: The shape of the branch's conversation.
-            ended_by: Last sampled token, if it is a control token; None for a turn that was cut in its text.
+            ended_by: Last sampled token if it is a control token; None for a turn that was truncated in its text.
             new: The messages to append.
             tools: The tools of the conversation.
 
         Returns:
-            What continues the branch; None when it cannot be derived from this template.
+            The text that continues the branch; None if it cannot be derived from this template.
         """
-        joint = self.joint(shape, new[0]["role"])
-        if joint is None:
-            return None
-        return self._behind(joint, shape.stand_in(), shape.anchors, ended_by, new, tools)
+        return self.compiled.prompt(PromptRequest(shape, ended_by, new, tools), self._extend)
 
-    def extend_real(
+    def _extend(self, request: PromptRequest) -> PromptText | None:
+        shape, ended_by, new, tools = request
+        assert shape is not None
+        boundary = self.boundary(shape, new[0]["role"])
+        if boundary is None:
+            return None
+        return self._extend_after(boundary, shape.stand_in(), shape.anchor_count, ended_by, new, tools)
+
+    def extend_with_history(
         self,
-        shape: Shape,
+        shape: ConversationShape,
         before: Sequence[TemplateMessage],
         ended_by: int | None,
         new: Sequence[TemplateMessage],
         tools: Tools = None,
-    ) -> Piece | None:
-        """Render new messages behind the real conversation, at the cost of all of it.
+    ) -> PromptText | None:
+        """Render new messages after the real conversation. The cost grows with the length of history.
 
         Args:
             shape: The shape of the branch's conversation.
-            before: That conversation, system prompt included; its last message is the assistant turn.
-            ended_by: Last sampled token, if it is a control token; None for a turn that was cut in its text.
+            before: That conversation, including the system prompt; its last message is the assistant turn.
+            ended_by: Last sampled token if it is a control token; None for a turn that was truncated in its text.
             new: The messages to append.
             tools: The tools of the conversation.
 
         Returns:
-            What continues the branch; None when it cannot be derived from this template.
+            The text that continues the branch; None if it cannot be derived from this template.
         """
-        joint = self.joint(shape, new[0]["role"])
-        if joint is None or ANCHOR in repr(before):
+        boundary = self.boundary(shape, new[0]["role"])
+        if boundary is None or ANCHOR in repr(before):
             return None
         last = dict(before[-1])
         if shape.calls:
@@ -126,61 +114,61 @@ class Bridge:
         else:
             last.pop("tool_calls", None)
             last["content"] = ANCHOR
-        return self._behind(joint, [*before[:-1], last], max(1, len(shape.calls)), ended_by, new, tools)
+        return self._extend_after(boundary, [*before[:-1], last], max(1, len(shape.calls)), ended_by, new, tools)
 
-    def _behind(
+    def _extend_after(
         self,
-        joint: Joint,
+        boundary: TurnBoundary,
         before: Sequence[TemplateMessage],
         anchors: int,
         ended_by: int | None,
         new: Sequence[TemplateMessage],
         tools: Tools,
-    ) -> Piece | None:
+    ) -> PromptText | None:
         try:
             rendered = self.template.render([*before, *new], tools=tools)
         except TemplateRefusedError:
             return None
-        at = behind_words(rendered.text, ANCHOR, anchors)
+        at = offset_after(rendered.text, ANCHOR, anchors)
         if at is None:
             return None
-        behind = rendered.text[at:]
-        found = list(islice(self.encoder.control.find(behind), len(joint.zone)))
-        cut = joint.cut(found, ended_by)
-        if cut is None:
+        following = rendered.text[at:]
+        found = list(islice(self.encoder.control.find(following), len(boundary.tokens)))
+        closing = boundary.closing_span(found, ended_by)
+        if closing is None:
             return None
-        # Some end-of-turn tokens swallow the white space behind them, here as in one text.
-        border = next((token.id for token in found if token.end == cut.closing_end), None)
-        rest = behind[cut.closing_end :]
+        # Some end-of-turn tokens absorb white space after them, here as in one text.
+        border = next((token.id for token in found if token.end == closing.end), None)
+        rest = following[closing.end :]
         context = self.encoder.control.stripped(rest, border)
-        white = rest[: len(rest) - len(context)]
-        return Piece(behind[cut.closing_start : cut.closing_end], context, rendered, white)
+        absorbed = rest[: len(rest) - len(context)]
+        return PromptText(following[closing.start : closing.end], context, rendered.escapes, absorbed)
 
-    def is_slow(self, piece: Piece) -> bool:
-        """Return whether encoding a piece takes long enough to be done in a thread."""
-        return self.encoder.is_slow(piece.context, piece.rendered.escapes)
+    def is_slow(self, prompt: PromptText) -> bool:
+        """Return whether encoding takes long enough to be done in a thread."""
+        return self.encoder.is_slow(prompt.context)
 
-    def encode(self, piece: Piece) -> Extension:
-        """Encode a piece. May take long for long texts: call it in a thread then."""
-        escapes = piece.rendered.escapes
-        closing = self.encoder.encode(piece.closing, escapes) if piece.closing else array("i")
-        return Extension(closing, self.encoder.encode(piece.context, escapes), piece.context[-64:])
+    def encode(self, prompt: PromptText) -> PromptTokens:
+        """Encode a rendered prompt. Call it in a thread if `is_slow`."""
+        escapes = prompt.escapes
+        closing = self.encoder.encode(prompt.closing, escapes) if prompt.closing else array("i")
+        return PromptTokens(closing, self.encoder.encode(prompt.context, escapes), prompt.context[-64:])
 
-    def joint(self, shape: Shape, role: str) -> Joint | None:
-        """Return what stands between a conversation of a shape and a message of a role; None: cannot be told."""
+    def boundary(self, shape: ConversationShape, role: str) -> TurnBoundary | None:
+        """Return the boundary between a conversation of a shape and a message of a role; None if not derivable."""
         key = (shape.kind, role)
-        if key not in self._joints:
+        if key not in self._boundaries:
             try:
-                self._joints[key] = self._find_joint(shape.kind, role)
+                self._boundaries[key] = self._derive_boundary(shape.kind, role)
             except TemplateRefusedError:
-                self._joints[key] = None
-        return self._joints[key]
+                self._boundaries[key] = None
+        return self._boundaries[key]
 
-    def _find_joint(self, shape: Shape, role: str) -> Joint | None:
-        text_joint = None
+    def _derive_boundary(self, shape: ConversationShape, role: str) -> TurnBoundary | None:
+        text_boundary = None
         if shape.calls:
-            text_joint = self.joint(replace(shape, calls=()), "user")
-            if text_joint is None:
+            text_boundary = self.boundary(replace(shape, calls=()), "user")
+            if text_boundary is None:
                 return None
         new: list[TemplateMessage] = [{"role": role, "content": _REPLY}]
         if role == "tool":
@@ -188,12 +176,139 @@ class Bridge:
         stand_in = shape.stand_in()
         last = self.template.render(stand_in, generate=False).text
         followed = self.template.render([*stand_in, *new]).text
-        at_last, at_followed = (behind_words(text, ANCHOR, shape.anchors) for text in (last, followed))
+        at_last, at_followed = (offset_after(text, ANCHOR, shape.anchor_count) for text in (last, followed))
         if at_last is None or at_followed is None:
             return None
         end = followed.find(_REPLY, at_followed)
         if end < 0:
             return None
         control = self.encoder.control
-        within = tokens_within(control, self.template.render(stand_in[:-1], generate=False).text, last[:at_last])
-        return find_joint(control, last[at_last:], followed[at_followed:], end - at_followed, text_joint, within)
+        before = self.template.render(stand_in[:-1], generate=False).text
+        inside = control_tokens_inside(control, before, last[:at_last])
+        return derive_boundary(
+            control, last[at_last:], followed[at_followed:], end - at_followed, text_boundary, inside
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingSpan:
+    """The part of a rendered text that closes a sampled turn. Offsets into the text after the turn's last word."""
+
+    start: int
+    """Where the closing tokens start; equal to `end` if the turn closed itself."""
+    end: int
+    """Where they end and the context starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBoundary:
+    """The control tokens between an assistant turn and the next message, for one kind of both."""
+
+    tokens: tuple[int, ...]
+    """Ids of the control tokens between the turn's last word and the next message's first word, in order."""
+    own: int
+    """How many of them belong to the assistant turn (closing markers and end-of-turn token)."""
+    end_of_turn: int | None
+    """Index of the end-of-turn token; None if the template has none."""
+    also_ends: frozenset[int] = frozenset()
+    """Ids of further tokens that end a turn: those written only in the last turn, or only after a turn without
+    calls."""
+    inside: frozenset[int] = frozenset()
+    """Ids of tokens inside an assistant turn or its header. If there is an end-of-turn token, they do not end a
+    turn."""
+    unambiguous: bool = True
+    """Whether a turn without an end-of-turn token ends at a token boundary. If False, text would meet text."""
+
+    def closing_span(self, found: Sequence[Occurrence], ended_by: int | None) -> ClosingSpan | None:
+        """Return where the rendered text continues a sampled turn.
+
+        Args:
+            found: The control tokens in the text after the turn's last word, in order.
+            ended_by: Last sampled token if it is a control token; None for a turn that was truncated in its text.
+
+        Returns:
+            The part that closes the turn; None if the control tokens up to there are not those of this boundary.
+        """
+        ended_at = self._ended_at(ended_by)
+        if ended_at is None and self.end_of_turn is None and not self.unambiguous:
+            return None
+        last = ended_at if ended_at is not None else self.own - 1 if self.end_of_turn is None else self.end_of_turn
+        needed = found[: last + 1]
+        if tuple(token.id for token in needed) != self.tokens[: last + 1]:
+            return None
+        end = needed[last].end if needed else 0
+        closes = ended_at is None and self.end_of_turn is not None
+        return ClosingSpan(needed[last].start if closes else end, end)
+
+    def _ended_at(self, ended_by: int | None) -> int | None:
+        """Return the index of the boundary token that the sampled turn ended with; None if the turn is not ended."""
+        if ended_by in self.tokens:
+            at = self.tokens.index(ended_by)
+            if self.end_of_turn is not None and (at < self.end_of_turn or (at >= self.own and ended_by in self.inside)):
+                return None
+            return at
+        return self.end_of_turn if ended_by in self.also_ends else None
+
+
+def derive_boundary(
+    control: ControlTokens,
+    last: str,
+    followed: str,
+    end: int,
+    text_boundary: TurnBoundary | None = None,
+    inside: frozenset[int] = frozenset(),
+) -> TurnBoundary:
+    """Derive a boundary from a rendering.
+
+    Args:
+        control: The tokenizer's control tokens.
+        last: Text after the turn's last word if no message follows.
+        followed: Text after the turn's last word if a message follows.
+        end: Offset of that message's first word in `followed`.
+        text_boundary: For a turn with calls, the boundary of a turn without calls; None for the latter.
+        inside: Ids of the control tokens in the turn itself and in its header.
+
+    Returns:
+        The boundary.
+    """
+    closing = list(control.find(last))
+    following = [token for token in control.find(followed) if token.end <= end]
+    alone, tokens = [token.id for token in closing], [token.id for token in following]
+    own = _common_prefix(alone, tokens)
+    usual: int | None = None
+    if text_boundary is None:
+        # Both have control tokens but share none: the template writes a different end for the last turn (`also_ends`).
+        end_of_turn = own - 1 if own else (0 if alone and tokens else None)
+    elif text_boundary.end_of_turn is None:
+        end_of_turn = None
+    else:
+        usual = text_boundary.tokens[text_boundary.end_of_turn]
+        end_of_turn = tokens.index(usual) if usual in tokens else (own - 1 if own else None)
+    if end_of_turn is not None:
+        own = max(own, end_of_turn + 1)
+    ends = set(alone[-1:]) | ({usual} if usual is not None else set())
+    unambiguous = True
+    if end_of_turn is None:
+        # Text after the turn's last token may or may not have been sampled, and characters on both sides of the
+        # boundary may form one token.
+        at_token = len(last) == closing[own - 1].end if own else not last
+        unambiguous = at_token and (own > 0 or (bool(following) and following[0].start == 0))
+    return TurnBoundary(tuple(tokens), own, end_of_turn, frozenset(ends - set(tokens)), inside, unambiguous)
+
+
+def control_tokens_inside(control: ControlTokens, before: str, turn: str) -> frozenset[int]:
+    """Return the ids of the control tokens in a turn and its header.
+
+    Args:
+        control: The tokenizer's control tokens.
+        before: The rendered conversation without the turn.
+        turn: The rendered conversation up to the turn's last word.
+    """
+    old, new = ([token.id for token in control.find(text)] for text in (before, turn))
+    return frozenset(new[_common_prefix(old, new) :])
+
+
+def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Return how many leading ids are equal."""
+    both = zip(left, right, strict=False)
+    return next((at for at, (one, other) in enumerate(both) if one != other), min(len(left), len(right)))

@@ -1,10 +1,10 @@
-"""A failed call inside a conversation: the block that stands for it, and what it is answered with.
+"""Malformed tool calls inside a conversation: the block that represents one, and the result it is answered with.
 
-The framework answers a call only if the assistant's message has one. So a failed call stands there as a call of a tool
-that does not exist, with what is wrong as its input: nothing can run, and everything about it is in the message, also
-after that was stored and read back.
+The framework answers a call only if the assistant message has a `toolUse` block. A malformed call is therefore
+represented by a `toolUse` of a tool that does not exist, with the parse error as its input. Nothing can run, and the
+message holds all information about the call, also after it was stored and loaded again.
 
-Invariant: what the model is told of a failed call is what the parser found wrong with it.
+Invariant: the model sees the error that the parser reported for the call.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from unicodedata import category
 from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure
 
 FAILED_CALL = "malformed_tool_call"
-"""The tool that a failed call calls. There is none of this name."""
+"""Tool name of the block that represents a malformed call. No tool may have this name."""
 
 _UNKNOWN = f"Unknown tool: {FAILED_CALL}"
 """How the framework itself answers such a call."""
 _END = "end"
-_UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # controls, directions, halves of characters, separators of lines
-_LONG = 2000
-"""Characters of a failed call that are kept in the message; all of them are in the turn's tokens."""
+_UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, surrogate, line and paragraph separator
+_MAX_RAW = 2000
+"""Characters of the call's text that are kept in the message. The turn's tokens hold all of it."""
 
 
-def failed_use(failed: FailedCall, call_id: str, *, more: int = 0, ends: bool = False) -> dict[str, Any]:
-    """Return the `toolUse` that stands for a failed call.
+def failed_tool_use(failed: FailedCall, call_id: str, *, more: int = 0, ends: bool = False) -> dict[str, Any]:
+    """Return the `toolUse` that represents a malformed call.
 
     Args:
         failed: The call.
-        call_id: An id for it.
-        more: Further failed calls of the same turn that have no block of their own.
-        ends: Whether the agent is to stop behind it.
+        call_id: The `toolUseId` to use.
+        more: Further malformed calls of the same turn that have no block of their own.
+        ends: Whether the agent must stop after it.
     """
     error = f"This tool call was not executed, because it is malformed. {failed.detail}"
     if more:
         error += f" {more} more tool calls of this turn are malformed, too."
-    raw = failed.raw if len(failed.raw) <= _LONG else f"{failed.raw[:_LONG]}…"
+    raw = failed.raw if len(failed.raw) <= _MAX_RAW else f"{failed.raw[:_MAX_RAW]}…"
     given: dict[str, Any] = {"error": error, "kind": failed.failure.value, "call": raw}
     if failed.name is not None:
         given["tool"] = failed.name
@@ -48,69 +48,71 @@ def failed_use(failed: FailedCall, call_id: str, *, more: int = 0, ends: bool = 
     return {"toolUseId": call_id, "name": FAILED_CALL, "input": given}
 
 
-def answer_to(use: Mapping[str, Any]) -> str | None:
-    """Return what a `toolUse` is answered with if it stands for a failed call; None when it does not."""
-    given = use.get("input")
-    if use.get("name") != FAILED_CALL or not isinstance(given, Mapping):
+def failed_call_error(use: Mapping[str, Any]) -> str | None:
+    """Return the error text of a `toolUse` that represents a malformed call; None for any other call."""
+    if use.get("name") != FAILED_CALL or not isinstance(given := use.get("input"), Mapping):
         return None
     error = given.get("error")
     return error if isinstance(error, str) else None
 
 
-def ends_here(use: Mapping[str, Any]) -> bool:
-    """Return whether a `toolUse` stands for a failed call that the agent is to stop behind."""
-    return answer_to(use) is not None and use["input"].get("then") == _END
+def ends_agent(use: Mapping[str, Any]) -> bool:
+    """Return whether a `toolUse` represents a malformed call after which the agent must stop."""
+    return failed_call_error(use) is not None and use["input"].get("then") == _END
 
 
-def without_pretended(parsed: ParsedTurn) -> ParsedTurn:
-    """Return a turn in which a well-formed call of the tool that does not exist is a failed call like any other.
+def reject_reserved_name(parsed: ParsedTurn) -> ParsedTurn:
+    """Return the turn with well-formed calls of `FAILED_CALL` turned into malformed ones.
 
-    A model that has seen that name may call it; it must not write its own answer.
+    A model that has seen the name may call it, and must not be able to choose its own result that way.
     """
-    pretended = [call for call in parsed.calls if call.name == FAILED_CALL]
-    if not pretended:
+    reserved = [call for call in parsed.calls if call.name == FAILED_CALL]
+    if not reserved:
         return parsed
-    said = f"There is no tool named {FAILED_CALL}."
-    failed = [FailedCall(call.raw, call.start, ParseFailure.MISSING_NAME, said) for call in pretended]
+    detail = f"There is no tool named {FAILED_CALL}."
+    failed = [FailedCall(call.raw, call.start, ParseFailure.MISSING_NAME, detail) for call in reserved]
     failures = sorted([*parsed.failures, *failed], key=lambda failure: failure.start)
     calls = tuple(call for call in parsed.calls if call.name != FAILED_CALL)
     return replace(parsed, calls=calls, failures=tuple(failures))
 
 
-def without_unseen(parsed: ParsedTurn) -> ParsedTurn:
-    """Return a turn in which a call whose name has what cannot be seen is a failed call, and no failed one has it.
+def reject_unprintable_names(parsed: ParsedTurn) -> ParsedTurn:
+    """Return the turn with calls whose name has unprintable characters turned into malformed ones without a name.
 
-    No tool has such a name. Whoever shows it, in a log say, would write on somebody's terminal what the model chose.
+    No tool has such a name, and printing it, for example in a log, could send control sequences to a terminal.
     """
-    unseen = [call for call in parsed.calls if _unseen(call.name)]
-    if not unseen and not any(_unseen(failure.name) for failure in parsed.failures):
+    unprintable = [call for call in parsed.calls if _is_unprintable(call.name)]
+    if not unprintable and not any(_is_unprintable(failure.name) for failure in parsed.failures):
         return parsed
-    said = "The name of a tool call has characters that cannot be seen."
-    failed = [FailedCall(call.raw, call.start, ParseFailure.MISSING_NAME, said) for call in unseen]
-    known = [replace(failure, name=None) if _unseen(failure.name) else failure for failure in parsed.failures]
+    detail = "The name of a tool call has characters that cannot be seen."
+    failed = [FailedCall(call.raw, call.start, ParseFailure.MISSING_NAME, detail) for call in unprintable]
+    known = [replace(failure, name=None) if _is_unprintable(failure.name) else failure for failure in parsed.failures]
     failures = sorted([*known, *failed], key=lambda failure: failure.start)
-    return replace(parsed, calls=tuple(call for call in parsed.calls if call not in unseen), failures=tuple(failures))
+    calls = tuple(call for call in parsed.calls if call not in unprintable)
+    return replace(parsed, calls=calls, failures=tuple(failures))
 
 
-def _unseen(name: str | None) -> bool:
-    return name is not None and any(category(sign) in _UNSEEN for sign in name)
+def _is_unprintable(name: str | None) -> bool:
+    if name is None or (name.isascii() and name.isprintable()):
+        return False
+    return any(category(character) in _UNPRINTABLE for character in name)
 
 
-def answered(use: Mapping[str, Any], result: str) -> str:
-    """Return the result of a call as the model is to see it.
+def result_text(use: Mapping[str, Any], result: str) -> str:
+    """Return the result of a call as the model sees it.
 
     Args:
         use: The call.
-        result: Its result in the conversation. The framework's own answer to a failed call says less than is known;
-            any other (a hook's) stays as it is.
+        result: Its result in the conversation. If the call is malformed and this is the framework's own "Unknown
+            tool" answer, the parse error replaces it; any other result (such as a hook's) is kept.
     """
-    answer = answer_to(use) if result == _UNKNOWN else None
-    return result if answer is None else answer
+    error = failed_call_error(use) if result == _UNKNOWN else None
+    return result if error is None else error
 
 
-def called(use: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return tool and arguments of a call as a template is to write them: for a failed one, the tool it meant."""
+def template_call(use: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return tool name and arguments of a call for the template; for a malformed call, the tool that it named."""
     given = use.get("input", {})
-    if answer_to(use) is None:
+    if failed_call_error(use) is None:
         return str(use["name"]), given
     return str(given.get("tool", FAILED_CALL)), {"call": given.get("call", "")}

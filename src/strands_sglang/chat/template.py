@@ -1,42 +1,43 @@
-"""The chat template: messages in, text out, exactly as the tokenizer's own `apply_chat_template` writes it.
+"""The chat template: renders messages exactly as the tokenizer's own `apply_chat_template` does.
 
-Templates differ in what they expect (arguments of calls as an object or as JSON text, the name of the reasoning key,
-ids of calls that are nine letters long). That is found out by asking the template, never from the name of a model. An
-id that it refuses, of another provider or as the model wrote it, stands in its place as another one, in the call and
-in its result.
+Templates differ in the form they expect: arguments of calls as an object or as JSON text, the name of the reasoning
+key, call ids of nine letters and digits, `none` for a turn without text. The form is found by rendering probes with the
+template, never from the name of a model. A call id that the template rejects (of another provider, or written by the
+model) is replaced by a valid one in the call and in its result.
 
-Invariant: what is rendered is what the template wrote for these messages; data in it holds no control token.
+Invariant: the rendered text is what the template writes for these messages, and data in it contains no control token.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from strands_sglang.chat.content import TemplateMessage
-from strands_sglang.chat.control import ControlTokens
-from strands_sglang.chat.escapes import Escapes
-from strands_sglang.chat.guarded import PROBE, TOOL, GuardedTemplate, sample_talks
+from strands_sglang.chat._guarded_template import PROBE, TOOL, GuardedTemplate, sample_conversations
+from strands_sglang.chat.control_tokens import ControlTokens, Escapes
+from strands_sglang.chat.messages import TemplateMessage
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError
 
-_SHORT = re.compile("[a-zA-Z0-9]{9}")
-_USUAL_IDS = ("call_1", "functions.probe:0", "tooluse_3Fq-1xKz0TzqYw", "12345678")
-_IDS = 4096  # whose fate is remembered
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
+_COMMON_IDS = ("call_1", "functions.probe:0", "tooluse_3Fq-1xKz0TzqYw", "12345678")
+_MAX_CACHED_IDS = 4096
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered text, and what was taken out of its data."""
+    """A rendered text, and what was escaped in its data."""
 
     text: str
-    """What the template wrote; control-token text of the data stands as private-use characters."""
+    """The text that the template wrote, with placeholders for control-token text in data."""
     escapes: Escapes
-    """Puts it back."""
+    """Restores the placeholders."""
 
 
 class ChatTemplate:
@@ -50,37 +51,36 @@ class ChatTemplate:
         arguments: Mapping[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._control = control
         own = getattr(tokenizer, "chat_template", None)
-        # The text as it is now: what is proved is proved of this one, whatever the tokenizer is given later.
+        # Fixed here: soundness is proved for this text, even if the tokenizer's template is changed later.
         self._source = own if source is None and isinstance(own, str) else source
-        self.arguments = dict(arguments or {})
-        """Further arguments of the template, such as `enable_thinking`."""
+        self.arguments = copy.deepcopy(dict(arguments or {}))  # a later change of them would not be noticed
+        """Additional template arguments, such as `enable_thinking`."""
         if source is None and not getattr(tokenizer, "chat_template", None):
             raise ConfigurationError(
-                "the tokenizer has no chat template; give one with chat_template=, as text in Jinja's language"
+                "the tokenizer has no chat template; pass one as chat_template=, as Jinja source text"
             )
         self._arguments_as_text = False
-        self._no_text: str | None = ""
-        self._picky = False
-        self._taken: dict[str, bool] = {}
+        self._empty_content: str | None = ""
+        self._rejects_ids = False
+        self._accepted_ids: dict[str, bool] = {}
         self._reasoning_key: str | None = None
-        self._reasoning_apart_from_text = False
-        self._check_it_renders()
-        self.tools = self._writes_tools()
-        """Whether the template writes the tools on offer; False: the model never sees them."""
-        self.calls = self._find_call_format()
-        """Whether the template writes tool calls; False: it refuses or drops them."""
-        self._reasoning_key, self._reasoning_apart_from_text = self._find_reasoning_key()
-        self._picky = self._is_picky()
+        self._reasoning_excludes_text = False
+        self._check_renders()
+        self.writes_tools = self._finds_tools()
+        """Whether the template writes the available tools; if False, the model never sees them."""
+        self.writes_calls = self._find_call_format()
+        """Whether the template writes tool calls; if False, it rejects or drops them."""
+        self._reasoning_key, self._reasoning_excludes_text = self._find_reasoning_key()
+        self._rejects_ids = self._finds_rejected_ids()
         own = {"chat_template": self._source, **self.arguments}
         special = getattr(tokenizer, "special_tokens_map", None) or {}
-        samples = [(self.fitted(talk), tools) for talk, tools in sample_talks()]
+        samples = [(self.fitted(messages), tools) for messages, tools in sample_conversations()]
         self._guarded = GuardedTemplate(control, self._render, own, special, samples)
 
     @property
     def source(self) -> str:
-        """The template's own text (all of them, when the tokenizer has several)."""
+        """Source text of the template (JSON of all templates if the tokenizer has several)."""
         if self._source is not None:
             return self._source
         source = self._tokenizer.chat_template
@@ -88,12 +88,12 @@ class ChatTemplate:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """What the template is given besides messages and tools: the tokenizer's special tokens, and its arguments."""
+        """Template variables besides messages and tools: the tokenizer's special tokens, and the arguments."""
         return {**getattr(self._tokenizer, "special_tokens_map", {}), **self.arguments}
 
     @property
     def writes_reasoning(self) -> bool:
-        """Whether the template writes the reasoning of an assistant turn anywhere."""
+        """Whether the template writes the reasoning of any assistant turn."""
         return self._reasoning_key is not None
 
     def render(
@@ -107,64 +107,138 @@ class ChatTemplate:
 
         Args:
             messages: The conversation.
-            tools: Tools in the OpenAI form; None when there are none.
-            generate: Whether the prompt for the next assistant turn is written behind it.
+            tools: Tools in OpenAI form; None if there are none.
+            generate: Whether to add the prompt for the next assistant turn.
 
         Returns:
             The rendered text.
 
         Raises:
-            TemplateRefusedError: The template does not take these messages; the message has its own words.
+            TemplateRefusedError: The template raised an error on these messages.
         """
         return Rendered(*self._guarded.render(self.fitted(messages), tools, generate))
 
+    @property
+    def is_official(self) -> bool:
+        """Whether transformers itself renders this template, and not code of the tokenizer's own class."""
+        from transformers import PreTrainedTokenizerBase
+
+        own = getattr(self._tokenizer.__class__, "apply_chat_template", None)
+        replaced = "apply_chat_template" in getattr(self._tokenizer, "__dict__", {})
+        return own is PreTrainedTokenizerBase.apply_chat_template and not replaced and isinstance(self._source, str)
+
+    @property
+    def composed(self) -> frozenset[str]:
+        """The literals that the template was seen to concatenate from parts (see `_guarded_template`)."""
+        return self._guarded.composed
+
+    @property
+    def marked_source(self) -> str:
+        """Source text of the template with marks instead of control tokens."""
+        return str(self._guarded.marked["chat_template"])
+
+    def marked_variables(self, messages: Sequence[TemplateMessage], tools: Any) -> dict[str, Any]:
+        """Return the variables that the template is rendered with, with marks, for escaped messages and tools."""
+        given = {name: value for name, value in self._guarded.marked.items() if name != "chat_template"}
+        special = getattr(self._tokenizer, "special_tokens_map", None) or {}
+        known = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+        return {**special, **given, **known}
+
+    def escaped(
+        self, fitted: Sequence[TemplateMessage], tools: Any, escapes: Escapes
+    ) -> tuple[list[TemplateMessage], Any]:
+        """Return messages and tools with control-token text escaped, as the template gets them."""
+        return self._guarded.escaped(fitted, tools, escapes, self.composed)
+
+    def render_escaped(self, messages: Sequence[TemplateMessage], tools: Any) -> str:
+        """Render escaped messages; the control tokens that the template writes are marks in the text.
+
+        Raises:
+            TemplateRefusedError: The template raised an error on these messages.
+        """
+        return self._render(messages, tools, True, self._guarded.marked)
+
     def official(self, messages: Sequence[TemplateMessage], *, tools: Any = None, generate: bool = True) -> str:
-        """Render messages that need no fitting and no guarding."""
+        """Render messages that already have the form this template reads, without escaping data."""
         return self._render(messages, tools, generate, {"chat_template": self._source, **self.arguments})
 
     def _render(
         self, messages: Sequence[TemplateMessage], tools: Any, generate: bool, arguments: Mapping[str, Any]
     ) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), tools=tools, add_generation_prompt=generate, tokenize=False, **arguments
-            )
+            if self._drops_none and any(message.get("content", "") is None for message in messages):
+                text = self._render_with_none(messages, tools, generate, arguments)
+            else:
+                text = self._tokenizer.apply_chat_template(
+                    list(messages), tools=tools, add_generation_prompt=generate, tokenize=False, **arguments
+                )
         except ReferenceError:
-            raise  # the tokenizer is gone, and with it whoever asked
-        except Exception as error:  # a template may fail with anything its expressions can raise
+            raise  # the weakly referenced tokenizer was collected
+        except Exception as error:  # a template can raise anything
             raise TemplateRefusedError(
-                f"the chat template does not take this conversation ({_roles(messages)}): {error}",
+                f"the chat template rejects this conversation ({_roles(messages)}): {error}",
                 template_message=str(error),
             ) from error
         return str(text)
 
+    @cached_property
+    def _drops_none(self) -> bool:
+        """Whether messages lose the keys that are None before they are rendered: transformers does that since 5.23.
+
+        Templates such as DeepSeek-V3's write calls only if the content is `none`, not if there is no content.
+        """
+        if not self.is_official:
+            return False
+        text = self._tokenizer.apply_chat_template(
+            [{"role": "assistant", "content": None}], tokenize=False, chat_template="{{ messages[0].content is none }}"
+        )
+        return bool(text == "False")
+
+    def _render_with_none(
+        self, messages: Sequence[TemplateMessage], tools: Any, generate: bool, arguments: Mapping[str, Any]
+    ) -> str:
+        """Render as `apply_chat_template` does, with the function that it calls, but with keys that are None."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        given = {**self._tokenizer.special_tokens_map, **arguments}
+        source = self._tokenizer.get_chat_template(given.pop("chat_template", None), tools)
+        rendered = render_jinja_template(
+            conversations=[list(messages)],
+            tools=tools,
+            documents=None,
+            chat_template=source,
+            add_generation_prompt=generate,
+            **given,
+        )
+        return str(rendered[0][0])
+
     def fitted(self, messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-        """Return messages in the form this template reads."""
+        """Return messages in the form that this template reads."""
         return [self._fitted(message) for message in messages]
 
     def _fitted(self, message: TemplateMessage) -> TemplateMessage:
-        if message["role"] == "tool" and self._picky and not self._takes(message.get("tool_call_id")):
-            return {**message, "tool_call_id": _short(message["tool_call_id"])}
+        if message["role"] == "tool" and self._rejects_ids and not self._accepts_id(message.get("tool_call_id")):
+            return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
         if message["role"] != "assistant":
             return message
         fitted = dict(message)
         reasoning = fitted.pop("reasoning_content", None)
         calls = fitted.get("tool_calls")
         if calls and not fitted.get("content"):
-            fitted["content"] = self._no_text
+            fitted["content"] = self._empty_content
         if calls and self._arguments_as_text:
             calls = fitted["tool_calls"] = [_with_text_arguments(call) for call in calls]
-        if calls and self._picky:
-            taken = [self._takes(call.get("id")) for call in calls]
-            both = zip(calls, taken, strict=True)
-            fitted["tool_calls"] = [call if taken else {**call, "id": _short(call["id"])} for call, taken in both]
+        if calls and self._rejects_ids:
+            fitted["tool_calls"] = [
+                call if self._accepts_id(call.get("id")) else {**call, "id": _short_id(call["id"])} for call in calls
+            ]
         if reasoning is not None and self._reasoning_key is not None:
-            if calls and self._reasoning_apart_from_text and fitted.get("content"):
-                reasoning, fitted["content"] = f"{reasoning}\n{fitted['content']}", self._no_text
+            if calls and self._reasoning_excludes_text and fitted.get("content"):
+                reasoning, fitted["content"] = f"{reasoning}\n{fitted['content']}", self._empty_content
             fitted[self._reasoning_key] = reasoning
         return fitted
 
-    def _check_it_renders(self) -> None:
+    def _check_renders(self) -> None:
         try:
             self.official([{"role": "user", "content": "x"}])
         except TemplateRefusedError as error:
@@ -172,7 +246,7 @@ class ChatTemplate:
                 f"the chat template cannot render even one user message: {error.template_message}"
             ) from error
 
-    def _writes_tools(self) -> bool:
+    def _finds_tools(self) -> bool:
         try:
             text = self.official([{"role": "user", "content": "x"}], tools=[TOOL])
         except TemplateRefusedError:
@@ -180,9 +254,9 @@ class ChatTemplate:
         return TOOL["function"]["name"] in text
 
     def _writes(self, message: TemplateMessage) -> str | None:
-        """Return what the template writes for an assistant turn, None when it refuses or drops its probe text."""
-        # Some templates write calls only where tools are on offer.
-        for tools in (None, [TOOL]) if self.tools else (None,):
+        """Return the rendering of an assistant turn; None if it rejects it or drops the probe word."""
+        # Some templates write calls only if tools are available.
+        for tools in (None, [TOOL]) if self.writes_tools else (None,):
             try:
                 text = self.official(
                     [{"role": "user", "content": "x"}, self._fitted(message)], tools=tools, generate=False
@@ -195,49 +269,49 @@ class ChatTemplate:
 
     def _find_call_format(self) -> bool:
         call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {"key": PROBE}}}
-        for as_text, self._no_text in ((False, ""), (True, ""), (False, None), (True, None)):
+        for as_text, self._empty_content in ((False, ""), (True, ""), (False, None), (True, None)):
             self._arguments_as_text = as_text
             text = self._writes({"role": "assistant", "content": "", "tool_calls": [call]})
-            # An object written without a JSON filter shows as Python writes it: not what any model was trained on.
+            # An object without a JSON filter renders as Python's repr, which no model was trained on.
             if text is not None and "{'key'" not in text:
                 return True
-        self._arguments_as_text, self._no_text = False, ""
+        self._arguments_as_text, self._empty_content = False, ""
         return False
 
-    def _takes(self, call_id: Any) -> bool:
-        """Return whether the template takes an id of a call; asked once for each."""
-        if not isinstance(call_id, str) or _SHORT.fullmatch(call_id):
+    def _accepts_id(self, call_id: Any) -> bool:
+        """Return whether the template renders a call with this id. Cached for each id."""
+        if not isinstance(call_id, str) or _SHORT_ID.fullmatch(call_id):
             return True
-        taken = self._taken.get(call_id)
-        if taken is None:
-            if len(self._taken) >= _IDS:
-                self._taken = {}
-            taken = self._taken[call_id] = self._asked(call_id)
-        return taken
+        accepted = self._accepted_ids.get(call_id)
+        if accepted is None:
+            if len(self._accepted_ids) >= _MAX_CACHED_IDS:
+                self._accepted_ids = {}
+            accepted = self._accepted_ids[call_id] = self._renders_id(call_id)
+        return accepted
 
-    def _asked(self, call_id: str) -> bool:
+    def _renders_id(self, call_id: str) -> bool:
         call: dict[str, Any] = {"name": "probe", "arguments": {"key": PROBE}}
         call = {"type": "function", "id": call_id, "function": call}
         messages: list[TemplateMessage] = [
             {"role": "user", "content": "x"},
-            {"role": "assistant", "content": self._no_text, "tool_calls": [call]},
+            {"role": "assistant", "content": self._empty_content, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": call_id, "name": "probe", "content": "x"},
         ]
         if self._arguments_as_text:
             messages[1]["tool_calls"] = [_with_text_arguments(call)]
         try:
-            self.official(messages, tools=[TOOL] if self.tools else None)
+            self.official(messages, tools=[TOOL] if self.writes_tools else None)
         except TemplateRefusedError:
             return False
         return True
 
-    def _is_picky(self) -> bool:
-        """Return whether the template refuses some ids of calls, and takes those we would put in their place."""
-        return self.calls and self._asked("probe0000") and not all(map(self._asked, _USUAL_IDS))
+    def _finds_rejected_ids(self) -> bool:
+        """Return whether the template rejects some call ids but accepts the ids that would replace them."""
+        return self.writes_calls and self._renders_id("probe0000") and not all(map(self._renders_id, _COMMON_IDS))
 
     def _find_reasoning_key(self) -> tuple[str | None, bool]:
         call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {}}}
-        calls = [call] if self.calls else None
+        calls = [call] if self.writes_calls else None
         for key in _REASONING_KEYS:
             self._reasoning_key = key
             message: TemplateMessage = {"role": "assistant", "content": "", "reasoning_content": PROBE}
@@ -256,8 +330,8 @@ def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": function}
 
 
-def _short(call_id: str) -> str:
-    """Return an id of nine letters and digits, which every chat template takes: the same one for the same id."""
+def _short_id(call_id: str) -> str:
+    """Return an id of nine letters and digits, which every chat template accepts: a function of the given id."""
     return hashlib.blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:9]
 
 

@@ -1,1 +1,1 @@
-"""Commands."""
+"""The `strands-sglang` command line."""

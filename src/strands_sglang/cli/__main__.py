@@ -1,4 +1,4 @@
-"""`python -m strands_sglang.cli`: the same as `strands-sglang`."""
+"""`python -m strands_sglang.cli`: same as `strands-sglang`."""
 
 import sys
 

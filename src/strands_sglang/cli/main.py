@@ -1,62 +1,167 @@
-"""`strands-sglang`: one command line, one command a file.
+"""Entry point of the `strands-sglang` command line; each command is a module of `commands/`.
 
-Invariant: what a command was asked for goes to standard output, everything else to standard error; nothing of a ledger
-goes to either as it is.
+To add a command, write a module with a `command` (see `_command.py`) and add a line to `COMMANDS`.
+
+Invariants: a command's result goes to standard output, everything else to standard error. Text from a ledger is escaped
+before it is printed. This module and the command modules import only the standard library, click and `errors` at the
+top; a command imports the rest of the package when it runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
-import argparse
+import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+import click
+
+from strands_sglang._terminal import escape_for_terminal
 from strands_sglang._version import __version__
-from strands_sglang.cli import replay, score, sign, verify
+from strands_sglang.cli._command import INTERRUPTED as LEFT_BEHIND
+from strands_sglang.cli._command import LazyGroup, epilog
 from strands_sglang.errors import StrandsSGLangError
-from strands_sglang.ledger.shown import shown
-from strands_sglang.rollout.interrupt import this_command
 
-COMMANDS = (verify, sign, replay, score)
-"""Every command: a module with `add`, which declares it and sets `run`."""
+COMMANDS = {
+    "doctor": "check a server, a tokenizer, an agent and this machine, and say what to do",
+    "rollout": "run an agent on tasks and record the episodes",
+    "eval": "run an agent on tasks, or read a recorded run, and report pass@k and mean rewards",
+    "show": "show the episodes of a run, or one episode turn by turn, in the terminal",
+    "view": "show a run in the browser, or export episodes as one HTML file",
+    "verify": "prove from its files that every trained token of a run was sampled",
+    "sign": "sign a proved run",
+    "replay": "run recorded episodes again without an engine, and compare",
+    "score": "score a recorded run again, without sampling",
+    "drift": "measure how turns would differ had they not been recorded as tokens",
+    "templates": "report for which steps a chat template can be continued exactly",
+    "bench": "measure throughput and latency of a server",
+    "completion": "print the script for completion in bash, zsh or fish",
+}
+"""What each command does, by name, in the order of the help page."""
 
-NOT_READ = 141
-"""Exit code where nobody reads the output any more, as a shell has it of others that this happens to."""
-INTERRUPTED = 130
-"""Exit code where Ctrl-C was pressed."""
+PROGRAM = "strands-sglang"
+"""Name of the program."""
+COMPLETE_VARIABLE = "_STRANDS_SGLANG_COMPLETE"
+"""Environment variable that a shell sets when it asks for completions."""
+
 USAGE = 2
-"""Exit code where what was asked for makes no sense."""
+"""Exit code for invalid arguments, or a run or episode that does not exist."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as in a shell."""
+BROKEN_PIPE = 141
+"""Exit code if the reader of standard output closed it, as in a shell."""
+
+_EXIT_CODES = {
+    0: "success",
+    1: "the run is broken or differs; an episode, reward, request or check failed",
+    2: "invalid arguments, no such run or episode, or the server cannot be used",
+    3: "no result: the run is unfinished or truncated, or there was nothing to do; doctor: warnings only",
+    130: "interrupted by Ctrl-C",
+    141: "the reader of standard output closed it",
+}
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+
+program = LazyGroup(
+    PROGRAM,
+    COMMANDS,
+    epilog(
+        _EXIT_CODES,
+        [
+            f"{PROGRAM} doctor --base-url http://localhost:30000 --tokenizer Qwen/Qwen3-8B",
+            f"{PROGRAM} rollout --help",
+            f"{PROGRAM} view runs/first",
+        ],
+    ),
+    help="Run Strands agents on SGLang; inspect, verify and evaluate what they did.",
+    context_settings=_SETTINGS,
+    no_args_is_help=False,
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=lambda context, _, given: _print_version(context) if given else None,
+            help="Show the version and exit.",
+        )
+    ],
+)
+"""The program: a group of commands."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: What was typed behind the name; None: what the process was started with.
+        arguments: Command line arguments after the program name; None: those of this process.
 
     Returns:
         The exit code.
+
+    Raises:
+        SystemExit: Help was requested (code 0), or the arguments are invalid (code 2).
     """
-    parser = argparse.ArgumentParser(prog="strands-sglang", description="Strands agents on SGLang, token by token.")
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add(commands)
-    options = parser.parse_args(arguments)
+    if arguments is None:
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no line about missing PyTorch
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if instruction := os.environ.get(COMPLETE_VARIABLE):
+        from click.shell_completion import shell_complete
+
+        raise SystemExit(shell_complete(program, {}, PROGRAM, COMPLETE_VARIABLE, instruction))
+    meta: dict[str, Any] = {}
     try:
-        code: int = options.run(options)
-        sys.stdout.flush()  # here, where it can be told what it means that nobody reads it
-    except BrokenPipeError:  # `| head` has read what it wants
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says so at its end
-        return NOT_READ
+        code = _run(given, meta)
+        sys.stdout.flush()  # raises BrokenPipeError here instead of at interpreter exit
+    except BrokenPipeError:  # for example `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python reports the error at exit
+        return BROKEN_PIPE
     except KeyboardInterrupt:
-        left = getattr(options, "interrupted", "nothing was written")
-        print(f"strands-sglang: interrupted: {left}; to begin again: {this_command()}", file=sys.stderr)
+        if state := meta.get(LEFT_BEHIND, "nothing was written"):
+            print(f"{PROGRAM}: interrupted: {state}; run again with: {shlex.join(sys.orig_argv)}", file=sys.stderr)
         return INTERRUPTED
     except StrandsSGLangError as error:  # may quote a ledger
-        print(f"strands-sglang: {shown(str(error))}", file=sys.stderr)
+        print(f"{PROGRAM}: {escape_for_terminal(str(error))}", file=sys.stderr)
         return USAGE
-    except OSError as error:  # quotes what was typed; that of a tokenizer has several lines
-        print("strands-sglang: " + "\n".join(map(shown, str(error).splitlines())), file=sys.stderr)
+    except OSError as error:  # a tokenizer's may have several lines
+        print(f"{PROGRAM}: " + "\n".join(map(escape_for_terminal, str(error).splitlines())), file=sys.stderr)
         return USAGE
     return code
+
+
+def _run(arguments: list[str], meta: dict[str, Any]) -> int:
+    """Parse the arguments and run the command; return its exit code.
+
+    Args:
+        arguments: Command line arguments after the program name.
+        meta: Receives what the command stores in `Context.meta`.
+    """
+    try:
+        if not arguments:
+            with click.Context(program, info_name=PROGRAM, **_context_settings()) as context:
+                print(program.get_help(context), file=sys.stderr)
+            raise SystemExit(USAGE)
+        with program.make_context(PROGRAM, arguments) as context:
+            try:
+                code = program.invoke(context)
+            finally:
+                meta.update(context.meta)
+            return int(code or 0)
+    except click.exceptions.Exit as exit:
+        raise SystemExit(exit.exit_code) from None
+    except click.ClickException as error:
+        shown = io.StringIO()
+        error.show(shown)
+        print("\n".join(map(escape_for_terminal, shown.getvalue().splitlines())), file=sys.stderr)
+        raise SystemExit(USAGE) from None
+
+
+def _context_settings() -> Any:
+    return _SETTINGS
+
+
+def _print_version(context: click.Context) -> None:
+    print(__version__)
+    context.exit()

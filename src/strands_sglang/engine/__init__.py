@@ -1,12 +1,19 @@
-"""Where tokens come from: the `TokenEngine` protocol, and `SGLangClient`, the engine behind SGLang's `/generate`."""
+"""The `TokenEngine` protocol, and `SGLangClient`, its implementation for SGLang's native `/generate`."""
 
 from strands_sglang.engine.client import SGLangClient
-from strands_sglang.engine.control import ControlResult, EngineControl, ModelInfo, PauseMode
-from strands_sglang.engine.fleet import Worker
-from strands_sglang.engine.generation import FinishReason, Generation, SpecInfo, VersionSpan
-from strands_sglang.engine.protocol import AbortPolicy, CancelSignal, TokenEngine, TokenIds
-from strands_sglang.engine.routed_experts import RoutedExperts
-from strands_sglang.engine.stream import GenerationChunk
+from strands_sglang.engine.control import ControlResult, EngineControl, ModelInfo, PauseMode, Worker
+from strands_sglang.engine.protocol import (
+    AbortPolicy,
+    CancelSignal,
+    FinishReason,
+    Generation,
+    RoutedExperts,
+    SpecInfo,
+    TokenEngine,
+    TokenIds,
+    VersionSpan,
+)
+from strands_sglang.engine.streaming import GenerationChunk
 
 __all__ = [
     "SGLangClient",

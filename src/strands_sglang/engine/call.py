@@ -1,7 +1,8 @@
-"""One call: attempts, retries and continuations until there is a whole turn.
+"""One call: attempts, retries and continuations until the turn is complete.
 
-Invariant: an attempt that ends without an answer is aborted on the engine; tokens of an attempt that was cut are
-kept and gone on from, or discarded and counted.
+`continuation` decides what follows each part, `retry` when to try again; this module sends the requests.
+
+Invariant: an attempt that ends without an answer is aborted on the engine.
 """
 
 from __future__ import annotations
@@ -15,52 +16,51 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from strands_sglang.engine import faults, response
-from strands_sglang.engine.assembly import Assembly
-from strands_sglang.engine.faults import TransientFault
-from strands_sglang.engine.generation import FinishReason, Generation
-from strands_sglang.engine.guard import CallGuard
-from strands_sglang.engine.pool import LoopPool
-from strands_sglang.engine.protocol import AbortPolicy, halting
+from strands_sglang.engine import response
+from strands_sglang.engine import response as faults
+from strands_sglang.engine.cancellation import CancelScope
+from strands_sglang.engine.connections import MAX_BODY_BYTES, LoopPool, attempt_timeout, exchange
+from strands_sglang.engine.continuation import Continuation, NextStep, is_interrupted, no_progress
+from strands_sglang.engine.protocol import AbortPolicy, Generation, pause_requested
 from strands_sglang.engine.request import GenerateRequest
-from strands_sglang.engine.retry import Retries, RetryPolicy
-from strands_sglang.engine.transport import MAX_BODY_BYTES, attempt_timeout, exchange
+from strands_sglang.engine.response import TransientFault
+from strands_sglang.engine.retry import RetryPolicy, ServerRetries
 from strands_sglang.errors import (
     AttemptTimeoutError,
     CallCancelledError,
     ConfigurationError,
-    EngineUnavailableError,
     MalformedResponseError,
     RequestRejectedError,
 )
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
-_UNBOUNDED = nullcontext()
-_SHORTEST_LOOK = 0.5  # seconds to connect, when the time for a first contact is nearly over
+_NO_LIMIT = nullcontext()
+_MIN_CONNECT_SECONDS = 0.5  # of an attempt that starts when the time for a first contact is nearly over
 
 
 class Call:
-    """A call on its way.
+    """A call in progress.
 
     Args:
         pool: The running loop's connections.
-        url: Where `/generate` is.
+        url: The address of `/generate`.
         request: What to send.
         routing_key: Keeps an episode on one worker; None: the call's own id, so that the router spreads calls.
-        policy: When to try again.
-        timeout: Seconds one attempt may take; None: no limit.
-        on_abort: What to do when the engine cuts the turn.
+        policy: How often to retry.
+        timeout: Seconds one attempt may take; None for no limit.
+        on_abort: What to do when the engine interrupts the turn.
     """
 
     __slots__ = (
-        "_assembly",
         "_began",
+        "_continuation",
         "_headers",
         "_on_abort",
         "_policy",
         "_pool",
         "_request",
         "_requests",
+        "_requests_counted",
         "_retries",
         "_timeout",
         "_url",
@@ -84,29 +84,23 @@ class Call:
             check_header(ROUTING_HEADER, routing_key)
         self._headers = {"Content-Type": "application/json", ROUTING_HEADER: routing_key or request.call_id}
         self._requests = 0
+        self._requests_counted = 0
         self._policy = policy
         self._timeout = timeout
-        self._began = 0.0 if pool.contact.answered else time.monotonic()
-        # Made when something goes wrong: nearly all calls are one good request.
-        self._assembly: Assembly | None = None
-        self._retries: Retries | None = None
+        self._began = 0.0 if pool.server_history.answered else time.monotonic()
+        # Created when something goes wrong: nearly every call is one successful request.
+        self._continuation: Continuation | None = None
+        self._retries: ServerRetries | None = None
 
     @property
-    def assembly(self) -> Assembly:
-        """The parts of the turn so far."""
-        if self._assembly is None:
-            self._assembly = Assembly(self._request)
-        return self._assembly
-
-    @property
-    def retries(self) -> Retries:
+    def retries(self) -> ServerRetries:
         """The failures so far."""
         if self._retries is None:
-            self._retries = Retries(self._policy, self._url, self._pool.contact, self._began or None)
+            self._retries = ServerRetries(self._policy, self._url, self._pool.server_history, self._began or None)
         return self._retries
 
     async def run(self) -> Generation:
-        """Return the whole turn."""
+        """Return the complete turn."""
         while True:
             since = time.monotonic()
             try:
@@ -114,20 +108,48 @@ class Call:
             except TransientFault as fault:
                 await self.retries.after(fault, since)
                 continue
-            if self._whole(part):
+            outcome = self._advance(part, since)
+            if isinstance(outcome, Generation):
+                return outcome
+            if outcome is not None:
+                await self.retries.after(outcome, since)
+
+    def _advance(
+        self, part: Generation, since: float | None = None, fault: TransientFault | None = None, *, ended: bool = True
+    ) -> Generation | TransientFault | None:
+        """Take the part of the turn that an attempt returned.
+
+        Args:
+            part: The part that the attempt sampled.
+            since: Start of the attempt, by `time.monotonic`; None not to report it to `outages`.
+            fault: What ended the attempt early; None if nothing did.
+            ended: Whether the engine ended the part; False if its stream broke.
+
+        Returns:
+            The complete turn; or the fault to wait for before the next attempt; or None to send that at once.
+        """
+        interrupted = not ended or is_interrupted(part, self._on_abort)
+        if self._continuation is None:
+            if not interrupted:
                 if self._retries is not None:
                     self._retries.progressed(since)
-                return part if self._assembly is None else self._assembly.finish(part)
-            if not self.assembly.interrupt(part):
-                await self.retries.after(no_progress(part), since)
-            elif self.assembly.spent:
-                return self.assembly.finish_spent()
-            else:
-                self.retries.progressed(since)
+                return part
+            self._continuation = Continuation(self._request.sampling, self._request.extra, on_abort=self._on_abort)
+        step = self._continuation.add(part, interrupted=interrupted)
+        self._requests_counted = self._requests
+        if step is NextStep.RESTART:
+            self._before_restart(part, fault)
+        if step is NextStep.RESTART or step is NextStep.NO_PROGRESS:
+            return fault or no_progress(part)
+        if self._retries is not None:
+            self._retries.progressed(since)
+        if step is NextStep.CONTINUE:
+            self._request.extend(part.token_ids, self._continuation.experts_end)
+            return fault
+        return self._continuation.turn()
 
-    def _whole(self, part: Generation) -> bool:
-        """Return whether the call ends with this part: the engine did not cut it, or the caller wants it as it is."""
-        return part.finish_reason is not FinishReason.ABORT or self._on_abort is AbortPolicy.RETURN
+    def _before_restart(self, part: Generation, fault: TransientFault | None) -> None:
+        """Called before a turn whose sampled tokens were discarded starts over."""
 
     def _next(self) -> tuple[str, bytes]:
         """Return the request id and the body of the next attempt."""
@@ -140,10 +162,10 @@ class Call:
         rid, body = self._next()
         if not pool.slots.take():
             await pool.slots.wait()
-        if (halted := halting.get()) is not None and halted():
+        if (paused := pause_requested.get()) is not None and paused():
             pool.slots.release()
-            raise CallCancelledError("no request may begin any more: the episode is halted")
-        pool.live.add(rid)
+            raise CallCancelledError("the request was not sent: its episode is paused")
+        pool.in_flight.add(rid)
         try:
             with self._within(self._expiry()):
                 content = await exchange(
@@ -157,73 +179,68 @@ class Call:
                 pool.abort(rid)
             raise
         except RequestRejectedError:
-            pool.contact.heard(served=False)
+            pool.server_history.record_answer(served=False)
             raise
         except asyncio.CancelledError:
             pool.abort(rid)
             raise
         finally:
-            pool.live.discard(rid)
+            pool.in_flight.discard(rid)
             pool.slots.release()
-        pool.contact.heard()
+        pool.server_history.record_answer()
         try:
             return self._parsed(response.loads(content), rid)
         except orjson.JSONDecodeError as error:
             raise TransientFault(not_json(self._url, error)) from error
 
     def _limits(self) -> aiohttp.ClientTimeout | None:
-        """Return the limits of an attempt to reach a server that never answered; None: those of the pool."""
+        """Return the time limits of an attempt to reach a server that never answered; None for those of the pool."""
         first, usual = self._policy.first_contact, self._pool.session.timeout.sock_connect
-        if self._pool.contact.answered or first is None or usual is None:
+        if self._pool.server_history.answered or first is None or usual is None:
             return None
         left = self._began + first - time.monotonic()
-        return attempt_timeout(None, min(usual, max(left, _SHORTEST_LOOK)))
+        return attempt_timeout(None, min(usual, max(left, _MIN_CONNECT_SECONDS)))
 
     def _expiry(self) -> float | None:
-        """Return the loop time at which an attempt that begins now runs out of time; None: never."""
+        """Return the loop time at which an attempt that starts now times out; None for never."""
         return None if self._timeout is None else self._pool.loop.time() + self._timeout
 
     def _within(self, expires_at: float | None) -> AbstractContextManager[object]:
-        """Return the guard of one attempt.
+        """Return the time limit of one attempt.
 
-        The HTTP library's own total timeout is not used: in some versions it leaves the task marked as cancelled when
-        the call's deadline passes at the same moment.
+        The HTTP library's total timeout is not used: some versions leave the task marked as cancelled if the call's
+        deadline passes at the same moment.
         """
         if expires_at is None:
-            return _UNBOUNDED
+            return _NO_LIMIT
         pool = self._pool
-        return CallGuard(pool.loop, pool.watch, expires_at, self._timeout, None, AttemptTimeoutError)
+        return CancelScope(pool.loop, pool.cancel_poller, expires_at, self._timeout, None, AttemptTimeoutError)
 
     def _parsed(self, answer: Any, rid: str, *, partial: bool = False) -> Generation:
-        """Check an answer; an abort that is really a refusal or a server fault is raised as such."""
+        """Check an answer; raise the error for an abort that is a refusal or a server fault."""
         request = self._request
         try:
             return response.parse(
                 answer,
                 request.prompt_tokens,
                 rid=rid,
-                requests=self._requests,
+                requests=self._requests - self._requests_counted,
                 experts_start=request.experts_start,
                 partial=partial,
             )
         except response.RefusedInside as refusal:
-            raise faults.from_words(refusal.status, refusal.words, str(self._url)) from None
+            raise faults.from_message(refusal.status, refusal.message, str(self._url)) from None
 
 
 def check_header(name: str, value: Any) -> None:
-    """Refuse what cannot be sent as a header. Its value is not shown: it may be a key."""
+    """Raise ConfigurationError for a value that cannot be sent as a header; it may be a key and is not shown."""
     if not isinstance(value, str) or not value.isprintable():
         raise ConfigurationError(
-            f"the header {name} must be one line of text: is there a line break in it, or is it not a str?"
+            f"the header {name} must be one line of text, got a {type(value).__name__}: remove line breaks, and convert"
+            " it to str if it is not one"
         )
 
 
 def not_json(url: URL, error: Exception) -> MalformedResponseError:
-    """Return the error for a body that is cut off or garbled."""
+    """Return the error for a body that is truncated or garbled."""
     return MalformedResponseError(f"{url} sent a body that is not JSON: {error}")
-
-
-def no_progress(part: Generation | None) -> TransientFault:
-    """Return the fault of an abort that left nothing to go on from: an engine that keeps doing this is failing."""
-    words = None if part is None else part.finish_detail
-    return TransientFault(EngineUnavailableError(f"the engine aborted the request: {words}", attempts=1))

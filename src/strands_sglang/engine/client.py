@@ -1,9 +1,10 @@
-"""`SGLangClient`: the token engine behind SGLang's native `/generate`.
+"""`SGLangClient`: the token engine for SGLang's native `/generate`.
 
-It owns retries, alone: what it raises is final, and none of it is an error that the agent loop tries again. A call
-ends in a whole `Generation` or in a typed error, within its deadline; a call that ends early ends on the engine too.
+The client retries by itself: the errors it raises are final, and the agent loop does not retry them. A call returns a
+complete `Generation` or raises a typed error, within its deadline; a call that ends early is aborted on the engine too.
 
-Invariant: tokens the engine sampled for a call are returned once, counted as discarded, or never reached us.
+Invariant: the tokens that the engine sampled for a call are returned once, counted as discarded, or were never
+received.
 """
 
 from __future__ import annotations
@@ -16,31 +17,32 @@ from typing import Any
 
 from yarl import URL
 
-from strands_sglang.engine.abort import Aborter
-from strands_sglang.engine.backoff import Backoff
 from strands_sglang.engine.call import Call, check_header
-from strands_sglang.engine.contact import contact
-from strands_sglang.engine.control import EngineControl
-from strands_sglang.engine.fleet import Fleet
-from strands_sglang.engine.generation import Generation
-from strands_sglang.engine.guard import CallGuard
-from strands_sglang.engine.pool import LoopPool, Pools
+from strands_sglang.engine.cancellation import CancelScope
+from strands_sglang.engine.connections import LoopPool, Pools, attempt_timeout
+from strands_sglang.engine.control import Aborter, EngineControl, WorkerDirectory
 from strands_sglang.engine.probe import Probe
-from strands_sglang.engine.protocol import AbortPolicy, CancelSignal, TokenIds
-from strands_sglang.engine.request import GenerateRequest, request_fields
-from strands_sglang.engine.retry import RetryPolicy
-from strands_sglang.engine.sampling import KNOWN, check_sampling_names
-from strands_sglang.engine.slime_args import settings_of
-from strands_sglang.engine.stream import GenerationChunk, StreamingCall
-from strands_sglang.engine.transport import attempt_timeout
+from strands_sglang.engine.protocol import AbortPolicy, CancelSignal, Generation, TokenIds
+from strands_sglang.engine.request import KNOWN, GenerateRequest, check_sampling_names, request_fields
+from strands_sglang.engine.retry import Backoff, RetryPolicy, server_history
+from strands_sglang.engine.streaming import GenerationChunk, StreamingCall
 from strands_sglang.errors import ConfigurationError, EngineError
+
+_DEFAULT_CONNECTIONS = 1000
 
 
 class SGLangClient:
-    """Talks to an SGLang server or router: token ids in, sampled ids and logprobs out.
+    """Client of an SGLang server or router: takes token ids, returns sampled ids and logprobs.
 
-    One client serves any number of event loops and threads, before and after a fork, and can be pickled. It holds
-    no connection until it is used; connections close with the loop that uses them, or by `close()`.
+    One client serves any number of event loops and threads, before and after a fork, and can be pickled. It opens
+    connections on first use; they close with the event loop that uses them, or with `close()`.
+
+    Example:
+        ```python
+        async with SGLangClient("http://localhost:30000") as client:
+            turn = await client.generate([1, 5, 7], {"max_new_tokens": 16})
+            print(list(turn.token_ids), list(turn.logprobs), turn.versions)
+        ```
     """
 
     def __init__(
@@ -59,78 +61,90 @@ class SGLangClient:
         first_contact: float | None = 4.0,
         sampling_names: Collection[str] = (),
     ) -> None:
-        """Set up the client; nothing is sent yet.
+        """Create the client; nothing is sent yet.
 
         Args:
-            base_url: Where the server or router is; a path in it is kept. A user and a password in it are sent as a
-                header and shown nowhere.
-            max_connections: Requests under way at once, per event loop; further calls wait for a free one.
-            timeout: Seconds one attempt may take, waiting for a free connection not counted; None: no limit.
+            base_url: Address of the server or router; may include a path. A user and a password in it are sent as a
+                header and never shown.
+            max_connections: Maximum concurrent requests per event loop; further calls wait.
+            timeout: Seconds one attempt may take, not counting the wait for a free connection; None: no limit.
             max_retries: Failures in a row that are followed by another attempt.
-            retry_delay: Ceiling of the first wait before a retry, in seconds; it doubles with each failure.
-            max_retry_delay: Ceiling of every wait, in seconds; only a server's Retry-After may ask for more.
-            deadline: Seconds a whole call may take, all waits and retries included; None: no limit.
-            connect_timeout: Seconds for making one connection.
+            retry_delay: Ceiling of the delay before the first retry, in seconds; it doubles with each failure.
+            max_retry_delay: Ceiling of every delay, in seconds; only a server's Retry-After can exceed it.
+            deadline: Seconds a whole call may take, including all waits and retries; None: no limit.
+            connect_timeout: Seconds for establishing one connection.
             api_key: Sent as a bearer token.
             headers: Further headers for every request.
-            first_contact: Seconds a call waits for a server that has never answered this process: the address may be
-                wrong. One that has answered before is waited for by the other rules; None: so is this one.
-            sampling_names: Sampling parameters that this server knows beside those of SGLang; any other is refused.
+            first_contact: Seconds a call waits for a server that has never answered this process, because the address
+                may be wrong; None: as long as for a server that has answered before.
+            sampling_names: Sampling parameters that this server supports in addition to SGLang's; others are refused.
 
         Raises:
-            ConfigurationError: A value cannot work.
+            ConfigurationError: A value is invalid.
         """
         self._settings = {key: value for key, value in locals().items() if key != "self"}
         for name in ("max_connections", "connect_timeout", "timeout", "deadline", "first_contact"):
             if (value := self._settings[name]) is not None and value <= 0:
-                raise ConfigurationError(f"{name} must be above 0, not {value}")
+                raise ConfigurationError(f"{name} must be above 0, got {value}")
         for name in ("max_retries", "retry_delay", "max_retry_delay"):
             if (value := self._settings[name]) < 0:
-                raise ConfigurationError(f"{name} must be 0 or above, not {value}")
+                raise ConfigurationError(f"{name} must be 0 or above, got {value}")
         self._url, credentials = _checked_url(base_url)
         self._generate_url = self._url / "generate"
         self._timeout = timeout
         self._limits = attempt_timeout(None, connect_timeout)
         self._policy = RetryPolicy(max_retries, Backoff(retry_delay, max(retry_delay, max_retry_delay)), first_contact)
-        self._contact = contact(self._url)
+        self._server_history = server_history(self._url)
         self._deadline = deadline
         self._headers = dict(headers or {})
         if credentials and (api_key is not None or "authorization" in map(str.lower, self._headers)):
-            raise ConfigurationError("a user in base_url and a key are two answers to one question: give one of them")
+            raise ConfigurationError(
+                "base_url must not contain a user if an api_key or Authorization header is given: pass only one of them"
+            )
         if api_key is not None or credentials:
             self._headers["Authorization"] = credentials or f"Bearer {api_key}"
         for name, text in self._headers.items():
             check_header(name, text)
         if isinstance(sampling_names, str):
-            raise ConfigurationError(f"sampling_names is a list of names, not {sampling_names!r}")
+            raise ConfigurationError(f"sampling_names must be a list of names, got {sampling_names!r}")
         self.sampling_names = KNOWN.union(sampling_names)
         """Sampling parameters that may be sent."""
-        self._fleet = Fleet(self._url)
+        self._directory = WorkerDirectory(self._url)
         self._pools = Pools(self._make_pool)
 
     @classmethod
     def from_slime_args(cls, args: Any, **settings: Any) -> SGLangClient:
-        """Make a client for the router and the concurrency that slime's parsed arguments name.
+        """Create a client for the router and the concurrency given by slime's parsed arguments.
 
         Args:
             args: slime's `args`.
-            **settings: Anything `SGLangClient` takes; wins over what `args` implies.
+            **settings: Arguments of `SGLangClient`; they take precedence over `args`.
         """
-        return cls(**{**settings_of(args), **settings})
+        return cls(**{**settings_from_slime_args(args), **settings})
+
+    def at(self, base_url: str, **settings: Any) -> SGLangClient:
+        """Return a client of another address, such as one worker of a router, with the settings of this one.
+
+        Args:
+            base_url: The other address.
+            **settings: Arguments of `SGLangClient` that differ.
+        """
+        own = {**self._settings, "headers": self._headers, "api_key": None, "base_url": base_url}
+        return type(self)(**{**own, **settings})
 
     @property
     def base_url(self) -> str:
-        """Where the server or router is, without a slash at the end."""
+        """Address of the server or router, without a trailing slash."""
         return str(self._url).rstrip("/")
 
     def unreachable_seconds(self) -> float:
-        """Return for how long this process has had no answer from the server while asking for one; 0: it answers."""
-        return self._contact.unreachable_seconds()
+        """Return how long the server has left this process's requests unanswered; 0 if it answers."""
+        return self._server_history.unreachable_seconds()
 
     @property
     def control(self) -> EngineControl:
         """Health, information, pausing and weight updates, on every worker."""
-        return EngineControl(self._url, self._fleet, self._pools)
+        return EngineControl(self._url, self._directory, self._pools)
 
     async def generate(
         self,
@@ -147,17 +161,17 @@ class SGLangClient:
     ) -> Generation:
         """Sample a continuation of `input_ids`; `TokenEngine.generate` explains the arguments.
 
-        `fields` are those of SGLang's own request, as the published package takes them: `return_routed_experts=True`
-        asks for the experts of every token, `return_logprob` and `stream` say what is done anyway, and the rest goes
-        the way of `extra`.
+        `fields` are fields of SGLang's own request, as the published package accepts them: `return_routed_experts=True`
+        requests the experts of every token, `return_logprob` has no effect, `stream` must not be set, and all others
+        are treated like `extra`.
 
         Raises:
-            ConfigurationError: A sampling parameter is unknown, or something else cannot be sent.
-            RequestRejectedError: The engine refuses the request; `ContextOverflowError` if it is too long.
+            ConfigurationError: A sampling parameter is unknown, or another argument is invalid.
+            RequestRejectedError: The engine refused the request; `ContextOverflowError` if it is too long.
             EngineUnavailableError: Every retry failed.
             DeadlineExceededError: The deadline passed.
             CallCancelledError: The cancel signal was set.
-            MalformedResponseError: The answer cannot be trusted.
+            MalformedResponseError: The answer is invalid.
         """
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
@@ -170,7 +184,7 @@ class SGLangClient:
         if seconds is None and cancel_signal is None:
             return await call.run()
         expires_at = None if seconds is None else loop.time() + seconds
-        with CallGuard(loop, pool.watch, expires_at, seconds, cancel_signal):
+        with CancelScope(loop, pool.cancel_poller, expires_at, seconds, cancel_signal):
             return await call.run()
 
     async def stream(
@@ -184,13 +198,13 @@ class SGLangClient:
         on_abort: AbortPolicy = AbortPolicy.CONTINUE,
         extra: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Sample a continuation and yield tokens as they come; the last chunk carries the whole `Generation`.
+        """Sample a continuation and yield tokens as they are sampled; the last chunk carries the whole `Generation`.
 
-        For serving: it costs more than `generate`, because the engine repeats the turn so far with every token.
-        Closing the generator early aborts the request. A stream that breaks goes on behind the tokens delivered.
+        Intended for serving: it costs more than `generate`, because the engine repeats the turn so far with every
+        token. Closing the generator early aborts the request. A broken stream is continued after the tokens delivered.
 
         Raises:
-            StreamInterruptedError: It broke, and going on would not be exact (see `AbortPolicy.CONTINUE`).
+            StreamInterruptedError: It broke and cannot be continued exactly (see `AbortPolicy.CONTINUE`).
             EngineError: As for `generate`.
         """
         loop = asyncio.get_running_loop()
@@ -200,7 +214,7 @@ class SGLangClient:
         call = StreamingCall(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort)
         seconds = self._deadline if deadline is None else deadline
         expires_at = None if seconds is None else loop.time() + seconds
-        chunks = call.chunks(lambda: CallGuard(loop, pool.watch, expires_at, seconds, cancel_signal))
+        chunks = call.chunks(lambda: CancelScope(loop, pool.cancel_poller, expires_at, seconds, cancel_signal))
         try:
             async for chunk in chunks:
                 yield chunk
@@ -209,20 +223,20 @@ class SGLangClient:
 
     @property
     def first_contact(self) -> float | None:
-        """Seconds that a server which never answered this process is waited for; None: as long as any other."""
+        """Seconds a call waits for a server that never answered this process; None: as long as for any other."""
         return self._policy.first_contact
 
     def probe(self, seconds: float) -> Probe:
-        """Return what asks the server who it is, for so many seconds."""
+        """Return a `Probe` of the server that takes at most `seconds` in total."""
         keyed = "authorization" in map(str.lower, self._headers)
-        return Probe(self._url, self._fleet, self._pools, keyed=keyed, seconds=seconds)
+        return Probe(self._url, self._directory, self._pools, keyed=keyed, seconds=seconds)
 
     async def health(self) -> bool:
-        """Return whether the server or router answers that it is healthy."""
+        """Return whether the server or router reports that it is healthy."""
         return await self.control.health()
 
     async def model_info(self) -> dict[str, Any] | None:
-        """Return what the server says about its model, as it says it; None when it does not answer."""
+        """Return the model information of the server; None if it does not answer."""
         try:
             info = await self.control.model_info()
         except EngineError:
@@ -230,12 +244,12 @@ class SGLangClient:
         return {"model_path": info.model_path, "weight_version": info.weight_version, **info.rest}
 
     async def is_multimodal(self) -> bool:
-        """Return whether the server says that its model takes images or sound."""
+        """Return whether the server reports that its model takes images or audio."""
         info = await self.model_info() or {}
         return bool(info.get("has_image_understanding") or info.get("has_audio_understanding"))
 
     async def max_model_len(self) -> int | None:
-        """Return the tokens that prompt and turn may have together; None when the server does not say."""
+        """Return the maximum tokens of prompt plus turn; None if the server does not report it."""
         try:
             return await self.control.context_length()
         except EngineError:
@@ -252,43 +266,74 @@ class SGLangClient:
         await self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._settings, self._contact.answered)
+        return _rebuild, (type(self), self._settings, self._server_history.answered)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(base_url={self.base_url!r})"
 
     def check_sampling(self, sampling_params: Mapping[str, Any] | None) -> None:
-        """Raise ConfigurationError for a sampling parameter that the server does not know."""
+        """Raise ConfigurationError for a sampling parameter that the server does not support."""
         if sampling_params and not self.sampling_names.issuperset(sampling_params):
             check_sampling_names(sampling_params, self.sampling_names)
 
     def _make_pool(self) -> LoopPool:
-        pool = LoopPool(self._headers, self._settings["max_connections"], self._limits, self._contact)
-        Aborter(pool, self._fleet)
+        pool = LoopPool(self._headers, self._settings["max_connections"], self._limits, self._server_history)
+        Aborter(pool, self._directory)
         return pool
 
 
 def _rebuild(kind: type[SGLangClient], settings: dict[str, Any], answered: bool = False) -> SGLangClient:
     made = kind(**settings)
-    if answered:  # where it comes from: its address is right, and an outage is waited for here as well
-        contact(made.base_url).answered = True
+    if answered:  # in the process that pickled it: the address is right, so calls here wait for an outage too
+        server_history(made.base_url).answered = True
     return made
 
 
 def _checked_url(base_url: str) -> tuple[URL, str]:
-    """Return an address that may be shown, and the header that the user and password in it become ("": none)."""
+    """Return the address without credentials, and the Authorization header for those in it ("" if there are none)."""
     shown = re.sub(r"^(\w+://)?.*@", r"\1***@", base_url, flags=re.DOTALL)
     try:
         url = URL(base_url)
         user, password = url.user, url.password
     except ValueError as error:
-        words = "" if "@" in base_url else f": {error}"
-        raise ConfigurationError(f"base_url {shown!r} is not a URL{words}") from None
+        detail = "" if "@" in base_url else f": {error}"
+        raise ConfigurationError(f"base_url must be a URL, got {shown!r}{detail}") from None
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigurationError(f"base_url {shown!r} must look like http://localhost:30000 (with http://)")
+        raise ConfigurationError(f"base_url must look like http://localhost:30000 (with http://), got {shown!r}")
     credentials = ""
     if user is not None or password is not None:
         pair = f"{user or ''}:{password or ''}".encode()
         credentials = f"Basic {base64.b64encode(pair).decode()}"
     url = url.with_user(None).with_query(None).with_fragment(None)
     return url.with_path(url.path.rstrip("/") or "/"), credentials
+
+
+def settings_from_slime_args(args: Any) -> dict[str, Any]:
+    """Return the `SGLangClient` settings for slime's parsed arguments.
+
+    Engines outside slime's own placement (`rollout_num_gpus` None or 0) are counted by their addresses. If there are
+    none, a fixed number of connections is used: the router queues what the engines cannot take.
+    """
+    host, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
+    if not host or not port:
+        raise ConfigurationError(
+            f"args.sglang_router_ip and args.sglang_router_port must be set, got {host!r} and {port!r}: slime sets "
+            "them when its rollout manager starts; create the client after that, or pass --sglang-router-ip and "
+            "--sglang-router-port"
+        )
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    engines = _engine_count(args)
+    concurrency = getattr(args, "sglang_server_concurrency", None)
+    connections = concurrency * engines if concurrency and engines else _DEFAULT_CONNECTIONS
+    return {"base_url": f"http://{host}:{port}", "max_connections": max(1, int(connections))}
+
+
+def _engine_count(args: Any) -> int:
+    if (count := getattr(args, "rollout_num_engines", None)) is not None:
+        return int(count)
+    gpus = getattr(args, "rollout_num_gpus", None) or 0
+    if gpus:
+        per_engine = getattr(args, "rollout_num_gpus_per_engine", None) or 1
+        return max(1, int(gpus) // int(per_engine))
+    return len(getattr(args, "rollout_external_engine_addrs", None) or ())

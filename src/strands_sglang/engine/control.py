@@ -1,12 +1,18 @@
-"""Control calls that rollouts and trainers need: health, information, pausing, weight updates.
+"""Control calls (health, information, pausing, weight updates), and the workers that they are sent to.
 
-Through a router they go to every worker behind it. A worker that fails is data (`ControlResult.ok` is False, with
-its words): a fleet that lost one worker must still be able to update the rest.
+A base URL is one server, or a router with workers. The router forwards `/generate` but answers 404 to aborts, pauses
+and weight updates, so those are sent to each worker: `WorkerDirectory` lists the workers, `Aborter` aborts requests on
+them, `EngineControl` has the other calls. The failure of a worker is returned, not raised (`ControlResult.ok` is
+False): if one worker is lost, the others can still be updated.
+
+Invariant: listing never fails a call. If the router does not answer, the last known list is used; without such a list,
+the base URL itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -15,66 +21,184 @@ from typing import Any
 import orjson
 from yarl import URL
 
-from strands_sglang.engine.faults import TransientFault
-from strands_sglang.engine.fleet import Fleet, Worker
-from strands_sglang.engine.pool import LoopPool, Pools
-from strands_sglang.engine.transport import JSON_HEADERS, attempt_timeout, exchange
+from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange
+from strands_sglang.engine.response import TransientFault
 from strands_sglang.errors import EngineError, EngineUnavailableError, MalformedResponseError, RequestRejectedError
 
-_ASK_SECONDS = 30.0
+logger = logging.getLogger(__name__)
+
+_FRESH_SECONDS = 5.0
+_WORKERS_SECONDS = 5.0
+# The end of a batch can cancel thousands of calls at once; at most this many aborts are sent concurrently.
+_CONCURRENT_ABORTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One SGLang server."""
+
+    url: str
+    """Its own base URL."""
+    healthy: bool = True
+    """Whether the router considers it healthy; True for a server without a router."""
+
+
+class WorkerDirectory:
+    """The servers at a base URL."""
+
+    def __init__(self, base: URL) -> None:
+        self._base = base
+        self._base_only = (Worker(str(base).rstrip("/")),)
+        self._known: tuple[Worker, ...] | None = None
+        self._known_at = float("-inf")
+        self._failing = False
+
+    async def workers(self, pool: LoopPool, *, fresh: bool = True) -> tuple[Worker, ...]:
+        """Return the servers that take control calls.
+
+        Args:
+            pool: The running loop's connections.
+            fresh: Whether to request the list even if the known one is only seconds old.
+        """
+        now = pool.loop.time()
+        if not fresh and self._known and now - self._known_at < _FRESH_SECONDS:
+            return self._known
+        try:
+            self._known = await self._list(pool)
+            self._known_at, self._failing = now, False
+        except (TransientFault, EngineError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            # A warning once per outage is enough: the calls that fail meanwhile log the rest.
+            level = logging.DEBUG if self._failing else logging.WARNING
+            logger.log(level, "base_url=<%s>, error=<%s> | could not list the workers", self._base, error)
+            self._failing = True
+        return self._base_only if self._known is None else self._known
+
+    async def _list(self, pool: LoopPool) -> tuple[Worker, ...]:
+        try:
+            answer = await _get(pool, self._base / "workers")
+        except RequestRejectedError as error:
+            if error.status not in (404, 405):
+                raise
+            return self._base_only  # not a router
+        # The ranks of a data-parallel server are listed one by one, but the server takes a control call once for all.
+        listed = ((_without_rank(entry["url"]), bool(entry.get("is_healthy", True))) for entry in answer["workers"])
+        return tuple(Worker(url, healthy) for url, healthy in dict(listed).items())
+
+
+async def _get(pool: LoopPool, url: URL) -> Any:
+    limits = attempt_timeout(_WORKERS_SECONDS, _REQUEST_SECONDS)
+    return orjson.loads(await exchange(pool, "GET", url, None, timeout=limits))
+
+
+def _without_rank(url: str) -> str:
+    """Remove the rank that a data-parallel router appends to a worker's URL (`http://host:1@0`)."""
+    head, at, rank = url.rpartition("@")
+    return head if at and rank.isdigit() else url
+
+
+class Aborter:
+    """Aborts requests that no caller waits for any more, for one event loop.
+
+    A call that is cancelled, times out or loses its connection may still be decoding on the engine. Closing the
+    connection is not enough: the engine checks for that only every few seconds, and a router may not pass it on. So the
+    request is aborted by its id, on every worker that could have it.
+
+    Aborts never delay the caller. Those still unsent when the pool closes, and those of calls still in flight, are sent
+    at that point, for at most a second.
+    """
+
+    def __init__(self, pool: LoopPool, directory: WorkerDirectory) -> None:
+        self._pool = pool
+        self._directory = directory
+        self._unsent: set[str] = set()
+        self._limit = asyncio.Semaphore(_CONCURRENT_ABORTS)
+        pool.abort = self.abort
+        pool.before_close = self._send_rest
+
+    def abort(self, rid: str) -> None:
+        """Abort a request in the background."""
+        self._unsent.add(rid)
+        self._pool.spawn(self._send(rid))
+
+    async def _send(self, rid: str) -> None:
+        workers = await self._directory.workers(self._pool, fresh=False)
+        await asyncio.gather(*(self._send_to(URL(worker.url), rid) for worker in workers))
+        self._unsent.discard(rid)
+
+    async def _send_to(self, worker: URL, rid: str) -> None:
+        body = orjson.dumps({"rid": rid})
+        limits = attempt_timeout(_WORKERS_SECONDS, _REQUEST_SECONDS)
+        try:
+            # The semaphore is held per worker, so that a worker that hangs does not delay aborts on the others.
+            async with self._limit:
+                await exchange(self._pool, "POST", worker / "abort_request", body, JSON_HEADERS, limits)
+        except (TransientFault, EngineError) as error:
+            logger.debug("rid=<%s>, worker=<%s>, error=<%s> | abort failed", rid, worker, error)
+
+    async def _send_rest(self) -> None:
+        await asyncio.gather(*(self._send(rid) for rid in self._unsent | self._pool.in_flight))
+
+
+_REQUEST_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0
 _FLUSH_POLL_SECONDS = 0.1
 
 
 class PauseMode(str, Enum):
-    """What happens to requests under way when generation is paused."""
+    """What happens to requests in flight when generation is paused.
+
+    Example:
+        ```python
+        await client.control.pause(PauseMode.RETRACT)
+        ```
+    """
 
     ABORT = "abort"
-    """They end with `abort` and their partial tokens; `AbortPolicy` decides what becomes of them."""
+    """They end with `abort` and their partial tokens; `AbortPolicy` decides whether they are continued."""
     RETRACT = "retract"
-    """They go back to the queue and are computed again by the new weights when generation continues."""
+    """They return to the queue and are recomputed with the new weights when generation resumes."""
     IN_PLACE = "in_place"
-    """They stay where they are and go on with the old cache."""
+    """They stay in place and continue with the old cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlResult:
-    """What one worker said to a control call."""
+    """The answer of one worker to a control call."""
 
     worker: str
     """Base URL of the worker."""
     ok: bool
-    """Whether it did as told."""
+    """Whether the call succeeded."""
     message: str
-    """Its words; why not, if it did not."""
+    """The worker's answer, or why the call failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a server says about its model."""
+    """Model information reported by a server."""
 
     model_path: str
     """Folder or hub name of the weights."""
     weight_version: str | None
-    """Version of the weights it now samples from; None when it does not say."""
+    """Version of the weights it samples from; None if it does not report it."""
     rest: Mapping[str, Any]
-    """Everything else."""
+    """All other fields."""
 
 
 class EngineControl:
-    """Control calls, each to every worker behind the client's base URL."""
+    """Control calls, each sent to every worker at the client's base URL."""
 
-    def __init__(self, base: URL, fleet: Fleet, pools: Pools) -> None:
+    def __init__(self, base: URL, directory: WorkerDirectory, pools: Pools) -> None:
         self._base = base
-        self._fleet = fleet
+        self._directory = directory
         self._pools = pools
 
     async def workers(self) -> tuple[Worker, ...]:
-        """Return the servers behind the base URL: those of a router, or the server itself."""
-        return await self._fleet.workers(await self._pools.open())
+        """Return the servers at the base URL: the workers of a router, or the server itself."""
+        return await self._directory.workers(await self._pools.open())
 
     async def health(self, timeout: float = 5.0) -> bool:
-        """Return whether the server or router answers that it is healthy."""
+        """Return whether the server or router reports that it is healthy."""
         try:
             await self._get(await self._pools.open(), self._base / "health", timeout)
         except (TransientFault, EngineError):
@@ -82,9 +206,9 @@ class EngineControl:
         return True
 
     async def signs_of_life(self, timeout: float = 5.0) -> dict[str, bool]:
-        """Return, for the server or router and each worker behind it, whether it answers at all, by its base URL.
+        """Return whether the server or router, and each of its workers, answers at all; keyed by base URL.
 
-        A router that answers says nothing of a worker that hangs. What knows no /health is alive, too.
+        A router may answer while one of its workers hangs. A server without /health counts as alive.
         """
         pool = await self._pools.open()
 
@@ -97,11 +221,11 @@ class EngineControl:
                 return url, False
             return url, True
 
-        urls = {str(self._base).rstrip("/"), *(worker.url for worker in await self._fleet.workers(pool))}
+        urls = {str(self._base).rstrip("/"), *(worker.url for worker in await self._directory.workers(pool))}
         return dict(await asyncio.gather(*map(alive, urls)))
 
     async def model_info(self) -> ModelInfo:
-        """Return what the server (or, through a router, one of its workers) says about its model."""
+        """Return what the server (with a router, one of its workers) reports about its model."""
         pool = await self._pools.open()
         info = await self._first(pool, ("model_info", "get_model_info"))
         version = info.get("weight_version")
@@ -112,11 +236,11 @@ class EngineControl:
         )
 
     async def server_info(self) -> Mapping[str, Any]:
-        """Return the launch settings and state of the server (or of one worker), as it tells them."""
+        """Return the launch settings and state of the server (with a router, of one worker), as reported."""
         return await self._first(await self._pools.open(), ("server_info", "get_server_info"))
 
     async def answer_to(self, body: Mapping[str, Any]) -> Any:
-        """Send one `/generate` request as it stands and return what is answered, unchecked: for reading prompts.
+        """Send one `/generate` request without changes and return the decoded answer without checks.
 
         Raises:
             EngineError: There is no answer, or it is not JSON.
@@ -130,35 +254,35 @@ class EngineControl:
             raise MalformedResponseError(f"{self._base} sent a body that is not JSON: {error}") from error
 
     async def context_length(self) -> int | None:
-        """Return the tokens that prompt and turn may have together; None when the server does not say."""
+        """Return the maximum tokens of prompt plus turn; None if the server does not report it."""
         listed = (await self._first(await self._pools.open(), ("v1/models",))).get("data")
-        told = listed[0].get("max_model_len") if isinstance(listed, list) and listed else None
-        return told if isinstance(told, int) else None
+        length = listed[0].get("max_model_len") if isinstance(listed, list) and listed else None
+        return length if isinstance(length, int) else None
 
-    async def running_requests(self) -> dict[str, int]:
-        """Return, for each worker that answers, how many requests it is running or has waiting."""
+    async def open_requests(self) -> dict[str, int]:
+        """Return the number of running and waiting requests of each worker that answers."""
         pool = await self._pools.open()
 
-        async def ask(worker: Worker) -> tuple[str, int] | None:
+        async def load_of(worker: Worker) -> tuple[str, int] | None:
             try:
-                answer = orjson.loads(await self._get(pool, URL(worker.url) / "v1" / "loads", _ASK_SECONDS))
+                answer = orjson.loads(await self._get(pool, URL(worker.url) / "v1" / "loads", _REQUEST_SECONDS))
                 return worker.url, sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in answer["loads"])
             except (TransientFault, EngineError, orjson.JSONDecodeError, KeyError, TypeError):
                 return None
 
-        answers = await asyncio.gather(*(ask(worker) for worker in await self._fleet.workers(pool)))
+        answers = await asyncio.gather(*(load_of(worker) for worker in await self._directory.workers(pool)))
         return dict(answer for answer in answers if answer is not None)
 
     async def pause(self, mode: PauseMode = PauseMode.ABORT) -> tuple[ControlResult, ...]:
-        """Stop sampling until `resume`. New requests wait in the meantime."""
-        return await self._tell("pause_generation", {"mode": mode.value})
+        """Pause sampling until `resume`. New requests wait meanwhile."""
+        return await self._send("pause_generation", {"mode": mode.value})
 
     async def resume(self) -> tuple[ControlResult, ...]:
-        """Go on sampling after `pause` (SGLang's `continue_generation`)."""
-        return await self._tell("continue_generation", {})
+        """Resume sampling after `pause` (SGLang's `continue_generation`)."""
+        return await self._send("continue_generation", {})
 
     async def flush_cache(self, timeout: float = 30.0) -> tuple[ControlResult, ...]:
-        """Empty the prefix cache, trying again until each worker is idle enough or `timeout` seconds are over."""
+        """Empty the prefix cache; a worker that is not idle is polled for up to `timeout` seconds."""
         pool = await self._pools.open()
         return await self._flush(pool, await self._workers(pool), timeout)
 
@@ -167,7 +291,7 @@ class EngineControl:
 
         async def flush(worker: Worker) -> ControlResult:
             while True:
-                result = await self._tell_one(pool, worker, "flush_cache", {})
+                result = await self._send_to(pool, worker, "flush_cache", {})
                 if result.ok or pool.loop.time() >= until:
                     return result
                 await asyncio.sleep(_FLUSH_POLL_SECONDS)
@@ -177,62 +301,73 @@ class EngineControl:
     async def update_weights_from_disk(
         self, path: str, *, version: str | None = None, flush_cache: bool = True
     ) -> tuple[ControlResult, ...]:
-        """Load weights from a folder the workers can read. Pause first: see `swap_weights`.
+        """Load weights from a folder that the workers can read. Pause first, or use `swap_weights`.
 
         Args:
             path: Folder with the checkpoint.
-            version: Name of the new weights; what `Generation.versions` will say.
-            flush_cache: Empty the prefix cache, which the old weights computed.
+            version: Name of the new weights, as it appears in `Generation.versions`.
+            flush_cache: Whether to empty the prefix cache, which holds values of the old weights.
         """
-        return await self._tell("update_weights_from_disk", _update(path, version, flush_cache), timeout=None)
+        return await self._send("update_weights_from_disk", _update(path, version, flush_cache), timeout=None)
 
     async def swap_weights(
         self, path: str, *, version: str | None = None, mode: PauseMode = PauseMode.ABORT
     ) -> tuple[ControlResult, ...]:
-        """Pause, load weights from disk, and go on: the whole update in its safe order.
+        """Pause, load weights from disk, and resume: the whole update in a safe order.
 
-        All workers pause before any is updated, so that no turn goes on with older weights than it began with. Requests
-        kept in place hold on to the cache, so with `PauseMode.IN_PLACE` it is not flushed.
+        All workers are paused before any is updated, so that no turn continues with older weights than it started
+        with. Requests paused in place use the cache, so with `PauseMode.IN_PLACE` it is not flushed.
 
         Returns:
-            What each worker said to the update; of a worker that would not pause, what it said to that. It is then
-            left as it is.
+            Each worker's answer to the update. A worker that could not be paused is not updated; its answer to the
+            pause is returned instead.
         """
         pool = await self._pools.open()
         paused = await self.pause(mode)
         try:
-            willing = [Worker(result.worker) for result in paused if result.ok]
+            ready = [Worker(result.worker) for result in paused if result.ok]
             flush = mode is not PauseMode.IN_PLACE
             if flush:
-                # A flush that comes right behind the last answer has been seen to crash a server: ask until it
-                # is idle, then update.
-                await self._flush(pool, willing, _ASK_SECONDS)
+                # A flush immediately after the last answer was seen to crash a server: poll until it is idle, then
+                # update.
+                await self._flush(pool, ready, _REQUEST_SECONDS)
             body = _update(path, version, flush)
-            told = [self._tell_one(pool, worker, "update_weights_from_disk", body, None) for worker in willing]
-            updated = {result.worker: result for result in await asyncio.gather(*told)}
+            updates = [self._send_to(pool, worker, "update_weights_from_disk", body, None) for worker in ready]
+            updated = {result.worker: result for result in await asyncio.gather(*updates)}
             return tuple(updated.get(result.worker, result) for result in paused)
         finally:
             await asyncio.shield(self.resume())
 
-    async def abort_all(self) -> tuple[ControlResult, ...]:
-        """End every request on every worker, everybody's; each returns its partial tokens with `abort`."""
-        return await self._tell("abort_request", {"abort_all": True})
+    async def abort(self, rid: str) -> tuple[ControlResult, ...]:
+        """Abort the requests on all workers whose id starts with `rid`; each returns its partial tokens."""
+        return await self._send("abort_request", {"rid": rid})
 
-    async def _tell(
-        self, path: str, body: Mapping[str, Any], timeout: float | None = _ASK_SECONDS
+    async def abort_all(self) -> tuple[ControlResult, ...]:
+        """Abort all requests on all workers, including those of other clients; each returns its partial tokens."""
+        return await self._send("abort_request", {"abort_all": True})
+
+    async def _send(
+        self, path: str, body: Mapping[str, Any], timeout: float | None = _REQUEST_SECONDS
     ) -> tuple[ControlResult, ...]:
         pool = await self._pools.open()
         workers = await self._workers(pool)
-        return tuple(await asyncio.gather(*(self._tell_one(pool, worker, path, body, timeout) for worker in workers)))
+        return tuple(await asyncio.gather(*(self._send_to(pool, worker, path, body, timeout) for worker in workers)))
 
     async def _workers(self, pool: LoopPool) -> tuple[Worker, ...]:
-        workers = await self._fleet.workers(pool)
+        workers = await self._directory.workers(pool)
         if not workers:
-            raise EngineUnavailableError(f"{self._base} is a router without workers yet: there is nobody to tell")
+            raise EngineUnavailableError(
+                f"the router {self._base} must have at least one worker, got none: wait until they have registered"
+            )
         return workers
 
-    async def _tell_one(
-        self, pool: LoopPool, worker: Worker, path: str, body: Mapping[str, Any], timeout: float | None = _ASK_SECONDS
+    async def _send_to(
+        self,
+        pool: LoopPool,
+        worker: Worker,
+        path: str,
+        body: Mapping[str, Any],
+        timeout: float | None = _REQUEST_SECONDS,
     ) -> ControlResult:
         limits = attempt_timeout(timeout, _CONNECT_SECONDS)
         try:
@@ -242,12 +377,12 @@ class EngineControl:
         return ControlResult(worker.url, ok=True, message=answer.decode("utf-8", "replace").strip())
 
     async def _first(self, pool: LoopPool, paths: tuple[str, ...]) -> dict[str, Any]:
-        """Return the first JSON object any worker gives at any of `paths` (newer name first)."""
+        """Return the first JSON object that any worker returns at any of `paths` (newer name first)."""
         last: Exception | None = None
-        for worker in await self._fleet.workers(pool):
+        for worker in await self._directory.workers(pool):
             for path in paths:
                 try:
-                    answer = orjson.loads(await self._get(pool, URL(worker.url) / path, _ASK_SECONDS))
+                    answer = orjson.loads(await self._get(pool, URL(worker.url) / path, _REQUEST_SECONDS))
                 except TransientFault as fault:
                     last = fault.error
                     continue
@@ -258,7 +393,7 @@ class EngineControl:
                     return answer
         if isinstance(last, EngineError):
             raise last
-        raise MalformedResponseError(f"no worker behind {self._base} told anything at /{paths[0]}") from last
+        raise MalformedResponseError(f"no worker at {self._base} returned a JSON object at /{paths[0]}") from last
 
     async def _get(self, pool: LoopPool, url: URL, timeout: float) -> bytes:
         return await exchange(pool, "GET", url, None, timeout=attempt_timeout(timeout, _CONNECT_SECONDS))

@@ -1,10 +1,11 @@
-"""Asking a server who it is, before anything depends on it: `Probe`.
+"""Server information, requested before anything depends on it: `Probe`.
 
-Everything is asked once, within one time for all of it, and nothing is retried behind it. What a server does not answer
-(an older one, one without a tokenizer of its own, a router) is not known, and is no error.
+Each request is sent once, within one time limit for all of them, and is not retried; only `Probe.reach` polls a server
+that is still starting. Information that a server does not provide (an older server, one without a tokenizer, a router)
+is reported as unknown and is not an error.
 
-Invariant: no token id is sent that the server has not shown to be in its vocabulary, but for one at its very beginning:
-an id outside the vocabulary can take a server down.
+Invariant: apart from one id at the start of every vocabulary, only token ids that the server itself returned are sent:
+an id outside the vocabulary can crash a server.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -21,12 +23,11 @@ import orjson
 from yarl import URL
 
 from strands_sglang.engine import response
-from strands_sglang.engine.faults import TransientFault, from_words
-from strands_sglang.engine.fleet import Fleet
-from strands_sglang.engine.pool import LoopPool, Pools
+from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange
+from strands_sglang.engine.control import WorkerDirectory
 from strands_sglang.engine.request import GenerateRequest
+from strands_sglang.engine.response import TransientFault, from_message
 from strands_sglang.engine.retry import never_answered
-from strands_sglang.engine.transport import JSON_HEADERS, attempt_timeout, exchange
 from strands_sglang.errors import (
     AttemptTimeoutError,
     ConfigurationError,
@@ -41,67 +42,83 @@ from strands_sglang.errors import (
 
 logger = logging.getLogger(__name__)
 
-_LOOK = 0.2  # seconds between two attempts to reach a server
-_ROUTE_SECONDS = 1.5
-"""Seconds for one answer about the server; a token may take whatever is left."""
+_POLL_SECONDS = 0.2  # between two attempts to reach a server
+_ROUTE_SECONDS = 1.5  # for one answer about the server
+_REPORT_SECONDS = 5.0  # for a full report, which a busy server takes longer to give
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What a server says about itself; None: it does not say."""
+    """Information reported by a server; a field is None if it is not reported."""
 
     url: str
-    """The server itself, behind a router one of its workers."""
+    """Base URL of the server; with a router, of one of its workers."""
     known: bool = False
-    """Whether it says anything about its model."""
+    """Whether it reports anything about its model."""
     model_path: str | None = None
     """Folder or hub name of its weights."""
     tokenizer_path: str | None = None
     """Folder or hub name of its tokenizer."""
     context: int | None = None
-    """Tokens that prompt and turn may have together."""
+    """Maximum tokens of prompt plus turn."""
     version: str | None = None
     """Version of SGLang."""
     dead: tuple[str, ...] = ()
     """Workers of a router that do not answer."""
     workers: int = 1
-    """Workers in all."""
+    """Total number of workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What one server reports about itself."""
+
+    url: str
+    """Its base URL."""
+    healthy: bool
+    """Whether the router considers it healthy; True for a server without a router."""
+    alive: bool
+    """Whether it answers."""
+    model: Mapping[str, Any]
+    """Its /model_info; empty if it has none."""
+    server: Mapping[str, Any]
+    """Its /server_info: launch settings and state; empty if it has none."""
 
 
 class Probe:
-    """Asks one server or router, for so many seconds in all.
+    """Requests information from one server or router.
 
     Args:
         base: Its address.
-        fleet: The workers behind it.
+        directory: Its workers.
         pools: The client's connections.
-        keyed: Whether a key is sent.
-        seconds: For everything together.
+        keyed: Whether an API key is sent.
+        seconds: Time limit for all requests together.
     """
 
-    def __init__(self, base: URL, fleet: Fleet, pools: Pools, *, keyed: bool, seconds: float) -> None:
-        self._base, self._fleet, self._pools, self._keyed = base, fleet, pools, keyed
+    def __init__(self, base: URL, directory: WorkerDirectory, pools: Pools, *, keyed: bool, seconds: float) -> None:
+        self._base, self._directory, self._pools, self._keyed = base, directory, pools, keyed
         self._url = str(base).rstrip("/")
         self._until = time.monotonic() + seconds
 
     @property
     def left(self) -> float:
-        """Seconds that are left; never nothing, so that a last question can be asked."""
+        """Seconds left; at least 0.1, so that one last request can be sent."""
         return max(self._until - time.monotonic(), 0.1)
 
     async def reach(self, patience: float) -> bool:
-        """See that there is a server.
+        """Check that a server answers.
 
         Args:
-            patience: Seconds for which one that does not answer is asked again.
+            patience: Seconds for which a server that does not answer is polled.
 
         Returns:
-            Whether it answers. False: it is busy; or it has answered this process before, and this is an outage.
+            Whether it answers. False: it is busy, or it has answered this process before and this is an outage.
 
         Raises:
-            EngineUnreachableError: Nothing answers there.
-            EngineUnavailableError: What answers there is no engine, or has none behind it.
-            ConfigurationError: It wants a key, or another one.
+            EngineUnreachableError: Nothing answers at the address.
+            EngineUnavailableError: A router or proxy answers that has no engine.
+            ConfigurationError: The server requires an API key, or a different one.
         """
         pool = await self._pools.open()
         until = time.monotonic() + patience
@@ -111,67 +128,68 @@ class Probe:
             except TransientFault as fault:
                 if isinstance(fault.error, AttemptTimeoutError):
                     logger.warning(
-                        "server=<%s> | takes connections and says nothing: is it busy, or no SGLang?", self._url
+                        "server=<%s> | accepts connections but does not answer: it is busy, or not an SGLang server",
+                        self._url,
                     )
                     return False
-                if pool.contact.answered and isinstance(fault.error, ConnectionLostError):
+                if pool.server_history.answered and isinstance(fault.error, ConnectionLostError):
                     return False
-                if time.monotonic() + _LOOK < until:
-                    await asyncio.sleep(_LOOK)
+                if time.monotonic() + _POLL_SECONDS < until:
+                    await asyncio.sleep(_POLL_SECONDS)
                     continue
-                raise self._unreached(fault) from fault.error
+                raise self._unreachable_error(fault) from fault.error
             except RequestRejectedError as error:
                 if error.status in (401, 403):
-                    given = "does not take the api_key that was given" if self._keyed else "wants a key"
+                    problem = "does not accept the api_key" if self._keyed else "requires an API key"
                     raise ConfigurationError(
-                        f"{self._url} {given} ({error.status}): SGLangClient(base_url, api_key=...), with the key that "
-                        "the server was started with (--api-key)"
+                        f"{self._url} {problem} ({error.status}): pass SGLangClient(base_url, api_key=...) with the "
+                        "key that the server was started with (--api-key)"
                     ) from error
                 if error.status is not None and error.status < 400:
                     raise
             except MalformedResponseError:
                 pass
-            pool.contact.heard(served=False)
+            pool.server_history.record_answer(served=False)
             return True
 
-    def _unreached(self, fault: TransientFault) -> EngineError:
+    def _unreachable_error(self, fault: TransientFault) -> EngineError:
         status = getattr(fault.error, "status", None)
         if status is not None:
             return EngineUnavailableError(
-                f"{fault} | what answers at {self._url} is no engine, or has none behind it: look at the router or "
-                "proxy there, and at the log of the server behind it",
+                f"{fault} | {self._url} is not an engine, or a router or proxy whose engine does not answer: check "
+                "the router or proxy, and the engine's log",
                 attempts=1,
                 status=status,
             )
         return EngineUnreachableError(f"{fault} | {never_answered(self._url)}")
 
     async def facts(self) -> ServerFacts:
-        """Return what the server says about itself.
+        """Return the information that the server reports about itself.
 
         Raises:
-            ConfigurationError: It is no SGLang server.
-            EngineUnavailableError: It is a router without a worker that works.
+            ConfigurationError: It is not an SGLang server.
+            EngineUnavailableError: It is a router, and none of its workers answers.
         """
         pool = await self._pools.open()
-        workers = await self._fleet.workers(pool)
-        asked = await asyncio.gather(*(self._about(pool, URL(one.url)) for one in workers if one.healthy))
-        alive = [url for url, about in asked if about is not None]
+        workers = await self._directory.workers(pool)
+        reports = await asyncio.gather(*(self._about(pool, URL(one.url)) for one in workers if one.healthy))
+        alive = [url for url, about in reports if about is not None]
         dead = tuple(one.url for one in workers if one.url not in alive)
         if workers and not alive and [self._url] != [one.url for one in workers]:
             raise EngineUnavailableError(
-                f"none of the {len(workers)} workers behind the router {self._url} answers ({', '.join(dead)}): start "
-                "them again, and look at their logs"
+                f"none of the {len(workers)} workers of the router {self._url} answers ({', '.join(dead)}): check "
+                "their logs and restart them"
             )
         if not workers:
             raise EngineUnavailableError(
-                f"the router {self._url} has no workers: start servers, and name them to it (--worker-urls)"
+                f"the router {self._url} has no workers: start servers and pass their addresses to it (--worker-urls)"
             )
-        url, about = next(one for one in asked if one[1] is not None) if alive else (self._url, {})
+        url, about = next(one for one in reports if one[1] is not None) if alive else (self._url, {})
         if not about:
             self._refuse_openai()
             return ServerFacts(url, dead=dead if alive else (), workers=len(workers))
         listed, server = await asyncio.gather(
-            self._asked(pool, URL(url), "v1/models"), self._asked(pool, URL(url), "server_info", "get_server_info")
+            self._first(pool, URL(url), "v1/models"), self._first(pool, URL(url), "server_info", "get_server_info")
         )
         models = listed.get("data")
         length = models[0].get("max_model_len") if isinstance(models, list) and models else server.get("context_length")
@@ -186,15 +204,47 @@ class Probe:
             workers=len(workers),
         )
 
+    async def reports(self) -> list[WorkerReport]:
+        """Return what each worker reports about itself; those that do not answer are included."""
+        pool = await self._pools.open()
+
+        async def report(url: str, healthy: bool) -> WorkerReport:
+            (_, model), server = await asyncio.gather(
+                self._about(pool, URL(url)),
+                self._first(pool, URL(url), "server_info", "get_server_info", seconds=_REPORT_SECONDS),
+            )
+            return WorkerReport(url, healthy, model is not None, model or {}, server)
+
+        workers = await self._directory.workers(pool)
+        return list(await asyncio.gather(*(report(worker.url, worker.healthy) for worker in workers)))
+
+    async def clock_offset(self, worker: str) -> tuple[float, float] | None:
+        """Return how many seconds the clock of a server is ahead of ours, and the uncertainty of that in seconds.
+
+        The Date header of an answer has whole seconds. None: the server sends none.
+        """
+        pool = await self._pools.open()
+        before = time.time()
+        try:
+            async with pool.session.get(
+                URL(worker) / "model_info", allow_redirects=False, timeout=self._limits(_ROUTE_SECONDS)
+            ) as response:
+                sent = parsedate_to_datetime(response.headers["Date"]).timestamp()
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, TypeError, KeyError) as error:
+            logger.debug("server=<%s>, error=<%r> | server sends no date", worker, error)
+            return None
+        after = time.time()
+        return sent + 0.5 - (before + after) / 2, 0.5 + (after - before) / 2
+
     def _refuse_openai(self) -> None:
         if self._base.path.rstrip("/").endswith("/v1"):
             raise ConfigurationError(
-                f"{self._url} ends in /v1, which is where the OpenAI interface is: tokens are asked for at SGLang's "
-                f"own /generate. base_url is {self._url[: -len('/v1')]}"
+                f"base_url must not end in /v1, got {self._url}: /v1 is the OpenAI interface, but this package uses "
+                f"SGLang's own /generate. Pass base_url={self._url[: -len('/v1')]!r}"
             )
 
     async def tokenize(self, worker: str, body: Mapping[str, Any]) -> Any:
-        """Return the ids that the server makes of a text, of each of several, or of messages; None: it does not say."""
+        """Return the ids that the server's tokenizer produces for text or messages; None if it has none."""
         pool = await self._pools.open()
         try:
             raw = await exchange(
@@ -202,17 +252,17 @@ class Probe:
             )
             tokens = orjson.loads(raw).get("tokens")
         except (TransientFault, EngineError, orjson.JSONDecodeError, AttributeError) as error:
-            logger.debug("server=<%s>, error=<%s> | does not tokenize for others", worker, error)
+            logger.debug("server=<%s>, error=<%s> | server does not provide tokenization", worker, error)
             return None
         return tokens if isinstance(tokens, list) else None
 
     async def sample(self, ids: Sequence[int], sampling: Mapping[str, Any], extra: Mapping[str, Any] | None) -> None:
-        """Sample one token, the way that a run will, however long it takes. Cancelled, it ends on the engine too.
+        """Sample one token in the same way as a run, without a time limit. If cancelled, abort it on the engine too.
 
         Raises:
-            ConfigurationError: The server does not take these parameters.
-            EngineBusyError: It has too much to do.
-            EngineError: It fails.
+            ConfigurationError: The server refuses these parameters.
+            EngineBusyError: The server is overloaded.
+            EngineError: The server fails.
         """
         pool = await self._pools.open()
         one = {**sampling, "max_new_tokens": 1, **({"min_new_tokens": 0} if "min_new_tokens" in sampling else {})}
@@ -225,39 +275,39 @@ class Probe:
             pool.abort(rid)
             raise
         except TransientFault as fault:
-            raise self._failed(fault.error, one) from fault.error
+            raise self._sample_error(fault.error, one) from fault.error
         except RequestRejectedError as error:
             self._refuse_openai()
             if error.status in (404, 405):
                 raise ConfigurationError(
-                    f"{error} | it has no /generate: this package speaks to SGLang alone"
+                    f"{error} | the server has no /generate: this package requires an SGLang server"
                 ) from error
-            raise ConfigurationError(f"{error} | it was asked for one token, with sampling_params={one}") from error
+            raise ConfigurationError(f"{error} | one token was requested with sampling_params={one}") from error
         except response.RefusedInside as refusal:
             raise ConfigurationError(
-                str(from_words(refusal.status, refusal.words, str(url))) + f" | sampling_params={one}"
+                str(from_message(refusal.status, refusal.message, str(url))) + f" | sampling_params={one}"
             ) from None
         except (MalformedResponseError, orjson.JSONDecodeError) as error:
             raise MalformedResponseError(
-                f"{url} answers, but not as SGLang does: {error} | is it SGLang 0.5 or newer? an older one does not "
-                "say what is needed of every token: pip install -U sglang"
+                f"{url} does not answer like SGLang: {error} | is it SGLang 0.5 or newer? older versions do not return "
+                "all that is needed for each token: pip install -U sglang"
             ) from error
-        pool.contact.heard()
+        pool.server_history.record_answer()
 
-    def _failed(self, error: EngineError, sampling: Mapping[str, Any]) -> EngineError:
+    def _sample_error(self, error: EngineError, sampling: Mapping[str, Any]) -> EngineError:
         status = getattr(error, "status", None)
-        advice = f"the server fails at one token with sampling_params={dict(sampling)}: look at them, and at its log"
+        advice = f"the server fails to sample one token with sampling_params={dict(sampling)}: check them, and its log"
         if isinstance(error, ConnectionLostError):
-            advice = "the server was lost over one token: has it just died? look at its log"
+            advice = "the connection was lost while sampling one token: check whether the server crashed, and its log"
         elif status in (502, 504):
-            advice = "no server behind this address takes requests: look at the router's workers, and at their logs"
+            advice = "no server at this address accepts requests: check the router's workers and their logs"
         elif status in (429, 503):
-            return EngineBusyError(f"{error} | no server takes requests now", attempts=1, status=status)
+            return EngineBusyError(f"{error} | the server accepts no requests at the moment", attempts=1, status=status)
         return EngineUnavailableError(f"{error} | {advice}", attempts=1, status=status)
 
     async def idle(self, worker: str) -> bool:
-        """Return whether a server says that it has nothing to do."""
-        loads = (await self._asked(await self._pools.open(), URL(worker), "v1/loads")).get("loads")
+        """Return whether a server reports that it has no running or waiting requests."""
+        loads = (await self._first(await self._pools.open(), URL(worker), "v1/loads")).get("loads")
         try:
             return isinstance(loads, list) and not sum(
                 one["num_running_reqs"] + one["num_waiting_reqs"] for one in loads
@@ -266,18 +316,20 @@ class Probe:
             return False
 
     async def _about(self, pool: LoopPool, worker: URL) -> tuple[str, dict[str, Any] | None]:
-        """Return what a worker says about its model; empty: nothing; None: it does not answer."""
+        """Return a worker and its model information: empty if it reports none, None if it does not answer."""
         url = str(worker).rstrip("/")
         try:
-            return url, await self._asked(pool, worker, "model_info", "get_model_info", alive=True)
+            return url, await self._first(pool, worker, "model_info", "get_model_info", alive=True)
         except TransientFault:
             return url, None
 
-    async def _asked(self, pool: LoopPool, worker: URL, *paths: str, alive: bool = False) -> dict[str, Any]:
-        """Return the first JSON object at any of these paths; empty: there is none."""
+    async def _first(
+        self, pool: LoopPool, worker: URL, *paths: str, alive: bool = False, seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Return the first JSON object at any of these paths; empty if there is none."""
         for path in paths:
             try:
-                answer = await self._get(pool, worker / path)
+                answer = await self._get(pool, worker / path, seconds)
             except TransientFault as fault:
                 if alive and isinstance(fault.error, ConnectionLostError):
                     raise
@@ -297,7 +349,7 @@ class Probe:
 
     def _limits(self, most: float) -> aiohttp.ClientTimeout:
         seconds = min(most, self.left)
-        return attempt_timeout(seconds, 0.75 * seconds)  # nobody there, and nobody who answers, are told apart
+        return attempt_timeout(seconds, 0.75 * seconds)  # so that a failure to connect differs from a missing answer
 
 
 def _text(value: Any) -> str | None:

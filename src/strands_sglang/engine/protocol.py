@@ -1,57 +1,297 @@
-"""The seam to wherever tokens come from: `TokenEngine`.
+"""The `TokenEngine` protocol, the interface to anything that samples tokens, and its result, `Generation`.
 
-`SGLangClient` is one engine; a trainer's own handle or a replay of recorded answers is another. An engine takes
-the ids of the whole prompt and gives back a whole `Generation`, or raises: it never hands out half a turn
-without saying so in `finish_reason`.
+`SGLangClient` is one implementation; a trainer's engine adapter and a replay of recorded answers are others. An engine
+takes the ids of the whole prompt and returns a complete `Generation`, or raises. It returns an incomplete turn only if
+the caller requested that; `finish_reason` is then `ABORT`.
+
+Invariant: `token_ids`, `logprobs` and the union of `versions` have the same length, and position i in each of them is
+the i-th sampled token. Ids are not negative; logprobs are finite and not above zero (within rounding). A `Generation`
+that violates this cannot be constructed, whichever engine it comes from.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from strands_sglang.engine.generation import Generation
+from strands_sglang.errors import CountMismatchError, MalformedResponseError
+from strands_sglang.tokens.arrays import LARGEST_LOGPROB, VersionSpan, check_spans
+
+__all__ = ["FinishReason", "Generation", "RoutedExperts", "SpecInfo", "VersionSpan"]
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+class FinishReason(str, Enum):
+    """Why the engine stopped sampling.
+
+    Example:
+        ```python
+        if turn.finish_reason is FinishReason.LENGTH:
+            print("truncated after", len(turn.token_ids), "tokens")
+        ```
+    """
+
+    STOP = "stop"
+    """A stop token or stop string was matched."""
+    LENGTH = "length"
+    """`max_new_tokens` or the engine's context was used up: the turn is truncated."""
+    ABORT = "abort"
+    """The request was ended from outside (a weight update, an abort): the turn is partial."""
+    UNKNOWN = "unknown"
+    """A reason that is not in this list; `finish_detail` holds its name."""
+
+
+# The key of a reason's detail in SGLang's answer.
+_DETAILS = {FinishReason.STOP: "matched", FinishReason.LENGTH: "length", FinishReason.ABORT: "message"}
+
+
+@dataclass(frozen=True, slots=True)
+class SpecInfo:
+    """Counts of speculative decoding, summed over the call."""
+
+    accepted_tokens: int
+    """Draft tokens the target model accepted."""
+    drafted_tokens: int
+    """Draft tokens proposed."""
+    verify_count: int
+    """Forward passes of the target model that verified drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """The experts that a mixture-of-experts model chose, for a contiguous run of token positions.
+
+    Kept as sent and decoded on demand. The engine sends one row for each position of the sequence except the last
+    (which was sampled, not fed), as base64 of int32. If a turn took several requests, their rows are joined in order of
+    position; each row holds the choice of the weights that processed that token.
+
+    Invariant: row i belongs to position `start + i` of prompt plus sampled tokens; there are no gaps.
+    """
+
+    parts: tuple[str, ...]
+    """Base64 of int32, one entry per request, in order of position."""
+    rows: tuple[int, ...]
+    """Rows in each entry of `parts`."""
+    start: int = 0
+    """Position of the first row in the sequence."""
+
+    def __len__(self) -> int:
+        return sum(self.rows)
+
+    def joined(self, later: RoutedExperts) -> RoutedExperts:
+        """Return these rows followed by `later`, which must start where these end."""
+        if later.start != self.start + len(self):
+            raise CountMismatchError(
+                f"routed experts end at position {self.start + len(self)} but continue at {later.start}"
+            )
+        return RoutedExperts(self.parts + later.parts, self.rows + later.rows, self.start)
+
+    def decode(self, layers: int | None = None, top_k: int | None = None) -> npt.NDArray[np.int32]:
+        """Decode the rows.
+
+        Args:
+            layers: Number of layers with experts; the data is checked against it.
+            top_k: Experts chosen per token and layer; the data is checked against it.
+
+        Returns:
+            int32 of shape (rows, layers, top_k) if both are given, else (rows, layers * top_k).
+
+        Raises:
+            CountMismatchError: The data does not fit that shape.
+        """
+        total = len(self)
+        arrays = []
+        width: int | None = None
+        for part, rows in zip(self.parts, self.rows, strict=True):
+            flat = _int32(part)
+            if rows == 0 or flat.size % rows:
+                if rows == 0 and flat.size == 0:
+                    continue
+                raise CountMismatchError(f"{flat.size} routed experts cannot be split into {rows} rows")
+            if width is not None and flat.size // rows != width:
+                raise CountMismatchError(
+                    f"routed experts have rows of width {flat.size // rows} after rows of width {width}"
+                )
+            width = flat.size // rows
+            arrays.append(flat.reshape(rows, width))
+        if width is None:
+            width = (layers or 0) * (top_k or 0)
+        joined = np.concatenate(arrays) if arrays else np.empty((0, width), np.int32)
+        if layers is None or top_k is None:
+            return joined
+        if layers * top_k != width:
+            raise CountMismatchError(f"each row must hold {layers} layers x {top_k} experts, got {width}")
+        return joined.reshape(total, layers, top_k)
+
+
+@dataclass(slots=True)
+class Generation:
+    """The tokens sampled by one call, with everything a trainer needs to know about them.
+
+    Treat it as read-only. (It is not a frozen dataclass because that would cost more per call than all its checks.)
+
+    Example:
+        ```python
+        turn = await client.generate(prompt_ids, {"max_new_tokens": 64})
+        for token, logprob in zip(turn.token_ids, turn.logprobs):
+            print(token, logprob)
+        ```
+    """
+
+    token_ids: array[int]
+    """Sampled ids (32-bit), including the stop token if one was sampled."""
+    logprobs: array[float]
+    """Log-probability of each sampled token as the engine reports it; same length as `token_ids`."""
+    finish_reason: FinishReason
+    """Why sampling ended."""
+    finish_detail: int | str | list[int] | None = None
+    """The matched stop token(s) or string (STOP), the limit in tokens (LENGTH), the engine's message (ABORT)."""
+    versions: tuple[VersionSpan, ...] = ()
+    """Spans of weight versions, in order and without gaps, covering every sampled token; empty without tokens."""
+    prompt_tokens: int = 0
+    """Number of prompt tokens sent; checked against the engine's count."""
+    cached_tokens: int | None = None
+    """Prompt tokens served from the engine's prefix cache; None if the engine does not report it."""
+    rid: str = ""
+    """Id of the call's last request."""
+    requests: int = 1
+    """HTTP requests the call took: 1 plus retries plus continuations."""
+    continuations: int = 0
+    """How often the engine interrupted the turn and it was continued from its partial tokens."""
+    discarded_tokens: int = 0
+    """Sampled tokens discarded because the turn had to start over (see `AbortPolicy.CONTINUE`)."""
+    routed_experts: RoutedExperts | None = None
+    """Expert choices per token position, decoded on demand; None if not requested."""
+    spec: SpecInfo | None = None
+    """Speculative decoding counts; None if the engine does not use it."""
+    meta: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
+    """The rest of the engine's `meta_info` of the last request."""
+    text: str | None = field(default=None, compare=False, repr=False)
+    """The tokens decoded by the engine (`skip_special_tokens` applies); None if the turn took several requests or does
+    not come from a server."""
+
+    def __post_init__(self) -> None:
+        count = len(self.token_ids)
+        if len(self.logprobs) != count:
+            raise CountMismatchError(f"{count} sampled tokens but {len(self.logprobs)} logprobs")
+        check_spans(self.versions, count)
+        if count:
+            self._check_values()
+
+    def _check_values(self) -> None:
+        lowest = int(np.asarray(self.token_ids).min())
+        if lowest < 0:
+            raise MalformedResponseError(f"sampled token ids must be 0 or above, got {lowest}")
+        logprobs = np.asarray(self.logprobs)
+        least, most = float(logprobs.min()), float(logprobs.max())
+        if not (math.isfinite(least) and most <= LARGEST_LOGPROB):  # NaN propagates to both
+            at = int((~(np.isfinite(logprobs) & (logprobs <= LARGEST_LOGPROB))).argmax())
+            raise MalformedResponseError(
+                f"the logprob of sampled token {at} must be finite and at most 0, got {self.logprobs[at]}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __getitem__(self, key: str) -> Any:
+        """Return a field by its name in SGLang's answer: `text`, `output_ids`, `meta_info`; built on each access."""
+        if key == "text" and self.text is not None:
+            return self.text
+        if key == "output_ids":
+            return self.token_ids.tolist()
+        if key == "meta_info":
+            return self._meta_info()
+        raise KeyError(f"this Generation has no {key!r}; for its text, use tokenizer.decode(token_ids)")
+
+    def _meta_info(self) -> dict[str, Any]:
+        finish: dict[str, Any] = {"type": self.finish_reason.value}
+        if (name := _DETAILS.get(self.finish_reason)) is not None:
+            finish[name] = self.finish_detail
+        meta: dict[str, Any] = {
+            **self.meta,
+            "id": self.rid,
+            "finish_reason": finish,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": len(self),
+            "cached_tokens": self.cached_tokens or 0,
+            "weight_version": self.weight_version,
+            "output_token_logprobs": [
+                [logprob, token, None] for logprob, token in zip(self.logprobs, self.token_ids, strict=True)
+            ],
+        }
+        if self.routed_experts is not None and len(self.routed_experts.parts) == 1:
+            meta["routed_experts"] = self.routed_experts.parts[0]
+        return meta
+
+    @property
+    def weight_version(self) -> str | None:
+        """Weight version of the last sampled token; None if there are no tokens or it is unknown."""
+        return self.versions[-1].version if self.versions else None
+
+    def versions_per_token(self) -> list[str | None]:
+        """Return the weight version of each sampled token."""
+        return [span.version for span in self.versions for _ in range(span.start, span.end)]
+
+
+def _int32(part: str) -> npt.NDArray[np.int32]:
+    try:
+        return np.frombuffer(base64.b64decode(part, validate=True), dtype="<i4").astype(np.int32, copy=False)
+    except (binascii.Error, ValueError) as error:
+        raise MalformedResponseError(f"routed experts must be base64 of int32: {error}") from error
+
 
 TokenIds: TypeAlias = Union[Sequence[int], "npt.NDArray[np.integer[Any]]"]
-"""Token ids: a list, an `array`, a one-dimensional numpy array of integers."""
+"""Token ids: a list, an `array`, or a one-dimensional numpy array of integers."""
 
 
 class AbortPolicy(str, Enum):
-    """What to do with a turn that the engine itself ended with `abort` (a weight update, a drained worker)."""
+    """What to do with a turn that the engine itself ended with `abort` (a weight update, a drained worker).
+
+    Example:
+        ```python
+        turn = await client.generate(prompt_ids, on_abort=AbortPolicy.RETURN)
+        ```
+    """
 
     CONTINUE = "continue"
-    """Go on where it stopped: prompt plus partial tokens go in again, the budget shrinks by what is used.
+    """Continue it: send the prompt plus the partial tokens, with the budget reduced by the tokens used.
 
-    Where going on would not be exact the turn starts over instead and the partial tokens are discarded: with
-    stop strings, grammars, penalties or logit processors (their state lives in the interrupted request), and
-    without `max_new_tokens` (the budget is not known). `Generation.discarded_tokens` counts them.
+    If continuing would not be exact, the turn starts over and the partial tokens are discarded. This is the case with
+    stop strings, grammars, penalties and logit processors (their state is lost with the interrupted request), and
+    without `max_new_tokens` (the budget is unknown). `Generation.discarded_tokens` counts the discarded tokens.
     """
     RETURN = "return"
-    """Hand the partial turn back with `FinishReason.ABORT`."""
+    """Return the partial turn with `FinishReason.ABORT`."""
 
 
-halting: ContextVar[Callable[[], bool] | None] = ContextVar("strands_sglang_halting", default=None)
-"""Says whether the calls of this context may begin no more requests; what is under way is left to come back. None: they
-may. A client looks at it before every attempt."""
+pause_requested: ContextVar[Callable[[], bool] | None] = ContextVar("strands_sglang_pause_requested", default=None)
+"""Returns True once the calls of this context must not start further requests; requests in flight are left to finish.
+None: there is no such condition. A client checks it before every attempt."""
 
 
 class OutageWatch(Protocol):
-    """Hears how one call fares, so that a caller's time limits leave out what it waited for in vain."""
+    """Receives the failed attempts of one call, so that time limits of its caller can exclude outages."""
 
     def failed(self, since: float) -> None:
-        """Hear that an attempt failed and is made again; it began at `since`, by `time.monotonic`."""
+        """Called when an attempt failed and is retried; it started at `since`, by `time.monotonic`."""
 
     def answered(self, since: float) -> None:
-        """Hear that an attempt was answered, behind others that were not."""
+        """Called when an attempt that started at `since` was answered after failed ones."""
 
 
 outages: ContextVar[OutageWatch | None] = ContextVar("strands_sglang_outages", default=None)
-"""Who hears of the failed attempts of this context's calls; None: nobody."""
+"""Receives the failed attempts of the calls of this context; None: nothing does."""
 
 
 @runtime_checkable
@@ -59,13 +299,24 @@ class CancelSignal(Protocol):
     """Anything with `is_set()`: a `threading.Event` (as Strands passes), an `asyncio.Event`."""
 
     def is_set(self) -> bool:
-        """Return True once the caller wants the call to end."""
+        """Return True once the caller has requested that the call ends."""
         ...
 
 
 @runtime_checkable
 class TokenEngine(Protocol):
-    """Token ids in, sampled ids and logprobs out."""
+    """Takes token ids, returns sampled ids and logprobs.
+
+    Example:
+        ```python
+        class MyEngine:
+            async def generate(self, input_ids, sampling_params=None, **options) -> Generation:
+                ids, logprobs = await my_server.sample(list(input_ids), **(sampling_params or {}))
+                return Generation(array("i", ids), array("d", logprobs), FinishReason.STOP)
+
+        model = SGLangModel(tokenizer="Qwen/Qwen3-8B", client=MyEngine())
+        ```
+    """
 
     async def generate(
         self,
@@ -83,15 +334,15 @@ class TokenEngine(Protocol):
 
         Args:
             input_ids: The whole prompt; sent exactly as given.
-            sampling_params: SGLang sampling parameters; read, never changed.
-            routing_key: Requests with the same key go to the same worker (an episode id, say).
-            deadline: Seconds this call may take in all, waiting and retries included; None: the engine's own.
+            sampling_params: SGLang sampling parameters; never modified.
+            routing_key: Requests with the same key go to the same worker (for example an episode id).
+            deadline: Seconds the call may take in total, including waiting and retries; None: the engine's default.
             cancel_signal: Ends the call soon after it is set, on the engine too.
             on_abort: What to do when the engine ends the turn with `abort`.
             routed_experts_start: First token position whose routed experts are returned; None: none are.
-            extra: Further fields for the engine's request, such as `lora_path`.
+            extra: Further fields of the engine's request, such as `lora_path`.
 
         Returns:
-            The whole turn.
+            The complete turn.
         """
         ...

@@ -1,10 +1,14 @@
-"""One `/generate` request: what is sent, and how it changes when a turn goes on after an interruption.
+"""The body of a `/generate` request, how it changes when an interrupted turn is continued, and its sampling parameters.
 
-Invariant: the ids on the wire are exactly the caller's ids, followed by every token sampled so far in this call;
-what was encoded once is not encoded again.
+Request ids have a fixed length because the engine aborts by *prefix* of the id: with ids of different lengths, aborting
+one request could end another. Names of sampling parameters are checked here because the engine, depending on its
+version, answers an unknown name with a plain 500 or ignores it: a run would fail, or sample differently from what it
+specifies.
 
-Request ids are of fixed length on purpose: the engine aborts by *prefix* of the id, so with ids of different
-lengths aborting one request could end another.
+Invariants:
+
+- The ids sent are exactly the caller's ids, followed by every token sampled so far in this call. Ids are encoded once.
+- An unknown sampling parameter is refused before anything is sent; names are never dropped or changed.
 """
 
 from __future__ import annotations
@@ -12,18 +16,20 @@ from __future__ import annotations
 import logging
 import os
 from array import array
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import orjson
 
+from strands_sglang._checks import did_you_mean
 from strands_sglang.engine.protocol import TokenIds
 from strands_sglang.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-_OURS = frozenset(
+# Fields that the client sets.
+_RESERVED = frozenset(
     {
         "rid",
         "input_ids",
@@ -37,8 +43,8 @@ _OURS = frozenset(
     }
 )
 
-# Parameters whose effect depends on the tokens sampled before in the same request, and the values that switch
-# them off. A turn that uses one cannot be continued by another request: the state is gone with the first.
+# Parameters whose effect depends on the tokens already sampled in the same request, with the values that disable them.
+# A turn that uses one cannot be continued by another request, because the state is lost with the first.
 _STATEFUL: dict[str, tuple[Any, ...]] = {
     "stop": (None, [], ""),
     "stop_regex": (None, [], ""),
@@ -53,26 +59,43 @@ _STATEFUL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def can_go_on(sampling: Mapping[str, Any], extra: Mapping[str, Any] | None) -> bool:
-    """Return whether another request can go on exactly where one with these parameters is cut."""
+def can_continue(sampling: Mapping[str, Any], extra: Mapping[str, Any] | None) -> bool:
+    """Return whether an interrupted request with these parameters can be continued exactly by another request."""
     if not isinstance(sampling.get("max_new_tokens"), int) or (extra and "custom_logit_processor" in extra):
         return False
     return all(sampling[name] in neutral for name, neutral in _STATEFUL.items() if name in sampling)
 
 
+def remaining_sampling(sampling: Mapping[str, Any], used: int) -> dict[str, Any]:
+    """Return the sampling parameters for the rest of a turn of which `used` tokens were sampled."""
+    rest = dict(sampling)
+    for name in ("max_new_tokens", "min_new_tokens"):
+        if rest.get(name):
+            rest[name] = max(0, rest[name] - used)
+    return rest
+
+
 def request_fields(
     fields: Mapping[str, Any], experts_start: int | None, extra: Mapping[str, Any] | None
 ) -> tuple[int | None, dict[str, Any]]:
-    """Return what fields of SGLang's request mean here: where experts are asked for from, and further fields.
+    """Translate fields of SGLang's request into arguments of a call.
+
+    Args:
+        fields: Fields of SGLang's request.
+        experts_start: First position whose routed experts the caller requested; None for none.
+        extra: Further fields that the caller passed.
+
+    Returns:
+        The first position whose routed experts are requested, and all further fields.
 
     Raises:
-        ConfigurationError: A field asks for what a call does not do.
+        ConfigurationError: `stream` is set.
     """
     rest = {**(extra or {}), **fields}
     if rest.pop("return_logprob", None) is False:
-        logger.debug("return_logprob=<False> | logprobs are asked for all the same: a turn without them is no turn")
+        logger.debug("return_logprob=<False> | logprobs are requested anyway")
     if rest.pop("stream", False):
-        raise ConfigurationError("generate returns a whole turn; SGLangClient.stream yields it as it comes")
+        raise ConfigurationError("generate does not stream: leave stream out, or use SGLangClient.stream")
     start = rest.pop("routed_experts_start_len", 0)
     if rest.pop("return_routed_experts", False) and experts_start is None:
         experts_start = int(start)
@@ -85,7 +108,7 @@ _IDS_AT = _RID_AT + _RID_LENGTH + len(b'","input_ids":')
 
 
 class GenerateRequest:
-    """The body of a `/generate` call, encoded once and patched for each further attempt."""
+    """The body of a `/generate` call, encoded once and patched for further attempts."""
 
     __slots__ = ("_body", "_experts_start", "_extra", "_sampling", "_stream", "call_id", "prompt_tokens")
 
@@ -99,9 +122,9 @@ class GenerateRequest:
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         self.call_id = os.urandom(16).hex()
-        """32 hex digits, the common part of all request ids of this call."""
+        """32 hex digits, the common prefix of all request ids of this call."""
         self.prompt_tokens = len(input_ids)
-        """Tokens in the prompt as it stands now; grows when the turn is continued."""
+        """Tokens in the prompt; grows when the turn is continued."""
         self._sampling = dict(sampling_params) if sampling_params else {}
         self._stream = stream
         self._experts_start = routed_experts_start
@@ -113,28 +136,29 @@ class GenerateRequest:
 
     def _check(self) -> None:
         if not self.prompt_tokens:
-            raise ConfigurationError("input_ids is empty: the engine needs at least one token to continue from")
+            raise ConfigurationError("input_ids must hold at least one token, got none")
         if self._sampling.get("n", 1) != 1:
-            raise ConfigurationError("sampling_params['n'] must be 1: make one call per sample")
-        if self._extra and not _OURS.isdisjoint(self._extra):
-            names = ", ".join(sorted(_OURS.intersection(self._extra)))
-            raise ConfigurationError(f"extra may not set {names}: the client sets it")
+            raise ConfigurationError(
+                f"sampling_params['n'] must be 1, got {self._sampling['n']!r}: make one call per sample"
+            )
+        if self._extra and not _RESERVED.isdisjoint(self._extra):
+            names = ", ".join(sorted(_RESERVED.intersection(self._extra)))
+            raise ConfigurationError(f"extra must not contain {names}: the client sets it")
 
     @property
     def experts_start(self) -> int | None:
-        """First position whose routed experts are asked for; None: none are."""
+        """First position whose routed experts are requested; None: none are."""
         return self._experts_start
 
     @property
-    def budget(self) -> int | None:
-        """`max_new_tokens` as it stands now; None when the caller left it to the engine."""
-        value = self._sampling.get("max_new_tokens")
-        return value if isinstance(value, int) else None
+    def sampling(self) -> Mapping[str, Any]:
+        """The sampling parameters; replaced, not modified, when the turn is continued."""
+        return self._sampling
 
     @property
-    def continuable(self) -> bool:
-        """Whether another request can go on exactly where this one is cut."""
-        return can_go_on(self._sampling, self._extra)
+    def extra(self) -> Mapping[str, Any] | None:
+        """Further fields of the request."""
+        return self._extra
 
     def rid(self, attempt: int) -> str:
         """Return the request id of an attempt (counted from 0)."""
@@ -148,22 +172,24 @@ class GenerateRequest:
         return self._body
 
     def extend(self, token_ids: array[int], experts_start: int | None) -> None:
-        """Go on behind `token_ids`, which were sampled: they join the prompt and leave the budget."""
+        """Append sampled tokens to the prompt and take them off the budget.
+
+        Args:
+            token_ids: The sampled tokens.
+            experts_start: First position whose routed experts are requested from now on; None to leave it unchanged.
+        """
         if not len(token_ids):
             return
-        used = len(token_ids)
-        self.prompt_tokens += used
-        self._experts_start = experts_start
-        if self.budget is not None:
-            self._sampling["max_new_tokens"] = self.budget - used
-        if self._sampling.get("min_new_tokens"):
-            self._sampling["min_new_tokens"] = max(0, self._sampling["min_new_tokens"] - used)
+        self.prompt_tokens += len(token_ids)
+        if experts_start is not None:
+            self._experts_start = experts_start
+        self._sampling = remaining_sampling(self._sampling, len(token_ids))
         so_far = self._body[_IDS_AT : self._body.index(b"]", _IDS_AT)]
         new = orjson.dumps(_encodable(token_ids), option=orjson.OPT_SERIALIZE_NUMPY)
         self._body = self._encode(orjson.Fragment(b"".join((so_far, b",", new[1:]))))
 
     def _encode(self, ids: Any) -> bytes:
-        # The order matters: the rid, of fixed length, and the ids are found again by their places.
+        # The order matters: `body` and `extend` find the rid, which has a fixed length, and the ids by offset.
         fields: dict[str, Any] = {
             "rid": self.rid(0),
             "input_ids": ids,
@@ -180,17 +206,17 @@ class GenerateRequest:
             return orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
         except TypeError as error:
             raise ConfigurationError(
-                f"input_ids must be a flat sequence of integers, and sampling_params and extra plain JSON: {error}"
+                f"input_ids must be a flat sequence of integers, sampling_params and extra must be plain JSON: {error}"
             ) from error
 
 
 def _encodable(ids: TokenIds) -> Any:
-    """Return ids in a form the codec takes, without making numbers of them that need not be."""
+    """Return ids in a form that orjson encodes, without creating Python ints where possible."""
     if isinstance(ids, (list, tuple)):
         return ids
     if isinstance(ids, array):
         if ids.typecode not in "bBhHiIlLqQ":
-            raise ConfigurationError(f"input_ids must be integers, not array({ids.typecode!r})")
+            raise ConfigurationError(f"input_ids must be integers, got array({ids.typecode!r})")
         return np.frombuffer(ids, dtype=f"{'i' if ids.typecode.islower() else 'u'}{ids.itemsize}")
     if isinstance(ids, np.ndarray):
         return np.ascontiguousarray(ids)
@@ -198,10 +224,10 @@ def _encodable(ids: TokenIds) -> Any:
 
 
 def _check_ids(body: bytes) -> None:
-    """Refuse a body whose ids are not whole numbers from 0 up.
+    """Raise ConfigurationError unless the ids in an encoded body are integers >= 0.
 
-    An id outside the vocabulary can take a whole engine down, and a retry would then take down the next one. Scans by
-    single bytes are a hundred times cheaper than a look at each number.
+    An id outside the vocabulary can crash an engine, and a retry would then crash the next one. Scanning for single
+    bytes is a hundred times cheaper than checking each number.
     """
     find, start = body.find, _IDS_AT + 1
     end = find(b"]", start)
@@ -213,4 +239,67 @@ def _check_ids(body: bytes) -> None:
         or find(b"n", start, end) >= 0  # null
         or find(b"[", start, end) >= 0
     ):
-        raise ConfigurationError("input_ids must be a flat sequence of integers from 0 up")
+        raise ConfigurationError("input_ids must be a flat sequence of integers >= 0")
+
+
+KNOWN = frozenset(
+    {
+        "beam_width",
+        "custom_params",
+        "ebnf",
+        "frequency_penalty",
+        "ignore_eos",
+        "json_schema",
+        "logit_bias",
+        "max_new_tokens",
+        "min_new_tokens",
+        "min_p",
+        "n",
+        "no_stop_trim",
+        "presence_penalty",
+        "regex",
+        "repetition_penalty",
+        "sampling_seed",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop",
+        "stop_regex",
+        "stop_token_ids",
+        "stream_interval",
+        "structural_tag",
+        "temperature",
+        "top_k",
+        "top_p",
+    }
+)
+"""The parameters that `SamplingParams` of SGLang 0.5.21 accepts from a caller."""
+
+# Names that other engines use for the same parameter.
+_ELSEWHERE = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "stop_sequences": "stop",
+}
+
+
+def check_sampling_names(names: Iterable[str], more: Collection[str] = ()) -> None:
+    """Raise an error for sampling parameters that SGLang does not support.
+
+    Args:
+        names: Names to check.
+        more: Further names that this server supports.
+
+    Raises:
+        ConfigurationError: A name is unknown; the message suggests the closest known one.
+    """
+    for name in names:
+        if name in KNOWN or name in more:
+            continue
+        hint = did_you_mean(name, KNOWN, meant=_ELSEWHERE.get(name))
+        raise ConfigurationError(
+            f"SGLang has no sampling parameter {name!r}{hint} Known: {', '.join(sorted(KNOWN))}. For a parameter that "
+            f"only your server knows, pass SGLangClient(sampling_names=[{name!r}]); for logit processors, custom_params"
+        )

@@ -1,34 +1,48 @@
-"""From the bytes of a `/generate` answer to a `Generation`.
+"""Decodes the body of a `/generate` answer into a `Generation`, and classifies the failure of one attempt.
 
-The engine sends `output_token_logprobs` as one small list per token. Decoding that as it stands makes thousands of
-tracked objects per turn and the garbage collector pays for each; so the inner brackets are taken out of the bytes
-first and one flat list is decoded. Where the bytes do not look as expected the plain way is taken: the shape of
-the answer decides only the speed, never the result.
+Decoding: the engine sends `output_token_logprobs` as one small list per token. Decoding that directly creates thousands
+of objects per turn that the garbage collector has to track. So the inner brackets are removed from the bytes first and
+one flat list is decoded. If the bytes do not look as expected, the body is decoded directly: this affects the speed
+only, never the result.
 
-Invariant: the ids beside the logprobs are the ids of the output, and every count the engine tells is the count we
-see; anything else raises `CountMismatchError`.
+Failures: a fault is transient if the same request may succeed later: no connection, a lost connection, a body that is
+truncated or garbled, status 408, 409, 425, 429 and every 5xx. Any other error answer is final and is raised with the
+server's message. A context overflow is recognised by the exact sentences that SGLang writes, not by single words:
+"top_k exceeds vocab size" is an ordinary refusal.
+
+Invariant: the ids next to the logprobs equal the output ids, and every count that the engine reports equals the count
+received; otherwise `CountMismatchError` is raised.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
+from collections.abc import Mapping
 from operator import index
 from struct import error as StructError
 from struct import pack
 from typing import Any
 
 import orjson
+from yarl import URL
 
-from strands_sglang.engine.generation import FinishReason, Generation, SpecInfo
-from strands_sglang.engine.routed_experts import RoutedExperts
-from strands_sglang.errors import CountMismatchError, MalformedResponseError
-from strands_sglang.tokens.versions import VersionSpan
+from strands_sglang.engine.protocol import FinishReason, Generation, RoutedExperts, SpecInfo
+from strands_sglang.errors import (
+    ContextOverflowError,
+    CountMismatchError,
+    EngineError,
+    EngineUnavailableError,
+    MalformedResponseError,
+    RequestRejectedError,
+)
+from strands_sglang.tokens.arrays import VersionSpan
 
 _KEY = b'"output_token_logprobs":[['
 _END = b"null]]"
 _LARGE_BODY_BYTES = 2**24
 _MOST_VALUES = 2**24
-# Keys of meta_info that become fields, or repeat what fields say.
+# Keys of meta_info that become fields of Generation, or repeat them.
 _TAKEN = (
     "id",
     "finish_reason",
@@ -42,7 +56,7 @@ _TAKEN = (
     "output_token_logprobs_length",
     "routed_experts",
 )
-# What the engine calls its reasons, and where it keeps their detail.
+# The engine's finish reasons, and the key of their detail.
 _KINDS = {
     "stop": (FinishReason.STOP, "matched"),
     "length": (FinishReason.LENGTH, "length"),
@@ -51,29 +65,29 @@ _KINDS = {
 
 
 class RefusedInside(Exception):
-    """An answer whose `abort` is really a refusal or a server fault: it carries an HTTP status."""
+    """The answer's `abort` carries an HTTP status: it is a refusal or a server fault."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
-        self.words = words
+        self.message = message
 
 
 def loads(body: bytes) -> Any:
-    """Decode an answer, with the logprobs of the output laid flat.
+    """Decode an answer; the logprobs of the output become one flat list.
 
     Raises:
-        orjson.JSONDecodeError: The body is not JSON: cut off, garbled, or not from the engine.
-        MalformedResponseError: It would take far more memory than its bytes.
+        orjson.JSONDecodeError: The body is not JSON: truncated, garbled, or not from the engine.
+        MalformedResponseError: Decoding it would take far more memory than the body itself.
     """
     if len(body) > _LARGE_BODY_BYTES and body.count(b",") > _MOST_VALUES:
-        raise MalformedResponseError(f"the answer has more than {_MOST_VALUES} values")  # each takes some 60 bytes here
+        raise MalformedResponseError(f"the answer must have at most {_MOST_VALUES} values")  # each takes about 60 bytes
     at = body.find(_KEY)
     if at < 0:
         return orjson.loads(body)
     first = at + len(_KEY) - 2
-    # Sought from the end, which is near. A quote in between shows that this is not the list's own end, or that texts
-    # stand in it.
+    # Searched from the end of the body, which is close. A quote in between means that this is not the end of the list,
+    # or that the list contains strings.
     last = body.rfind(_END) + len(_END)
     if last <= first or body.find(b'"', first, last) >= 0:
         return orjson.loads(body)
@@ -90,37 +104,37 @@ def parse(
     experts_start: int | None = None,
     partial: bool = False,
 ) -> Generation:
-    """Check an answer and lay it flat.
+    """Check an answer and convert it to a `Generation`.
 
     Args:
-        answer: What `loads` gave; taken apart in the process.
-        sent_tokens: Length of the prompt that was sent; an engine that counted another number cut the prompt.
+        answer: What `loads` returned; it is modified.
+        sent_tokens: Length of the prompt that was sent.
         rid: Id of the request.
-        requests: Requests the call has taken so far.
-        experts_start: First position whose routed experts were asked for; None: none were.
-        partial: Whether this comes from the middle of a stream and need not be finished.
+        requests: Requests that this answer took, including failed attempts.
+        experts_start: First position whose routed experts were requested; None: none were.
+        partial: Whether the answer comes from the middle of a stream and may be unfinished.
 
     Raises:
-        RefusedInside: It is a refusal or a server fault.
-        MalformedResponseError: A part that is needed is missing or of the wrong type.
-        CountMismatchError: Counts do not agree.
+        RefusedInside: The answer is a refusal or a server fault.
+        MalformedResponseError: A required field is missing or has the wrong type.
+        CountMismatchError: Counts do not match.
     """
     if not isinstance(answer, dict) or not isinstance(meta := answer.get("meta_info"), dict):
-        raise MalformedResponseError(f"the answer has no meta_info: {_short(answer)}")
+        raise MalformedResponseError(f"the answer must be an object with meta_info, got {_short(answer)}")
     reason, detail = _finish(meta.get("finish_reason"), partial)
     ids, logprobs = _tokens(answer, meta)
     count = len(ids)
-    told = meta.get("prompt_tokens")
-    if told != sent_tokens and told is not None:
+    counted = meta.get("prompt_tokens")
+    if counted != sent_tokens and counted is not None:
         raise CountMismatchError(
-            f"the engine counted {told} prompt tokens but {sent_tokens} were sent: it cut or changed the prompt "
-            "(is it running with --allow-auto-truncate?)"
+            f"the engine counted {counted} prompt tokens but {sent_tokens} were sent: it truncated or changed the "
+            "prompt (is it running with --allow-auto-truncate?)"
         )
     try:
         token_ids = array("i", pack(f"{count}i", *ids))
         logprob_array = array("d", pack(f"{count}d", *logprobs))
     except StructError as error:
-        raise MalformedResponseError(f"a sampled id or logprob is not a number: {error}") from error
+        raise MalformedResponseError(f"sampled ids and logprobs must be numbers: {error}") from error
     versions = _spans(meta, count)
     cached = meta.get("cached_tokens")
     spec = _spec(meta) if "spec_verify_ct" in meta else None
@@ -147,22 +161,24 @@ def parse(
 
 
 def _finish(raw: Any, partial: bool) -> tuple[FinishReason, Any]:
-    told = raw if isinstance(raw, dict) else {"type": raw}
-    if (kind := told.get("type")) is None:
+    finish = raw if isinstance(raw, dict) else {"type": raw}
+    if (kind := finish.get("type")) is None:
         if not partial:
-            raise MalformedResponseError("the answer has no finish_reason: it cannot be told whether the turn is whole")
+            raise MalformedResponseError(
+                "the answer has no finish_reason, so it is unknown whether the turn is complete"
+            )
         return FinishReason.UNKNOWN, None
     if not isinstance(kind, str):
-        raise MalformedResponseError(f"the type of finish_reason is not a text: {_short(kind)}")
-    if kind == "abort" and isinstance(status := told.get("status_code"), int):
-        raise RefusedInside(status, _short(told.get("message"), 2000))
+        raise MalformedResponseError(f"the type of finish_reason must be a string, got {_short(kind)}")
+    if kind == "abort" and isinstance(status := finish.get("status_code"), int):
+        raise RefusedInside(status, _short(finish.get("message"), 2000))
     if kind not in _KINDS:
         return FinishReason.UNKNOWN, kind
     reason, name = _KINDS[kind]
-    detail = told.get(name)
+    detail = finish.get(name)
     plain = detail is None or isinstance(detail, str | int | float)
     if not plain and not (isinstance(detail, list) and all(isinstance(one, int) for one in detail)):
-        raise MalformedResponseError(f"the {name} of finish_reason is neither a number nor a text: {_short(detail)}")
+        raise MalformedResponseError(f"the {name} of finish_reason must be a number or a string, got {_short(detail)}")
     return reason, detail
 
 
@@ -171,32 +187,32 @@ def _tokens(answer: dict[str, Any], meta: dict[str, Any]) -> tuple[list[Any], li
     ids = answer.get("output_ids")
     if not isinstance(entries, list):
         if ids == [] or (ids is None and meta.get("completion_tokens") == 0):
-            return [], []  # ended before the first token: there is nothing to have a logprob
+            return [], []  # ended before the first token
         raise CountMismatchError("the engine returned no logprobs for its output")
     if entries and isinstance(entries[0], list):
         if any(not isinstance(entry, list) or len(entry) < 2 for entry in entries):
-            raise MalformedResponseError("an entry of output_token_logprobs lacks its logprob or its id")
-        logprobs, beside = [entry[0] for entry in entries], [entry[1] for entry in entries]
+            raise MalformedResponseError("an entry of output_token_logprobs has no logprob or no id")
+        logprobs, logprob_ids = [entry[0] for entry in entries], [entry[1] for entry in entries]
     else:
         if len(entries) % 3:
-            raise CountMismatchError(f"{len(entries)} values of output_token_logprobs are not triples")
-        logprobs, beside = entries[0::3], entries[1::3]
+            raise CountMismatchError(f"output_token_logprobs must be triples, got {len(entries)} values")
+        logprobs, logprob_ids = entries[0::3], entries[1::3]
     if ids is None:
-        ids = beside
-    elif ids != beside:
-        if not isinstance(ids, list) or len(ids) != len(beside):
+        ids = logprob_ids
+    elif ids != logprob_ids:
+        if not isinstance(ids, list) or len(ids) != len(logprob_ids):
             shown = len(ids) if isinstance(ids, list) else repr(ids)
-            raise CountMismatchError(f"{shown} output ids but {len(beside)} logprobs")
-        at = next(i for i, (a, b) in enumerate(zip(ids, beside, strict=True)) if a != b)
-        raise CountMismatchError(f"output id {ids[at]} at {at} has the logprob of id {beside[at]}")
-    told = meta.get("completion_tokens")
-    if told != len(ids) and told is not None:
-        raise CountMismatchError(f"the engine counted {told} completion tokens but returned {len(ids)}")
+            raise CountMismatchError(f"{shown} output ids but {len(logprob_ids)} logprobs")
+        at = next(i for i, (a, b) in enumerate(zip(ids, logprob_ids, strict=True)) if a != b)
+        raise CountMismatchError(f"output id {at} is {ids[at]}, but its logprob is that of id {logprob_ids[at]}")
+    counted = meta.get("completion_tokens")
+    if counted != len(ids) and counted is not None:
+        raise CountMismatchError(f"the engine counted {counted} completion tokens but returned {len(ids)}")
     return ids, logprobs
 
 
 def _spans(meta: dict[str, Any], count: int) -> tuple[VersionSpan, ...]:
-    """Return the spans as told; that they cover the tokens without gaps is for `Generation` to check."""
+    """Return the version spans as reported; `Generation` checks that they cover the tokens without gaps."""
     if not count:
         return ()
     raw = meta.get("weight_versions")
@@ -204,10 +220,10 @@ def _spans(meta: dict[str, Any], count: int) -> tuple[VersionSpan, ...]:
         return (VersionSpan(_text(meta.get("weight_version")), 0, count),)
     try:
         spans = [VersionSpan(_text(entry["version"]), index(entry["start"]), index(entry["end"])) for entry in raw]
-        # An update before the first token of a request leaves an empty span, which says nothing.
+        # A weight update before the first token of a request leaves an empty span.
         return tuple(spans) if len(spans) == 1 else tuple(span for span in spans if span.end > span.start)
     except (TypeError, KeyError) as error:
-        raise MalformedResponseError(f"weight_versions are not spans: {_short(raw)}") from error
+        raise MalformedResponseError(f"weight_versions must be a list of spans, got {_short(raw)}") from error
 
 
 def _experts(meta: dict[str, Any], fed_tokens: int, start: int) -> RoutedExperts | None:
@@ -216,7 +232,9 @@ def _experts(meta: dict[str, Any], fed_tokens: int, start: int) -> RoutedExperts
         return None
     rows = fed_tokens - start
     if not isinstance(data, str) or rows < 0:
-        raise MalformedResponseError(f"routed experts from position {start} of {fed_tokens}: {_short(data)}")
+        raise MalformedResponseError(
+            f"routed experts from position {start} of {fed_tokens} must be a string, got {_short(data)}"
+        )
     return RoutedExperts((data,), (rows,), start)
 
 
@@ -233,11 +251,130 @@ def _text(value: Any) -> str | None:
 
 
 def _short(value: Any, most: int = 200) -> str:
-    """Return something as a text that may be shown."""
+    """Return a value as text of bounded length, for messages."""
     if isinstance(value, str):
         return value[:most]
     try:
         text = repr(value)
     except RecursionError:
-        text = f"a {type(value).__name__}, nested too deeply to be shown"
+        text = f"a {type(value).__name__} that is nested too deeply to print"
     return text if len(text) <= most else text[:most] + "..."
+
+
+_TRANSIENT = frozenset({408, 409, 425, 429})
+# Statuses of a router or proxy that stopped waiting: its engine may still be processing the request.
+_GATEWAY = frozenset({408, 502, 504})
+_MAX_MESSAGE_CHARS = 2000
+
+# The groups are the number of tokens requested and the limit, if the sentence contains them.
+_OVERFLOW = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"The input \((?P<requested>\d+) tokens\) is longer than the model's context length \((?P<limit>\d+) tokens\)",
+        r"exceeds the model's maximum context length of (?P<limit>\d+) tokens\."
+        r" You requested a total of (?P<requested>\d+) tokens",
+        r"Input length \((?P<requested>\d+) tokens\) exceeds the maximum allowed length \((?P<limit>\d+) tokens\)",
+        r"Request prompt exceeds the KV memory budget: input_len=(?P<requested>\d+)",
+        r"Multimodal prompt is too long after expanding multimodal tokens",
+    )
+)
+
+
+class TransientFault(Exception):
+    """One attempt failed in a way that may not last; `error` is raised if it is not retried."""
+
+    def __init__(self, error: EngineError, *, retry_after: float | None = None, in_flight: bool = False) -> None:
+        super().__init__(str(error))
+        self.error = error
+        """The typed error of this attempt."""
+        self.retry_after = retry_after
+        """Seconds the server asked to wait; None if it did not."""
+        self.in_flight = in_flight
+        """Whether the engine may still be processing the request."""
+
+
+def is_transient(status: int) -> bool:
+    """Return whether a request that was answered with this HTTP status may succeed later."""
+    return status in _TRANSIENT or status >= 500
+
+
+def from_status(status: int, body: bytes, url: str, headers: Mapping[str, str] | None = None) -> Exception:
+    """Return the exception for an HTTP error answer: a `TransientFault`, or the final error."""
+    if 300 <= status < 400:
+        return _redirected(status, url, headers)
+    error = from_message(status, server_message(body), url)
+    if isinstance(error, TransientFault):
+        error.retry_after = _retry_after(headers)
+        error.in_flight = status in _GATEWAY
+    return error
+
+
+def _redirected(status: int, url: str, headers: Mapping[str, str] | None) -> RequestRejectedError:
+    """Return the error for a redirect."""
+    try:
+        place = URL(headers.get("Location", "") if headers else "")
+        where = f" to {place.origin()}" if place.is_absolute() else ""
+    except ValueError:
+        where = ""
+    return RequestRejectedError(
+        f"{url} answered {status}, a redirect{where}; redirects are not followed, so that prompts are sent only to "
+        "base_url | is base_url complete (https:// if the server requires it, path)? if the server moved, pass its new "
+        "address",
+        status=status,
+    )
+
+
+def from_message(status: int | None, message: str, url: str) -> Exception:
+    """Return the exception for a status (None: unknown) and the server's own message."""
+    if status is not None and is_transient(status):
+        text = f"{url} answered {status}: {message or '(no text)'}"
+        return TransientFault(EngineUnavailableError(text, attempts=1, status=status, body=message))
+    for pattern in _OVERFLOW:
+        if found := pattern.search(message):
+            groups = found.groupdict()
+            return ContextOverflowError(
+                f"the request does not fit into the engine's context: {message}",
+                status=status,
+                server_message=message,
+                requested_tokens=_number(groups.get("requested")),
+                limit_tokens=_number(groups.get("limit")),
+            )
+    hint = _HINTS.get(status, "")
+    code = "" if status is None else f" with {status}"
+    return RequestRejectedError(
+        f"{url} refused the request{code}: {message or '(no text)'}{hint}", status=status, server_message=message
+    )
+
+
+_HINTS: dict[int | None, str] = {
+    401: " | pass api_key= to the client",
+    403: " | pass api_key= to the client, or check what this key is allowed to do",
+    404: " | is base_url an SGLang server or router? it should answer GET /health",
+}
+
+
+def server_message(body: bytes) -> str:
+    """Return the message in an error body of the engine, the router, or a proxy."""
+    try:
+        answer: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body[:_MAX_MESSAGE_CHARS].decode("utf-8", "replace").strip()
+    for _ in range(3):
+        if not isinstance(answer, dict):
+            break
+        answer = next((answer[key] for key in ("error", "message", "detail") if answer.get(key)), answer.get("msg", ""))
+    message = answer if isinstance(answer, str) else orjson.dumps(answer).decode()
+    return message[:_MAX_MESSAGE_CHARS]
+
+
+def _retry_after(headers: Mapping[str, str] | None) -> float | None:
+    value = headers.get("Retry-After") if headers else None
+    try:
+        seconds = float(value) if value else None
+    except ValueError:
+        return None  # a date: the policy's own backoff is used instead
+    return seconds if seconds is not None and 0 <= seconds < 3600 else None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None

@@ -1,8 +1,13 @@
-"""One thing that happened in an episode: `Event`, and the digest chain that holds an episode's events together.
+"""Events of an episode: `Event`, its encoding, and `HashChain`, which appends events linked by digests.
 
-Invariant: an event's digest covers the digest of the event before it, its place (episode, epoch, number), its kind,
-its data and its arrays, as the very bytes that are written. Change one bit, or the order, and every digest from there
-on is another.
+The content of `data` and `arrays` for each kind of event is declared in `schema.py`. Arrays (token ids, logprobs, raw
+bytes) are packed as byte planes: the lowest byte of all values, then the next byte of all values, and so on. The high
+bytes of token ids and logprobs take few distinct values, so their planes compress well.
+
+Invariants: an event's digest covers the digest of the previous event, its position (episode, epoch, number), its kind,
+its data and its arrays, as the exact bytes that are written. Changing one bit, or the order of events, changes every
+later digest. Unpacking restores every value of an array bit for bit on any machine, including -0.0 and NaN; bytes that
+do not match their shapes raise an error and are never misread.
 """
 
 from __future__ import annotations
@@ -10,74 +15,270 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+import sys
+import threading
 from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
+from strands_sglang._files import loads
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.packing import packed, unpacked
-from strands_sglang.ledger.safe_files import loads
+
+# Encodings: the typecode, and the bytes written per value.
+_CODES: dict[str, tuple[str, int]] = {
+    "i2": ("i", 2),  # ids below 2**16
+    "i3": ("i", 3),  # ids below 2**24
+    "i4": ("i", 4),  # any 32-bit integers
+    "d4": ("d", 4),  # doubles that a 32-bit float represents exactly, such as logprobs computed in 32 bits
+    "d8": ("d", 8),  # any doubles
+    "B1": ("B", 1),  # bytes
+    "B4": ("B", 4),  # bytes whose count is a multiple of four, such as 32-bit numbers
+}
+_SWAPPED = sys.byteorder == "big"
+_NOTHING = {"i": "i2", "d": "d4", "B": "B1"}
+
+
+def packed(arrays: Mapping[str, array[Any]]) -> tuple[bytes, list[list[Any]]]:
+    """Pack arrays into bytes.
+
+    Args:
+        arrays: Arrays by name, of typecode "i", "d" or "B".
+
+    Returns:
+        The bytes, and the shape of each array: its name, its encoding and its number of values.
+
+    Raises:
+        ValueError: An array has another type.
+    """
+    blobs, shapes = [], []
+    for name, values in arrays.items():
+        if not isinstance(values, array) or values.typecode not in _NOTHING:
+            raise ValueError(f"array {name!r} must be an array of 'i', 'd' or 'B', got {values!r:.100}")
+        if values:
+            code, blob = _WAYS[values.typecode](values)
+            blobs.append(blob)
+        else:
+            code = _NOTHING[values.typecode]
+        shapes.append([name, code, len(values)])
+    return b"".join(blobs), shapes
+
+
+def unpacked(blob: bytes | memoryview, shapes: Sequence[Sequence[Any]]) -> dict[str, array[Any]]:
+    """Return the arrays that `packed` packed.
+
+    Raises:
+        ValueError: The bytes do not match the shapes.
+    """
+    arrays: dict[str, array[Any]] = {}
+    at = 0
+    if not isinstance(shapes, list | tuple):
+        raise ValueError(f"shapes must be a list, got {shapes!r:.100}")
+    for shape in shapes:
+        if not isinstance(shape, list | tuple) or len(shape) != 3:
+            raise ValueError(f"a shape must be [unique name, encoding, count], got {shape!r:.100}")
+        name, code, count = shape
+        if type(name) is not str or name in arrays or type(count) is not int or count < 0:
+            raise ValueError(f"a shape must be [unique name, encoding, count], got {shape!r:.100}")
+        if type(code) is not str or code not in _CODES:
+            raise ValueError(f"the encoding of array {name!r} must be one of {', '.join(_CODES)}, got {code!r:.100}")
+        typecode, width = _CODES[code]
+        size = count if typecode == "B" else count * width
+        if size % width or at + size > len(blob):
+            raise ValueError(
+                f"array {name!r} of {count} values as {code} does not fit in the {len(blob) - at} bytes left"
+            )
+        values = array(typecode)
+        if count:
+            values.frombytes(_joined(np.frombuffer(blob, np.uint8, size, at), code, width))
+        arrays[name] = values
+        at += size
+    if at != len(blob):
+        raise ValueError(f"{len(blob) - at} bytes after the last array")
+    return arrays
+
+
+def _integers(values: array[int]) -> tuple[str, bytes]:
+    numbers = np.frombuffer(values, np.uint32)  # negative values count as large
+    highest = int(numbers.max())
+    width = 2 if highest < 1 << 16 else 3 if highest < 1 << 24 else 4
+    return f"i{width}", _planes(numbers, 4, width)
+
+
+def _doubles(values: array[float]) -> tuple[str, bytes]:
+    exact = np.frombuffer(values, np.float64)
+    with np.errstate(all="ignore"):  # a value that overflows is found not to be equal
+        short = exact.astype(np.float32)
+        same = short.astype(np.float64).tobytes() == values.tobytes()
+    return ("d4", _planes(short, 4, 4)) if same else ("d8", _planes(exact, 8, 8))
+
+
+def _bytes(values: array[int]) -> tuple[str, bytes]:
+    if len(values) % 4:
+        return "B1", values.tobytes()
+    return "B4", np.frombuffer(values, np.uint8).reshape(-1, 4).T.tobytes()
+
+
+_WAYS: dict[str, Callable[[Any], tuple[str, bytes]]] = {"i": _integers, "d": _doubles, "B": _bytes}
+
+
+def _planes(values: npt.NDArray[Any], size: int, width: int) -> bytes:
+    """Return the lowest `width` of the `size` bytes of each value, as byte planes."""
+    if _SWAPPED:
+        values = values.byteswap()
+    rows: npt.NDArray[np.uint8] = values.view(np.uint8).reshape(-1, size)
+    planes: npt.NDArray[np.uint8] = rows[:, :width].T
+    return planes.tobytes()
+
+
+def _joined(planes: npt.NDArray[np.uint8], code: str, width: int) -> bytes:
+    """Return the memory of an array from its byte planes."""
+    rows: npt.NDArray[np.uint8] = planes.reshape(width, -1).T
+    if code in ("B1", "B4"):
+        return rows.tobytes()
+    size = max(width, 4)
+    whole = np.zeros((len(rows), size), np.uint8)
+    whole[:, :width] = rows
+    if _SWAPPED:
+        whole = np.ascontiguousarray(whole[:, ::-1])
+    if code == "d4":
+        wide: npt.NDArray[np.float64] = whole.view(np.float32).astype(np.float64)
+        return wide.tobytes()
+    return whole.tobytes()
+
 
 DIGEST_BYTES = 16
-"""Bytes of a digest (BLAKE2b)."""
+"""Size of a digest (BLAKE2b) in bytes."""
 
 _SIZES = struct.Struct("<II")
 _EPISODE = re.compile(rb'\[("[^"\\]*(?:\\.[^"\\]*)*"),')
 
 
 class EventKind(str, Enum):
-    """What happened. What `data` and `arrays` hold for each is written in docs/ledger.md."""
+    """Kinds of events. The value is the name on disk and never changes; three Python names differ from it."""
 
     BEGIN = "begin"
-    """The episode began: its task."""
+    """The episode began. Data: `BeginData`."""
     CALL = "call"
-    """The engine sampled a turn, and it was committed."""
-    PART = "part"
-    """The engine sampled part of a turn, and the episode was set aside: the turn goes on from there."""
-    FAULT = "fault"
-    """An engine call failed with an error the agent may have seen."""
+    """The engine sampled a turn, and the turn was committed. Data: `CallData`, arrays: `CallArrays`."""
+    PARTIAL_CALL = "part"
+    """The episode was paused while a turn was sampled; a later process continues the turn from these tokens.
+    Data: `PartialCallData`, arrays: `SampledArrays`."""
+    CALL_ERROR = "fault"
+    """An engine call failed with an error that the agent may have seen. Data: `CallErrorData`."""
     TOOL = "tool"
-    """A tool gave its result."""
+    """A tool call got its result. Data: `ToolData`."""
     RESUME = "resume"
-    """Another process took the episode over; the epoch goes up by one."""
-    CUT = "cut"
-    """Turns from a number on are no longer part of the episode: a resumed agent went another way."""
+    """Another process took over the episode, in the next epoch. Data: `ResumeData`."""
+    ROLLBACK = "cut"
+    """Turns from an id on no longer belong to the episode: the agent was reset, or did not repeat its recorded turns
+    when it was resumed. Data: `RollbackData`."""
     REWARD = "reward"
-    """The episode was scored: just before its end, or anew behind it."""
+    """The episode was scored, just before its end; or scored again, after its end. Data: `RewardData`."""
     END = "end"
-    """The episode ended: why, and which of its tokens are trained."""
+    """The episode ended. Data: `EndData`."""
 
 
 @dataclass(slots=True)
 class Event:
-    """One event as it stands on disk. To be read, not changed."""
+    """One event as it is on disk. Read-only by convention."""
 
     episode: str
-    """Id of the episode."""
+    """Id of the episode: task id, "/", sample number."""
     epoch: int
-    """How often the episode was taken over before, from 0."""
+    """How many times the episode had been taken over by another process, from 0."""
     number: int
-    """Place in the episode, from 0."""
+    """Position in the episode, from 0."""
     kind: EventKind
     """What happened."""
     data: dict[str, Any]
-    """Plain JSON data."""
+    """JSON data, as `schema.py` declares it for the kind."""
     arrays: dict[str, array[Any]] = field(default_factory=dict)
-    """Flat arrays by name: typecode "i" (token ids), "d" (logprobs) or "B" (bytes)."""
+    """Flat arrays by name. Typecodes: "i" (token ids), "d" (logprobs), "B" (bytes)."""
     digest: bytes = b""
-    """Digest of this event behind the one before it."""
+    """Digest of this event, which covers the previous event's digest; b"" until the event is encoded."""
+
+
+class HashChain:
+    """Appends the events of one episode, numbered and linked by digests. Thread-safe.
+
+    An episode has one writer at a time: a process that takes it over opens a chain in a new epoch.
+    """
+
+    def __init__(
+        self,
+        sink: Callable[[bytes], None],
+        episode: str,
+        *,
+        epoch: int = 0,
+        number: int = 0,
+        head: bytes | None = None,
+    ) -> None:
+        """Open a chain at its start or after a recorded event.
+
+        Args:
+            sink: Receives the bytes of each event, such as `LedgerWriter.write`.
+            episode: Id of the episode.
+            epoch: Epoch of the events to be written.
+            number: Number of the next event.
+            head: Digest of the previous event; None: the next event is the first.
+        """
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._head = first_link(episode) if head is None else head
+        self._number = number
+        self.episode = episode
+        """Id of the episode."""
+        self.epoch = epoch
+        """Epoch of the events to be written."""
+
+    @property
+    def head(self) -> bytes:
+        """Digest of the last event; before the first event, the digest that the first event links to."""
+        return self._head
+
+    @property
+    def number(self) -> int:
+        """Number of the next event."""
+        return self._number
+
+    def append(self, kind: EventKind, data: Mapping[str, object], arrays: Mapping[str, object] | None = None) -> Event:
+        """Write the next event.
+
+        Args:
+            kind: What happened.
+            data: JSON data: a dict, as `schema.py` declares it for the kind. Must not be changed afterwards.
+            arrays: Flat arrays by name, as `schema.py` declares them. Must not be changed afterwards.
+
+        Returns:
+            The event, with its digest.
+
+        Raises:
+            TypeError: The data is not JSON.
+            ValueError: An array has a type that cannot be written.
+            LedgerError: The sink rejected the event. After any of these errors the chain is unchanged.
+        """
+        with self._lock:
+            values = cast("dict[str, Any]", data)
+            flat = cast("dict[str, array[Any]]", dict(arrays or {}))
+            event = Event(self.episode, self.epoch, self._number, kind, values, flat)
+            self._sink(encoded(event, self._head))
+            self._head, self._number = event.digest, self._number + 1
+        return event
 
 
 def first_link(episode: str) -> bytes:
-    """Return what the first event of an episode is chained to."""
+    """Return the digest that the first event of an episode links to."""
     return hashlib.blake2b(episode.encode(), digest_size=DIGEST_BYTES, person=b"sglang-episode").digest()
 
 
 def encoded(event: Event, previous: bytes) -> bytes:
-    """Set the event's digest behind `previous` and return the bytes to be written."""
+    """Set the digest of an event that follows `previous` and return the bytes to be written."""
     blob, shapes = packed(event.arrays)
     head = orjson.dumps(
         [event.episode, event.epoch, event.number, event.kind.value, event.data, shapes],
@@ -89,24 +290,26 @@ def encoded(event: Event, previous: bytes) -> bytes:
 
 
 def decoded(data: bytes | memoryview, at: int = 0) -> tuple[Event, bytes, int]:
-    """Read one event.
+    """Decode one event.
 
     Args:
-        data: Bytes that hold it.
-        at: Where it begins.
+        data: Bytes that contain the event.
+        at: Offset of its first byte.
 
     Returns:
-        The event, the bytes its digest covers (behind the previous digest), and where the next one begins.
+        The event, the bytes that its digest covers after the previous digest, and the offset of the next event.
 
     Raises:
-        LedgerError: These bytes are no event.
+        LedgerError: The bytes are not an event.
     """
     try:
         head_size, blob_size = _SIZES.unpack_from(data, at)
         begin = at + _SIZES.size
         end = begin + head_size + blob_size
         if end + DIGEST_BYTES > len(data):
-            raise LedgerError(f"an event of {end + DIGEST_BYTES - at} bytes, but {len(data) - at} are left")
+            raise LedgerError(
+                f"an event of {end + DIGEST_BYTES - at} bytes must fit in the {len(data) - at} bytes left"
+            )
         episode, epoch, number, kind, values, shapes = loads(bytes(data[begin : begin + head_size]))
         arrays = unpacked(bytes(data[begin + head_size : end]), shapes)
         event = Event(episode, epoch, number, EventKind(kind), values, arrays, bytes(data[end : end + DIGEST_BYTES]))
@@ -117,47 +320,81 @@ def decoded(data: bytes | memoryview, at: int = 0) -> tuple[Event, bytes, int]:
     return event, bytes(data[at:end]), end + DIGEST_BYTES
 
 
-def frames(data: bytes) -> list[bytes]:
-    """Split bytes into the events they hold, each as `encoded` made it.
+class EventHead(NamedTuple):
+    """An event without its arrays."""
+
+    episode: str
+    """Id of the episode."""
+    epoch: int
+    """Epoch of the event."""
+    number: int
+    """Position in the episode, from 0."""
+    kind: EventKind
+    """What happened."""
+    data: dict[str, Any]
+    """JSON data, as `schema.py` declares it for the kind."""
+    counts: dict[str, int]
+    """Number of values of each array, by name."""
+
+
+def decoded_head(event: bytes) -> EventHead:
+    """Decode an encoded event without unpacking its arrays, which is much faster than `decoded` for long turns.
 
     Raises:
-        LedgerError: They do not come out even.
+        LedgerError: The bytes are not an event.
+    """
+    try:
+        head_size, _ = _SIZES.unpack_from(event)
+        episode, epoch, number, kind, data, shapes = loads(event[_SIZES.size : _SIZES.size + head_size])
+        if type(episode) is not str or type(epoch) is not int or type(number) is not int or type(data) is not dict:
+            raise ValueError("its head must be an id, two numbers, a kind and an object")
+        counts = {name: count for name, _, count in shapes if type(name) is str and type(count) is int}
+        return EventHead(episode, epoch, number, EventKind(kind), data, counts)
+    except (struct.error, ValueError, TypeError) as error:
+        raise LedgerError(f"not an event: {error}") from error
+
+
+def frames(data: bytes) -> list[bytes]:
+    """Split bytes into encoded events.
+
+    Raises:
+        LedgerError: The bytes are not a whole number of events.
     """
     events, at = [], 0
     while at < len(data):
         if at + _SIZES.size > len(data):
-            raise LedgerError(f"{len(data) - at} bytes behind the last event")
+            raise LedgerError(f"{len(data) - at} bytes after the last event")
         head_size, blob_size = _SIZES.unpack_from(data, at)
         end = at + _SIZES.size + head_size + blob_size + DIGEST_BYTES
         if end > len(data):
-            raise LedgerError(f"an event of {end - at} bytes, but {len(data) - at} are left")
+            raise LedgerError(f"an event of {end - at} bytes must fit in the {len(data) - at} bytes left")
         events.append(data[at:end])
         at = end
     return events
 
 
 def first_size(data: bytes) -> int:
-    """Return how many bytes the first of some events says it has; they need not all be there.
+    """Return the declared size of the first event in bytes. The data may end before the event does.
 
     Raises:
-        LedgerError: They are too few to say so.
+        LedgerError: The data is too short to contain a size.
     """
     if len(data) < _SIZES.size:
-        raise LedgerError(f"{len(data)} bytes are no event")
+        raise LedgerError(f"{len(data)} bytes are too short for an event")
     head_size, blob_size = _SIZES.unpack_from(data)
     return int(_SIZES.size + head_size + blob_size + DIGEST_BYTES)
 
 
 def episode_of(event: bytes) -> str:
-    """Return the id of the episode an encoded event is of.
+    """Return the episode id of an encoded event, without decoding the rest.
 
     Raises:
-        LedgerError: These bytes are no event.
+        LedgerError: The bytes are not an event.
     """
     try:
         head_size, _ = _SIZES.unpack_from(event)
         if (name := _EPISODE.match(event, _SIZES.size, _SIZES.size + head_size)) is None:
-            raise ValueError("it does not begin with the id of an episode")
+            raise ValueError("it does not start with an episode id")
         episode: str = orjson.loads(name.group(1))
         return episode
     except (struct.error, ValueError) as error:
@@ -165,11 +402,11 @@ def episode_of(event: bytes) -> str:
 
 
 def link(previous: bytes, body: bytes) -> bytes:
-    """Return the digest that an event of these bytes must have behind `previous`."""
+    """Return the digest of an event with this body that follows `previous`."""
     return hashlib.blake2b(previous + body, digest_size=DIGEST_BYTES).digest()
 
 
 def ids_digest(ids: Any) -> str:
-    """Return the digest of token ids, as 32 hex digits: those of a prompt as it was sent."""
+    """Return the digest of token ids, such as a prompt as it was sent, as 32 hex digits."""
     whole = ids if isinstance(ids, array) and ids.typecode == "i" else array("i", list(ids))
     return hashlib.blake2b(memoryview(whole).cast("B"), digest_size=DIGEST_BYTES).hexdigest()

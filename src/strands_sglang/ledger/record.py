@@ -1,109 +1,116 @@
-"""What is on record of one episode: `EpisodeRecord`.
+"""The record of one episode: `EpisodeRecord`, and `PortableRecord`, which carries it outside of the ledger.
 
-Invariant: its events are numbered from 0 without a gap, and each follows from the one before it; what does not is not
-among them, but a problem.
+Invariants: the events of a record are numbered from 0 without gaps, and each links to the previous one; events that do
+not are reported as problems. A portable record is restored event by event as it was packed, and changed bytes raise an
+error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import Event, EventKind, first_link
-from strands_sglang.ledger.shown import shown
-from strands_sglang.tokens import TokenTree, Trajectory
-from strands_sglang.tokens.record import RECORD_FORMAT
-from strands_sglang.tokens.turn import TurnStatus
+from strands_sglang.ledger.event import Event, EventKind, decoded, encoded, first_link, frames, link
+from strands_sglang.ledger.schema import CallArrays, CallData, EndData, RollbackData, arrays_of, data_of
+from strands_sglang.ledger.shard import LARGEST_BLOCK
+from strands_sglang.tokens import TokenTree, Trajectory, TurnStatus
+from strands_sglang.tokens.serialization import RECORD_FORMAT
+
+_PORTABLE_MAGIC = b"sgep1"
 
 
 class ChainFault(str, Enum):
-    """What can be wrong with the events of an episode."""
+    """What can be wrong with an event of an episode."""
 
     MISSING = "missing"
-    """Events before it are not there."""
+    """The previous event is missing."""
     BROKEN = "broken"
-    """Its digest does not follow from the event before it."""
+    """Its digest does not match the previous event."""
     TAKEOVER = "takeover"
-    """It changes the epoch, and is not a takeover from the event before it."""
+    """Its epoch differs from that of the previous event, and it is not a valid takeover from it."""
     CONFLICT = "conflict"
-    """Another event of the same epoch has its number."""
+    """Another event of the same epoch has the same number."""
     DUPLICATE = "duplicate"
-    """The very same event is there a second time."""
+    """The same event occurs twice."""
     ORDER = "order"
-    """It stands in its shard behind a later event of its epoch."""
+    """It comes after a later event of its epoch in its shard."""
     UNREADABLE = "unreadable"
-    """Its bytes are no event."""
+    """Its bytes are not an event."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainProblem:
-    """Something wrong with the events of an episode, and where."""
+    """Something wrong with an event, and where."""
 
     kind: ChainFault
     """What is wrong."""
     episode: str
-    """Id of the episode; "" when that cannot be read."""
+    """Id of the episode; "" if it cannot be read."""
     number: int | None
-    """Number of the event; None when it cannot be read."""
+    """Number of the event; None if it cannot be read."""
     shard: str
-    """Name of the file."""
+    """Name of the shard."""
     byte: int
-    """Where in the file the block begins that holds the event."""
+    """Offset in the shard of the block that holds the event, in bytes."""
     message: str
-    """In words."""
+    """Explanation for people."""
 
     def __str__(self) -> str:
         event = "an event" if self.number is None else f"event {self.number}"
-        return shown(f"{self.shard}, block at byte {self.byte}, {event} of {self.episode or '?'}: {self.message}")
+        return escape_for_terminal(
+            f"{self.shard}, block at byte {self.byte}, {event} of {self.episode or '?'}: {self.message}"
+        )
 
 
 @dataclass(slots=True)
 class EpisodeRecord:
-    """The events of one episode that hold together, and what is wrong with the others."""
+    """The valid events of one episode, and what is wrong with the others."""
 
     id: str
     """Id of the episode."""
     events: tuple[Event, ...]
-    """The winning chain, in order: that of the highest epoch."""
+    """The events of the valid chain with the highest epoch, in order."""
     problems: list[ChainProblem] = field(default_factory=list)
-    """What is wrong; empty: nothing."""
+    """What is wrong with events that were not accepted; empty: nothing."""
     orphans: int = 0
-    """Events of processes that wrote on after the episode was taken over; they do not count, nor are they wrong."""
+    """Number of events that other processes wrote after the episode was taken over; ignored, not an error."""
     epoch: int = 0
-    """The highest epoch seen. Who takes the episode over takes the next."""
+    """The highest epoch on disk. A process that takes over the episode uses the next one."""
 
     @property
     def begin(self) -> Event | None:
-        """How it began; None when that is lost."""
+        """Its `BEGIN` event; None: it is lost."""
         return self.events[0] if self.events and self.events[0].kind is EventKind.BEGIN else None
 
     @property
     def end(self) -> Event | None:
-        """How it ended; None: it did not, or it was taken up again since. Scores may stand behind it."""
+        """Its `END` event, which only scores may follow; None: it has not ended, or was resumed since."""
         last = next((event for event in reversed(self.events) if event.kind is not EventKind.REWARD), None)
         return last if last is not None and last.kind is EventKind.END else None
 
     @property
     def finished(self) -> bool:
-        """Whether it has an end."""
+        """Whether it has ended."""
         return self.end is not None
 
     @property
     def reward(self) -> Event | None:
-        """How it was scored last; None: it was not, or it was taken up again since."""
+        """Its last `REWARD` event; None: it was not scored, or was resumed since."""
         for event in reversed(self.events):
             if event.kind is EventKind.REWARD:
                 return event
-            if event.kind is EventKind.RESUME:  # whoever goes on scores it anew
+            if event.kind is EventKind.RESUME:  # a resumed episode is scored again
                 return None
         return None
 
     @property
     def head(self) -> bytes:
-        """Digest of the last event: what the next one is chained to."""
+        """Digest of the last event, which the next event links to."""
         return self.events[-1].digest if self.events else first_link(self.id)
 
     @property
@@ -113,59 +120,128 @@ class EpisodeRecord:
 
     @property
     def calls(self) -> list[Event]:
-        """Engine calls that were not cut later, in order."""
+        """`CALL` events that no later `ROLLBACK` removed, in order."""
         calls: list[Event] = []
         for event in self.events:
             if event.kind is EventKind.CALL:
                 calls.append(event)
-            elif event.kind is EventKind.CUT:
-                calls = [call for call in calls if call.data["turn"] < event.data["turns"]]
+            elif event.kind is EventKind.ROLLBACK:
+                turns = data_of(event, RollbackData)["turns"]
+                calls = [call for call in calls if data_of(call, CallData)["turn"] < turns]
         return calls
 
     @property
-    def faults(self) -> list[Event]:
-        """Engine calls that failed."""
-        return self._of(EventKind.FAULT)
+    def call_errors(self) -> list[Event]:
+        """`CALL_ERROR` events, in order."""
+        return self._of(EventKind.CALL_ERROR)
 
     @property
     def tools(self) -> list[Event]:
-        """Results of tools."""
+        """`TOOL` events, in order."""
         return self._of(EventKind.TOOL)
 
     def tree(self) -> TokenTree:
-        """Return all turns that were not cut, those the agent threw away marked as such.
+        """Return the tree of all turns that were not rolled back. Turns that the agent discarded are rejected.
 
         Raises:
-            RecordError: The turns do not make a tree.
-            LedgerError: A call lacks something that a turn has.
+            RecordError: The turns do not form a tree.
+            LedgerError: A call event, or the end event, does not have the declared form.
         """
         try:
-            rejected = set() if self.end is None else set(self.end.data.get("rejected", ()))
+            rejected = set() if self.end is None else set(data_of(self.end, EndData).get("rejected", ()))
             turns = [_turn(call, rejected) for call in self.calls]
         except KeyError as error:
-            raise LedgerError(f"a call of episode {self.id} has no {error}") from error
+            raise LedgerError(f"a call event of episode {self.id} has no {error}") from error
         except TypeError as error:
-            raise LedgerError(f"a call, or the end, of episode {self.id} is not of its form: {error}") from error
+            raise LedgerError(f"a call event, or the end event, of episode {self.id} is malformed: {error}") from error
         return TokenTree.from_dict({"format": RECORD_FORMAT, "id": self.id, "turns": turns})
 
     def trajectories(self) -> list[Trajectory]:
-        """Return every branch laid flat, as `TokenTree.trajectories` does."""
+        """Return the trajectory of every branch, as `TokenTree.trajectories` does."""
         return self.tree().trajectories()
 
     def _of(self, kind: EventKind) -> list[Event]:
         return [event for event in self.events if event.kind is kind]
 
 
-_TURN: Sequence[str] = (
-    *("parent", "start", "finish", "purpose", "join"),
-    *("forked_from", "caller", "versions", "detail"),
-)
-_ARRAYS = ("closing", "context", "sampled", "logprobs")
+def _turn(event: Event, rejected: set[int]) -> dict[str, Any]:
+    """Return a call event as a turn of `TokenTree.to_dict`."""
+    call, arrays = data_of(event, CallData), arrays_of(event, CallArrays)
+    return {
+        "id": call["turn"],
+        "parent": call["parent"],
+        "start": call["start"],
+        "finish": call["finish"],
+        "purpose": call["purpose"],
+        "join": call["join"],
+        "forked_from": call["forked_from"],
+        "caller": call["caller"],
+        "versions": call["versions"],
+        "detail": call["detail"],
+        "closing": arrays["closing"],
+        "context": arrays["context"],
+        "sampled": arrays["sampled"],
+        "logprobs": arrays["logprobs"],
+        "status": TurnStatus.REJECTED if call["turn"] in rejected else TurnStatus.KEPT,
+    }
 
 
-def _turn(call: Event, rejected: set[int]) -> dict[str, Any]:
-    """Return a call as a turn of a recorded tree."""
-    turn = {"id": call.data["turn"]}
-    turn |= {name: call.data[name] for name in _TURN} | {name: call.arrays[name] for name in _ARRAYS}
-    turn["status"] = TurnStatus.REJECTED if turn["id"] in rejected else TurnStatus.KEPT
-    return turn
+class PortableRecord:
+    """The record of a paused episode, to be kept outside of the ledger, such as in a trainer's buffer.
+
+    It is packed into bytes only when it is pickled. Copies of it are the same object.
+    """
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: EpisodeRecord) -> None:
+        self.record = record
+        """The record. Must not be changed."""
+
+    def to_bytes(self) -> bytes:
+        """Return the events of the record as bytes."""
+        previous, parts = first_link(self.record.id), []
+        for event in self.record.events:
+            parts.append(encoded(event, previous))
+            previous = event.digest
+        return _PORTABLE_MAGIC + zlib.compress(b"".join(parts), 1)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PortableRecord:
+        """Return the record that `to_bytes` packed.
+
+        Raises:
+            LedgerError: The bytes are not a portable record, or were changed.
+        """
+        if not isinstance(data, bytes) or not data.startswith(_PORTABLE_MAGIC):
+            raise LedgerError(f"a portable record must be bytes that start with {_PORTABLE_MAGIC!r}, got {data!r:.50}")
+        try:
+            events, previous = [], b""
+            stream = zlib.decompressobj()
+            content = stream.decompress(data[len(_PORTABLE_MAGIC) :], LARGEST_BLOCK)
+            if stream.unconsumed_tail:
+                raise LedgerError(f"the portable record of an episode has more than {LARGEST_BLOCK} bytes")
+            if not stream.eof or stream.unused_data:
+                raise LedgerError(
+                    "the portable record of an episode is damaged: its compressed data has a wrong length"
+                )
+            for frame in frames(content):
+                event, body, _ = decoded(frame)
+                if link(previous or first_link(event.episode), body) != event.digest:
+                    raise LedgerError(f"event {event.number} of the portable record of an episode was changed")
+                events.append(event)
+                previous = event.digest
+        except zlib.error as error:
+            raise LedgerError(f"the portable record of an episode is damaged: {error}") from error
+        if not events:
+            raise LedgerError("the portable record of an episode is empty")
+        return cls(EpisodeRecord(events[0].episode, tuple(events), epoch=events[-1].epoch))
+
+    def __reduce__(self) -> tuple[Callable[[bytes], PortableRecord], tuple[bytes]]:
+        return PortableRecord.from_bytes, (self.to_bytes(),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PortableRecord:
+        return self
+
+    def __copy__(self) -> PortableRecord:
+        return self

@@ -1,7 +1,7 @@
-"""The end of a run: seal.json, by which a copy of its directory can be held against what was there.
+"""The seal of a finished run: `seal` writes seal.json, `check_seal` compares the shards with it.
 
-Invariant: a seal says what every shard was, byte by byte, so that one that is missing, cut off or changed is found, and
-where.
+Invariant: a seal holds the size and digests of every shard, so a missing, truncated or changed shard is detected and
+located.
 """
 
 from __future__ import annotations
@@ -14,58 +14,55 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from strands_sglang._files import open_file
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import DIGEST_BYTES
-from strands_sglang.ledger.ledger import Ledger
-from strands_sglang.ledger.run_file import SEAL_FORMAT, SEAL_FORMATS, read_json, read_run, write_json, write_run
-from strands_sglang.ledger.safe_files import open_file
-from strands_sglang.ledger.shard import shard_paths
-
-__all__ = ["SealFault", "SealFinding", "check_seal", "read_run", "read_seal", "root_digest", "seal", "write_run"]
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.run_dir import SEAL_FORMAT, SEAL_FORMATS, read_json, shard_paths, write_json
 
 _PIECE = 1 << 20
 
 
 class SealFault(str, Enum):
-    """How a shard may differ from what was sealed."""
+    """How a shard differs from the seal."""
 
     MISSING = "missing"
-    """It is not there."""
+    """The file does not exist."""
     TRUNCATED = "truncated"
-    """Its end is missing; as far as it goes it is what was sealed."""
+    """Its end is missing; the rest is unchanged."""
     CHANGED = "changed"
-    """Other bytes are in it."""
+    """Its content was changed."""
     LONGER = "longer"
-    """It has more bytes than were sealed; those that were are the same."""
+    """Bytes were appended; the sealed part is unchanged."""
     NEW = "new"
-    """It was not there when the run was sealed: the run went on."""
+    """It did not exist when the run was sealed: the run was continued."""
 
 
 @dataclass(frozen=True, slots=True)
 class SealFinding:
-    """A shard that is not as it was sealed."""
+    """A shard that differs from the seal."""
 
     kind: SealFault
     """How it differs."""
     shard: str
-    """Name of the file."""
+    """Name of the shard."""
     byte: int | None
-    """Where it begins to differ, at most a MiB too early; None when it is missing or new."""
+    """Offset of the first difference, rounded down to a MiB if changed; None: the shard is missing or new."""
     message: str
-    """In words."""
+    """Explanation for people."""
 
 
 def seal(directory: Path | str) -> dict[str, Any]:
-    """Write seal.json, in the place of one that may be there. All shards must be closed.
+    """Write seal.json, replacing an existing one. All shards must be closed.
 
     Args:
-        directory: Of the run.
+        directory: The run directory.
 
     Returns:
-        What was written.
+        The content of the file.
 
     Raises:
-        LedgerError: There is no run.json, or something cannot be read or written.
+        LedgerError: run.json does not exist, or a file cannot be read or written.
     """
     folder = Path(directory)
     ledger = Ledger(folder)
@@ -96,7 +93,7 @@ def seal(directory: Path | str) -> dict[str, Any]:
 
 
 def _not_begun(ids: Collection[str], samples: Any) -> list[str]:
-    """Return the samples that never began of tasks of which others did: those of groups that had enough."""
+    """Return ids of samples that never began, of tasks with other samples that did: their groups were complete."""
     if type(samples) is not int:
         return []
     tasks = {id.rpartition("/")[0] for id in ids}
@@ -104,44 +101,46 @@ def _not_begun(ids: Collection[str], samples: Any) -> list[str]:
 
 
 def read_seal(directory: Path | str) -> dict[str, Any] | None:
-    """Return what seal.json says; None when there is none.
+    """Return the content of seal.json, or None if the file does not exist.
 
     Raises:
-        LedgerError: It cannot be read.
+        LedgerError: The file cannot be read.
     """
     return read_json(Path(directory) / "seal.json", SEAL_FORMATS)
 
 
 def check_seal(directory: Path | str) -> list[SealFinding]:
-    """Hold the shards of a run against its seal.
+    """Compare the shards of a run with its seal.
 
     Returns:
-        Which shards differ, by name; empty: none.
+        The shards that differ, sorted by name; empty: none differs.
 
     Raises:
-        LedgerError: There is no seal, or it cannot be read.
+        LedgerError: The run has no seal, or the seal cannot be read.
     """
     folder = Path(directory)
     sealed = read_seal(folder)
     if sealed is None or not isinstance(sealed.get("shards"), dict):
-        raise LedgerError(f"the run in {folder} is not sealed: no seal.json that names its shards")
+        raise LedgerError(f"the run in {folder} is not sealed: it has no seal.json that lists its shards")
     paths = {path.name: path for path in shard_paths(folder)}
     findings = []
     for name in sorted({*paths, *sealed["shards"]}):
         if name not in paths:
-            findings.append(SealFinding(SealFault.MISSING, name, None, "the file is not there"))
+            findings.append(SealFinding(SealFault.MISSING, name, None, "the file is missing"))
         elif name not in sealed["shards"]:
-            findings.append(SealFinding(SealFault.NEW, name, None, "the file is not in the seal: the run went on"))
+            findings.append(
+                SealFinding(SealFault.NEW, name, None, "the file is not in the seal: the run was continued")
+            )
         elif finding := _compared(paths[name], sealed["shards"][name]):
             findings.append(finding)
     return findings
 
 
 def root_digest(heads: Mapping[str, bytes], run_file: str) -> str:
-    """Return one digest of a whole run, as 32 hex digits.
+    """Return the digest of a whole run, as 32 hex digits.
 
     Args:
-        heads: Digest of the last event of each episode, by id.
+        heads: Digest of the last event of each episode, by episode id.
         run_file: Digest of run.json, in hex.
     """
     episodes = hashlib.blake2b(digest_size=DIGEST_BYTES)
@@ -152,7 +151,7 @@ def root_digest(heads: Mapping[str, bytes], run_file: str) -> str:
 
 
 def _digests(path: Path, stop: int | None = None) -> dict[str, Any]:
-    """Return the size of a file, its digest, and the digest of each MiB, up to a byte."""
+    """Return the size of a file, its digest, and the digest of each MiB, up to the offset `stop`."""
     whole, size, pieces = hashlib.blake2b(digest_size=DIGEST_BYTES), 0, []
     with open_file(path) as file:
         while piece := file.read(_PIECE if stop is None else min(_PIECE, stop - size)):
@@ -167,15 +166,15 @@ def _compared(path: Path, sealed: Mapping[str, Any]) -> SealFinding | None:
     found = _digests(path, sealed["bytes"])
     pieces = list(zip(found["pieces"], sealed["pieces"], strict=False))
     if found["bytes"] < sealed["bytes"]:
-        pieces = pieces[: found["bytes"] // _PIECE]  # the last one is cut
+        pieces = pieces[: found["bytes"] // _PIECE]  # the last one is incomplete
     changed = next((number for number, (now, then) in enumerate(pieces) if now != then), None)
     if changed is not None:
-        message = f"other bytes than were sealed, in the MiB from byte {changed * _PIECE} on"
+        message = f"the content was changed in the MiB that starts at byte {changed * _PIECE}"
         return SealFinding(SealFault.CHANGED, path.name, changed * _PIECE, message)
     if found["bytes"] < sealed["bytes"]:
-        message = f"{sealed['bytes']} bytes were sealed, {size} are there"
+        message = f"the file must have the {sealed['bytes']} bytes that were sealed, got {size}"
         return SealFinding(SealFault.TRUNCATED, path.name, size, message)
     if size > sealed["bytes"]:
-        message = f"{sealed['bytes']} bytes were sealed, {size} are there"
+        message = f"the file must have the {sealed['bytes']} bytes that were sealed, got {size}"
         return SealFinding(SealFault.LONGER, path.name, sealed["bytes"], message)
     return None

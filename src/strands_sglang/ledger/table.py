@@ -1,24 +1,24 @@
-"""A ledger as a table, one row a trajectory: Arrow, Parquet, Hugging Face `datasets`. Needs the extra `arrow`.
+"""Trajectories as a table, one row per trajectory: Arrow, Parquet, Hugging Face `datasets`. Needs the extra `arrow`.
 
-Invariant: a row gives back its trajectory exactly, logprobs bit by bit; rows are made a batch at a time, so that
-writing a file takes no more memory for a larger run.
+Invariants: a row restores its trajectory exactly, logprobs bit for bit. A run in memory and its ledger give the same
+rows. Rows are built in batches, so the memory to write a file does not grow with the run.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import orjson
 
+from strands_sglang._extras import install
+from strands_sglang._files import replace_file
 from strands_sglang.errors import CountMismatchError, LedgerError, RecordError
-from strands_sglang.extras import install
-from strands_sglang.ledger.ledger import Ledger
+from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.ledger.schema import BeginData, EndData, RewardData, data_of
 from strands_sglang.tokens import Trajectory
 
 try:
@@ -39,15 +39,15 @@ _PER_TOKEN = {
 }
 SCHEMA = pa.schema(
     {
-        "episode": pa.string(),  # task id, "/", number of the sample
+        "episode": pa.string(),  # task id, "/", sample number
         "task_id": pa.string(),
         "sample": pa.int32(),
         "reward": pa.float64(),  # null: not scored
-        "ended": pa.string(),  # why the episode ended; null: it did not
+        "end_reason": pa.string(),  # why the episode ended; null: it has not ended
         "branch": pa.int32(),  # id of the branch's last turn
         "num_turns": pa.int32(),
-        "agent": pa.string(),  # who made the branch: an agent's name, or that of a graph's node; null: not known
-        "main": pa.bool_(),  # whether it is the branch in which the agent of the task came to its end
+        "agent": pa.string(),  # agent or graph node that made the branch; null: unknown
+        "main": pa.bool_(),  # whether the agent of the task ended in this branch
         **{name: pa.list_(kind) for name, kind in _PER_TOKEN.items()},  # as in `Trajectory`
         "version_names": pa.list_(pa.string()),
         "turn_ids": pa.list_(pa.int32()),
@@ -56,82 +56,118 @@ SCHEMA = pa.schema(
         "metrics": pa.string(),  # JSON
     }
 )
-"""The columns, in order. Those of a `Trajectory` bear the names of its fields."""
+"""The columns, in order. Columns of a trajectory are named after the fields of `Trajectory`."""
 
 _BATCH_TOKENS = 1 << 20
-_PLAIN = ["episode", "task_id", "ended", "agent", "tree", "task", "metrics", "version_names.list.element"]
+_DICTIONARY = ["episode", "task_id", "end_reason", "agent", "tree", "task", "metrics", "version_names.list.element"]
+
+
+class FinishedEpisode(Protocol):
+    """An episode in memory, as `rollout` returns it: the attributes of `rollout.Episode` that a table needs."""
+
+    id: str
+    """Id of the episode: task id, "/", sample number."""
+    sample: int
+    """Number among the samples of the task, from 0."""
+
+    @property
+    def task(self) -> Any:
+        """Its task: has `id` and `to_dict()`."""
+
+    @property
+    def reward(self) -> float | None:
+        """Its reward; None: not scored."""
+
+    @property
+    def end_reason(self) -> Any:
+        """Why it ended: an enum with a string value."""
+
+    @property
+    def metrics(self) -> Any:
+        """Its counts and times: has `to_dict()`."""
+
+    @property
+    def trajectories(self) -> Sequence[Trajectory]:
+        """The trajectory of every branch."""
+
+
+Source: TypeAlias = "Ledger | Path | str | Iterable[FinishedEpisode]"
+"""A ledger, a run directory, or episodes in memory."""
 
 
 def finished(record: EpisodeRecord) -> bool:
-    """Return whether an episode has its end on record: what a table has rows of, unless told otherwise."""
+    """Return whether an episode has ended: the default filter of tables."""
     return record.finished
 
 
-def to_arrow(source: Ledger | Path | str, *, keep: Callable[[EpisodeRecord], bool] = finished) -> pa.Table:
-    """Return the trajectories of a run as an Arrow table, in memory.
+def to_arrow(source: Source, *, keep: Callable[[EpisodeRecord], bool] = finished) -> pa.Table:
+    """Return trajectories as an Arrow table in memory, one row per trajectory.
+
+    A run in memory and its ledger give the same rows.
 
     Args:
-        source: The ledger, or the directory of the run.
-        keep: Which episodes to take.
+        source: A ledger, a run directory, or episodes in memory.
+        keep: Which episodes of a ledger to include. Episodes in memory are all included.
+
+    Raises:
+        LedgerError: The path is not a run directory.
     """
     return pa.Table.from_batches(_batches(source, keep), SCHEMA)
 
 
-def write_parquet(
-    source: Ledger | Path | str, path: Path | str, *, keep: Callable[[EpisodeRecord], bool] = finished
-) -> int:
-    """Write the trajectories of a run to a Parquet file, in the place of one that may be there.
+def write_parquet(source: Source, path: Path | str, *, keep: Callable[[EpisodeRecord], bool] = finished) -> int:
+    """Write trajectories to a Parquet file atomically, replacing an existing file. Rows are written in batches.
 
     Args:
-        source: The ledger, or the directory of the run.
-        path: The file; it is there whole, or not at all.
-        keep: Which episodes to take.
+        source: A ledger, a run directory, or episodes in memory.
+        path: The file.
+        keep: Which episodes of a ledger to include. Episodes in memory are all included.
 
     Returns:
         The number of rows.
+
+    Raises:
+        LedgerError: The source is a path that is not a run directory.
     """
-    target = Path(path)
-    fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     rows = 0
-    try:
-        # Halves of logprobs that a 32-bit float held are zeros: put together, they cost nothing.
-        split = ["logprobs.list.element"]
-        with pq.ParquetWriter(
-            fresh, SCHEMA, compression="zstd", use_dictionary=_PLAIN, use_byte_stream_split=split
-        ) as writer:
-            for batch in _batches(source, keep):
-                writer.write_batch(batch)
-                rows += batch.num_rows
-        fresh.replace(target)
-    except BaseException:
-        with suppress(OSError):
-            fresh.unlink()
-        raise
+    # Most logprobs are exact 32-bit floats: the lower halves of their doubles are zeros, which compress to nothing
+    # when the bytes are split into streams.
+    split = ["logprobs.list.element"]
+    with (
+        replace_file(Path(path)) as temporary,
+        pq.ParquetWriter(
+            temporary, SCHEMA, compression="zstd", use_dictionary=_DICTIONARY, use_byte_stream_split=split
+        ) as writer,
+    ):
+        for batch in _batches(source, keep):
+            writer.write_batch(batch)
+            rows += batch.num_rows
     return rows
 
 
-def to_dataset(source: Ledger | Path | str, *, keep: Callable[[EpisodeRecord], bool] = finished) -> Any:
-    """Return the trajectories of a run as a `datasets.Dataset`, in memory.
+def to_dataset(source: Source, *, keep: Callable[[EpisodeRecord], bool] = finished) -> Any:
+    """Return trajectories as a `datasets.Dataset` in memory.
 
-    For a run that does not fit there: `write_parquet`, then `datasets.load_dataset("parquet", data_files=...)`.
+    For a run that does not fit in memory use `write_parquet`, then
+    `datasets.load_dataset("parquet", data_files=...)`.
 
     Args:
-        source: The ledger, or the directory of the run.
-        keep: Which episodes to take.
+        source: A ledger, a run directory, or episodes in memory.
+        keep: Which episodes of a ledger to include. Episodes in memory are all included.
     """
     try:
         from datasets import Dataset
     except ImportError as error:
-        raise ImportError(f"this needs datasets: {install('arrow')}") from error
+        raise ImportError(f"to_dataset needs datasets: {install('arrow')}") from error
     return Dataset(to_arrow(source, keep=keep))
 
 
 def trajectories_of(path: Path | str) -> Iterator[Trajectory]:
-    """Read the trajectories that `write_parquet` wrote, a batch at a time.
+    """Yield the trajectories of a file that `write_parquet` wrote, reading it in batches.
 
     Raises:
-        LedgerError: It is not a file of trajectories.
-        RecordError: A row that does not fit together.
+        LedgerError: The file is not a Parquet file of trajectories.
+        RecordError: A row is inconsistent.
     """
     try:
         file = pq.ParquetFile(path)
@@ -149,15 +185,18 @@ def trajectories_of(path: Path | str) -> Iterator[Trajectory]:
 
 
 def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
-    """Return the trajectory of a row of any of these tables, as a dict of its columns.
+    """Return the trajectory of a row of any of these tables.
+
+    Args:
+        row: The columns of the row, by name.
 
     Raises:
-        RecordError: It does not fit together.
+        RecordError: The row is inconsistent.
     """
     try:
         arrays = {name: np.array(row[name], kind.to_pandas_dtype()) for name, kind in _PER_TOKEN.items()}
         names, turn_ids = tuple(row["version_names"]), tuple(int(id) for id in row["turn_ids"])
-        agent, main = row.get("agent"), row.get("main") is True  # older tables have neither
+        agent, main = row.get("agent"), row.get("main") is True  # absent in tables of earlier versions
         branch, tree = int(row["branch"]), row["tree"]
         trajectory = Trajectory(
             **arrays, version_names=names, branch=branch, tree=tree, turn_ids=turn_ids, agent=agent, main=main
@@ -174,17 +213,12 @@ def _read(name: str, value: Any) -> Any:
     return value.as_py()
 
 
-def _batches(source: Ledger | Path | str, keep: Callable[[EpisodeRecord], bool]) -> Iterator[pa.RecordBatch]:
+def _batches(source: Source, keep: Callable[[EpisodeRecord], bool]) -> Iterator[pa.RecordBatch]:
     rows: list[tuple[dict[str, Any], Trajectory]] = []
     tokens = 0
-    ledger = source if isinstance(source, Ledger) else Ledger(source)
-    for record in ledger.episodes():
-        if record.begin is None or not keep(record):
-            continue
-        about = _about(record)
-        for trajectory in record.trajectories():
-            rows.append((about, trajectory))
-            tokens += len(trajectory)
+    for about, trajectories in _episodes(source, keep):
+        rows += [(about, trajectory) for trajectory in trajectories]
+        tokens += sum(map(len, trajectories))
         if tokens >= _BATCH_TOKENS:
             yield _batch(rows)
             rows, tokens = [], 0
@@ -192,19 +226,46 @@ def _batches(source: Ledger | Path | str, keep: Callable[[EpisodeRecord], bool])
         yield _batch(rows)
 
 
-def _about(record: EpisodeRecord) -> dict[str, Any]:
-    """Return what the rows of an episode have in common."""
+def _episodes(
+    source: Source, keep: Callable[[EpisodeRecord], bool]
+) -> Iterator[tuple[dict[str, Any], Sequence[Trajectory]]]:
+    """Yield, for each episode, the columns that all its rows share, and its trajectories."""
+    if not isinstance(source, (Ledger, Path, str)):
+        for episode in source:
+            yield _about_episode(episode), episode.trajectories
+        return
+    ledger = source if isinstance(source, Ledger) else Ledger(source)
+    if not isinstance(source, Ledger) and not len(ledger):
+        _ = ledger.run  # raises if the path is not a run directory
+    for record in ledger.episodes():
+        if record.begin is not None and keep(record):
+            yield _about_record(record), record.trajectories()
+
+
+def _about_episode(episode: FinishedEpisode) -> dict[str, Any]:
+    return {
+        "episode": episode.id,
+        "task_id": episode.task.id,
+        "sample": episode.sample,
+        "reward": episode.reward,
+        "end_reason": episode.end_reason.value,
+        "task": orjson.dumps(episode.task.to_dict()).decode(),
+        "metrics": orjson.dumps(episode.metrics.to_dict()).decode(),
+    }
+
+
+def _about_record(record: EpisodeRecord) -> dict[str, Any]:
     assert record.begin is not None
-    begin, reward = record.begin.data, None if record.reward is None else record.reward.data
-    end = {} if record.end is None else record.end.data
+    begin = data_of(record.begin, BeginData)
+    end = None if record.end is None else data_of(record.end, EndData)
     return {
         "episode": record.id,
         "task_id": begin["task"]["id"],
         "sample": begin["sample"],
-        "reward": None if reward is None else reward["value"],
-        "ended": end.get("ended"),
+        "reward": None if record.reward is None else data_of(record.reward, RewardData)["value"],
+        "end_reason": None if end is None else end.get("ended"),
         "task": orjson.dumps(begin["task"]).decode(),
-        "metrics": orjson.dumps(end.get("metrics", {})).decode(),
+        "metrics": orjson.dumps({} if end is None else end.get("metrics", {})).decode(),
     }
 
 

@@ -1,10 +1,11 @@
 """Writing a ledger while episodes run: `LedgerWriter`.
 
-An event costs the event loop the appending to a list. A thread of its own compresses what has come in and hands it to
-the operating system, a few times a second, or at once when somebody waits for it.
+Writing an event costs the event loop one list append. A background thread compresses pending events and writes them,
+a few times a second, or immediately when a caller waits in `flushed`.
 
-Invariant: what `flushed` has confirmed is in the file, whatever becomes of this process; events are in the file in the
-order of `write`; no two processes write to the same file, not even after a fork.
+Invariants: events confirmed by `flushed` are in the file even if this process dies. Events are in the file in the order
+of `write`. No two processes write to the same file, not even after a fork. A summary row is written after the events it
+covers; a row that cannot be written is dropped, because rows are derived data (`summary.py`).
 """
 
 from __future__ import annotations
@@ -23,27 +24,29 @@ from enum import Enum
 from pathlib import Path
 
 from strands_sglang.errors import ConfigurationError, LedgerError
-from strands_sglang.ledger.layout import LARGEST_BLOCK, OpenShard
+from strands_sglang.ledger.run_dir import FORMAT
+from strands_sglang.ledger.shard import LARGEST_BLOCK, OpenShard
+from strands_sglang.ledger.summary import INDEX_FOLDER, SummaryRow, row_line
 
 logger = logging.getLogger(__name__)
 
 SHARD_BYTES = 256 << 20
-"""Size on disk behind which the next shard is begun."""
+"""Size of a shard on disk in bytes; the next block starts a new shard."""
 
-_BLOCK_BYTES = 1 << 20  # of events, before compression: what is compressed at a time
+_BLOCK_BYTES = 1 << 20  # size of a block of events before compression
 
 
 class Durability(str, Enum):
-    """What an event that was confirmed survives."""
+    """What a confirmed event survives."""
 
     PROCESS = "process"
-    """The death of this process: it was handed to the operating system."""
+    """The death of this process: the event was written to the operating system."""
     MACHINE = "machine"
-    """The death of the machine: it was synced to the disk, which costs some milliseconds each time."""
+    """A failure of the machine: the event was synced to disk, which takes milliseconds each time."""
 
 
 class LedgerWriter:
-    """Writes the events of this process into shards of a run's directory. Files are made with the first event."""
+    """Writes the events of this process to shards in a run directory. Files are created with the first event."""
 
     def __init__(
         self,
@@ -54,53 +57,55 @@ class LedgerWriter:
         flush_seconds: float = 0.05,
         shard_bytes: int = SHARD_BYTES,
     ) -> None:
-        """Make a writer.
+        """Create a writer.
 
         Args:
-            directory: Of the run.
-            worker: Name of this process among those of the run: letters, digits, ".", "_".
+            directory: The run directory.
+            worker: Name of this process within the run: letters, digits, ".", "_". Part of the file names.
             durability: What a confirmed event survives.
-            flush_seconds: How long an event may stay in memory when nobody waits for it.
-            shard_bytes: Size on disk behind which the next shard is begun.
+            flush_seconds: Maximum time an event stays in memory if no caller waits for it.
+            shard_bytes: Size of a shard on disk in bytes; the next block starts a new shard.
 
         Raises:
-            ConfigurationError: A name that cannot be part of a file's name.
+            ConfigurationError: The worker name has other characters.
         """
         if not re.fullmatch(r"[A-Za-z0-9._]+", worker):
-            raise ConfigurationError(f"the name of a worker has letters, digits, '.' and '_' only, not {worker!r}")
+            raise ConfigurationError(f"worker must consist of letters, digits, '.' and '_', got {worker!r}")
         self._directory = Path(directory) / "ledger"
         self._worker, self._durability = worker, Durability(durability)
         self._flush_seconds, self._shard_bytes = flush_seconds, shard_bytes
         self._closed = False
         self._shard: OpenShard | None = None
-        self._begin()
+        self._reset()
         _writers.add(self)
 
-    def _begin(self) -> None:
-        """Set up for this process, with nothing written."""
+    def _reset(self) -> None:
+        """Initialize the state of this process, with nothing written."""
         self._start = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
         self._parts = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pending: list[bytes] = []
-        self._written = self._done = 0  # events taken in, and those handed on
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # for how many events to be handed on
+        self._rows: list[bytes] = []  # summary rows to be written after the pending events
+        self._rows_fail = False
+        self._written = self._done = 0  # events accepted, and events written to the file
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # event count to wait for, and its future
         self._filled, self._hurry = threading.Event(), threading.Event()
         self._failure = ""
         self.paths: list[Path] = []
-        """Shards of this process so far."""
+        """Shards that this process has created so far."""
 
     def write(self, event: bytes) -> None:
-        """Take an encoded event in. From any thread; never waits for the disk.
+        """Accept an encoded event. Thread-safe; does not wait for the disk.
 
         Raises:
-            LedgerError: The writer is closed, the disk refused an earlier event, or this one is too large.
+            LedgerError: The writer is closed, an earlier write failed, or the event is too large.
         """
         if len(event) > LARGEST_BLOCK:
-            raise LedgerError(f"an event of {len(event)} bytes; at most {LARGEST_BLOCK} can be written")
+            raise LedgerError(f"an event must have at most {LARGEST_BLOCK} bytes, got {len(event)}")
         with self._lock:
             if self._failure or self._closed:
-                raise LedgerError(self._failure or "the ledger's writer is closed")
+                raise LedgerError(self._failure or "the ledger writer is closed")
             self._written += 1
             self._pending.append(event)
             if len(self._pending) == 1:
@@ -109,11 +114,19 @@ class LedgerWriter:
                 self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
                 self._thread.start()
 
+    def write_summary(self, row: SummaryRow) -> None:
+        """Accept the summary row of an episode whose events were written. Thread-safe; never raises, never waits."""
+        line = row_line(row)
+        with self._lock:
+            if not (self._failure or self._closed or self._rows_fail) and self._thread is not None:
+                self._rows.append(line)
+                self._filled.set()
+
     async def flushed(self) -> None:
-        """Wait until everything written so far is as safe as `durability` says. From any event loop.
+        """Wait until everything written so far is as durable as `durability` requires. Works in any event loop.
 
         Raises:
-            LedgerError: The disk refused an event.
+            LedgerError: A write failed.
         """
         with self._lock:
             if self._failure:
@@ -126,10 +139,10 @@ class LedgerWriter:
         await future
 
     def close(self) -> None:
-        """Write what is left and close the shard. Closing twice is closing once.
+        """Write pending events and close the shard. Calling it again has no effect.
 
         Raises:
-            LedgerError: The disk refused an event.
+            LedgerError: A write failed.
         """
         with self._lock:
             self._closed = True
@@ -148,22 +161,24 @@ class LedgerWriter:
         self.close()
 
     def _run(self) -> None:
-        """Write until closed. In the thread."""
+        """Write until closed. Runs in the background thread."""
         last = False
         while not last:
             self._filled.wait()
-            self._hurry.wait(self._flush_seconds)  # more may come
+            self._hurry.wait(self._flush_seconds)  # wait for more events to write together
             with self._lock:
                 events, self._pending = self._pending, []
+                rows, self._rows = self._rows, []
                 self._filled.clear()
                 self._hurry.clear()
                 last = self._closed
             failure = ""
             try:
                 self._put(events)
+                self._put_rows(rows)
                 if last and self._shard is not None:
                     self._shard.close()
-            except Exception as error:  # whatever it is, those who wait must hear of it
+            except Exception as error:  # any failure must reach the waiting callers
                 last, failure = True, f"the ledger in {self._directory} cannot be written: {error}"
                 logger.error("directory=<%s>, error=<%s> | ledger cannot be written", self._directory, error)
             with self._lock:
@@ -188,44 +203,63 @@ class LedgerWriter:
         if events and self._durability is Durability.MACHINE and self._shard is not None:
             self._shard.sync()
 
+    def _put_rows(self, rows: list[bytes]) -> None:
+        """Append summary rows to the index file of the current shard; a failure is logged once and ignored."""
+        if not rows or not self.paths:
+            return
+        folder = self._directory.parent / INDEX_FOLDER
+        try:
+            folder.mkdir(exist_ok=True)
+            with (folder / f"{self.paths[-1].stem}.jsonl").open("ab", buffering=0) as file:
+                file.write(b"".join(rows))
+        except OSError as error:
+            self._rows_fail = True
+            logger.warning("directory=<%s>, error=<%s> | summary rows cannot be written", folder, error)
+
     def _next_shard(self) -> OpenShard:
         if self._shard is not None:
             self._shard.close()
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{self._worker}-{self._start}-{self._parts:03d}.ledger"
-        header = {"format": 1, "worker": self._worker, "start": self._start, "part": self._parts, "pid": os.getpid()}
+        header = {
+            "format": FORMAT,
+            "worker": self._worker,
+            "start": self._start,
+            "part": self._parts,
+            "pid": os.getpid(),
+        }
         self._shard = OpenShard(path, {**header, "host": socket.gethostname(), "created": time.time()})
         self._parts += 1
         self.paths.append(path)
         return self._shard
 
     def _forked(self) -> None:
-        """Begin anew in a child process: file, thread and events not yet written are the parent's."""
+        """Reset the state in a forked child: the file, the thread and pending events belong to the parent."""
         if self._shard is not None:
             self._shard.abandon()
             self._shard = None
-        self._begin()
+        self._reset()
 
 
 _writers: weakref.WeakSet[LedgerWriter] = weakref.WeakSet()
 
 
 def _settle(futures: list[asyncio.Future[None]], failure: str) -> None:
-    """Tell those who wait, each in its own event loop."""
+    """Complete the futures of waiting callers, each in its own event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for future in futures:
         by_loop.setdefault(future.get_loop(), []).append(future)
     for loop, those in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_tell, those, failure)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_complete, those, failure)
+        except RuntimeError:  # the loop is closed, so its callers no longer wait
             pass
 
 
-def _tell(futures: list[asyncio.Future[None]], failure: str) -> None:
+def _complete(futures: list[asyncio.Future[None]], failure: str) -> None:
     for future in futures:
         if future.done():
-            continue  # who waited was cancelled
+            continue  # the caller was cancelled
         if failure:
             future.set_exception(LedgerError(failure))
         else:
@@ -240,11 +274,11 @@ def _close_all() -> None:
             logger.error("error=<%s> | events were lost", error)
 
 
-def _begin_all_anew() -> None:
+def _reset_all() -> None:
     for writer in list(_writers):
         writer._forked()
 
 
 atexit.register(_close_all)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_all_anew)
+    os.register_at_fork(after_in_child=_reset_all)

@@ -1,35 +1,36 @@
-"""What `verify` says of a ledger: `Certificate`.
+"""Result of verifying a run: `Certificate`.
 
-Invariant: a certificate says what was looked at, what was found, and what it cannot know. The same ledger always gets
-the same one.
+Invariant: a certificate states what was checked, what was found, and what cannot be known. The same ledger always gets
+the same certificate.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from strands_sglang.ledger.shown import counted, shown
-from strands_sglang.proof.finding import Finding, FindingKind, Verdict, worst
-from strands_sglang.proof.token_counts import TokenCounts
+from strands_sglang._terminal import counted, escape_for_terminal
+from strands_sglang.proof.finding import SEVERITY, Finding, FindingKind, Verdict, worst
+from strands_sglang.proof.trajectories import TokenCounts
 
 FINDINGS_KEPT = 1000
-"""Findings of each kind that a certificate keeps; all are counted."""
+"""Maximum number of findings of each kind that a certificate lists. All findings are counted."""
 
 
 class SealState(str, Enum):
-    """Whether the run was sealed, and is still what was sealed."""
+    """Whether the run is sealed and still matches its seal."""
 
     NONE = "none"
-    """There is no seal: what is missing as a whole cannot be known."""
+    """There is no seal, so missing episodes are undetectable."""
     AGREES = "agrees"
-    """Files and episodes are those that were sealed."""
+    """Files and episodes match the seal."""
     DIFFERS = "differs"
-    """They are not."""
+    """Files or episodes differ from the seal."""
     UNCHECKED = "unchecked"
-    """There is one; it was not looked at, because not all episodes were."""
+    """There is a seal; it was not checked because only some episodes were verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,92 +38,92 @@ class FileState:
     """One file of the ledger, as it was read."""
 
     name: str
-    """Its name, within the run's directory."""
+    """File name within the run's directory."""
     bytes: int
-    """Its size."""
+    """Size in bytes."""
     state: str
-    """What became of it: "whole", "torn" or "damaged"."""
+    """State of its bytes: "whole", "torn" (ends within a block) or "damaged"."""
     digest: str
-    """BLAKE2b-16 of its bytes, in hex."""
+    """BLAKE2b-16 digest of its bytes, in hex."""
 
 
 @dataclass(slots=True)
 class ExportedState:
-    """What was found out about an export."""
+    """Result of comparing an export with the ledger."""
 
     name: str | None
-    """Name of its file; None: it is no file."""
+    """File name; None if the export was given in memory."""
     rows: int
-    """Trajectories it holds."""
+    """Number of trajectories in the export."""
     agreed: int
-    """Of these, the same as on record, token by token."""
+    """Number of these that equal the recorded trajectory, token by token."""
     left_out: int = 0
-    """Finished episodes that are not in it, where that is allowed."""
+    """Finished episodes missing from the export, if that is allowed."""
 
     def text(self) -> str:
-        """Return it for people to read."""
+        """Return a line of text for people."""
         left = f", {counted(self.left_out, 'episode is', 'episodes are')} left out" if self.left_out else ""
         return f"{self.agreed:,} of {counted(self.rows, 'trajectory agrees', 'trajectories agree')}{left}"
 
 
 @dataclass(slots=True)
 class Certificate:
-    """What can be said of a run. `text` is for people, `to_dict` for programs."""
+    """Result of verifying a run. `text` is for people, `to_dict` for programs."""
 
     source: str = ""
-    """The run's directory; "" when the events came from memory."""
+    """Directory of the run; empty if the events were given in memory."""
     run: str | None = None
-    """Id of the run; None: unknown."""
+    """Id of the run; None if it is unknown."""
     episodes: Counter[Verdict] = field(default_factory=Counter)
-    """Episodes by what can be said of each."""
+    """Episodes by verdict."""
     turns: int = 0
-    """Turns on record; those cut away left out."""
+    """Recorded turns, without those that were rolled back."""
     trajectories: int = 0
     """Trajectories of finished episodes."""
     events: Counter[str] = field(default_factory=Counter)
     """Events on winning chains, by kind."""
     orphans: int = 0
-    """Events of processes that lost an episode to another; they count for nothing."""
+    """Events written by processes that lost an episode to another; they are ignored."""
     tokens: TokenCounts = field(default_factory=TokenCounts)
-    """Tokens, by what becomes of them."""
+    """Token counts."""
     audits: int = 0
-    """Conversations that were held against one rendering of the chat template while the run went on."""
+    """Conversations compared with a full rendering of the chat template during the run."""
     audit_differences: int = 0
-    """Of these, that were another text in a place that was called proved."""
+    """Number of these that differed although the template's bridge was proved for them."""
     versions: Counter[str | None] = field(default_factory=Counter)
-    """Sampled tokens by weight version; None: the engine did not tell."""
+    """Sampled tokens by weight version; None if the engine did not report one."""
     root: str = ""
-    """Root digest: one number that stands for every event of every episode. Kept elsewhere, it can be held against
-    the ledger at any later time."""
+    """Root digest, which covers every event of every episode. A copy kept elsewhere can be compared with the ledger at
+    any later time."""
     files: list[FileState] = field(default_factory=list)
-    """The files of the ledger; empty when the events came from memory."""
+    """Files of the ledger; empty if the events were given in memory."""
     seal: SealState = SealState.NONE
-    """Whether the run was sealed."""
+    """State of the run's seal."""
     exported: ExportedState | None = None
-    """What was found out about an export; None: none was given."""
+    """Result of comparing an export; None if none was given."""
     findings: list[Finding] = field(default_factory=list)
-    """What is wrong, in the order it was found, not more than `FINDINGS_KEPT` of a kind."""
+    """Problems in the order they were found, at most `FINDINGS_KEPT` of each kind."""
     found: Counter[FindingKind] = field(default_factory=Counter)
-    """How many of each kind were found."""
+    """Number of findings of each kind."""
 
     @property
     def verdict(self) -> Verdict:
-        """What can be said of the run: the worst that was found."""
+        """Worst verdict of all findings."""
         return worst(kind.verdict for kind in self.found)
 
     @property
     def proved(self) -> bool:
-        """Whether everything is there and proved."""
+        """Whether the run is complete and proved."""
         return self.verdict is Verdict.PROVED
 
     def add(self, finding: Finding) -> None:
-        """Note something that is wrong."""
+        """Add a finding."""
         self.found[finding.kind] += 1
         if self.found[finding.kind] <= FINDINGS_KEPT:
             self.findings.append(finding)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the certificate as plain data."""
         return {
             "verdict": self.verdict.value,
             "source": self.source,
@@ -145,34 +146,35 @@ class Certificate:
         }
 
     def text(self, findings: int = 20) -> str:
-        """Return it for people to read: no line of it is one that the ledger wrote.
+        """Return the certificate as text for people; text quoted from the ledger cannot add lines to it.
 
         Args:
-            findings: How many findings are shown.
+            findings: Maximum number of findings to list.
         """
         tokens = self.tokens
         total = sum(self.episodes.values())
         differ, orphans = counted(self.audit_differences, "differs", "differ"), counted(self.orphans, "event")
-        masked = _list((name, getattr(tokens, name)) for name in _MASKED)
+        masked = _list((name, getattr(tokens, name)) for name in _NOT_TRAINED)
+        weights = ", ".join(f"{version or 'unknown'}: {count:,}" for version, count in self.versions.most_common(8))
         rows = [
             ("run", self.run or "unknown"),
             ("episodes", f"{total:,}: {_list((v.value, self.episodes[v]) for v in Verdict) or 'none'}"),
             ("turns", f"{self.turns:,} in {counted(self.trajectories, 'trajectory', 'trajectories')}"),
             ("sampled", f"{counted(tokens.sampled, 'token')}: {_list([('trained', tokens.trained)]) or '0 trained'}"),
             ("not trained", masked or "none"),
-            ("repeated", f"{tokens.shared:,} of the trained in later branches, masked there" if tokens.shared else ""),
+            ("repeated", f"{tokens.shared:,} trained tokens, masked in later branches" if tokens.shared else ""),
             ("not sampled", f"{tokens.context:,} context, {tokens.closing:,} closing"),
-            ("weights", ", ".join(f"{version or 'unknown'}: {n:,}" for version, n in self._most()) or "none"),
+            ("weights", weights or "none"),
             ("audited", f"{counted(self.audits, 'conversation')}, {differ}" if self.audits else ""),
             ("files", f"{len(self.files)}, {sum(file.bytes for file in self.files):,} bytes" if self.files else ""),
             ("seal", _SEALS[self.seal]),
             ("exported", "" if self.exported is None else self.exported.text()),
-            ("orphans", f"{orphans} of processes that lost their episode" if self.orphans else ""),
+            ("orphans", f"{orphans} from processes that lost their episode to another" if self.orphans else ""),
             ("root", self.root or "none"),
         ]
         lines = [f"{self.verdict.value.upper()}  {self.source}".rstrip(), f"  {_MEANING[self.verdict]}"]
         lines += [f"  {name:<12} {value}" for name, value in rows if value]
-        listed = sorted(self.findings, key=lambda one: -_WEIGHT.index(one.kind.verdict))[:findings]
+        listed = sorted(self.findings, key=lambda one: -SEVERITY.index(one.kind.verdict))[:findings]
         if listed:
             lines.append(
                 f"  findings     {sum(self.found.values()):,}: {_list((k.value, n) for k, n in self.found.items())}"
@@ -180,29 +182,25 @@ class Certificate:
             lines += [f"    {finding}" for finding in listed]
             left = sum(self.found.values()) - len(listed)
             lines += [f"    and {left:,} more"] if left else []
-        return "\n".join(map(shown, lines))
-
-    def _most(self) -> list[tuple[str | None, int]]:
-        return self.versions.most_common(8)
+        return "\n".join(map(escape_for_terminal, lines))
 
 
-_WEIGHT = list(Verdict)
-_MASKED = ("rejected", "side", "constrained", "cut", "unfinished")
+_NOT_TRAINED = ("rejected", "side", "constrained", "cut", "unfinished")
 _MEANING = {
-    Verdict.PROVED: "every prompt is the record before it, and every trained token was sampled where it stands",
-    Verdict.UNFINISHED: "what is there is good; something is still to come",
-    Verdict.TRUNCATED: "something is missing; nothing that is there contradicts anything else",
-    Verdict.BROKEN: "something contradicts something else: it was changed, or written wrong",
+    Verdict.PROVED: "every prompt equals the recorded branch; every trained token was sampled at its position",
+    Verdict.UNFINISHED: "the record is consistent so far; an end event or the seal is not written yet",
+    Verdict.TRUNCATED: "a file or the end of a file is missing; the rest is consistent",
+    Verdict.BROKEN: "the record contradicts itself: it was changed, or written incorrectly",
 }
 _SEALS = {
-    SealState.NONE: "none: episodes that are missing as a whole cannot be noticed",
+    SealState.NONE: "none: without a seal, missing episodes are undetectable",
     SealState.AGREES: "agrees",
     SealState.DIFFERS: "DIFFERS",
-    SealState.UNCHECKED: "not looked at: not all episodes were",
+    SealState.UNCHECKED: "not checked: only some episodes were verified",
 }
 
 
-def _list(counts: Any) -> str:
+def _list(counts: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts if count)
 
 

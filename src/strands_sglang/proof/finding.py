@@ -1,89 +1,90 @@
-"""Something `verify` found in a ledger, and where: `Finding`.
+"""A problem that `verify` found, and its location: `Finding`.
 
-Invariant: a finding says what is wrong in plain words and as exactly as can be known: the file and byte, the episode
-and event, the turn and token. A loss (a file that ends early, an episode without an end) is never called a
-contradiction, and a contradiction never a loss.
+Invariant: a finding states the problem and its location as exactly as it is known: file and byte, episode and event,
+turn and token. Missing data (a file that ends early, an episode without an end) is never reported as a contradiction,
+and a contradiction is never reported as missing data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
-from strands_sglang.ledger.shown import shown
+from strands_sglang._terminal import escape_for_terminal
 
 
 class Verdict(str, Enum):
-    """What can be said of an episode, or of a whole run."""
+    """Result of verifying an episode or a whole run, best first."""
 
     PROVED = "proved"
-    """Everything is there, and everything follows from everything else."""
+    """The record is complete and consistent."""
     UNFINISHED = "unfinished"
-    """What is there is good; episodes without an end, or the run's seal, are still to come."""
+    """The record is consistent so far; the end of an episode, or the run's seal, is not written yet."""
     TRUNCATED = "truncated"
-    """The tail of a file is missing, or a file; nothing that is there contradicts anything else."""
+    """A file or the end of a file is missing; the rest is consistent."""
     BROKEN = "broken"
-    """Something contradicts something else: it was changed after it was written, or written wrong."""
+    """The record contradicts itself: it was changed after it was written, or written incorrectly."""
 
 
 class FindingKind(str, Enum):
-    """What is wrong."""
+    """Category of a problem."""
 
     FILE_DAMAGED = "file_damaged"
-    """Bytes inside a file are not what was written there."""
+    """A file contains bytes that fail its checksums."""
     FILE_CHANGED = "file_changed"
-    """A file is not the one that was sealed."""
+    """A file differs from the one that was sealed."""
     FORM = "form"
-    """Something is not of the form that docs/ledger.md gives it."""
+    """A value does not have the format described in docs/ledger.md."""
     DIGEST = "digest"
-    """An event does not have the digest that follows from its bytes and the event before it."""
+    """An event's digest does not match its bytes and the preceding event."""
     ORDER = "order"
-    """An event of a kind, number or epoch that cannot be at its place, or a number that is not there."""
+    """The kind, number or epoch of an event is not possible at its position, or an event number is missing."""
     DUPLICATE = "duplicate"
-    """The same place is taken twice (an event, an episode), or one answer of the engine is two turns."""
+    """Two events or episodes occupy the same position, or one engine response is recorded as two turns."""
     TASK = "task"
-    """An episode that is not of its task, its run, or its model."""
+    """An episode does not match its task, its run, or its model."""
     PLACE = "place"
-    """A turn that does not hang together with the turns before it."""
+    """A turn does not fit the turns before it."""
     PROMPT = "prompt"
-    """A prompt that is not the branch so far, closing and context."""
+    """A prompt is not the branch so far plus closing and context tokens."""
     SAMPLED = "sampled"
-    """Sampled tokens, logprobs and weight versions that do not fit together."""
+    """Sampled tokens, logprobs and weight versions do not fit together."""
     TRAJECTORY = "trajectory"
-    """A trajectory, or its loss mask, that does not follow from the turns."""
+    """A trajectory or its loss mask does not follow from the turns."""
     METRICS = "metrics"
-    """A count that is not what is on record."""
+    """A metric differs from what the turns add up to."""
     SEAL = "seal"
-    """The episodes are not those that were sealed."""
+    """The episodes differ from those that were sealed."""
     EXPORTED = "exported"
-    """An exported trajectory that is not the one on record."""
+    """An exported trajectory differs from the recorded one."""
     FILE_TRUNCATED = "file_truncated"
     """A file ends early."""
     FILE_MISSING = "file_missing"
-    """A file that was sealed is not there."""
+    """A sealed file does not exist."""
     EVENTS_LOST = "events_lost"
-    """Events are missing where the tail of a file was lost."""
+    """Events are missing because the end of a file was lost."""
     FILE_OPEN = "file_open"
-    """A file was not closed, and no seal says how long it was: its writer still writes, or died, or it was cut."""
+    """A file was not closed and no seal states its length: its writer is running or died, or the file was cut."""
     FILE_ADDED = "file_added"
-    """A file that the seal does not know: the run went on behind its seal."""
+    """A file is not in the seal: the run continued after it was sealed."""
     UNSEALED = "unsealed"
-    """The run has no seal: whether whole episodes are missing cannot be known."""
+    """The run has no seal, so missing episodes are undetectable."""
     NO_END = "no_end"
-    """An episode has not come to its end."""
+    """An episode has no end event."""
     NOT_BEGUN = "not_begun"
-    """A sample of a task has not begun."""
+    """A sample of a task has no events."""
 
     @property
     def verdict(self) -> Verdict:
-        """The best that can be said of whatever this was found in."""
+        """Best verdict that is possible with a finding of this kind."""
         if self in (FindingKind.FILE_TRUNCATED, FindingKind.FILE_MISSING, FindingKind.EVENTS_LOST):
             return Verdict.TRUNCATED
-        return Verdict.UNFINISHED if self in _TO_COME else Verdict.BROKEN
+        return Verdict.UNFINISHED if self in _UNFINISHED else Verdict.BROKEN
 
 
-_TO_COME = (
+_UNFINISHED = (
     FindingKind.FILE_OPEN,
     FindingKind.FILE_ADDED,
     FindingKind.UNSEALED,
@@ -94,53 +95,54 @@ _TO_COME = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong."""
+    """One problem. A location field is None if it is unknown or does not apply."""
 
     kind: FindingKind
-    """What is wrong."""
+    """Category of the problem."""
     message: str
-    """The same in words."""
+    """Description of the problem."""
     episode: str | None = None
-    """Id of the episode; None: it is not about one."""
+    """Id of the episode."""
     event: int | None = None
-    """Number of the event in the episode; None: it is not about one."""
+    """Number of the event within the episode."""
     turn: int | None = None
-    """Id of the turn, or of the last turn of a trajectory; None: it is not about one."""
+    """Id of the turn, or of the last turn of a trajectory."""
     token: int | None = None
-    """Position of the first token concerned, counted in its branch; None: it is not about one, or not known."""
+    """Position of the first affected token within its branch."""
     file: str | None = None
-    """Name of the file; None: unknown, or the ledger is not in files."""
+    """Name of the file."""
     byte: int | None = None
-    """Where in the file the block begins that holds it; None: unknown."""
+    """Offset in the file of the block that contains the problem."""
 
     @property
     def place(self) -> str:
-        """Where it is, in words; "" when it is about the run as a whole."""
-        told = [f"episode {self.episode}"] if self.episode is not None else []
-        told += [
+        """Location as text; empty if the finding concerns the whole run."""
+        parts = [f"episode {self.episode}"] if self.episode is not None else []
+        parts += [
             f"{name} {value}"
             for name, value in (("event", self.event), ("turn", self.turn), ("token", self.token))
             if value is not None
         ]
         if self.file is not None:
-            told.append(self.file if self.byte is None else f"{self.file} at byte {self.byte}")
-        return ", ".join(told)
+            parts.append(self.file if self.byte is None else f"{self.file} at byte {self.byte}")
+        return ", ".join(parts)
 
     def at(self, file: str | None, byte: int | None) -> Finding:
-        """Return the same finding with the place in a file."""
+        """Return a copy with a location in a file."""
         return replace(self, file=file, byte=byte)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return the finding as plain data."""
         return {**asdict(self), "kind": self.kind.value}
 
     def __str__(self) -> str:
-        return shown(f"{self.kind.value}: {self.place + ': ' if self.place else ''}{self.message}")
+        return escape_for_terminal(f"{self.kind.value}: {self.place + ': ' if self.place else ''}{self.message}")
 
 
-_ORDER = [Verdict.PROVED, Verdict.UNFINISHED, Verdict.TRUNCATED, Verdict.BROKEN]
+SEVERITY = list(Verdict)
+"""Verdicts from best to worst."""
 
 
-def worst(verdicts: Any) -> Verdict:
-    """Return the worst of some verdicts; of none, that all is proved."""
-    return max(verdicts, key=_ORDER.index, default=Verdict.PROVED)
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the worst verdict, or PROVED if there are none."""
+    return max(verdicts, key=SEVERITY.index, default=Verdict.PROVED)

@@ -1,29 +1,35 @@
-"""Proving a whole ledger offline, without the word of the code that wrote it: `verify`.
+"""Verification of a whole ledger, offline: `verify`.
 
-Read twice: once to see which events there are, and again to prove each episode as soon as all its events were seen.
-Memory holds the events of episodes that are not complete yet, one digest per episode and one request id per turn.
+The ledger is read twice: once to count the events of each episode, and again to verify each episode as soon as all its
+events were read.
 
-Invariant: nothing here imports what samples, records or lays flat. What is proved is proved from the bytes.
+Invariants: nothing here imports the code that samples, records or flattens; every result follows from the bytes.
+Memory is bounded by `MAX_BUFFERED_BYTES` for the events of incomplete episodes (whatever a few compressed bytes
+decompress to), plus one digest per episode and one request id per turn.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import EventKind
+from strands_sglang.ledger.event import EventKind, episode_of
+from strands_sglang.proof.call import RequestIds
 from strands_sglang.proof.certificate import FINDINGS_KEPT, Certificate, ExportedState, SealState
-from strands_sglang.proof.exported import Exported
+from strands_sglang.proof.chain import RawEvent, build_chain
+from strands_sglang.proof.episode import EpisodeProof, prove_episode
+from strands_sglang.proof.export import ExportComparison
+from strands_sglang.proof.files import SIGNATURE, RunFiles, read_public_key, signature_error
 from strands_sglang.proof.finding import Finding, FindingKind
-from strands_sglang.proof.proofs import EventSource, Memory, proved
-from strands_sglang.proof.prove import EpisodeProof
-from strands_sglang.proof.request_ids import RequestIds
-from strands_sglang.proof.sealed_files import SealedFiles
-from strands_sglang.proof.signature import SIGNATURE, check_signature, read_public_key
+
+MAX_BUFFERED_BYTES = 1 << 29
+"""Maximum size of buffered events, and of the events of one episode. Episodes that do not fit are read again later."""
+_EVENT_OVERHEAD = 150  # bytes of memory per event in addition to its encoded size
 
 
 def verify(
@@ -35,40 +41,45 @@ def verify(
     root: str | None = None,
     public_key: str | Path | None = None,
 ) -> Certificate:
-    """Prove the ledger of a run.
+    """Verify the ledger of a run.
 
     Args:
-        directory: The run's directory.
-        exported: Trajectories that were handed to a trainer, to be held against the ledger: the path of a file of
-            JSON lines or of a Parquet file, or an iterable of trajectories. None: none.
-        exported_part: Whether whole episodes may be left out of the export, as those of dropped groups.
-        episodes: Ids of the only episodes to look at; the seal's word on all of them is then left out. None: all.
-        root: Root digest that was kept elsewhere, to be held against the ledger's; None: none was.
-        public_key: Path of the key, or the key in hex, that the run must be signed with; None: whether it is signed is
-            not looked at. Needs the extra `sign`.
+        directory: Directory of the run.
+        exported: Trajectories that were exported to a trainer, to compare with the ledger: the path of a JSON Lines
+            or Parquet file, or an iterable of trajectories. None: no comparison.
+        exported_part: Whether whole episodes may be missing from the export, such as those of dropped groups.
+        episodes: Ids of the episodes to verify; the seal is then not checked. None: all episodes.
+        root: Root digest that was kept elsewhere, to compare with the ledger's. None: no comparison.
+        public_key: Key that must have signed the run, as a path or in hex; requires the extra `sign`. None: the
+            signature is not checked.
 
     Returns:
-        The certificate. Whatever is wrong with the ledger is in it.
+        The certificate, with all problems of the ledger as findings.
 
     Raises:
-        LedgerError: There is no ledger, no export, or no such key, to look at.
+        LedgerError: The directory contains no ledger, or the export or the key cannot be read.
+
+    Example:
+        ```python
+        certificate = verify("runs/first", exported="rows.jsonl")
+        print(certificate.verdict, certificate.findings)
+        ```
     """
     if episodes is not None and (root is not None or public_key is not None):
-        raise LedgerError("a root or a signature is of all episodes: look at all of them, not at some")
+        raise LedgerError("root and public_key cover all episodes: omit `episodes` to check them")
     key = None if public_key is None else read_public_key(public_key)
-    files = SealedFiles(Path(directory))
+    files = RunFiles(Path(directory))
     certificate = Certificate(source=str(directory), files=files.states, seal=files.seal_state)
     for finding in files.findings:
         certificate.add(finding)
-    check = _Check(
-        certificate, files.run, None if exported is None else Exported(exported, part=exported_part), episodes
-    )
-    check.go_through(files, files_lost=files.lost)
-    check.finish(files.seal, whole=files.whole, run_file=files.run_file)
+    export = None if exported is None else ExportComparison(exported, part=exported_part)
+    verifier = _RunVerifier(certificate, files.run, export, episodes)
+    verifier.check_episodes(files, files_lost=files.lost)
+    verifier.finish(files.seal, whole=files.whole, run_file=files.run_file)
     if root is not None and root.strip().lower() != certificate.root:
-        message = f"root digest {root.strip()!r:.50} was kept elsewhere; that of the ledger is {certificate.root}"
+        message = f"the expected root digest is {root.strip()!r:.50}; the ledger's is {certificate.root}"
         certificate.add(Finding(FindingKind.SEAL, message))
-    if key is not None and (wrong := check_signature(Path(directory), key, certificate.run, certificate.root)):
+    if key is not None and (wrong := signature_error(Path(directory), key, certificate.run, certificate.root)):
         certificate.add(Finding(FindingKind.SEAL, wrong, file=SIGNATURE))
     return certificate
 
@@ -80,89 +91,108 @@ def verify_events(
     seal: Mapping[str, Any] | None = None,
     exported: Any = None,
 ) -> Certificate:
-    """Prove events that are in memory, as `Chain` handed them to its sink.
+    """Verify events in memory.
 
     Args:
-        events: The events of any number of episodes, in any order.
-        run: What run.json would say; None: nothing is known of the run.
-        seal: What seal.json would say of the episodes ("episodes", "root"), and the digest of run.json if that is under
-            the root ("format" 2, "run_file"); None: there is no seal.
+        events: Encoded events of any number of episodes, in any order.
+        run: Content of run.json; None if it is unknown.
+        seal: Content of seal.json: "episodes", "root", and "run_file" if the root covers run.json ("format" 2).
+            None if there is no seal.
         exported: As for `verify`.
 
     Returns:
         The certificate.
     """
     certificate = Certificate()
-    check = _Check(certificate, run, None if exported is None else Exported(exported), None)
-    memory = Memory(events)
-    for finding in memory.findings:
+    verifier = _RunVerifier(certificate, run, None if exported is None else ExportComparison(exported), None)
+    source = InMemoryEvents(events)
+    for finding in source.findings:
         certificate.add(finding)
-    check.go_through(memory)
+    verifier.check_episodes(source)
     run_file = None if seal is None else seal.get("run_file")
     known = isinstance(run_file, str) and re.fullmatch("[0-9a-f]{32}", run_file)
-    check.finish(seal, run_file=run_file if known else None)
+    verifier.finish(seal, run_file=run_file if known else None)
     return certificate
 
 
-class _Check:
-    """Goes through all episodes of a ledger and fills in its certificate."""
+def root_digest(heads: Mapping[str, bytes], run_file: str | None = None) -> str:
+    """Return the root digest of a run.
+
+    Args:
+        heads: Digest of the last event of each episode, by id.
+        run_file: Digest of run.json, in hex; None if the root does not cover run.json.
+    """
+    whole = hashlib.blake2b(digest_size=16)
+    for id in sorted(heads):
+        whole.update(id.encode() + b"\0" + heads[id])
+    if run_file is None:
+        return whole.hexdigest()
+    with_run = hashlib.blake2b(b"run.json\0", digest_size=16)
+    with_run.update(bytes.fromhex(run_file))
+    with_run.update(whole.digest())
+    return with_run.hexdigest()
+
+
+class _RunVerifier:
+    """Verifies all episodes of a ledger and fills in its certificate."""
 
     def __init__(
         self,
         certificate: Certificate,
         run: Mapping[str, Any] | None,
-        exported: Exported | None,
+        export: ExportComparison | None,
         episodes: Collection[str] | None,
     ) -> None:
         self.certificate = certificate
         certificate.run = None if run is None else run.get("run")
         self._run = run
         self._wanted = episodes
-        self._exported = exported
+        self._export = export
         self._heads: dict[str, bytes] = {}
         self._request_ids = RequestIds()
-        self._ended = 0  # episodes of which an end is the last event
+        self._ended = 0  # episodes whose last event is an end
 
-    def go_through(self, source: EventSource, *, files_lost: bool = False) -> None:
-        """Prove every episode."""
-        for proof in proved(source, self._run, self._wanted, files_lost):
-            self._take(proof)
+    def check_episodes(self, source: EventSource, *, files_lost: bool = False) -> None:
+        """Verify every episode."""
+        for proof in prove_episodes(source, self._run, self._wanted, files_lost):
+            self._add_episode(proof)
 
     def finish(self, seal: Mapping[str, Any] | None, *, whole: bool = True, run_file: str | None = None) -> None:
-        """Say what can be said of all episodes together.
+        """Check what concerns all episodes together.
 
         Args:
-            seal: What the seal says; None: there is none.
-            whole: Whether the files are those that were sealed; else the episodes cannot be, and that is no news.
-            run_file: Digest of run.json; None: there is none.
+            seal: Content of seal.json; None if there is none.
+            whole: Whether the files are those that were sealed. If not, the episodes cannot match the seal either,
+                and that is not reported again.
+            run_file: Digest of run.json; None if there is none.
         """
         certificate = self.certificate
-        old = seal is not None and seal.get("format", 1) == 1  # then the root is of the episodes alone
-        certificate.root = root_digest(self._heads, None if old else run_file)
-        for finding in self._request_ids.repeated():
+        without_run = seal is not None and seal.get("format", 1) == 1  # format 1: the root covers only episodes
+        certificate.root = root_digest(self._heads, None if without_run else run_file)
+        for finding in self._request_ids.duplicates():
             certificate.add(finding)
         if self._wanted is not None:
             for id in sorted(set(self._wanted) - set(self._heads)):
                 certificate.add(Finding(FindingKind.NOT_BEGUN, "the ledger has no such episode", id))
             certificate.seal = SealState.NONE if seal is None else SealState.UNCHECKED
         else:
-            self._look_for_samples([] if seal is None else seal.get("not_begun"))
+            self._check_samples([] if seal is None else seal.get("not_begun"))
             if seal is not None and whole:
-                self._hold_against(seal)
-        if self._exported is not None:
-            self._exported.finish(self._wanted)
-            for finding in self._exported.findings:
+                self._check_seal(seal)
+        if self._export is not None:
+            self._export.finish(self._wanted)
+            for finding in self._export.findings:
                 certificate.add(finding)
-            state = self._exported
+            state = self._export
             certificate.exported = ExportedState(state.name, state.rows, state.agreed, state.left_out)
 
-    def _take(self, proof: EpisodeProof) -> None:
+    def _add_episode(self, proof: EpisodeProof) -> None:
         certificate = self.certificate
         self._heads[proof.id] = proof.head
         self._ended += proof.last is EventKind.END
         certificate.episodes[proof.verdict] += 1
         certificate.turns += len(proof.turns)
-        self._request_ids.take(proof.id, proof.turns)
+        self._request_ids.add(proof.id, proof.turns)
         certificate.orphans += proof.orphans
         certificate.tokens.add(proof.tokens)
         certificate.versions.update(proof.versions)
@@ -173,30 +203,29 @@ class _Check:
             certificate.add(finding)
         if proof.finished:
             certificate.trajectories += len(proof.trajectories)
-            if self._exported is not None:
-                self._exported.compare(proof.trajectories, proof.reward)
+            if self._export is not None:
+                self._export.compare(proof.trajectories, proof.reward)
 
-    def _hold_against(self, seal: Mapping[str, Any]) -> None:
+    def _check_seal(self, seal: Mapping[str, Any]) -> None:
         certificate = self.certificate
         for name, count in (("episodes", len(self._heads)), ("finished", self._ended)):
             if seal.get(name, count) != count:
-                message = f"{name}: {seal[name]!r:.50} were sealed, {count} are there"
+                message = f"{name}: the seal states {seal[name]!r:.50}, the ledger has {count}"
                 certificate.add(Finding(FindingKind.SEAL, message))
         if seal.get("root") != certificate.root:
-            message = (
-                f"root digest {seal.get('root')!r:.50} was sealed; that of the episodes there is {certificate.root}"
-            )
+            message = f"the sealed root digest is {seal.get('root')!r:.50}; the ledger's is {certificate.root}"
             certificate.add(Finding(FindingKind.SEAL, message))
         if certificate.found[FindingKind.SEAL]:
             certificate.seal = SealState.DIFFERS
         elif certificate.seal is SealState.NONE:
             certificate.seal = SealState.AGREES
 
-    def _look_for_samples(self, known_missing: Any) -> None:
-        """Say which samples are not there of tasks of which others are.
+    def _check_samples(self, known_missing: Any) -> None:
+        """Report missing samples of tasks that have other samples.
 
         Args:
-            known_missing: Ids that the seal says were not there either; None: it is of before, and does not say.
+            known_missing: Ids that were missing when the run was sealed; None if the seal has an older format that
+                does not state them.
         """
         samples = None if self._run is None else self._run.get("samples_per_task")
         if type(samples) is not int or not isinstance(known_missing, list):
@@ -207,26 +236,126 @@ class _Check:
             task, _, sample = id.rpartition("/")
             there.setdefault(task, set()).add(sample)
         for task, known in there.items():
-            # A run.json may say anything: no more samples are looked for than findings are kept.
+            # samples_per_task is not trusted: the search stops after as many samples as findings are kept.
             for number in range(min(samples, len(known) + FINDINGS_KEPT)) if len(known) < samples else ():
                 if str(number) not in known and f"{task}/{number}" not in excused:
-                    message = f"other samples of task {task} are on record, this one is not"
+                    message = f"other samples of task {task} are recorded, this one is not"
                     self.certificate.add(Finding(FindingKind.NOT_BEGUN, message, f"{task}/{number}"))
 
 
-def root_digest(heads: Mapping[str, bytes], run_file: str | None = None) -> str:
-    """Return one digest for a run.
+class EventSource(Protocol):
+    """Events that can be iterated more than once."""
+
+    counts: Counter[str]
+    """Number of events of each episode."""
+
+    def __iter__(self) -> Iterator[RawEvent]:
+        """Iterate over all events."""
+        ...
+
+
+class InMemoryEvents:
+    """Events in memory."""
+
+    def __init__(self, events: Iterable[bytes]) -> None:
+        self._events = [RawEvent(event) for event in events]
+        self.counts: Counter[str] = Counter()
+        """Number of events of each episode."""
+        self.findings: list[Finding] = []
+        """Events whose episode cannot be read."""
+        for one in self._events:
+            try:
+                self.counts[episode_of(one.raw)] += 1
+            except LedgerError as error:
+                self.findings.append(Finding(FindingKind.FORM, str(error)))
+
+    def __iter__(self) -> Iterator[RawEvent]:
+        return iter(self._events)
+
+
+def prove_run(
+    directory: Path, episodes: Collection[str] | None = None
+) -> tuple[Mapping[str, Any] | None, Iterator[EpisodeProof]]:
+    """Return the content of run.json and the proof of every episode.
 
     Args:
-        heads: Digest of the last event of each episode, by id.
-        run_file: Digest of run.json, in hex; None: it is not under the root.
+        directory: Directory of the run.
+        episodes: Ids of the episodes to verify; None: all.
+
+    Raises:
+        LedgerError: The directory contains no ledger.
     """
-    whole = hashlib.blake2b(digest_size=16)
-    for id in sorted(heads):
-        whole.update(id.encode() + b"\0" + heads[id])
-    if run_file is None:
-        return whole.hexdigest()
-    under = hashlib.blake2b(b"run.json\0", digest_size=16)
-    under.update(bytes.fromhex(run_file))
-    under.update(whole.digest())
-    return under.hexdigest()
+    files = RunFiles(directory)
+    return files.run, prove_episodes(files, files.run, episodes, files.lost)
+
+
+def prove_episodes(
+    source: EventSource,
+    run: Mapping[str, Any] | None,
+    wanted: Collection[str] | None,
+    files_lost: bool,
+) -> Iterator[EpisodeProof]:
+    """Verify every episode as soon as all its events were read.
+
+    Args:
+        source: All events.
+        run: Content of run.json.
+        wanted: Ids of the episodes to verify; None: all.
+        files_lost: Whether files, or ends of files, are known to be missing.
+    """
+    remaining = {id: count for id, count in source.counts.items() if wanted is None or id in wanted}
+    while remaining:
+        buffer = _EventBuffer(remaining)
+        for one in source:
+            try:
+                id = episode_of(one.raw)
+            except LedgerError:
+                continue
+            if (complete := buffer.add(id, one)) is not None:
+                yield prove_episode(id, build_chain(complete, files_lost=files_lost), run)
+        for id in buffer.too_large:
+            why = f"the events have more than {MAX_BUFFERED_BYTES} bytes, the maximum for one episode"
+            yield EpisodeProof(id, findings=[Finding(FindingKind.FORM, why, id)])
+        remaining = buffer.postponed
+
+
+class _EventBuffer:
+    """Buffers the events of incomplete episodes within `MAX_BUFFERED_BYTES`."""
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        self._counts, self._left = counts, Counter(counts)
+        self._events: dict[str, list[RawEvent]] = {}
+        self._sizes: dict[str, int] = {}
+        self._total = 0
+        self.postponed: dict[str, int] = {}
+        """Episodes that did not fit, with their number of events: to be read again."""
+        self.too_large: list[str] = []
+        """Episodes that alone exceed the maximum."""
+
+    def add(self, id: str, one: RawEvent) -> list[RawEvent] | None:
+        """Add an event; return all events of its episode if it completes the episode."""
+        if id not in self._left or id in self.postponed:
+            return None
+        size = len(one.raw) + _EVENT_OVERHEAD
+        self._events.setdefault(id, []).append(one)
+        self._sizes[id] = self._sizes.get(id, 0) + size
+        self._total += size
+        self._left[id] -= 1
+        if self._sizes[id] > MAX_BUFFERED_BYTES:
+            self._remove(id)
+            self.too_large.append(id)
+            del self._left[id]
+        elif not self._left[id]:
+            complete = self._events[id]
+            self._remove(id)
+            del self._left[id]
+            return complete
+        while self._total > MAX_BUFFERED_BYTES:  # postpone the newest: episodes that begin first are complete first
+            last = next(reversed(self._events))
+            self._remove(last)
+            self.postponed[last] = self._counts[last]
+        return None
+
+    def _remove(self, id: str) -> None:
+        self._total -= self._sizes.pop(id)
+        del self._events[id]

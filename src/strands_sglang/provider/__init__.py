@@ -1,1 +1,1 @@
-"""What `SGLangModel` is made of: its settings, its episodes, how a turn is planned, what the framework sees of it."""
+"""The parts of `SGLangModel`: settings, episodes, and planning, sampling and committing a turn."""

@@ -1,10 +1,15 @@
-"""The audit: whole conversations held against one rendering, off the path of the turns.
+"""Checks of real turns: `Auditor` compares conversations with one rendering, `ParserAlarm` warns of a wrong parser.
 
-No set of probes covers what a template may look at. So the first conversations of a process, and a share of all later
-ones, are rendered whole and compared with their branches, in a thread. A difference that is not the sampled turn's own
-spelling withdraws the verdict at once: from then on such a step is not called proved.
+Auditor: no set of probes covers everything that a template may depend on. Therefore the first conversations of a
+process, and a share of all later ones, are rendered completely and compared with their branches, in a thread. A
+difference other than the spelling of a sampled turn withdraws the result: the step no longer counts as proved.
 
-Invariant: an audit changes nothing but what is known of the template.
+ParserAlarm: with the wrong parser nothing fails. Every call is text, every turn is an answer, and the reward suggests
+that the policy does not use its tools. Therefore turns without a parsed call are parsed with the other known parsers.
+It also warns if the chat template does not write the tools into the prompt and the model never calls one.
+
+Invariants: an audit changes only what is known about the template. The alarm only logs warnings; no call is ever taken
+from another parser.
 """
 
 from __future__ import annotations
@@ -12,28 +17,32 @@ from __future__ import annotations
 import logging
 import os
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 
-from strands_sglang.chat.compare import Difference
-from strands_sglang.chat.content import template_tools
-from strands_sglang.chat.lineage import Entry
-from strands_sglang.provider.append import Appender, Conversation, told_of
-from strands_sglang.provider.episode import Episode
+from strands_sglang.chat.conversation_index import IndexedTurn
+from strands_sglang.chat.differences import Difference
+from strands_sglang.chat.messages import template_tools
+from strands_sglang.provider.appending import Appender, Conversation, branch_text
+from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, ToolParser
+from strands_sglang.tool_parsers.base import Schemas
+from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
 
 logger = logging.getLogger(__name__)
 
 AUDIT_SHARE = 0.02
-"""Share of the episodes that are audited when nothing else is asked for."""
-FIRST = 16
-"""Episodes of a process, for each template, that are audited whatever the share."""
+"""Default share of the episodes that are audited, 0 to 1."""
+FIRST_EPISODES = 16
+"""Number of episodes per process and template that are always audited, unless the share is 0."""
 _GROWTH = 1.5
-"""How much longer a conversation must be before it is audited again."""
+"""Factor by which a conversation must have grown before it is audited again."""
 
 
 @lru_cache(maxsize=1)
-def _thread_of(process: int) -> ThreadPoolExecutor:
+def _audit_thread(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="strands-sglang-audit")
 
 
@@ -42,74 +51,179 @@ class Auditor:
 
     def __init__(self, appender: Appender, share: float = AUDIT_SHARE) -> None:
         self.share = share
-        """Share of episodes that are audited, 0 to 1; 0: none, not even the first ones."""
+        """Share of episodes that are audited, 0 to 1; 0: none, not even the first episodes."""
         self._appender = appender
 
-    def audit(self, entry: Entry, call_ids: Mapping[str, str] | None = None) -> Difference | None:
-        """Hold the conversation of a turn, up to its prompt, against one rendering.
+    def audit(self, entry: IndexedTurn, call_ids: Mapping[str, str] | None = None) -> Difference | None:
+        """Compare the conversation of a turn, up to its prompt, with one rendering. A difference withdraws the result.
 
         Args:
             entry: The turn.
-            call_ids: Ids that the model itself wrote, by those in the messages.
+            call_ids: Call ids that the model itself wrote, by the call ids in the messages.
 
         Returns:
-            Where they differ, and what was proved is withdrawn; None when they do not.
+            The first difference; None if there is none, or if there is too little to compare.
         """
-        node: Entry | None = entry
+        node: IndexedTurn | None = entry
         while node is not None and not node.exact:
             node = node.parent
-        told = None if node is None else told_of(node)
-        if node is None or told is None or len(told) < 2:
+        turns = None if node is None else branch_text(node)
+        if node is None or turns is None or len(turns) < 2:
             return None
         preamble = node.preamble
         messages = node.history[: node.prompt_count]
         conversation = Conversation(preamble, template_tools(preamble.tools), messages, call_ids or {}, len(messages))
-        found = self._appender.difference(told[:-1], told[-1].written, conversation.rendered(), conversation)
-        findings = self._appender.findings
-        findings.audited()
+        found = self._appender.difference(turns[:-1], turns[-1].prompt, conversation.rendered(), conversation)
+        soundness = self._appender.soundness
+        soundness.count_audit()
         if found is not None:
-            where = _appended(node, found.turn)
+            where = _appended_turn(node, found.turn)
             if where.step is not None and where.parent is not None:
-                findings.withdraw(where.step, where.parent.shape, found.witness)
+                soundness.withdraw(where.step, where.parent.shape, found.excerpt)
         return found
 
-    def look(self, episode: Episode, entry: Entry) -> Future[None] | None:
-        """Audit an episode in a thread, if it is one of those to be audited and has grown enough.
+    def submit(self, episode: TokenEpisode, entry: IndexedTurn) -> Future[None] | None:
+        """Audit an episode in a thread, if it is selected and has grown enough since its last audit.
 
         Args:
             episode: The episode.
             entry: Its last turn.
 
         Returns:
-            What to wait for; None when nothing is done.
+            A future for the end of the audit; None if no audit was started.
         """
         if episode.audit is None:
-            episode.audit = self.share > 0 and (self._appender.findings.first(FIRST) or self._drawn(episode.id))
-        if not episode.audit or entry.end < _GROWTH * episode.audited:
+            episode.audit = self.share > 0 and (
+                self._appender.soundness.count_episode(FIRST_EPISODES) or self._is_drawn(episode.id)
+            )
+        if not episode.audit or entry.end < _GROWTH * episode.audited_tokens:
             return None
-        episode.audited = entry.end
-        ids = dict(episode.lineage.call_ids)
-        episode.under_audit = _thread_of(os.getpid()).submit(self._audit, episode, entry, ids)
-        return episode.under_audit
+        episode.audited_tokens = entry.end
+        call_ids = dict(episode.index.call_ids)
+        episode.last_audit = _audit_thread(os.getpid()).submit(self._audit, episode, entry, call_ids)
+        return episode.last_audit
 
-    def _audit(self, episode: Episode, entry: Entry, call_ids: Mapping[str, str]) -> None:
+    def _audit(self, episode: TokenEpisode, entry: IndexedTurn, call_ids: Mapping[str, str]) -> None:
         try:
             found = self.audit(entry, call_ids)
             episode.audits += 1
             episode.audit_differences += found is not None
         except ReferenceError:
-            return  # the model was given up meanwhile, and its tokenizer with it
+            return  # the model and its tokenizer were garbage-collected meanwhile
         except Exception:
-            logger.exception("turn=<%d> | the audit of a conversation failed", entry.turn)
+            logger.exception("turn=<%d> | audit of a conversation failed", entry.turn)
 
-    def _drawn(self, name: str) -> bool:
+    def _is_drawn(self, name: str) -> bool:
         return zlib.crc32(name.encode()) / 2**32 < self.share
 
 
-def _appended(entry: Entry, turn: int) -> Entry:
-    """Return the turn of a branch at an index, the first one that was appended at least."""
+def _appended_turn(entry: IndexedTurn, turn: int) -> IndexedTurn:
+    """Return the turn at an index of a branch, but at least the first turn that was appended (index 1)."""
     path = [entry]
     while path[-1].parent is not None:
         path.append(path[-1].parent)
     path.reverse()
     return path[min(max(1, turn), len(path) - 1)]
+
+
+ALARM_AFTER = 10
+"""Default number of turns before the warning."""
+
+
+class ParserAlarm:
+    """Checks the turns of one model for calls that its parser does not find."""
+
+    def __init__(self, parser: ToolParser, *, tools_shown: bool = True) -> None:
+        """Create an alarm.
+
+        Args:
+            parser: The parser of the model.
+            tools_shown: Whether the chat template writes the tools into the prompt.
+        """
+        self._parser = parser
+        self._turns_without_calls: int | None = None if tools_shown else 0
+        self._matches: Counter[str] = Counter()
+        self._warned = False
+
+    def check(self, text: str, parsed: ParsedTurn, schemas: Schemas, after: int | None = ALARM_AFTER) -> str | None:
+        """Check a turn, and log a warning after enough turns with unparsed calls.
+
+        Args:
+            text: The text of the turn.
+            parsed: The turn as parsed by the model's parser.
+            schemas: JSON schemas of the available tools. Text that calls none of them does not count as a call.
+            after: Turns before the warning; None: check nothing.
+
+        Returns:
+            The name of a parser that finds calls in the turn; None if there is none, or if the turn was not checked.
+        """
+        if parsed.calls or any(failed.failure is ParseFailure.SCHEMA for failed in parsed.failures):
+            self._matches.clear()  # the parser reads this model's calls, so the rest is text
+            self._turns_without_calls = None
+            return None
+        if after is None or not schemas:
+            return None
+        if self._turns_without_calls is not None:
+            self._turns_without_calls += 1
+            if self._turns_without_calls >= after:
+                self._turns_without_calls = None
+                _warn_unknown_tools(after)
+        if self._warned:
+            return None
+        # As a plain str: here a marker also counts if it was sampled as letters and not as its token.
+        rest = str(text[parsed.rest_start :])
+        name = next((name for name in self._candidates(rest) if _finds_calls(name, rest, schemas)), None)
+        if name is None:
+            return None
+        self._matches[name] += 1
+        if self._matches[name] >= after:
+            self._warned = True
+            self._warn(name)
+        return name
+
+    def _candidates(self, text: str) -> list[str]:
+        """Return the names of parsers whose call markers occur in the text."""
+        first = text.lstrip()[:1]
+        found = []
+        for name in tool_parser_names():
+            markers = get_tool_parser(name).call_markers
+            if any(marker == first if len(marker) == 1 else marker in text for marker in markers):
+                found.append(name)
+        return found
+
+    def _warn(self, name: str) -> None:
+        if name == self._parser.name:
+            logger.warning(
+                "turns=<%d>, parser=<%s> | turns look like tool calls, but their markers were not sampled as the "
+                "tokenizer's tokens for them, so they are text; check that this is the tokenizer of the served model",
+                self._matches[name],
+                name,
+            )
+        else:
+            logger.warning(
+                "turns=<%d>, parser=<%s>, would_parse=<%s> | turns look like tool calls and none was parsed; "
+                "if they are tool calls, create the model with tool_parser=%r",
+                self._matches[name],
+                self._parser.name,
+                name,
+                name,
+            )
+
+
+@lru_cache(maxsize=1)
+def _warn_unknown_tools(turns: int) -> None:
+    logger.warning(
+        "turns=<%d> | the model has called no tool, and its chat template does not write tools into the prompt; "
+        "describe the tools in the system prompt, or use a tokenizer whose template writes them",
+        turns,
+    )
+
+
+def _finds_calls(name: str, text: str, schemas: Schemas) -> bool:
+    """Return whether a parser finds calls of available tools in a text."""
+    try:
+        calls = get_tool_parser(name).parse(text, schemas=schemas).calls
+    except Exception as error:  # a user-defined parser may raise
+        logger.debug("parser=<%s>, error=<%r> | parser failed on a text", name, error)
+        return False
+    return any(call.name in schemas for call in calls)

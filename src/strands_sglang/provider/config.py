@@ -1,92 +1,140 @@
-"""The settings of `SGLangModel`: what may be given, and what it means.
+"""The settings of `SGLangModel`, the policies that a user can choose, and the validation of both.
 
-Invariant: an unknown or impossible setting is an error that says what would work. None is dropped silently.
+Invariant: an unknown or impossible setting raises an error that says what would work. No setting is ignored silently.
 """
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping
+from enum import Enum
 from functools import lru_cache
 from typing import Any, TypedDict, get_type_hints
 
 from jinja2 import Environment, TemplateSyntaxError, meta
 from strands.models.model import BaseModelConfig
 
+from strands_sglang._checks import check_int, check_number, did_you_mean
 from strands_sglang.engine import AbortPolicy
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.provider.policy import ArgumentCheck, FailedCallPolicy, RewritePolicy
 from strands_sglang.tool_parsers import ToolParser
+
+
+class RewritePolicy(str, Enum):
+    """What to do when the history of a conversation no longer equals the tokens of its branch.
+
+    Example:
+        model = SGLangModel(tokenizer=tokenizer, client=client, on_trim=RewritePolicy.FORK)
+    """
+
+    KEEP = "keep"
+    """Append to the branch unchanged: one branch, all sampled tokens in it, and the prefix cache stays valid."""
+    FORK = "fork"
+    """Render the whole conversation as a new branch. Tokens sampled earlier are context there and not trained again."""
+    REFUSE = "refuse"
+    """Raise `BridgeRefusedError`."""
+
+
+class FailedCallPolicy(str, Enum):
+    """What to do with a malformed tool call. It is not run in either case.
+
+    Example:
+        model = SGLangModel(tokenizer=tokenizer, client=client, on_failed_call=FailedCallPolicy.END)
+    """
+
+    TELL = "tell"
+    """Return the parse error to the model as the result of the call, so that it can write the call again."""
+    END = "end"
+    """The same, but the agent stops: well-formed calls of the turn are run, and the model is not called again."""
+
+
+class ArgumentCheck(str, Enum):
+    """What validates the arguments of a well-formed call.
+
+    Example:
+        model = SGLangModel(tokenizer=tokenizer, client=client, arguments_checked_by=ArgumentCheck.SCHEMA)
+    """
+
+    TOOL = "tool"
+    """The tool itself, with its own error message."""
+    SCHEMA = "schema"
+    """The tool's JSON schema: a call that violates it is a failed call and is not run."""
+
 
 logger = logging.getLogger(__name__)
 
-# What every template is given anyway; giving one as an option would be a mistake.
-_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token"}
+_RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token"}
+"""Template variables that are always set from the conversation and cannot be options."""
 
 
 class SGLangConfig(BaseModelConfig, total=False):
-    """Settings that can be changed later with `update_config`."""
+    """Settings that can be changed later with `update_config`.
+
+    Example:
+        config: SGLangConfig = {"sampling_params": {"temperature": 0.7}, "max_episode_tokens": 16_384}
+        model = SGLangModel(tokenizer=tokenizer, client=client, **config)
+        model.update_config(streaming=True)
+    """
 
     model_id: str
-    """A name for logs and traces; the engine serves one model and is not told."""
+    """A name for logs and traces. It is not sent to the engine, which serves one model."""
     sampling_params: dict[str, Any]
-    """SGLang sampling parameters of every turn, such as `max_new_tokens`, `temperature`, `stop_token_ids`."""
+    """SGLang sampling parameters of every turn, such as `max_new_tokens`, `temperature` and `stop_token_ids`."""
     params: dict[str, Any]
-    """Another name for `sampling_params`, as other Strands providers call it."""
+    """Alias of `sampling_params`, for compatibility with other Strands providers."""
     max_episode_tokens: int | None
-    """Tokens that one episode may sample in all; None: no limit."""
+    """Tokens that one episode may sample in total; None: no limit."""
     max_response_tokens: int | None
-    """Tokens of one branch behind its first prompt, tool results in between included; None: no limit."""
+    """Tokens of one branch after its first prompt, including tool results; None: no limit."""
     on_template_rewrite: RewritePolicy | str
-    """What to do when the template would rewrite history, as many do with reasoning at a user turn."""
+    """What to do when the template would rewrite history; many templates drop reasoning at a user message."""
     on_trim: RewritePolicy | str
     """What to do when the oldest messages were dropped (a sliding window)."""
     on_reminder: RewritePolicy | str
-    """What to do when text that the framework showed for one call only (a reminder, the state of the environment) is
-    gone from the conversation."""
+    """What to do when text that the framework added for one call only (a reminder, the state of the environment) is no
+    longer in the conversation."""
     on_failed_call: FailedCallPolicy | str
-    """What to do with a malformed tool call: tell the model, or stop the agent there."""
+    """What to do with a malformed tool call: return the error to the model, or also stop the agent."""
     arguments_checked_by: ArgumentCheck | str
-    """Who judges the arguments of a well-formed call: the tool itself, or its JSON schema before it is run."""
+    """What validates the arguments of a well-formed call: the tool itself, or its JSON schema before it is run."""
     alarm_after: int | None
-    """Turns that look like tool calls in another format, none of them parsed, after which a warning names the parser
-    that would have; None: never."""
+    """Turns with unparsed tool calls in another format after which a warning names the parser that would parse them;
+    None: never."""
     on_abort: AbortPolicy
-    """What to do with a turn the engine cut: go on with it, or end with `TurnAbortedError`."""
+    """What to do with a turn that the engine aborted: continue it, or raise `TurnAbortedError`."""
     streaming: bool
-    """Whether text is handed on as it is sampled, for serving. The tokens recorded are the same."""
+    """Whether text is streamed while it is sampled, for serving. The recorded tokens are the same."""
     routed_experts: bool
-    """Whether the experts of every token are asked for and kept (mixture-of-experts models)."""
+    """Whether the experts of every token are requested and recorded (mixture-of-experts models)."""
     return_routed_experts: bool
-    """Another name for `routed_experts`, as SGLang calls it."""
+    """Alias of `routed_experts`, SGLang's name for it."""
     return_logprob: bool
-    """Logprobs are asked for and kept whatever it says: a turn without them could not be trained."""
+    """Accepted for compatibility, without effect: logprobs are always requested, since training needs them."""
     audit_share: float
-    """Share of the episodes, 0 to 1, whose conversations are compared with one whole rendering, in a thread; the first
-    ones of a process always are, unless it is 0."""
+    """Share of the episodes, 0 to 1, whose conversations are compared in a thread with one rendering of the whole
+    conversation. The first episodes of a process are always compared, unless the share is 0."""
     deadline: float | None
-    """Seconds one turn may take, waiting and retries included; None: the client's own."""
+    """Seconds that one turn may take, including waiting and retries; None: the client's own deadline."""
     extra: dict[str, Any] | None
-    """Further fields of the engine's request, such as `lora_path`."""
+    """Further fields of the request to the engine, such as `lora_path`; None: none."""
 
 
 class TemplateOptions(TypedDict, total=False):
-    """Settings that are fixed when the model is made, because what is proved depends on them."""
+    """Settings that are fixed when the model is created, because the soundness proof depends on them."""
 
     enable_thinking: bool
-    """Passed to the template."""
+    """Passed to the chat template."""
     chat_template_kwargs: dict[str, Any]
-    """Any further arguments of the template."""
+    """Further arguments of the chat template."""
 
 
 class ModelOptions(SGLangConfig, TemplateOptions, total=False):
-    """Everything that `SGLangModel` takes beside tokenizer and client."""
+    """All arguments of `SGLangModel` except tokenizer and client."""
 
     tool_parser: ToolParser | str | None
-    """Takes tool calls out of what is sampled; "auto": the one that reads what the chat template writes."""
+    """Parses tool calls; "auto" or None: the parser that reads the calls that the chat template writes."""
     chat_template: str | None
-    """A template to use instead of the tokenizer's own, as text."""
+    """Text of a template to use instead of the tokenizer's own; None: the tokenizer's."""
 
 
 _KNOWN = set(get_type_hints(SGLangConfig))
@@ -94,21 +142,25 @@ _FIXED = set(get_type_hints(TemplateOptions))
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings in one form.
+    """Return validated settings, with aliases resolved and policies as enums.
 
     Raises:
-        ConfigurationError: One is unknown or cannot work.
+        ConfigurationError: A setting is unknown or cannot work.
     """
     checked = dict(config)
     for name in checked:
         if name in _FIXED:
-            raise ConfigurationError(f"{name} is fixed when the model is made: make another SGLangModel with it")
+            raise ConfigurationError(f"{name} is fixed when the model is created: create another SGLangModel with it")
         if name not in _KNOWN:
-            raise ConfigurationError(f"unknown option {name!r}{_did_you_mean(name, _KNOWN)}")
+            raise ConfigurationError(
+                f"unknown option {name!r}{did_you_mean(name, _KNOWN)} Known: {', '.join(sorted(_KNOWN))}. Sampling "
+                "parameters such as temperature go in sampling_params, arguments of the chat template in "
+                "chat_template_kwargs."
+            )
     for other, name in (("params", "sampling_params"), ("return_routed_experts", "routed_experts")):
         if other in checked:
             if name in checked and checked[name] != checked[other]:
-                raise ConfigurationError(f"{other} and {name} are two names for one thing; give one of them")
+                raise ConfigurationError(f"{other} and {name} are aliases and must not differ: pass only one of them")
             checked[name] = checked.pop(other)
     if "sampling_params" in checked:
         checked["sampling_params"] = _checked_sampling(checked["sampling_params"])
@@ -122,27 +174,19 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     ):
         if name in checked:
             checked[name] = _chosen(name, checked[name], kind)
-    for name, number, kinds in (
-        ("max_episode_tokens", "whole number", (int,)),
-        ("max_response_tokens", "whole number", (int,)),
-        ("context_window_limit", "whole number", (int,)),
-        ("alarm_after", "whole number", (int,)),
-        ("deadline", "number", (int, float)),
-    ):
-        value = checked.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or value <= 0):
-            raise ConfigurationError(f"{name} must be a {number} above 0 or None, not {value!r}")
+    for name in ("max_episode_tokens", "max_response_tokens", "context_window_limit", "alarm_after"):
+        check_int(name, checked.get(name))
+    check_number("deadline", checked.get("deadline"))
     share = checked.get("audit_share", 0)
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
-        raise ConfigurationError(f"audit_share must be a number from 0 to 1, not {share!r}")
-    for name, what in (
+    check_number("audit_share", share, above=None, minimum=0, maximum=1, optional=False)
+    for name, expected in (
         ("streaming", bool),
         ("routed_experts", bool),
         ("return_logprob", bool),
         ("extra", Mapping),
     ):
-        if checked.get(name) is not None and not isinstance(checked[name], what):
-            raise ConfigurationError(f"{name} must be a {what.__name__.lower()}, not {checked[name]!r}")
+        if checked.get(name) is not None and not isinstance(checked[name], expected):
+            raise ConfigurationError(f"{name} must be a {expected.__name__.lower()}, got {checked[name]!r}")
     return checked
 
 
@@ -150,16 +194,14 @@ def _checked_sampling(params: Any) -> dict[str, Any]:
     if params is None:
         return {}
     if not isinstance(params, Mapping):
-        raise ConfigurationError(f"sampling_params must be a dict of SGLang's sampling parameters, not {params!r}")
+        raise ConfigurationError(f"sampling_params must be a dict of SGLang's sampling parameters, got {params!r}")
     checked = dict(params)
     for other, ours in (("max_tokens", "max_new_tokens"), ("max_completion_tokens", "max_new_tokens")):
         if other in checked:
-            raise ConfigurationError(f"SGLang calls {other!r} {ours!r}: sampling_params={{{ours!r}: ...}}")
-    budget = checked.get("max_new_tokens")
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
-        raise ConfigurationError(f"max_new_tokens must be a whole number above 0, not {budget!r}")
+            raise ConfigurationError(f"{other!r} is {ours!r} in SGLang: pass sampling_params={{{ours!r}: ...}}")
+    check_int("max_new_tokens", checked.get("max_new_tokens"))
     if checked.get("n", 1) != 1:
-        raise ConfigurationError("sampling_params n must be 1: a turn of an agent is one sample; run more episodes")
+        raise ConfigurationError("sampling_params n must be 1, since a turn is one sample: run more episodes instead")
     return checked
 
 
@@ -168,37 +210,37 @@ def _chosen(name: str, value: Any, kind: Any) -> Any:
         return kind(value)
     except ValueError:
         raise ConfigurationError(
-            f"{name} must be one of {', '.join(repr(item.value) for item in kind)}, not {value!r}"
+            f"{name} must be one of {', '.join(repr(item.value) for item in kind)}, got {value!r}"
         ) from None
 
 
 def template_arguments(source: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Take the arguments of the template out of the options.
+    """Remove the arguments of the chat template from the options and return them.
 
     Args:
         source: The chat template.
-        options: What was given; arguments of the template are removed from it.
+        options: The options passed to the model; template arguments are removed from this dict.
 
     Returns:
         The template's arguments: `chat_template_kwargs`, `enable_thinking`, and any option that the template reads.
 
     Raises:
-        ConfigurationError: An argument is given twice.
+        ConfigurationError: An argument is passed twice, or is always set from the conversation.
     """
     given = options.pop("chat_template_kwargs", None) or {}
     if not isinstance(given, Mapping):
-        raise ConfigurationError(f"chat_template_kwargs must be a dict of the template's arguments, not {given!r}")
+        raise ConfigurationError(f"chat_template_kwargs must be a dict of the template's arguments, got {given!r}")
     arguments = dict(given)
     read = _variables(source)
     for name in [name for name in options if name == "enable_thinking" or (name in read and name not in _KNOWN)]:
         if name in arguments and arguments[name] != options[name]:
-            raise ConfigurationError(f"{name} is given twice, also in chat_template_kwargs")
+            raise ConfigurationError(f"{name} is passed twice, also in chat_template_kwargs, with different values")
         value = options.pop(name)
         if value is not None:
             arguments[name] = value
     for name in arguments:
-        if name in _GIVEN:
-            raise ConfigurationError(f"the template's {name} is not an option: it is what the conversation says")
+        if name in _RESERVED:
+            raise ConfigurationError(f"template argument {name} cannot be set: it is taken from the conversation")
         if read and name not in read:
             _warn_unread(source, name)
     return arguments
@@ -206,7 +248,7 @@ def template_arguments(source: str, options: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _warn_unread(source: str, name: str) -> None:
-    """Warn once per process: many programs make a model for every episode."""
+    """Warn once per process: many programs create a model for every episode."""
     logger.warning("argument=<%s> | the chat template does not read this argument", name)
 
 
@@ -215,14 +257,5 @@ def _variables(source: str) -> set[str]:
     try:
         return meta.find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(source))
     except TemplateSyntaxError:
-        # Templates may use tags of transformers' own environment ({% generation %}): then nothing is said about them.
+        # The template may use tags of transformers' environment ({% generation %}): its variables are unknown then.
         return set()
-
-
-def _did_you_mean(name: str, known: set[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
-    return (
-        f"{hint} Known: {', '.join(sorted(known))}. Sampling parameters such as temperature go in sampling_params, "
-        "arguments of the chat template in chat_template_kwargs."
-    )

@@ -1,9 +1,14 @@
-"""An episode: the tree of one task's turns, and where its conversations go on.
+"""An episode: the tree of turns of one task, and the index that finds the turn a conversation continues from.
 
-`with model.episode() as episode:` makes every call of the model in that context, and in tasks and threads started from
-it, belong to that episode. Without one, calls belong to the model's own episode, until `reset()`.
+`with model.episode() as episode:` assigns every call of the model in that context, and in tasks and threads started
+from it, to that episode. Otherwise calls belong to the model's own episode, until `reset()`.
 
-Invariant: turns of different episodes never share a tree.
+An `EpisodeObserver` follows an episode from outside; the recorder of a ledger is one. `conversations` returns the
+conversations of an episode as plain data, one per branch, so that they can be rendered again later.
+
+Invariants: turns of different episodes never share a tree. An observer sees every engine call of its episode, because
+the calls go through its engine, and every turn, in the order in which turns are committed. The conversations are
+exactly those of the prompts, and collecting them never fails.
 """
 
 from __future__ import annotations
@@ -14,158 +19,218 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
-from strands_sglang.chat.lineage import Entry, Lineage, Stands, call_ids_in
-from strands_sglang.engine.routed_experts import RoutedExperts
+from strands_sglang._json import load_text
+from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, ReplyStatus, call_ids_in
+from strands_sglang.chat.differences import SampledTurn, sampled_turn
+from strands_sglang.chat.tokenization import Encoder
+from strands_sglang.engine import Generation, RoutedExperts, TokenEngine
 from strands_sglang.errors import ConfigurationError, CountMismatchError
-from strands_sglang.provider.budget import tokens_left
-from strands_sglang.provider.reserve import Hold, Reserve
-from strands_sglang.provider.witness import Witness
+from strands_sglang.provider.token_budget import Reservation, SharedLimit, tokens_left
 from strands_sglang.tokens import TokenManager, TokenTree, Trajectory, Turn, TurnPurpose
+from strands_sglang.tool_parsers import ToolParser
+
+
+class EpisodeObserver(Protocol):
+    """Observes one episode, and is called between the episode and the engine."""
+
+    @property
+    def engine(self) -> TokenEngine:
+        """The engine that the episode's calls use instead of the model's own.
+
+        Its `generate` also accepts `hold`, a `Reservation`: it must await `hold.tokens(...)` before sampling, which
+        returns how many tokens the turn may sample.
+        """
+        ...
+
+    @property
+    def routing_key(self) -> str | None:
+        """Routing key for session affinity; None: the episode's id."""
+        ...
+
+    def committed(self, turn: Turn, generation: Generation) -> None:
+        """Called with a committed turn before the agent receives it; an exception propagates to the agent's loop."""
+        ...
+
+    def episode_reset(self) -> None:
+        """Called when the episode is reset: its earlier turns no longer belong to it."""
+        ...
+
+    def observe_agent(self, agent: Any) -> None:
+        """Called at every turn with the agent that made it, before its tools are run."""
+        ...
+
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
-scopes: ContextVar[tuple[tuple[str, Episode], ...]] = ContextVar("strands_sglang_episodes", default=())
-"""Episodes that are open in this context, innermost last, each with the key of its model."""
+scopes: ContextVar[tuple[tuple[str, TokenEpisode], ...]] = ContextVar("strands_sglang_episodes", default=())
+"""Open episodes of this context, innermost last, each with the key of its model."""
 
 
 class LastTurn(NamedTuple):
-    """The last turn of a context, and the task that made it."""
+    """The last turn made in a context, and the task that made it."""
 
     tree: str
-    """Id of its tree."""
+    """Id of the turn's tree."""
     turn: int
-    """Its id."""
+    """Id of the turn."""
     task: weakref.ref[asyncio.Task[Any]] | None
-    """The task it was made in."""
+    """The task that made the turn; None if it was made outside of asyncio."""
 
 
 last_turn: ContextVar[LastTurn | None] = ContextVar("strands_sglang_last_turn", default=None)
-"""The last turn made in this context: whoever starts an agent from within a tool inherits it."""
+"""The last turn made in this context. An agent started inside a tool inherits it."""
 
 
-class Episode:
-    """One agent on one task: its turns, by content and by token."""
+class TokenEpisode:
+    """The turns of one agent on one task, as tokens (`tree`) and by conversation (`index`).
 
-    def __init__(self, id: str | None = None, witness: Witness | None = None) -> None:
+    Example:
+        with model.episode("task-1") as episode:
+            await agent.invoke_async("What is 12 * 7?")
+        for trajectory in episode.trajectories():
+            print(trajectory.token_ids, trajectory.loss_mask, trajectory.logprobs)
+    """
+
+    def __init__(self, id: str | None = None, observer: EpisodeObserver | None = None) -> None:
         self.token_manager = TokenManager(TokenTree(id))
-        """The published view of its latest branch."""
-        self.witness = witness
-        """Who watches it; None: nobody."""
+        """The tokens of its latest branch."""
+        self.observer = observer
+        """Its observer; None: no observer."""
         self.lock = threading.Lock()
-        """Held while the lineage is read or changed; never while waiting."""
-        self._reserve = Reserve()
-        self._begin()
+        """Held while the index is read or changed; never across an await."""
+        self._commit_lock = threading.RLock()
+        self._token_limit = SharedLimit()
+        self._clear()
 
-    def _begin(self) -> None:
-        self._begun = self.token_manager.tree
-        self._lineage = Lineage()
+    def _clear(self) -> None:
+        self._indexed_tree = self.token_manager.tree
+        self._index = ConversationIndex()
         self._routed_experts: dict[int, RoutedExperts] = {}
         self._called_from: dict[int, LastTurn] = {}
-        self._serial = 0
+        self._call_number = 0
         self.replaced: dict[int, int] = {}
-        """Turns that seem rejected because the agent asked again, each with the turn it got instead."""
-        self.told: set[int] = set()
-        """Turns whose agents tell whether their replies stand in a conversation: nothing is guessed of these."""
-        self.ends_behind: set[int] = set()
-        """Turns with failed calls that no conversation is to go on from."""
+        """Turns that appear discarded because the agent repeated the call, each with the turn that replaced it."""
+        self.tracked: set[int] = set()
+        """Turns whose replies are tracked (`reply_tracking`): whether these are discarded is known, not inferred."""
+        self.stop_after: set[int] = set()
+        """Turns with failed calls after which the conversation must stop."""
         self.sampled_tokens = 0
-        """Tokens sampled so far, rejected and side turns included."""
+        """Tokens sampled so far, including rejected and side turns."""
         self.audit: bool | None = None
         """Whether its conversations are audited; None: not decided yet."""
-        self.audited = 0
-        """Tokens of the longest conversation that was audited, or is."""
+        self.audited_tokens = 0
+        """Tokens of the longest conversation that was audited or is being audited."""
         self.audits = 0
-        """Conversations that were audited."""
+        """Number of conversations that were audited."""
         self.audit_differences = 0
-        """Those that were not one rendering, though they were called proved."""
-        self.under_audit: Future[None] | None = None
-        """The last audit that was begun; None: there was none."""
+        """Number of audited conversations that differ from one rendering although they were called proved."""
+        self.last_audit: Future[None] | None = None
+        """The last audit that was started; None: there was none."""
 
     def reset(self) -> None:
-        """Begin anew, with an empty tree. The old tree stays as it is for whoever holds it."""
+        """Discard all turns and continue with an empty tree. The old tree object is not changed."""
         self.token_manager.reset()
-        self._begin()
-        if self.witness is not None:
-            self.witness.began_anew()
+        self._clear()
+        if self.observer is not None:
+            self.observer.episode_reset()
 
     @property
-    def lineage(self) -> Lineage:
-        """Which turn a conversation goes on from."""
-        if self._begun is not self.token_manager.tree:
-            # Someone reset the token manager itself.
-            self._begin()
-        return self._lineage
+    def index(self) -> ConversationIndex:
+        """Finds the turn that a conversation continues from."""
+        if self._indexed_tree is not self.token_manager.tree:
+            # The token manager itself was reset.
+            self._clear()
+        return self._index
 
     @property
     def id(self) -> str:
-        """Its name; the engine's router keeps an episode on one worker by it."""
+        """Its id, also the default routing key: the router keeps an episode on one worker by it."""
         return self.tree.id
 
     @property
     def tree(self) -> TokenTree:
-        """All its turns."""
+        """The tree of all its turns."""
         return self.token_manager.tree
 
     def trajectories(self) -> list[Trajectory]:
-        """Return every branch an agent took, laid flat; each sampled token is trained in one of them only."""
+        """Return every branch as flat arrays. Each sampled token is trained in at most one of them."""
         return self.tree.trajectories()
 
-    def stands(self, turn: int) -> Stands:
-        """Return whether the reply of a turn stands in some conversation."""
+    def reply_status(self, turn: int) -> ReplyStatus:
+        """Return whether the reply of a turn is part of some conversation."""
         if not self.tree[turn].rejected:
-            return Stands.SURELY
-        return Stands.PERHAPS if turn in self.replaced else Stands.NOWHERE
+            return ReplyStatus.PRESENT
+        return ReplyStatus.UNCERTAIN if turn in self.replaced else ReplyStatus.DISCARDED
 
-    def hold(self, limit: int | None) -> Hold:
-        """Return what a call of this episode holds of its bounds; nothing yet.
-
-        Args:
-            limit: Tokens the episode may sample in all; None: any number.
-        """
-        return Hold() if limit is None else Hold(self._reserve, lambda: tokens_left(self.sampled_tokens, limit))
-
-    def mint(self, count: int, messages: Sequence[Mapping[str, Any]] = ()) -> list[str]:
-        """Return ids for the calls of one turn: the same in a repeated run of an episode with the same name.
-
-        Nine letters and digits, which every chat template takes.
+    def reserve(self, limit: int | None) -> Reservation:
+        """Return a reservation for one call of this episode; it holds nothing yet.
 
         Args:
-            count: How many.
-            messages: New messages of the conversation, which may have been restored from an episode of the same name;
-                none of their ids is given out again, nor any of a conversation on record.
+            limit: Tokens that the episode may sample in total; None: no limit.
         """
+        return (
+            Reservation()
+            if limit is None
+            else Reservation(self._token_limit, lambda: tokens_left(self.sampled_tokens, limit))
+        )
+
+    @contextmanager
+    def minting(self, count: int, messages: Sequence[Mapping[str, Any]] = ()) -> Iterator[list[str]]:
+        """Mint ids for the tool calls of one turn, and hold back other turns until it is committed.
+
+        The ids are numbered in the order in which turns are committed. A resumed episode commits its turns in the
+        recorded order, so concurrent conversations get their recorded ids again. A turn that is not committed, because
+        of an exception, uses no numbers.
+
+        Args:
+            count: Number of ids.
+            messages: New messages of the conversation, which may come from an earlier episode with the same id. Ids
+                that occur in them, or in a recorded conversation, are not minted.
+        """
+        with self._commit_lock:
+            number = self._call_number
+            try:
+                yield self._mint(count, messages)
+            except BaseException:
+                self._call_number = number
+                raise
+
+    def _mint(self, count: int, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return new ids of nine letters and digits, which every chat template accepts."""
         ids: list[str] = []
         if not count:
             return ids
         taken = set(call_ids_in(messages))
         with self.lock:
             while len(ids) < count:
-                self._serial += 1
-                digest = hashlib.blake2b(f"{self.id}/{self._serial}".encode(), digest_size=8).digest()
+                self._call_number += 1
+                digest = hashlib.blake2b(f"{self.id}/{self._call_number}".encode(), digest_size=8).digest()
                 number, letters = int.from_bytes(digest, "big"), ""
                 for _ in range(9):
                     number, rest = divmod(number, len(_LETTERS))
                     letters += _LETTERS[rest]
-                if letters not in taken and not self.lineage.knows_call(letters):
+                if letters not in taken and not self.index.has_call_id(letters):
                     ids.append(letters)
         return ids
 
     def keep_experts(self, turn: Turn, experts: RoutedExperts | None) -> None:
-        """Keep the routed experts that came with a turn."""
+        """Store the routed experts of a turn; None: nothing to store."""
         if experts is not None:
             self._routed_experts[turn.id] = experts
 
     def routed_experts(self, leaf: Turn) -> RoutedExperts | None:
-        """Return the experts of every token of a branch but the last, joined over its turns.
+        """Return the routed experts of a branch, joined over its turns.
 
         Returns:
-            One row a token but the last; None when some turn has none.
+            One row for each token except the last; None if some turn has none.
 
         Raises:
-            CountMismatchError: The rows of some turn do not fit between those of its neighbours.
+            CountMismatchError: The rows of the turns do not add up to the tokens of the branch.
         """
         joined: RoutedExperts | None = None
         for turn in self.tree.path(leaf):
@@ -178,52 +243,60 @@ class Episode:
         return joined
 
     def expert_parts(self, leaf: Turn | None) -> Iterator[str]:
-        """Yield the routed experts of a branch as they were sent, as far as there are any."""
+        """Yield the routed experts of the turns of a branch as the engine sent them; turns without any are skipped."""
         for turn in self.tree.path(leaf) if leaf is not None else ():
             part = self._routed_experts.get(turn.id)
             yield from part.parts if part is not None else ()
 
-    def made(self, turn: Turn) -> None:
-        """Note that a turn was made in this context. Side turns call nobody and are passed over."""
+    def set_last_turn(self, turn: Turn) -> None:
+        """Store a turn as the last one of this context. Side turns are ignored, because they call no tools."""
         if turn.purpose is TurnPurpose.SIDE:
             return
         if turn.caller is not None:
-            for last, _ in self._inherited():
+            for last, _ in self._enclosing_turns():
                 if last.turn == turn.caller[0]:
                     self._called_from[turn.id] = last
         task = _current_task()
         last_turn.set(LastTurn(self.id, turn.id, None if task is None else weakref.ref(task)))
 
-    def caller(self, question: str, own: Entry | None = None, *, side: bool = False) -> tuple[int, str | None] | None:
-        """Return the turn, and its call, from within which a new conversation was started; None when from none.
+    def caller(
+        self, question: str, own: IndexedTurn | None = None, *, side: bool = False
+    ) -> tuple[int, str | None] | None:
+        """Return the turn and the tool call inside which a new conversation was started.
 
         Args:
-            question: What the new conversation begins with; of several calls, it tells which.
-            own: The last turn of the agent that starts it, which calls nobody; None when it has none.
-            side: Whether it is no agent that starts it. The framework's own calls come between turns, not from within.
+            question: First text of the new conversation; identifies the call if the turn has several.
+            own: The last turn of the agent that starts the conversation, which cannot be the caller; None: no turn.
+            side: Whether the conversation is a side turn: the framework makes these between turns, not inside tools.
+
+        Returns:
+            Id of the turn, and id of the call or None if the call is ambiguous; None if it was not started inside a
+            tool call.
         """
-        last, entry = next(((last, entry) for last, entry in self._inherited() if _awaits(entry)), (None, None))
+        last, entry = next(
+            ((last, entry) for last, entry in self._enclosing_turns() if _has_open_calls(entry)), (None, None)
+        )
         if last is None or entry is None or entry is own:
             return None
         calls = [block for block in entry.reply[1:] if block[0] == "toolUse"]
-        asked = [call for call in calls if _mentions(call[3], question)]
-        # Tools usually run in tasks and threads of their own. In the task of the turn itself, a conversation may as
-        # well begin after the agent has stopped: then only its words can say that a call asked for it.
+        matching = [call for call in calls if _mentions(call[3], question)]
+        # Tools usually run in their own tasks and threads. In the task of the turn itself, a conversation may also
+        # start after the agent has stopped; then only the text of the question shows that it belongs to a call.
         within = not side and (last.task is None or last.task() is not _current_task())
         if within and len(calls) == 1:
-            asked = calls
-        if not within and not asked:
+            matching = calls
+        if not within and not matching:
             return None
-        return entry.turn, str(asked[0][1]) if len(asked) == 1 else None
+        return entry.turn, str(matching[0][1]) if len(matching) == 1 else None
 
-    def _inherited(self) -> Iterator[tuple[LastTurn, Entry]]:
-        """Yield the last turn of this context, then the one from within which its conversation was started, and so on.
+    def _enclosing_turns(self) -> Iterator[tuple[LastTurn, IndexedTurn]]:
+        """Yield the last turn of this context, then the turn inside which its conversation was started, and so on.
 
-        Agents that run one after the other inside a tool leave their turns to each other.
+        Agents that run one after the other inside a tool see each other's turns as the last one of the context.
         """
         last = last_turn.get()
         while last is not None and last.tree == self.id:
-            entry = self.lineage.entry(last.turn)
+            entry = self.index.get(last.turn)
             if entry is None:
                 return
             yield last, entry
@@ -232,17 +305,17 @@ class Episode:
             last = self._called_from.get(entry.turn)
 
 
-def check_not_watched(outer: Episode) -> None:
-    """Raise ConfigurationError if an episode opened here would hide its turns from who watches the outer one."""
-    if outer.witness is not None:
+def check_not_observed(outer: TokenEpisode) -> None:
+    """Raise ConfigurationError if an episode opened here would hide its turns from the observer of the outer one."""
+    if outer.observer is not None:
         raise ConfigurationError(
-            f"episode {outer.id} is being recorded: turns of another one opened inside it would be part of neither. "
-            "What is not to be recorded takes another SGLangModel"
+            f"cannot open an episode inside episode {outer.id}, which is being recorded: its turns would be missing in "
+            "the record. Use another SGLangModel for calls that are not recorded"
         )
 
 
-def _awaits(entry: Entry) -> bool:
-    """Return whether a turn has calls and nothing goes on from it yet."""
+def _has_open_calls(entry: IndexedTurn) -> bool:
+    """Return whether a turn has tool calls and no turn continues from it yet."""
     return bool(entry.shape.calls) and not entry.children
 
 
@@ -254,7 +327,55 @@ def _current_task() -> asyncio.Task[Any] | None:
 
 
 def _mentions(value: object, text: str) -> bool:
-    """Return whether a canonical value holds a text."""
+    """Return whether a canonical value contains a text."""
     if isinstance(value, tuple):
         return any(_mentions(item, text) for item in value)
     return value == text
+
+
+def conversations(index: ConversationIndex, tree: TokenTree) -> list[dict[str, Any]]:
+    """Return the conversation of each branch: system prompt, tools, messages, and the message count of each turn.
+
+    The count is None for a turn whose prompt is not known to equal one rendering of its conversation.
+    """
+    return list(_iter_conversations(index, tree))
+
+
+def _iter_conversations(index: ConversationIndex, tree: TokenTree) -> Iterator[dict[str, Any]]:
+    for leaf in tree.branches():
+        entry = index.get(leaf.id)
+        if entry is None:
+            continue
+        path = [index.get(turn.id) for turn in tree.path(leaf)]
+        counts = [turn.prompt_count if turn is not None and turn.exact else None for turn in path]
+        messages = entry.history[: entry.prompt_count]
+        yield {
+            "leaf": leaf.id,
+            "system": entry.preamble.system,
+            "tools": entry.preamble.tools,
+            "messages": messages,
+            "counts": counts,
+            "call_ids": dict(index.call_ids),
+        }
+
+
+def decode_branch(turns: Sequence[Turn], encoder: Encoder, parser: ToolParser) -> list[SampledTurn]:
+    """Return the turns of a branch as text, decoded from their tokens.
+
+    Args:
+        turns: The branch, from its root.
+        encoder: Encoder of the tokenizer that the tokens belong to.
+        parser: Parser of the model, which defines the end-of-turn tokens.
+    """
+    decoded = []
+    for turn in turns:
+        sampled = sampled_turn(encoder, parser, encoder.decode(turn.closing + turn.context), turn.sampled)
+        well_formed = "failed_calls" not in turn.detail and turn.purpose is TurnPurpose.EPISODE
+        decoded.append(replace(sampled, whole=sampled.ended and well_formed))
+    return decoded
+
+
+def read_conversations(end: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the conversations in the data of an end event; empty if it has none."""
+    found = load_text(end.get("conversations"))
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

@@ -1,7 +1,14 @@
-"""Episodes at scale: an agent on many tasks, fast, recorded, and resumed after whatever happened.
+"""Episodes at scale: runs an agent on many tasks, records every episode, and resumes interrupted runs.
 
-The package can be called: `from strands_sglang import rollout` gives what is both this package and the function
-`rollout`, because the published package has a module of this name.
+The package itself is callable: `from strands_sglang import rollout` imports this package, and calling it calls the
+function `rollout`. The published package has a module of this name, so both must work.
+
+Example:
+    ```python
+    from strands_sglang import Task, rollout
+
+    run = await rollout(build, [Task("2 + 2?", answer=4)], base_url="http://localhost:30000", tokenizer="Qwen/Qwen3-8B")
+    ```
 """
 
 import inspect
@@ -10,21 +17,21 @@ from types import ModuleType
 from typing import Any
 
 from strands_sglang.ledger.writer import Durability
-from strands_sglang.provider.published import Rollout
-from strands_sglang.rollout.bounds import Limits
-from strands_sglang.rollout.callables import BuildAgent, ScoreEpisode
-from strands_sglang.rollout.ended import Ended
-from strands_sglang.rollout.episode import Episode, Failure
-from strands_sglang.rollout.group import Group, rewards_differ
-from strands_sglang.rollout.measures import EpisodeMetrics
-from strands_sglang.rollout.replay import Replayed, ReplayVerdict, replay
-from strands_sglang.rollout.result import RolloutResult
+from strands_sglang.provider.published_rollout import Rollout
+from strands_sglang.rollout.end_reason import EndReason
+from strands_sglang.rollout.episode import Episode, EpisodeMetrics, Failure
+from strands_sglang.rollout.groups import Group, RunResult, rewards_differ
+from strands_sglang.rollout.limits import Limits
+from strands_sglang.rollout.monitoring.metrics import RunMetrics
+from strands_sglang.rollout.monitoring.trackers import Tracker
+from strands_sglang.rollout.offline.evaluation import Evaluation, evaluate
+from strands_sglang.rollout.offline.replay import ReplayResult, ReplayVerdict, replay
+from strands_sglang.rollout.offline.score_run import ScoreRunResult, score_run
+from strands_sglang.rollout.options import RunOptions
 from strands_sglang.rollout.reward import Reward
-from strands_sglang.rollout.run import rollout
-from strands_sglang.rollout.score_run import Scored, score_run
-from strands_sglang.rollout.sync import rollout_sync
+from strands_sglang.rollout.runner import rollout, rollout_sync
 from strands_sglang.rollout.task import Task
-from strands_sglang.rollout.totals import RunMetrics
+from strands_sglang.rollout.workers.spec import BuildAgent, ScoreEpisode
 
 __all__ = [
     "Task",
@@ -32,28 +39,32 @@ __all__ = [
     "rollout_sync",
     "BuildAgent",
     "ScoreEpisode",
-    "RolloutResult",
+    "RunResult",
     "Rollout",
     "Episode",
-    "Ended",
+    "EndReason",
     "Failure",
     "Limits",
+    "RunOptions",
     "Reward",
     "EpisodeMetrics",
     "RunMetrics",
     "Group",
     "rewards_differ",
     "replay",
-    "Replayed",
+    "ReplayResult",
     "ReplayVerdict",
     "score_run",
-    "Scored",
+    "ScoreRunResult",
+    "evaluate",
+    "Evaluation",
+    "Tracker",
     "Durability",
 ]
 
 
 class _Callable(ModuleType):
-    """A module that is called as its function of the same name."""
+    """A module that can be called like its function `rollout`."""
 
     __signature__ = inspect.signature(rollout)
 

@@ -1,10 +1,10 @@
-"""Whether a server fits what a run will ask of it, found out before the run begins: `preflight`.
+"""Checks before a run starts that the server fits the run's tokenizer, limits and sampling: `preflight`.
 
-A tokenizer that is not the server's sends ids outside the vocabulary, which takes servers down; a wrong address or a
-misspelt parameter would be tried again for minutes. All of it shows in a handful of requests.
+A tokenizer that is not the server's sends ids outside the vocabulary, which crash servers; a wrong address or a
+misspelt parameter would be retried for minutes. About ten requests find all of this.
 
-Invariant: it takes 5 seconds at most, and is done once for each server, tokenizer and sampling in a process. What a
-server does not say is not held against it. Nothing it asks is part of any episode.
+Invariant: it takes at most 5 seconds, and passes once per process for each server, tokenizer and sampling. A fact that
+the server does not report is not checked. No request of it is part of an episode.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from strands_sglang._json import dump_bytes
+from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine import SGLangClient
-from strands_sglang.engine.contact import contact
 from strands_sglang.engine.probe import Probe, ServerFacts
+from strands_sglang.engine.retry import server_history
 from strands_sglang.errors import ConfigurationError, EngineBusyError, EngineUnavailableError
-from strands_sglang.rollout.bounds import Limits
-from strands_sglang.rollout.job import Setup, loaded_tokenizer
+from strands_sglang.rollout.limits import Limits
+from strands_sglang.rollout.workers.spec import RunSpec
 
 logger = logging.getLogger(__name__)
 
 SECONDS = 5.0
-"""The longest it takes."""
-_FOR_A_TOKEN, _FOR_REASONS = 2.0, 1.5
-"""Seconds of them for one token, and for finding out why none came."""
-_LOOKS = 3
-_MOST_TOKENS = 96
-"""Added tokens that are compared."""
+"""Upper bound on the duration of a preflight, in seconds."""
+_TOKEN_SECONDS, _DIAGNOSIS_SECONDS = 2.0, 1.5
+"""Part of `SECONDS` to wait for one sampled token, and part to find out why none arrived."""
+_IDLE_CHECKS = 3
+"""Number of times the server's load is requested while a token is outstanding."""
+_MAX_TOKENS = 96
+"""Maximum number of added tokens that are compared."""
 _PLAIN = "Compute 615 * 17 - 88, step by step.\n\tNaïve café, 東京 🙂 def f(x): return x[0]"
 _MESSAGES = [
     {"role": "user", "content": "What is 2 + 3?"},
@@ -48,70 +49,72 @@ _passed: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a run will ask of its server."""
+class RunRequirements:
+    """The requirements of a run that the server is checked against."""
 
     tokenizer: Any
     """The model's tokenizer."""
     sampling: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters of a turn."""
     limits: Limits = field(default_factory=Limits)
-    """How far an episode may go."""
+    """Limits of an episode."""
     chat_template: str | None = None
-    """A template instead of the tokenizer's own."""
+    """Chat template used instead of the tokenizer's own; None: the tokenizer's."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Arguments of the template."""
+    """Keyword arguments of the chat template."""
     extra: Mapping[str, Any] | None = None
-    """Further fields of a request."""
+    """Additional fields of each request; None: none."""
 
     @classmethod
-    def of(cls, setup: Setup, sampling: Mapping[str, Any] | None = None, limits: Limits | None = None) -> Asked:
-        """Return what the episodes of a run will ask.
+    def of(
+        cls, run_spec: RunSpec, sampling: Mapping[str, Any] | None = None, limits: Limits | None = None
+    ) -> RunRequirements:
+        """Return the requirements of the episodes of a run; loads the tokenizer if only its name or path is given.
 
         Args:
-            setup: What they have in common.
-            sampling: Sampling parameters, where they are not those of the run.
-            limits: How far they may go, where that is not as in the run.
+            run_spec: Settings shared by the episodes.
+            sampling: Sampling parameters; None: those of the run.
+            limits: Limits of an episode; None: those of the run.
         """
-        options = setup.model_options
+        options = run_spec.model_options
         arguments = dict(options.get("chat_template_kwargs") or {})
         if options.get("enable_thinking") is not None:
             arguments["enable_thinking"] = options["enable_thinking"]
         given = options.get("sampling_params") or options.get("params") or {}
         return cls(
-            loaded_tokenizer(setup.tokenizer),
+            load_tokenizer(run_spec.tokenizer),
             dict(given if sampling is None else sampling),
-            limits or setup.limits,
+            limits or run_spec.limits,
             options.get("chat_template"),
             arguments,
             options.get("extra"),
         )
 
     def key(self, server: str) -> str:
-        """Return what must be the same for an answer to hold again."""
+        """Return a digest of everything the result of a preflight of `server` depends on."""
         tokenizer = self.tokenizer
         own = getattr(tokenizer, "chat_template", None) if self.chat_template is None else self.chat_template
-        about = [server, type(tokenizer).__name__, str(getattr(tokenizer, "name_or_path", "")), len(tokenizer), own]
-        about += [_added(tokenizer), self.sampling, asdict(self.limits), self.arguments, self.extra]
-        return hashlib.sha256(orjson.dumps(about, default=repr, option=orjson.OPT_NON_STR_KEYS)).hexdigest()
+        parts = [server, type(tokenizer).__name__, str(getattr(tokenizer, "name_or_path", "")), len(tokenizer), own]
+        parts += [_added_tokens(tokenizer), self.sampling, asdict(self.limits), self.arguments, self.extra]
+        return hashlib.sha256(dump_bytes(parts, non_str_keys=True)).hexdigest()
 
 
-async def preflight(client: Any, asked: Asked, *, seconds: float = SECONDS) -> None:
-    """See that a server fits; of an engine that is no `SGLangClient` nothing is known, and nothing asked.
+async def preflight(client: Any, requirements: RunRequirements, *, seconds: float = SECONDS) -> None:
+    """Check that a server fits a run. Does nothing for an engine that is not an `SGLangClient`.
 
     Args:
-        client: Where tokens will come from.
-        asked: What will be asked of it.
-        seconds: The longest it may take.
+        client: The engine of the run.
+        requirements: The requirements of the run.
+        seconds: Maximum duration.
 
     Raises:
-        ConfigurationError: Something does not fit; the message says what would.
-        EngineError: The server cannot be reached, or does not do what it should.
+        ConfigurationError: A setting does not fit the server; the message says which value does.
+        EngineError: The server cannot be reached, or does not work as an SGLang server does.
     """
     if not isinstance(client, SGLangClient):
         return
-    client.check_sampling(asked.sampling)
-    key = asked.key(client.base_url)
+    client.check_sampling(requirements.sampling)
+    key = requirements.key(client.base_url)
     if key in _passed:
         return
     began = time.monotonic()
@@ -120,164 +123,233 @@ async def preflight(client: Any, asked: Asked, *, seconds: float = SECONDS) -> N
     except EngineUnavailableError as error:
         if client.first_contact is not None:
             raise
-        logger.warning("server=<%s>, error=<%s> | is waited for, and was not looked over", client.base_url, error)
+        logger.warning(
+            "server=<%s>, error=<%s> | server was not checked, the run waits until it answers", client.base_url, error
+        )
         return
     if not reached:
-        logger.warning("server=<%s> | does not answer now; it is waited for, and was not looked over", client.base_url)
+        logger.warning(
+            "server=<%s> | server does not answer and was not checked, the run waits until it answers", client.base_url
+        )
         return
     took = time.monotonic() - began
-    probe = client.probe(seconds - took if took < seconds else seconds)  # whoever waits longer has said so
+    probe = client.probe(seconds - took if took < seconds else seconds)  # first_contact= may allow a longer wait
     facts = await probe.facts()
     if facts.dead:
         logger.warning(
-            "workers=<%s>, of=<%d> | these workers do not answer: start them again; the run goes on with the others",
+            "workers=<%s>, of=<%d> | these workers do not answer: restart them; the run continues with the others",
             ", ".join(facts.dead),
             facts.workers,
         )
-    _check_context(facts, asked)
-    same = await _check_tokenizer(probe, facts, asked)
+    _check_context(facts, requirements)
+    same = await check_tokenizer(probe, facts, requirements)
     if same:
-        await _check_template(probe, facts, asked)
-    # Ids that the server made itself, or the one that every vocabulary has.
-    if await _sampled(client, probe, facts, asked, same or [0]):
+        await _check_template(probe, facts, requirements)
+    # The prompt is the ids that the server itself returned, or the one id that every vocabulary has.
+    if await sample_token(client, probe, facts, requirements, same or [0]):
         _passed.add(key)
 
 
-async def _sampled(client: SGLangClient, probe: Probe, facts: ServerFacts, asked: Asked, ids: list[int]) -> bool:
-    """Sample one token; return whether it came, which it need not from a server that has other things to do."""
-    known = contact(client.base_url).served
-    token = asyncio.ensure_future(probe.sample(ids, asked.sampling, asked.extra))
-    reasons = 0
+async def sample_token(
+    client: SGLangClient, probe: Probe, facts: ServerFacts, requirements: RunRequirements, ids: list[int]
+) -> bool:
+    """Sample one token; return whether it arrived in time. A busy server may not answer in time.
+
+    Args:
+        client: The engine.
+        probe: Its remaining time is the limit.
+        facts: What the server reports.
+        requirements: Sampling parameters and further fields of the request.
+        ids: The prompt.
+
+    Raises:
+        ConfigurationError: The server refuses the request.
+        EngineUnavailableError: The server fails, or holds the request back because it is paused.
+        MalformedResponseError: The answer is not that of a supported version of SGLang.
+    """
+    known = server_history(client.base_url).served
+    token = asyncio.ensure_future(probe.sample(ids, requirements.sampling, requirements.extra))
+    idle = 0
     try:
-        await asyncio.wait({token}, timeout=max(min(_FOR_A_TOKEN, probe.left - _FOR_REASONS), _FOR_A_TOKEN / 4))
-        for _ in range(_LOOKS):
-            # While it waits: a server that has a request of ours and says that it has nothing to do holds it back.
-            if not token.done() and probe.left > _FOR_REASONS / _LOOKS and await probe.idle(facts.url):
-                reasons += 1
-                await asyncio.wait({token}, timeout=min(_FOR_REASONS / _LOOKS, probe.left))
+        await asyncio.wait(
+            {token}, timeout=max(min(_TOKEN_SECONDS, probe.left - _DIAGNOSIS_SECONDS), _TOKEN_SECONDS / 4)
+        )
+        for _ in range(_IDLE_CHECKS):
+            # A server that has our request and reports that it is idle holds the request back: it is paused.
+            if not token.done() and probe.left > _DIAGNOSIS_SECONDS / _IDLE_CHECKS and await probe.idle(facts.url):
+                idle += 1
+                await asyncio.wait({token}, timeout=min(_DIAGNOSIS_SECONDS / _IDLE_CHECKS, probe.left))
         if token.done():
             await token
             return True
     except EngineBusyError as error:
-        logger.warning("error=<%s> | is busy; it was not looked over to the end", error)
+        logger.warning("error=<%s> | server is busy, the check was not completed", error)
         return False
     except EngineUnavailableError as error:
         if not facts.dead and not known:
             raise
-        logger.warning("error=<%s> | was not looked over to the end", error)
+        logger.warning("error=<%s> | server is unavailable, the check was not completed", error)
         return False
     finally:
         token.cancel()
         await asyncio.wait({token})
-    paused = (
-        "it holds requests without answering them, as a server does that was paused for a weight update: POST "
-        "/continue_generation to it, or await client.control.resume()"
+    resume = "POST /continue_generation to it, or await client.control.resume()"
+    if idle == _IDLE_CHECKS:
+        raise EngineUnavailableError(
+            f"{client.base_url} is idle but does not answer a request for one token; it seems to be paused for a "
+            f"weight update: {resume}"
+        )
+    logger.warning(
+        "server=<%s> | server returned no token in time; it is busy, or paused for a weight update: %s",
+        client.base_url,
+        resume,
     )
-    if reasons == _LOOKS:
-        raise EngineUnavailableError(f"{client.base_url} has nothing to do, and gives no token: {paused}")
-    logger.warning("server=<%s> | gave no token in time: it is busy; or %s", client.base_url, paused)
     return False
 
 
-def _check_context(facts: ServerFacts, asked: Asked) -> None:
-    if facts.context is None:
-        return
-    if asked.limits.context is not None and asked.limits.context > facts.context:
-        raise ConfigurationError(
-            f"limits allow a context of {asked.limits.context} tokens, but the server takes {facts.context}: "
-            f"Limits(context={facts.context}), or start the server with --context-length {asked.limits.context}"
-        )
+def context_problem(facts: ServerFacts, requirements: RunRequirements) -> str | None:
+    """Return why the server's context is too small for the limits of a run, and what to do; None if it is not."""
+    wanted = requirements.limits.max_context_tokens
+    if facts.context is None or wanted is None or wanted <= facts.context:
+        return None
+    return (
+        f"Limits.max_context_tokens must be at most the server's context length of {facts.context} tokens, got "
+        f"{wanted}: set Limits(max_context_tokens={facts.context}), or start the server with --context-length {wanted}"
+    )
+
+
+def limits_beyond_context(facts: ServerFacts, requirements: RunRequirements) -> dict[str, int]:
+    """Return the bounds on sampled tokens that are larger than the server's context, by name."""
     bounds = {
-        "max_new_tokens": asked.sampling.get("max_new_tokens"),
-        "Limits.tokens_per_turn": asked.limits.tokens_per_turn,
-        "Limits.response": asked.limits.response,
+        "max_new_tokens": requirements.sampling.get("max_new_tokens"),
+        "Limits.max_new_tokens": requirements.limits.max_new_tokens,
+        "Limits.max_response_tokens": requirements.limits.max_response_tokens,
     }
-    for name, bound in bounds.items():
-        if isinstance(bound, int) and bound > facts.context:
-            logger.warning(
-                "%s=<%d>, context=<%d> | is more than the server's whole context: episodes end there; lower it, or "
-                "start the server with --context-length",
-                name,
-                bound,
-                facts.context,
-            )
+    context = facts.context
+    return {name: bound for name, bound in bounds.items() if isinstance(bound, int) and context and bound > context}
 
 
-async def _check_tokenizer(probe: Probe, facts: ServerFacts, asked: Asked) -> list[int] | None:
-    """Hold the tokenizer against the server's; return the ids of a text that both agree on, None: not known."""
-    tokenizer, added = asked.tokenizer, _added(asked.tokenizer)
-    where = f"the server's is that of {facts.tokenizer_path or facts.model_path}"
-    written = _written(tokenizer, added, asked.chat_template)
-    size = _vocabulary(facts.model_path)
-    # A token or two beyond it that nobody writes (for images, say) are found in models that are served every day.
-    highest = max([added[text] for text in written] + [int(len(tokenizer) / 1.01)])
+def _check_context(facts: ServerFacts, requirements: RunRequirements) -> None:
+    if (problem := context_problem(facts, requirements)) is not None:
+        raise ConfigurationError(problem)
+    for name, bound in limits_beyond_context(facts, requirements).items():
+        logger.warning(
+            "%s=<%d>, context=<%d> | limit is larger than the server's context length, where episodes end; lower "
+            "it, or start the server with a larger --context-length",
+            name,
+            bound,
+            facts.context,
+        )
+
+
+async def check_tokenizer(probe: Probe, facts: ServerFacts, requirements: RunRequirements) -> list[int] | None:
+    """Compare the tokenizer with the server's.
+
+    Returns:
+        The ids of a text for which both agree; None if the server does not report its ids.
+
+    Raises:
+        ConfigurationError: They differ; the message says where.
+    """
+    tokenizer, added = requirements.tokenizer, _added_tokens(requirements.tokenizer)
+    where = f"the server uses {facts.tokenizer_path or facts.model_path}"
+    in_template = _template_tokens(tokenizer, added, requirements.chat_template)
+    size = _vocabulary_size(facts.model_path)
+    # Commonly served models have a few added tokens beyond the vocabulary that no text produces, such as image tokens.
+    highest = max([added[text] for text in in_template] + [int(len(tokenizer) / 1.01)])
     if size is not None and highest >= size:
         raise ConfigurationError(
-            f"the tokenizer has {len(tokenizer)} ids, but the server's model knows {size} only: an id outside its "
-            f"vocabulary would take it down. Take the tokenizer of the model that is served; {where}"
+            f"the tokenizer must fit the server's vocabulary of {size} ids, got one with {len(tokenizer)} ids: an id "
+            f"outside the vocabulary can crash the server. Use the tokenizer of the served model; {where}"
         )
-    texts = [_PLAIN, *_telling(tokenizer, added, written)]
-    told = await probe.tokenize(facts.url, {"prompt": texts, "add_special_tokens": False})
-    if told is None or len(told) != len(texts):
+    texts = [_PLAIN, *_distinguishing_tokens(tokenizer, added, in_template)]
+    answer = await probe.tokenize(facts.url, {"prompt": texts, "add_special_tokens": False})
+    if answer is None or len(answer) != len(texts):
         return None
-    for text, theirs in zip(texts, told, strict=True):
+    for text, theirs in zip(texts, answer, strict=True):
         ours = list(tokenizer.encode(text, add_special_tokens=False))
         if ours != theirs:
             raise ConfigurationError(
-                f"the tokenizer is not the server's: {text!r:.80} is {ours[:8]} here and {theirs[:8]} there. Tokens "
-                f"would mean something else to the model, or take it down. Take the tokenizer of the model that is "
-                f"served: AutoTokenizer.from_pretrained(...); {where}"
+                f"the tokenizer must be the server's, but {text!r:.80} is {ours[:8]} here and {theirs[:8]} on the "
+                "server: ids would mean other tokens to the model, or crash the server. Use the tokenizer of the "
+                f"served model: AutoTokenizer.from_pretrained(...); {where}"
             )
-    return [int(id) for id in told[0]]
+    return [int(id) for id in answer[0]]
 
 
-async def _check_template(probe: Probe, facts: ServerFacts, asked: Asked) -> None:
-    """Say where the server's chat template writes something else. Runs use the tokenizer's, so that is no error."""
-    told = await probe.tokenize(facts.url, {"messages": _MESSAGES, "chat_template_kwargs": asked.arguments})
-    if told is None:
-        return
+@dataclass(frozen=True, slots=True)
+class TemplateComparison:
+    """A conversation rendered with the chat template here and by the server."""
+
+    same: bool
+    """Whether both give the same tokens."""
+    here: str
+    """The text that is rendered here."""
+    there: str
+    """The text that the server renders."""
+
+
+async def compare_template(
+    probe: Probe, facts: ServerFacts, requirements: RunRequirements
+) -> TemplateComparison | None:
+    """Compare the chat template with the server's.
+
+    Returns:
+        The comparison; None if the server does not report its rendering, or the template rejects the messages.
+    """
+    theirs = await probe.tokenize(facts.url, {"messages": _MESSAGES, "chat_template_kwargs": requirements.arguments})
+    if theirs is None:
+        return None
     try:
-        ours = asked.tokenizer.apply_chat_template(
+        ours = requirements.tokenizer.apply_chat_template(
             _MESSAGES,
             tokenize=False,
             add_generation_prompt=True,
-            **({} if asked.chat_template is None else {"chat_template": asked.chat_template}),
-            **asked.arguments,
+            **({} if requirements.chat_template is None else {"chat_template": requirements.chat_template}),
+            **requirements.arguments,
         )
-    except Exception as error:  # a template that does not take these messages: the model says what it needs
-        logger.debug("error=<%s> | the chat template does not take the probe", error)
-        return
-    if list(asked.tokenizer.encode(ours, add_special_tokens=False)) != told:
+    except Exception as error:  # the template rejects these messages; `SGLangModel` reports what it requires
+        logger.debug("error=<%s> | chat template rejects the probe messages", error)
+        return None
+    same = list(requirements.tokenizer.encode(ours, add_special_tokens=False)) == theirs
+    return TemplateComparison(same, str(ours), str(requirements.tokenizer.decode(theirs)))
+
+
+async def _check_template(probe: Probe, facts: ServerFacts, requirements: RunRequirements) -> None:
+    """Log a warning if the server's chat template renders another text; no error, because runs render it here."""
+    found = await compare_template(probe, facts, requirements)
+    if found is not None and not found.same:
         logger.warning(
-            "server=<%s>, here=<%.120r>, there=<%.120r> | the chat template is not the server's. episodes are rendered "
-            "here, by the tokenizer's; if that is not meant, take the tokenizer of the served model, or chat_template=",
+            "server=<%s>, here=<%.120r>, there=<%.120r> | chat template differs from the server's; episodes use the "
+            "template of the tokenizer. if that is not intended, use the tokenizer of the served model or pass "
+            "chat_template=",
             facts.url,
-            ours,
-            asked.tokenizer.decode(told),
+            found.here,
+            found.there,
         )
 
 
-def _added(tokenizer: Any) -> dict[str, int]:
-    """Return the tokens that were added to a vocabulary, by text."""
+def _added_tokens(tokenizer: Any) -> dict[str, int]:
+    """Return the added tokens of a tokenizer: id by text."""
     added: dict[Any, Any] = getattr(tokenizer, "get_added_vocab", dict)()
     return {str(text): int(id) for text, id in added.items()}
 
 
-def _written(tokenizer: Any, added: Mapping[str, int], chat_template: str | None) -> list[str]:
-    """Return the added tokens that a chat template writes."""
+def _template_tokens(tokenizer: Any, added: Mapping[str, int], chat_template: str | None) -> list[str]:
+    """Return the added tokens that occur in the chat template."""
     source = chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None)
     return [text for text in added if isinstance(source, str) and text in source]
 
 
-def _telling(tokenizer: Any, added: Mapping[str, int], written: list[str]) -> list[str]:
-    """Return the added tokens by which tokenizers of one family differ: those of the template, and the highest ids."""
+def _distinguishing_tokens(tokenizer: Any, added: Mapping[str, int], in_template: list[str]) -> list[str]:
+    """Return the tokens by which tokenizers of one family differ: of the template, special ones, highest added ids."""
     special = [str(text) for text in getattr(tokenizer, "all_special_tokens", ())]
     highest = sorted(added, key=lambda text: -added[text])
-    return [text for text in dict.fromkeys([*written, *special, *highest]) if text.strip()][:_MOST_TOKENS]
+    return [text for text in dict.fromkeys([*in_template, *special, *highest]) if text.strip()][:_MAX_TOKENS]
 
 
-def _vocabulary(model_path: str | None) -> int | None:
-    """Return how many ids a model knows, if its folder can be read from here."""
+def _vocabulary_size(model_path: str | None) -> int | None:
+    """Return the vocabulary size from the model's config.json; None if that cannot be read from this machine."""
     try:
         config = json.loads((Path(model_path or "") / "config.json").read_text())
         size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")

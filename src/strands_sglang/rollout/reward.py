@@ -1,6 +1,6 @@
-"""What an episode is worth: `Reward`.
+"""The score of an episode: `Reward`, created from the return value of a reward function.
 
-Invariant: a reward is finite numbers, or it has an error and no value.
+Invariant: all numbers of a reward are finite; a reward with an error has no value.
 """
 
 from __future__ import annotations
@@ -13,41 +13,61 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from strands_sglang.ledger.schema import RewardData
 from strands_sglang.tokens import TokenTree, Turn, TurnPurpose
 
 RewardFunction: TypeAlias = Callable[..., Any]
-"""Takes an `Episode`, or a `Task` and an `Episode`; returns, or awaits, what `Reward.of` takes."""
+"""A function of an `Episode`, or of a `Task` and an `Episode`; plain or async; returns what `Reward.of` accepts."""
 
-_LONGEST = 500
-"""Characters kept of an error's words."""
+_MAX_CHARACTERS = 500
+"""Maximum number of characters kept of an error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What an episode is worth."""
+    """The score of an episode.
+
+    Example:
+        ```python
+        def reward(episode):
+            correct = float(str(episode.task.answer) in episode.text)
+            return {"reward": correct, "turns": episode.metrics.turns}  # `turns` becomes a part
+
+
+        run = await rollout(build, tasks, ..., reward=reward)
+        detail = run[0].reward_detail
+        print(detail.value, detail.parts["turns"], detail.error)
+        ```
+    """
 
     value: float | None = None
-    """In one number; None: it was not scored, or scoring failed."""
+    """The reward as one number; None: the episode was not scored, or scoring failed."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Numbers to look at beside the value, by name; never trained on."""
+    """Additional numbers by name, for logging; never trained on."""
     steps: tuple[float, ...] = ()
-    """One for each of the agent's own turns (see `own_turns`), in order; empty: it was scored as a whole."""
+    """One number for each of the agent's own turns (see `own_turns`), in order; empty: no reward per turn."""
     error: str | None = None
-    """Why scoring failed; None: it did not."""
+    """Why scoring failed; None: it did not fail."""
 
     @classmethod
     def of(cls, returned: Any) -> Reward:
-        """Return what a function returned as a reward; what cannot be one is a reward with an error.
+        """Return the return value of a reward function as a `Reward`; an invalid value gives a reward with an error.
 
         Args:
-            returned: A number (Python's, numpy's or a tensor of one); a dict with the number under "reward" or
-                "score" (further numbers are parts, a sequence under "steps" is the steps, anything else is passed
-                over); a sequence of numbers, one a step, worth their sum; a `Reward`; None: not scored.
+            returned: A number (of Python or numpy, or a tensor with one element); a dict with the number under "reward"
+                or "score" (other numbers become parts, a sequence under "steps" becomes the steps, anything else is
+                ignored); a sequence of numbers, one per step, whose sum is the value; a `Reward`; None: not scored.
+
+        Example:
+            ```python
+            Reward.of({"reward": 1.0, "format": 0.5})  # Reward(value=1.0, parts={"format": 0.5}, ...)
+            Reward.of([0.0, 1.0])  # Reward(value=1.0, steps=(0.0, 1.0), ...)
+            ```
         """
         try:
             return cls._of(returned)
-        except Exception as error:  # objects from anywhere: `float(x)` and `x[i]` may run any code
-            return cls(error=described(error))
+        except Exception as error:  # the object may be of any class: `float(x)` and `x[i]` can run any code
+            return cls(error=describe_error(error))
 
     @classmethod
     def _of(cls, returned: Any) -> Reward:
@@ -61,7 +81,9 @@ class Reward:
             name = next((name for name in ("reward", "score") if name in returned), None)
             if name is None:
                 raise ValueError(
-                    f"a dict needs the number under 'reward' or 'score', but has {list(returned)}"[:_LONGEST]
+                    f"a reward dict must have the key 'reward' or 'score', got the keys {list(returned)}"[
+                        :_MAX_CHARACTERS
+                    ]
                 )
             others = {str(key): value for key, value in returned.items() if key not in (name, "steps")}
             parts = {key: _number(value, f"part {key!r}") for key, value in others.items() if _is_number(value)}
@@ -72,26 +94,26 @@ class Reward:
         steps = _numbers(returned)
         return cls(_number(math.fsum(steps), "the sum of the steps"), {}, steps)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+    def to_dict(self) -> RewardData:
+        """Return the reward as the data of a `REWARD` event."""
         return {"value": self.value, "parts": dict(self.parts), "steps": list(self.steps), "error": self.error}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Reward:
-        """Return what `to_dict` wrote."""
+    def from_dict(cls, data: RewardData) -> Reward:
+        """Return the reward described by data from `to_dict`."""
         parts, steps = dict(data.get("parts") or {}), tuple(data.get("steps") or ())
         return cls(data.get("value"), parts, steps, data.get("error"))
 
 
 def own_turns(tree: TokenTree) -> list[Turn]:
-    """Return the turns that the agent itself took on its task, in the order of commit: what `Reward.steps` counts.
+    """Return the agent's own turns on its task, in the order of commit: the turns that `Reward.steps` is aligned with.
 
-    Those of sub-agents (which were started from within a tool call), rejected ones and those of another purpose are
-    left out. Where history was rewritten they lie on several branches.
+    Turns of sub-agents (started from within a tool call), rejected turns and turns with another purpose are left out.
+    If the history was rewritten, the turns are on several branches.
     """
     called: set[int] = set()
     turns = []
-    for turn in tree.turns:  # parents come first
+    for turn in tree.turns:  # a parent comes before its children
         if turn.caller is not None or turn.parent in called:
             called.add(turn.id)
         elif turn.purpose is TurnPurpose.EPISODE and not turn.rejected:
@@ -99,16 +121,22 @@ def own_turns(tree: TokenTree) -> list[Turn]:
     return turns
 
 
-def described(error: BaseException, function: RewardFunction | None = None) -> str:
-    """Return an error in one line: its class, its words, and the file and line, in the function's file if it can be."""
+def describe_error(error: BaseException, function: RewardFunction | None = None) -> str:
+    """Return an error in one line: its class, its message, and a file and line.
+
+    Args:
+        error: The error.
+        function: The function that raised it: the innermost line in its file is named, or the innermost line of all if
+            none is in its file; None: no line is named.
+    """
     try:
-        words = str(error)
+        message = str(error)
     except Exception:
-        words = "(its words could not be had)"
+        message = "<unprintable exception>"
     frames = traceback.extract_tb(error.__traceback__)
     home = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     ours = [frame for frame in frames if home is not None and frame.filename == home.co_filename]
-    text = f"{type(error).__name__}: {words}"[:_LONGEST]
+    text = f"{type(error).__name__}: {message}"[:_MAX_CHARACTERS]
     if function is None or not frames:
         return text
     place = (ours or frames)[-1]
@@ -123,15 +151,15 @@ def _is_number(value: Any) -> bool:
 
 def _number(value: Any, what: str) -> float:
     if not _is_number(value):
-        raise TypeError(f"{what} is not a number but {value!r:.200}")
+        raise TypeError(f"{what} must be a number, got {value!r:.200}")
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{what} is {number}")
+        raise ValueError(f"{what} must be finite, got {number}")
     return number
 
 
 def _numbers(values: Any) -> tuple[float, ...]:
     values = values.tolist() if getattr(values, "ndim", 0) == 1 else values
     if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray)):
-        raise TypeError(f"a reward is a number, a dict, a sequence of numbers or None, not {values!r:.200}")
+        raise TypeError(f"a reward must be a number, a dict, a sequence of numbers or None, got {values!r:.200}")
     return tuple(_number(value, f"step {place}") for place, value in enumerate(values))

@@ -1,6 +1,7 @@
-"""What an agent is asked to do: `Task`.
+"""The input of an episode: `Task`.
 
-Invariant: a task is plain data, so that it can be written to the ledger, sent to a worker, and found again by its id.
+Invariant: a task is plain JSON data, so that it can be written to the ledger, sent to a worker, and identified by its
+id.
 """
 
 from __future__ import annotations
@@ -13,50 +14,70 @@ from typing import Any
 import orjson
 
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.schema import TaskData
 
 _FIELDS = ("prompt", "answer", "data", "id")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task. Episodes of the same task form a group."""
+    """One task. All episodes of a task form a group.
+
+    Example:
+        ```python
+        Task("Compute 615 * 17.", answer=10455)
+        Task("Fix the failing test.", data={"repository": "demo"}, id="demo-17")
+        ```
+    """
 
     prompt: str | list[dict[str, Any]]
-    """The question: text, or Strands content blocks."""
+    """The user's message: text, or Strands content blocks."""
     answer: Any = None
-    """What a reward compares with: plain JSON data, never shown to the model."""
+    """The expected answer, for the reward function: plain JSON data, never shown to the model."""
     data: dict[str, Any] = field(default_factory=dict)
-    """Whatever else belongs to the task: plain JSON data, never shown to the model."""
+    """Any other data of the task: plain JSON data, never shown to the model."""
     id: str = ""
-    """Its name, without "/"; "" gets one from its content. Two tasks of a run must not have the same."""
+    """Identifier, unique within a run: up to 200 printable characters without "/". If it is "", it is set to a digest
+    of the content."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, (str, list)):
-            raise ConfigurationError(f"the prompt of a task is text or content blocks, not {self.prompt!r:.100}")
+            raise ConfigurationError(
+                f"the prompt of a task must be a str or a list of content blocks, got {self.prompt!r:.100}"
+            )
         whole = [self.prompt, self.answer, self.data]
         try:
             content = orjson.dumps(whole, option=orjson.OPT_SORT_KEYS)
         except TypeError as error:
-            raise ConfigurationError(f"a task is plain JSON data, so that it can be written down: {error}") from error
+            raise ConfigurationError(
+                f"a task must be plain JSON data (numbers, strings, lists, and dicts with string keys): {error}"
+            ) from error
         if orjson.loads(content) != whole:
             raise ConfigurationError(
-                "a task is plain JSON data, so that it can be written down: numbers, strings, lists and dicts with "
-                f"string keys; something in {whole!r:.200} comes back as something else"
+                f"a task must be plain JSON data, got {whole!r:.200}, which changes when it is written as JSON and "
+                "read again: use numbers, strings, lists, and dicts with string keys"
             )
         id = "" if self.id is None else str(self.id)
         id = id or hashlib.blake2b(content, digest_size=6).hexdigest()
         object.__setattr__(self, "id", id)
         if "/" in id or not id.isprintable() or len(id) > 200:
-            raise ConfigurationError(f"the id of a task is up to 200 printable characters without '/', not {id!r:.250}")
+            raise ConfigurationError(
+                f"the id of a task must be up to 200 printable characters without '/', got {id!r:.250}"
+            )
 
     @classmethod
     def of(cls, value: Task | str | Mapping[str, Any]) -> Task:
-        """Return a task from itself, from a question, or from a dict with the fields of a task.
+        """Return a `Task` made from a task, a prompt, or a dict with the fields of a task.
 
-        Keys of a dict that are no fields go into `data`.
+        Keys of a dict that are not fields of a task are put into `data`.
 
         Raises:
-            ConfigurationError: None of these, or a dict without a prompt.
+            ConfigurationError: `value` is none of these, or a dict without "prompt".
+
+        Example:
+            ```python
+            Task.of({"prompt": "Compute 2 + 3.", "answer": 5, "level": 1})  # data={"level": 1}
+            ```
         """
         if isinstance(value, Task):
             return value
@@ -66,12 +87,12 @@ class Task:
             known = {name: value[name] for name in ("prompt", "answer", "id") if value.get(name) is not None}
             data = {**(value.get("data") or {}), **{k: v for k, v in value.items() if k not in _FIELDS}}
             return cls(**known, data=data)
-        raise ConfigurationError(f"a task is a Task, a question, or a dict with a 'prompt', not {value!r:.200}")
+        raise ConfigurationError(f"a task must be a Task, a str, or a dict with the key 'prompt', got {value!r:.200}")
 
     def copy(self) -> Task:
-        """Return one that shares nothing with it that can be changed."""
+        """Return a deep copy."""
         return Task(**orjson.loads(orjson.dumps(self.to_dict())))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
+    def to_dict(self) -> TaskData:
+        """Return the task as the data of a `BEGIN` event."""
         return {"prompt": self.prompt, "answer": self.answer, "data": self.data, "id": self.id}

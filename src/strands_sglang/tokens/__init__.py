@@ -1,16 +1,18 @@
-"""Every token of an episode and where it came from: the tree, its turns and branches, and the flat trajectory.
+"""Every token of an episode and its origin: the tree, its turns and branches, and flat trajectories.
 
-Pure data: nothing here talks to an engine, to Strands or to a disk.
+    tree = TokenTree()
+    prepared = tree.prepare(None, context=[1, 2, 3])
+    turn = tree.commit(prepared, [4, 5], [-0.1, -0.2])
+    tree.trajectory(turn).loss_mask
+
+Pure data: nothing here uses an engine, Strands or the disk.
 """
 
+from strands_sglang.tokens.arrays import VersionSpan, joined_spans
 from strands_sglang.tokens.manager import TokenManager
-from strands_sglang.tokens.origin import Origin
-from strands_sglang.tokens.prepared import PreparedTurn
-from strands_sglang.tokens.segment import Segment
 from strands_sglang.tokens.trajectory import Trajectory
 from strands_sglang.tokens.tree import TokenTree
-from strands_sglang.tokens.turn import Join, Turn, TurnPurpose, TurnStatus
-from strands_sglang.tokens.versions import VersionSpan, joined_spans
+from strands_sglang.tokens.turn import Join, Origin, PreparedTurn, Segment, Turn, TurnPurpose, TurnStatus
 
 __all__ = [
     "TokenManager",

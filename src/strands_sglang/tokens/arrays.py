@@ -1,22 +1,23 @@
-"""Making the flat arrays of a turn: copied, and every value checked.
+"""The arrays of a turn, copied and validated: token ids, logprobs, and spans of weight versions.
 
-Invariant: an array that comes from here belongs to the caller alone; ids are whole numbers from 0 up that fit 32
-bits, logprobs are finite and not above 0, but for rounding. (Whether an id is in the vocabulary is for the tokenizer to
-know.)
+Invariant: a returned array belongs to the caller alone. Ids are integers >= 0 that fit in 32 bits; whether an id is in
+the vocabulary is checked where tokens are made. Logprobs are finite and not above 0, apart from rounding. The version
+spans of a run of sampled tokens are in order, non-empty, without gaps, and cover every token.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import Any
+from operator import index
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from strands_sglang.errors import TreeError
+from strands_sglang.errors import CountMismatchError, TreeError
 
 LARGEST_LOGPROB = 1e-3
-"""What a logprob may be above 0: engines subtract 32-bit floats, and those of some thousands are rounded by as much."""
+"""Largest logprob that is accepted. Engines subtract 32-bit floats, so a logprob can exceed 0 by a rounding error."""
 
 _LARGEST = 2**31 - 1
 
@@ -25,30 +26,30 @@ def token_array(values: Iterable[int], what: str) -> array[int]:
     """Return a copy of token ids as 32-bit integers.
 
     Args:
-        values: A list, an `array`, a one-dimensional numpy array of integers, any iterable of integers.
-        what: What these tokens are, for the message.
+        values: A list, an `array`, a one-dimensional numpy array of integers, or any iterable of integers.
+        what: What these tokens are, for the error message.
 
     Raises:
-        TreeError: Something in it is not a token id.
+        TreeError: A value is not a token id.
     """
     ids = _copied("i", values, what)
     if ids and (lowest := int(np.asarray(ids).min())) < 0:
-        raise TreeError(f"{what} ids: {lowest} is not a token id")
+        raise TreeError(f"{what} ids must be integers >= 0, got {lowest}")
     return ids
 
 
 def logprob_array(values: Iterable[float]) -> array[float]:
-    """Return a copy of logprobs as doubles, bit by bit.
+    """Return a copy of logprobs as doubles, bit for bit.
 
     Raises:
-        TreeError: Something in it is not a finite number, or above 0 by more than rounding.
+        TreeError: A value is not finite, or is above 0 by more than rounding.
     """
     logprobs: array[float] = _copied("d", values, "logprobs")
     numbers = np.asarray(logprobs)
     possible = np.isfinite(numbers) & (numbers <= LARGEST_LOGPROB)
     if not possible.all():
         at = int(possible.argmin())
-        raise TreeError(f"the logprob of sampled token {at} is {logprobs[at]}")
+        raise TreeError(f"logprobs must be finite and <= 0, got {logprobs[at]} for sampled token {at}")
     return logprobs
 
 
@@ -57,20 +58,81 @@ def _copied(code: str, values: Any, what: str) -> array[Any]:
         return values[:]
     if isinstance(values, np.ndarray):
         values = _checked(code, values, what)
-    elif isinstance(values, bytes | bytearray | memoryview):  # array() would take them for raw memory
-        raise TreeError(f"{what}: numbers, not {type(values).__name__}")
+    elif isinstance(values, bytes | bytearray | memoryview):  # array() would read them as raw memory
+        raise TreeError(f"{what} must be numbers, got {type(values).__name__}")
     try:
         return array(code, values)
     except (TypeError, ValueError, OverflowError) as error:
-        raise TreeError(f"{what}: {error}") from error
+        raise TreeError(f"{what} must be numbers: {error}") from error
 
 
 def _checked(code: str, values: np.ndarray[Any, Any], what: str) -> bytes:
-    """Return the memory of a numpy array in the type of `code`, refusing what a cast would change."""
+    """Return the memory of a numpy array in the type of `code`; raise if a cast would change a value."""
+    kind = "integers" if code == "i" else "floats"
     if values.ndim != 1 or values.dtype.kind not in ("iu" if code == "i" else "f"):
-        raise TreeError(f"{what}: a numpy array of shape {values.shape} and type {values.dtype}")
+        raise TreeError(f"{what} must be a flat array of {kind}, got shape {values.shape} and type {values.dtype}")
     if code == "i" and values.size and (highest := int(values.max())) > _LARGEST:
-        raise TreeError(f"{what} ids: {highest} does not fit 32 bits")
+        raise TreeError(f"{what} ids must fit in 32 bits, got {highest}")
     if code == "i" and values.size and (lowest := int(values.min())) < 0:
-        raise TreeError(f"{what} ids: {lowest} is not a token id")
+        raise TreeError(f"{what} ids must be integers >= 0, got {lowest}")
     return values.astype(np.int32 if code == "i" else np.float64).tobytes()
+
+
+class VersionSpan(NamedTuple):
+    """A run of sampled tokens that came from the same weights.
+
+    Example:
+        >>> VersionSpan("step-7", 0, 12).version
+        'step-7'
+    """
+
+    version: str | None
+    """The engine's weight version; None if the engine does not report one."""
+    start: int
+    """First token of the span, counted from the first sampled token of the turn."""
+    end: int
+    """One past the last token of the span."""
+
+
+def check_spans(spans: Iterable[VersionSpan], count: int) -> None:
+    """Raise CountMismatchError unless the spans cover `count` tokens in order and without gaps."""
+    at = 0
+    for _, start, end in spans:
+        if start != at or end <= at:
+            raise CountMismatchError(f"version spans {spans} have a gap or overlap at token {at}")
+        at = end
+    if at != count:
+        raise CountMismatchError(f"version spans cover {at} of {count} sampled tokens")
+
+
+def joined_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+    """Return the spans of two consecutive runs of tokens; adjacent spans of one version are merged.
+
+    Example:
+        >>> joined_spans((VersionSpan("a", 0, 2),), (VersionSpan("a", 0, 1), VersionSpan("b", 1, 2)))
+        (VersionSpan(version='a', start=0, end=3), VersionSpan(version='b', start=3, end=4))
+    """
+    base = first[-1].end if first else 0
+    spans = list(first)
+    for span in second:
+        if spans and spans[-1].version == span.version:
+            spans[-1] = VersionSpan(span.version, spans[-1].start, base + span.end)
+        else:
+            spans.append(VersionSpan(span.version, base + span.start, base + span.end))
+    return tuple(spans)
+
+
+def copied_spans(spans: Iterable[tuple[str | None, int, int]]) -> tuple[VersionSpan, ...]:
+    """Return spans as `VersionSpan`s of plain values.
+
+    Raises:
+        TreeError: An item is not (version, start, end).
+    """
+    try:
+        copied = tuple(VersionSpan(version, index(start), index(end)) for version, start, end in spans)
+    except (TypeError, ValueError) as error:
+        raise TreeError(f"version spans must be (version, start, end): {error}") from error
+    for version, _, _ in copied:
+        if version is not None and not isinstance(version, str):
+            raise TreeError(f"a weight version must be a string or None, got {version!r}")
+    return copied

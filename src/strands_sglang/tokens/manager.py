@@ -1,20 +1,25 @@
-"""One branch of a tree, as flat lists: `TokenManager`, the face most people see.
+"""One branch of a tree as flat lists: `TokenManager`, the view that most users need.
 
-Invariant: all flat lists have one entry per token of the branch shown, in the same order, at any time.
+Invariant: at any time, all flat lists have one entry per token of the branch, in the same order.
 """
 
 from __future__ import annotations
 
-from strands_sglang.tokens.segment import Segment
-from strands_sglang.tokens.trajectory import Trajectory, laid_flat
+from strands_sglang.tokens.trajectory import Trajectory, flatten_branch
 from strands_sglang.tokens.tree import TokenTree
-from strands_sglang.tokens.turn import Turn, TurnPurpose
+from strands_sglang.tokens.turn import Segment, Turn, TurnPurpose
 
 
 class TokenManager:
-    """What was sent and sampled in one branch: by default the one the episode went on last.
+    """The tokens of one branch: by default the branch that the episode continued last.
 
-    Each list is made when it is asked for, in time proportional to the branch: take it once, then index it.
+    Each list is built on access, in time proportional to the branch: read it once, then index it.
+
+    Example:
+        agent("What is 12 * 7?")
+        manager = model.token_manager
+        manager.token_ids, manager.loss_mask, manager.logprobs
+        manager.segments[0]  # the first prompt: system, tools and user
     """
 
     def __init__(self, tree: TokenTree | None = None) -> None:
@@ -28,7 +33,7 @@ class TokenManager:
 
     @property
     def leaf(self) -> Turn | None:
-        """Last turn of the branch shown: the one followed, else the last kept turn of the episode; None: no turn."""
+        """Last turn of the branch: the one followed, else the last kept turn of the episode; None without turns."""
         if self._followed is not None:
             return self._followed
         kept = (
@@ -37,7 +42,7 @@ class TokenManager:
         return next(kept, None)
 
     def follow(self, turn: Turn | None) -> None:
-        """Show the branch that ends with `turn`, whatever is committed later; None: the episode's last again.
+        """Show the branch that ends with `turn`, whatever is committed later; None: the episode's last branch again.
 
         Raises:
             TreeError: It is not a turn of this tree.
@@ -47,7 +52,7 @@ class TokenManager:
         self._followed = turn
 
     def reset(self) -> None:
-        """Start a new, empty tree; the old one is left as it is to whoever holds it."""
+        """Start a new, empty tree. The old tree is not changed."""
         self._tree = TokenTree()
         self._followed = None
 
@@ -64,16 +69,16 @@ class TokenManager:
 
     @property
     def loss_mask(self) -> list[int]:
-        """1 on sampled tokens, except those of turns that were rejected; else 0."""
+        """1 on sampled tokens, except those of rejected turns; else 0."""
         mask: list[int] = self.trajectory().loss_mask.tolist()
         return mask
 
     @property
     def logprobs(self) -> list[float]:
-        """Log-probability of each sampled token, and 0.0 for every other.
+        """Log-probability of each sampled token, and 0.0 for every other token.
 
-        0.0 and not None, so that slices go straight into trainers that refuse None: the loss mask, or
-        `segment_info`, says which are real.
+        0.0 rather than None, so that slices can be passed to trainers that refuse None. The loss mask and
+        `segment_info` tell which values are real.
         """
         logprobs: list[float] = self.trajectory().logprobs.tolist()
         return logprobs
@@ -82,7 +87,7 @@ class TokenManager:
     def segments(self) -> list[Segment]:
         """The branch in runs of one origin; `segments[0]` is the first prompt: system, tools and user.
 
-        Closing and context tokens of one turn are two segments. Empty ones are left out.
+        Closing and context tokens of one turn are two segments. Empty segments are omitted.
         """
         leaf = self.leaf
         path = [] if leaf is None else self._tree.path(leaf)
@@ -94,6 +99,6 @@ class TokenManager:
         return [(segment.sampled, len(segment)) for segment in self.segments]
 
     def trajectory(self) -> Trajectory:
-        """Return the branch laid flat for a trainer; without a turn it is empty, and its `branch` is -1."""
+        """Return the branch as a trajectory; without a turn it is empty and its `branch` is -1."""
         leaf = self.leaf
-        return laid_flat(self._tree.id, [], ()) if leaf is None else self._tree.trajectory(leaf)
+        return flatten_branch(self._tree.id, [], ()) if leaf is None else self._tree.trajectory(leaf)

@@ -1,7 +1,7 @@
-"""One branch laid flat, as a trainer eats it: `Trajectory`.
+"""One branch as flat arrays, as trainers need it: `Trajectory`.
 
-Invariant: all arrays have the same length and position i in each of them is the i-th token of the branch; the
-loss mask is 1 only where the origin is `SAMPLED`. `validate` checks it.
+Invariant: all arrays have the same length, and position i of each is the i-th token of the branch. The loss mask is 1
+only where the origin is `SAMPLED`. `validate` checks this.
 """
 
 from __future__ import annotations
@@ -16,40 +16,49 @@ import numpy.typing as npt
 
 from strands_sglang.errors import CountMismatchError, RecordError, TreeError
 from strands_sglang.tokens.arrays import LARGEST_LOGPROB, logprob_array, token_array
-from strands_sglang.tokens.origin import Origin
-from strands_sglang.tokens.turn import Turn
+from strands_sglang.tokens.turn import Origin, Turn
 
 _FORMAT = 1
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Trajectory:
-    """A branch as flat numpy arrays, one entry per token. Equal to another by value."""
+    """A branch as flat numpy arrays with one entry per token. Compared by value.
+
+    Example:
+        >>> from strands_sglang.tokens import TokenTree
+        >>> tree = TokenTree("t")
+        >>> trajectory = tree.trajectory(tree.commit(tree.prepare(None, context=[1, 2]), [3], [-0.5]))
+        >>> trajectory
+        Trajectory(tree='t', branch=0, tokens=3, trained=1, turns=1)
+        >>> trajectory.loss_mask.tolist()
+        [0, 0, 1]
+    """
 
     token_ids: npt.NDArray[np.int32]
     """The ids."""
     loss_mask: npt.NDArray[np.int8]
-    """1 on the tokens to train, which are all sampled; else 0."""
+    """1 on the tokens to train, all of which were sampled; else 0."""
     logprobs: npt.NDArray[np.float64]
-    """Log-probability as the engine reported it, bit by bit; 0.0 where nothing was sampled."""
+    """Log-probability as reported by the engine, bit for bit; 0.0 where nothing was sampled."""
     versions: npt.NDArray[np.int32]
     """Index into `version_names` of the weights that sampled the token; -1 where nothing was sampled."""
     turns: npt.NDArray[np.int32]
     """Index into `turn_ids` of the turn the token belongs to."""
     origins: npt.NDArray[np.int8]
-    """Where the token came from, as `Origin` numbers."""
+    """Origin of the token, as an `Origin` number."""
     version_names: tuple[str | None, ...]
-    """Weight versions of the branch, in order of first use; None is the version an engine did not tell."""
+    """Weight versions of the branch, in order of first use; None is an unreported version."""
     branch: int
-    """Id of the branch's last turn; -1: the tree has no turn yet."""
+    """Id of the branch's last turn; -1 if the tree has no turn yet."""
     tree: str
     """Id of the tree."""
     turn_ids: tuple[int, ...]
     """Id in the tree of each turn of the branch, first to last."""
     agent: str | None = None
-    """Name of the agent, or of the node of a graph, that made the branch; None: not known. Not looked at by `==`."""
+    """Name of the agent, or of the node of a graph, that made the branch; None if unknown. Ignored by `==`."""
     main: bool = False
-    """Whether it is the branch in which the agent of the task came to its end. Not looked at by `==`."""
+    """Whether this is the branch in which the agent of the task finished. Ignored by `==`."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -61,25 +70,25 @@ class Trajectory:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first sampled one; all of them when nothing was sampled."""
+        """Number of tokens before the first sampled one; all of them if nothing was sampled."""
         sampled = self.origins == Origin.SAMPLED
         return int(sampled.argmax()) if sampled.any() else len(self)
 
     @property
     def response_length(self) -> int:
-        """Tokens from the first sampled one on, the context in between included."""
+        """Number of tokens from the first sampled one on, including context in between."""
         return len(self) - self.prompt_length
 
     @property
     def num_turns(self) -> int:
-        """Turns of the branch."""
+        """Number of turns of the branch."""
         return len(self.turn_ids)
 
     def validate(self) -> None:
-        """Raise CountMismatchError unless everything in it fits together."""
+        """Raise CountMismatchError unless the arrays are consistent."""
         shapes = {name: getattr(self, name).shape for name in _ARRAYS}
         if set(shapes.values()) != {(len(self),)}:
-            raise CountMismatchError(f"arrays of different shapes: {shapes}")
+            raise CountMismatchError(f"arrays must have the same shape, got {shapes}")
         sampled = self.origins == Origin.SAMPLED
         turns = self.turns.astype(np.int64)
         _require(self.token_ids >= 0, "a token id below 0")
@@ -94,7 +103,7 @@ class Trajectory:
         _require((turns >= 0) & (turns < len(self.turn_ids)), "a turn that is not in the branch")
         _require(np.diff(turns, prepend=0) >= 0, "a turn before its parent")
         if self.branch != (self.turn_ids[-1] if self.turn_ids else -1):
-            raise CountMismatchError(f"branch {self.branch} of turns {self.turn_ids}")
+            raise CountMismatchError(f"branch must be the last of the turns {self.turn_ids}, got {self.branch}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trajectory):
@@ -104,7 +113,7 @@ class Trajectory:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain lists, numbers and strings; floats come back bit for bit."""
+        """Return plain lists, numbers and strings; floats come back bit for bit."""
         arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
         names, ids = list(self.version_names), list(self.turn_ids)
         scalars: dict[str, Any] = {"tree": self.tree, "branch": self.branch, "agent": self.agent, "main": self.main}
@@ -116,10 +125,10 @@ class Trajectory:
         """Return the trajectory that `to_dict` wrote.
 
         Raises:
-            RecordError: An unknown format, or content that does not fit together.
+            RecordError: The format is unknown, or the content is inconsistent.
         """
         if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
-            raise RecordError(f"a trajectory of format {_FORMAT} is expected")
+            raise RecordError(f"a trajectory must be a mapping of format {_FORMAT}")
         try:
             trajectory = cls(
                 token_ids=np.asarray(token_array(data["token_ids"], "recorded")),
@@ -145,7 +154,7 @@ _ARRAYS = ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins")
 _SCALARS = ("version_names", "branch", "tree", "turn_ids")
 
 
-def laid_flat(tree: str, path: Sequence[Turn], trained: Container[int], *, main: bool = False) -> Trajectory:
+def flatten_branch(tree: str, path: Sequence[Turn], trained: Container[int], *, main: bool = False) -> Trajectory:
     """Return a branch as a trajectory.
 
     Args:

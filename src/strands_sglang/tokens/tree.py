@@ -1,32 +1,106 @@
 """All branches of one episode: `TokenTree`.
 
-A turn is prepared (which changes nothing), sampled by whoever asks the engine, and committed: whole, or not at
-all.
+A turn is prepared (which changes nothing), sampled by the caller, and committed, as a whole or not at all. Every turn
+stores only what it added. The branch ends committed last also cache their whole branch as one array, which passes to
+the next turn: a step costs one copy of the history and work proportional to the new tokens. The branch of any other
+turn is rebuilt on request.
 
-Invariant: the prompt of every turn is exactly the branch before it, plus its closing and context tokens, checked at
-commit against what was sent; a turn may be rejected and restored, nothing else about it ever changes; each sampled
-token is trained at most once over all branches.
+Invariant: the prompt of every turn is exactly the branch before it plus its closing and context tokens, checked at
+commit against what was sent. Turns are added, never removed; a turn may be rejected and restored, nothing else about it
+ever changes. Each sampled token is trained at most once over all branches. Every selected turn (by purpose and status)
+is on at least one branch, and every branch ends with one. Reading and adding from several threads is safe.
 """
 
 from __future__ import annotations
 
+import threading
+import uuid
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from strands_sglang.errors import CountMismatchError, RecordError, TreeError
-from strands_sglang.tokens.arrays import logprob_array, token_array
-from strands_sglang.tokens.branches import branch_ends, counted_turns
-from strands_sglang.tokens.prepared import PreparedTurn
-from strands_sglang.tokens.record import plain_copy, read_record, record_of
-from strands_sglang.tokens.trajectory import Trajectory, laid_flat
-from strands_sglang.tokens.turn import Join, Turn, TurnPurpose, TurnStatus
-from strands_sglang.tokens.turns import Turns
-from strands_sglang.tokens.versions import VersionSpan, copied_spans
+from strands_sglang.tokens.arrays import VersionSpan, copied_spans, logprob_array, token_array
+from strands_sglang.tokens.serialization import plain_copy, read_record, record_of
+from strands_sglang.tokens.trajectory import Trajectory, flatten_branch
+from strands_sglang.tokens.turn import Join, PreparedTurn, Turn, TurnPurpose, TurnStatus
+
+_TIPS_KEPT = 8  # tips whose branch is kept as one array
 
 
-class TokenTree(Turns):
-    """The turns of an episode and the branches they form. An empty tree is false, as any empty collection."""
+class TokenTree:
+    """The turns of an episode and the branches they form. An empty tree is false, like any empty collection.
+
+    Example:
+        >>> tree = TokenTree()
+        >>> first = tree.commit(tree.prepare(None, context=[1, 2]), [3, 4], [-0.1, -0.2])
+        >>> second = tree.commit(tree.prepare(first, context=[5], join=Join.PROVED), [6], [-0.3])
+        >>> tree.ids(second).tolist()
+        [1, 2, 3, 4, 5, 6]
+        >>> tree.trajectory(second).loss_mask.tolist()
+        [0, 0, 1, 1, 0, 1]
+    """
+
+    def __init__(self, id: str | None = None) -> None:
+        self.id = uuid.uuid4().hex if id is None else id
+        """Name of the tree; by default 32 random hex digits."""
+        self._turns: list[Turn] = []
+        self._children: dict[int, list[int]] = {}
+        self._flat: dict[int, array[int]] = {}  # ids of whole branches by the id of their tip, newest last
+        self._lock = threading.Lock()
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """Every turn so far, in commit order."""
+        return tuple(self._turns)
+
+    def __len__(self) -> int:
+        """Return the number of turns."""
+        return len(self._turns)
+
+    def __iter__(self) -> Iterator[Turn]:
+        return iter(self.turns)
+
+    def __getitem__(self, id: int) -> Turn:
+        """Return the turn with an id; raise TreeError if there is none."""
+        if not isinstance(id, int) or not 0 <= id < len(self._turns):
+            raise TreeError(f"a turn id must be an int below {len(self._turns)}, got {id!r:.100}")
+        return self._turns[id]
+
+    def path(self, turn: Turn) -> list[Turn]:
+        """Return the turns of the branch that ends with `turn`, first to last."""
+        self._check_ours(turn)
+        path = [turn]
+        while path[-1].parent is not None:
+            path.append(self._turns[path[-1].parent])
+        return path[::-1]
+
+    def ids(self, turn: Turn) -> array[int]:
+        """Return a copy of all ids of the branch that ends with `turn`, including its sampled tokens."""
+        self._check_ours(turn)
+        with self._lock:
+            flat = self._flat.get(turn.id)
+            return self._branch_ids(turn) if flat is None else flat[:]
+
+    def children(self, turn: Turn) -> list[Turn]:
+        """Return the turns that directly continue `turn`, in commit order."""
+        self._check_ours(turn)
+        with self._lock:
+            return [self._turns[id] for id in self._children.get(turn.id, ())]
+
+    def leaves(self) -> list[Turn]:
+        """Return the turns without children, whatever their status and purpose, in commit order."""
+        with self._lock:
+            return [turn for turn in self._turns if turn.id not in self._children]
+
+    def __getstate__(self) -> dict[str, Any]:
+        with self._lock:
+            children = {id: list(ids) for id, ids in self._children.items()}
+            return {**self.__dict__, "_turns": list(self._turns), "_children": children, "_flat": {}, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
 
     def prepare(
         self,
@@ -39,30 +113,30 @@ class TokenTree(Turns):
         forked_from: int | None = None,
         caller: tuple[int, str | None] | None = None,
     ) -> PreparedTurn:
-        """Return the prompt of a turn behind `parent`. The tree does not change.
+        """Return the prompt of a turn after `parent`. The tree does not change.
 
         Args:
-            parent: The turn to go on from; None starts a branch.
+            parent: The turn to continue from; None starts a branch.
             context: Tokens rendered from the template.
             closing: Tokens that close the parent's sampled turn; they come before `context`.
             purpose: What is sampled for.
-            join: How the prompt was joined: ROOT or FORKED without a parent, anything but ROOT behind one.
+            join: How the prompt was joined: ROOT or FORKED without a parent, anything but ROOT with one.
             forked_from: Id of the turn whose history was rewritten into this branch.
-            caller: Ids of the turn and the tool call from within which this branch is started.
+            caller: Ids of the turn and the tool call that start this branch.
 
         Raises:
-            TreeError: A turn of another tree, something that is not a token id, a join that cannot be.
+            TreeError: A turn of another tree, a value that is not a token id, or an impossible join.
         """
-        ends, new = token_array(closing, "closing"), token_array(context, "context")
+        closing_ids, context_ids = token_array(closing, "closing"), token_array(context, "context")
         try:
             purpose, join = TurnPurpose(purpose), Join(join)
         except ValueError as error:
             raise TreeError(str(error)) from error
-        self._check_place(parent, ends, join, forked_from, caller)
+        self._check_place(parent, closing_ids, join, forked_from, caller)
         ids = array("i") if parent is None else self.ids(parent)
-        ids += ends
-        ids += new
-        return PreparedTurn(self, parent, ids, ends, new, purpose, join, forked_from, caller)
+        ids += closing_ids
+        ids += context_ids
+        return PreparedTurn(self, parent, ids, closing_ids, context_ids, purpose, join, forked_from, caller)
 
     def commit(
         self,
@@ -76,26 +150,26 @@ class TokenTree(Turns):
         detail: Mapping[str, Any] | None = None,
         status: TurnStatus = TurnStatus.KEPT,
     ) -> Turn:
-        """Add a prepared turn with what was sampled for it, whole or not at all.
+        """Add a prepared turn with what was sampled for it, as a whole or not at all.
 
         Args:
             prepared: From `prepare` of this tree; commits once.
             token_ids: The sampled ids; may be empty.
             logprobs: One for each sampled id.
-            versions: Spans of weight versions covering them; empty: one span of unknown version.
-            finish: Why sampling ended, in the engine's word.
-            prompt_tokens: The engine's count of the prompt, to be checked; None: it did not say.
-            detail: Plain JSON data to keep with the turn; copied.
-            status: What is known of its output: rejected, where it becomes part of a conversation only later, if at
-                all; `restore` says that it has.
+            versions: Spans of weight versions that cover them; empty: one span of unknown version.
+            finish: The engine's finish reason.
+            prompt_tokens: The engine's count of the prompt, which is checked; None: not reported.
+            detail: Plain JSON data to store with the turn; copied.
+            status: REJECTED if the output becomes part of a conversation only later, if at all; `restore` keeps it
+                then.
 
         Returns:
             The turn, now part of the tree.
 
         Raises:
-            CountMismatchError: Ids, logprobs, version spans or prompt do not add up.
-            TreeError: Not prepared here, committed before, changed since, or not token ids. After either error
-                the tree is as it was.
+            CountMismatchError: Ids, logprobs, version spans or prompt do not match.
+            TreeError: The turn was not prepared here, was committed before or changed since, or a value is not a token
+                id. After either error the tree is unchanged.
         """
         parent = prepared.parent
         sampled, spans = token_array(token_ids, "sampled"), copied_spans(versions)
@@ -122,11 +196,11 @@ class TokenTree(Turns):
             if prepared.turn is not None:
                 raise TreeError(f"the turn is already committed, as turn {prepared.turn.id}")
             self._check_place(parent, turn.closing, turn.join, turn.forked_from, turn.caller)
-            flat = self._taken(parent)
+            flat = self._take_branch_ids(parent)
             flat += turn.closing
             flat += turn.context
             if not isinstance(prepared.ids, array) or prepared.ids != flat:
-                raise TreeError("the prompt was changed: it is not the branch so far, closing and context")
+                raise TreeError("the prepared ids were changed: they must be the branch so far, closing and context")
             if prompt_tokens is not None and prompt_tokens != len(flat):
                 raise CountMismatchError(f"the engine counted {prompt_tokens} prompt tokens, {len(flat)} were sent")
             flat += turn.sampled
@@ -137,71 +211,71 @@ class TokenTree(Turns):
         return turn
 
     def reject(self, turn: Turn) -> None:
-        """Mark a turn whose output the agent threw away; it stays in the tree. Rejecting twice is rejecting once."""
+        """Mark a turn whose output the agent discarded; it stays in the tree. Rejecting it again has no effect."""
         self._check_ours(turn)
         with self._lock:
             turn.status = TurnStatus.REJECTED
             self._flat.pop(turn.id, None)
 
     def restore(self, turn: Turn) -> None:
-        """Take a rejection back: its output is part of a conversation after all."""
+        """Undo a rejection: the output is part of a conversation after all."""
         self._check_ours(turn)
         with self._lock:
             turn.status = TurnStatus.KEPT
 
     def branches(self, *, purpose: TurnPurpose | None = TurnPurpose.EPISODE, rejected: bool = False) -> list[Turn]:
-        """Return the last turn of each branch, in the order of commit.
+        """Return the last turn of each branch, in commit order.
 
-        A branch ends at a turn that counts and has no turn that counts behind it: where the last turn was rejected
-        the branch ends before it.
+        A branch ends at a turn that counts and has no later turn that counts: if the last turn was rejected, the branch
+        ends before it.
 
         Args:
             purpose: Which turns count; None: those of every purpose.
             rejected: Whether rejected turns count too.
         """
         turns = self.turns
-        return branch_ends(turns, counted_turns(turns, purpose, rejected))
+        return branch_ends(turns, selected_turns(turns, purpose, rejected))
 
     def trajectories(
         self, *, purpose: TurnPurpose | None = TurnPurpose.EPISODE, rejected: bool = False
     ) -> list[Trajectory]:
-        """Return every branch laid flat, so that each sampled token that counts is trained once over all of them.
+        """Return every branch as a trajectory, so that each sampled token that counts is trained once over all of them.
 
-        A turn that branches share has loss mask 1 in the first of them and 0 in the others; one that does not
-        count has 0 wherever it is.
+        A turn that several branches share has loss mask 1 in the first of them and 0 in the others. A turn that does
+        not count has loss mask 0 everywhere.
 
         Args:
             purpose: Which turns count; None: those of every purpose.
             rejected: Whether rejected turns count too.
         """
         turns = self.turns
-        counted = counted_turns(turns, purpose, rejected)
+        counted = selected_turns(turns, purpose, rejected)
         trajectories, main = [], self.main_leaf()
         for end in branch_ends(turns, counted):
             path = self.path(end)
-            trajectories.append(laid_flat(self.id, path, counted, main=main is not None and end.id == main.id))
+            trajectories.append(flatten_branch(self.id, path, counted, main=main is not None and end.id == main.id))
             counted.difference_update(turn.id for turn in path)
         return trajectories
 
     def main_leaf(self) -> Turn | None:
-        """Return the last turn of the main branch; None when no turn counts.
+        """Return the last turn of the main branch, or None if no turn counts.
 
-        The last one that an agent of the task made itself; only where there is none, the last one of an agent that a
-        tool called.
+        The main branch is the last one made by an agent of the task itself; only if there is none, the last one made by
+        an agent that a tool called.
         """
-        ends = self.branches()
-        own = [end for end in ends if self.path(end)[0].caller is None]
-        return max(own or ends, key=lambda end: end.id, default=None)
+        closing_ids = self.branches()
+        own = [end for end in closing_ids if self.path(end)[0].caller is None]
+        return max(own or closing_ids, key=lambda end: end.id, default=None)
 
     def trajectory(self, leaf: Turn) -> Trajectory:
-        """Return one branch laid flat, as if it were the only one: loss mask 1 on all it sampled and did not reject."""
+        """Return one branch as if it were the only one: loss mask 1 on everything it sampled and did not reject."""
         path = self.path(leaf)
         trained = {turn.id for turn in path if not turn.rejected}
         main = self.main_leaf()
-        return laid_flat(self.id, path, trained, main=main is not None and leaf.id == main.id)
+        return flatten_branch(self.id, path, trained, main=main is not None and leaf.id == main.id)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the whole tree as plain lists, numbers and strings; it comes back exactly."""
+        """Return the whole tree as plain lists, numbers and strings, which `from_dict` reads back exactly."""
         return record_of(self.id, self.turns)
 
     @classmethod
@@ -209,7 +283,7 @@ class TokenTree(Turns):
         """Return the tree that `to_dict` wrote.
 
         Raises:
-            RecordError: An unknown format, or turns that do not make a tree.
+            RecordError: The format is unknown, or the turns do not form a tree.
         """
         id, turns = read_record(data)
         tree = cls(id)
@@ -219,3 +293,89 @@ class TokenTree(Turns):
             except TreeError as error:
                 raise RecordError(f"turn {turn.id} is not part of this tree: {error}") from error
         return tree
+
+    # Called with the lock held.
+
+    def _add(self, turn: Turn) -> None:
+        parent = None if turn.parent is None else self[turn.parent]
+        self._check_place(parent, turn.closing, turn.join, turn.forked_from, turn.caller)
+        start = 0 if parent is None else parent.end
+        if (turn.id, turn.start) != (len(self._turns), start):
+            raise TreeError(f"the next turn must be {len(self._turns)} at {start}, got {turn.id} at {turn.start}")
+        self._turns.append(turn)
+        if parent is not None:
+            self._children.setdefault(parent.id, []).append(turn.id)
+
+    def _take_branch_ids(self, parent: Turn | None) -> array[int]:
+        """Return the ids after which a turn is added; they are no longer kept for the parent."""
+        if parent is None:
+            return array("i")
+        flat = self._flat.pop(parent.id, None)
+        return self._branch_ids(parent) if flat is None else flat
+
+    def _keep(self, tip: Turn, flat: array[int]) -> None:
+        """Keep the ids of the branch that now ends with `tip`."""
+        self._flat[tip.id] = flat
+        if len(self._flat) > _TIPS_KEPT:
+            del self._flat[next(iter(self._flat))]
+
+    def _branch_ids(self, turn: Turn) -> array[int]:
+        ids = array("i")
+        for one in self.path(turn):
+            ids += one.closing
+            ids += one.context
+            ids += one.sampled
+        return ids
+
+    def _check_ours(self, turn: Turn) -> None:
+        if not 0 <= turn.id < len(self._turns) or self._turns[turn.id] is not turn:
+            raise TreeError(f"turn {turn.id} is not a turn of this tree")
+
+    def _check_place(
+        self,
+        parent: Turn | None,
+        closing: array[int],
+        join: Join,
+        forked_from: int | None,
+        caller: tuple[int, str | None] | None,
+    ) -> None:
+        if parent is None:
+            if closing:
+                raise TreeError("closing tokens must be empty without a parent turn to close")
+            if join not in (Join.ROOT, Join.FORKED):
+                raise TreeError(f"join must be 'root' or 'forked' without a parent, got {join.value!r}")
+        else:
+            self._check_ours(parent)
+            if join is Join.ROOT:
+                raise TreeError(f"join must be 'proved', 'kept' or 'forked' after turn {parent.id}, got 'root'")
+        if forked_from is not None:
+            self[forked_from]
+        if caller is not None:
+            if not isinstance(caller, tuple) or len(caller) != 2 or not isinstance(caller[1], str | None):
+                raise TreeError(f"caller must be (turn id, tool call id or None), got {caller!r:.100}")
+            self[caller[0]]
+
+
+def selected_turns(turns: Sequence[Turn], purpose: TurnPurpose | None, rejected: bool) -> set[int]:
+    """Return the ids of the turns that count.
+
+    Args:
+        turns: All turns of a tree, in order of their ids.
+        purpose: The purpose that counts; None: every purpose.
+        rejected: Whether turns whose output was discarded count too.
+    """
+    return {
+        turn.id for turn in turns if (purpose is None or turn.purpose == purpose) and (rejected or not turn.rejected)
+    }
+
+
+def branch_ends(turns: Sequence[Turn], counted: Collection[int]) -> list[Turn]:
+    """Return the turns that count and have no later turn that counts on their branch, in order of their ids."""
+    passed: set[int] = set()
+    closing_ids = []
+    for turn in reversed(turns):  # children come after their parents, so each is seen before its parent
+        if turn.id in counted and turn.id not in passed:
+            closing_ids.append(turn)
+        if turn.parent is not None and (turn.id in counted or turn.id in passed):
+            passed.add(turn.parent)
+    return closing_ids[::-1]

@@ -1,92 +1,184 @@
-"""One engine call as the tree keeps it: `Turn`.
+"""One engine call: `Turn`, its `Segment`s, and the `PreparedTurn` before it is sampled.
 
-Invariant: a turn holds only what it added to its branch (closing, then context, then sampled); what was there
-before belongs to its parents. One logprob and one weight version per sampled token: a `Turn` that breaks this
-cannot be made.
+Invariant: a turn holds only what it added to its branch: closing, then context, then sampled tokens. Every token has
+exactly one origin, and loss is only on sampled tokens. There is one logprob and one weight version per sampled token; a
+`Turn` or `Segment` that violates this cannot be created. Preparing a turn changes nothing: a prepared turn that is
+never committed leaves no trace.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+from enum import Enum, IntEnum
+from typing import Any, overload
 
 from strands_sglang.errors import CountMismatchError
-from strands_sglang.tokens.origin import Origin
-from strands_sglang.tokens.segment import Segment
-from strands_sglang.tokens.versions import VersionSpan, check_spans
+from strands_sglang.tokens.arrays import VersionSpan, check_spans
+
+
+class Origin(IntEnum):
+    """Where a token came from. An int, so that it fits into an int8 array; the numbers never change.
+
+    Example:
+        >>> Origin.SAMPLED.value
+        1
+    """
+
+    CONTEXT = 0
+    """Rendered from the chat template: system, tools, users, tool results, generation prompts."""
+    SAMPLED = 1
+    """Sampled by the engine."""
+    CLOSING = 2
+    """An end-of-turn token that was added because the model did not sample it: its turn was cut off."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """Consecutive tokens of one turn and one origin. Read-only: the turn shares the arrays.
+
+    Example:
+        >>> segment = Segment(Origin.CONTEXT, array("i", [5, 6]), None, (), turn=0)
+        >>> len(segment), segment[0], segment.sampled
+        (2, 5, False)
+    """
+
+    origin: Origin
+    """Origin of all of these tokens."""
+    token_ids: array[int]
+    """The ids (32-bit)."""
+    logprobs: array[float] | None
+    """Log-probability of each token as reported by the engine, same length as the ids; None unless sampled."""
+    versions: tuple[VersionSpan, ...]
+    """Spans of weight versions, counted from the first token of the segment; empty unless sampled."""
+    turn: int
+    """Id of the turn it belongs to."""
+
+    def __post_init__(self) -> None:
+        count = len(self.token_ids)
+        if self.origin is not Origin.SAMPLED:
+            if self.logprobs is not None or self.versions:
+                raise CountMismatchError(f"{self.origin.name} tokens have no logprobs and no weight versions")
+            return
+        if self.logprobs is None or len(self.logprobs) != count:
+            got = "no" if self.logprobs is None else len(self.logprobs)
+            raise CountMismatchError(f"{count} sampled tokens but {got} logprobs")
+        check_spans(self.versions, count)
+
+    @property
+    def sampled(self) -> bool:
+        """Whether these tokens were sampled by the engine."""
+        return self.origin is Origin.SAMPLED
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.token_ids)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> array[int]: ...
+
+    def __getitem__(self, at: int | slice) -> int | array[int]:
+        return self.token_ids[at]
 
 
 class TurnPurpose(str, Enum):
-    """What a turn was sampled for."""
+    """The purpose of a turn.
+
+    Example:
+        >>> TurnPurpose("episode") is TurnPurpose.EPISODE
+        True
+    """
 
     EPISODE = "episode"
     """A step of the agent on its task."""
     SIDE = "side"
-    """A call of the framework itself, such as a summary: recorded apart."""
+    """A call by the framework itself, such as a summary; recorded separately."""
     CONSTRAINED = "constrained"
-    """A step of the agent decoded under a grammar: part of its branch, and not trained by default, because what the
-    grammar allowed is not what the policy chose, nor are its logprobs the policy's."""
+    """A step of the agent decoded under a grammar. It is part of its branch, but not trained by default: the grammar's
+    choices and logprobs are not the policy's."""
 
 
 class TurnStatus(str, Enum):
-    """What became of a turn's output."""
+    """Whether a turn's output is part of the conversation.
+
+    Example:
+        >>> TurnStatus("rejected") is TurnStatus.REJECTED
+        True
+    """
 
     KEPT = "kept"
-    """It is part of the conversation."""
+    """The output is part of the conversation."""
     REJECTED = "rejected"
-    """The agent threw it away; not trained unless asked for."""
+    """The agent discarded the output; not trained by default."""
 
 
 class Join(str, Enum):
-    """How a turn's prompt was joined to what was there before."""
+    """How a turn's prompt was joined to the tokens before it.
+
+    Example:
+        >>> Join("proved") is Join.PROVED
+        True
+    """
 
     ROOT = "root"
-    """The whole conversation was rendered; there was nothing to join."""
+    """The whole conversation was rendered; there was nothing to join to."""
     PROVED = "proved"
-    """Appended by a bridge that was proved for this step."""
+    """Appended by a bridge that is proved for this step."""
     KEPT = "kept"
-    """Appended as it stands although the template would have rewritten history."""
+    """Appended unchanged although the template would rewrite the history."""
     FORKED = "forked"
-    """History differed, or the template rewrites it: a new branch, from the start or from an earlier turn."""
+    """The history differs, or the template rewrites it: a new branch, from the root or from an earlier turn."""
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """The tokens one engine call added to a branch. To be read, not changed; equal only to itself."""
+    """The tokens that one engine call added to a branch. Read-only; equal only to itself.
+
+    Example:
+        >>> spans = (VersionSpan(None, 0, 1),)
+        >>> turn = Turn(0, None, array("i"), array("i", [1, 2]), array("i", [3]), array("d", [-0.1]), spans, start=0)
+        >>> turn.sampled_start, turn.end
+        (2, 3)
+    """
 
     id: int
-    """Index in the tree: the order in which turns were committed, from 0."""
+    """Index in the tree: the commit order, from 0."""
     parent: int | None
-    """Id of the turn before it in the branch; None: it starts a branch."""
+    """Id of the previous turn of the branch; None: the turn starts a branch."""
     closing: array[int]
-    """Tokens added to close the parent's sampled turn; they come first. Empty when it was closed, or no parent."""
+    """Tokens added to close the parent's sampled turn; they come first. Empty if it was closed, or without a parent."""
     context: array[int]
-    """Tokens rendered from the template, behind `closing`."""
+    """Tokens rendered from the template, after `closing`."""
     sampled: array[int]
-    """Tokens that came out of the engine, behind `context`; may be empty."""
+    """Tokens sampled by the engine, after `context`; may be empty."""
     logprobs: array[float]
-    """Log-probability of each sampled token as the engine reported it; same length as `sampled`."""
+    """Log-probability of each sampled token as reported by the engine; same length as `sampled`."""
     versions: tuple[VersionSpan, ...]
     """Spans of weight versions, counted from the first sampled token, covering all; empty without tokens."""
     start: int
-    """Position in the branch of the turn's first token."""
+    """Position of the turn's first token in the branch."""
     finish: str = ""
-    """Why sampling ended, in the engine's word; "" when unknown."""
+    """The engine's finish reason; "" if unknown."""
     purpose: TurnPurpose = TurnPurpose.EPISODE
-    """What it was sampled for."""
+    """The purpose of the turn."""
     status: TurnStatus = TurnStatus.KEPT
-    """What became of its output; the one thing that may change later, by `TokenTree.reject` and `restore`."""
+    """Whether its output is part of the conversation; the only field that may change later (`TokenTree.reject`,
+    `restore`)."""
     join: Join = Join.ROOT
     """How its prompt was joined to the branch."""
     forked_from: int | None = None
     """Id of the turn whose history was rewritten into this branch; None: nothing was rewritten."""
     caller: tuple[int, str | None] | None = None
-    """Id of the turn, and of its tool call (None: unknown), from within which this branch was started, as a
-    sub-agent is; None: from outside."""
+    """Id of the turn, and of its tool call (None: unknown), that started this branch, as for a sub-agent; None: started
+    from outside."""
     detail: dict[str, Any] = field(default_factory=dict)
-    """Plain JSON data about the call: rid, cached tokens, what the caller wants to keep."""
+    """Plain JSON data about the call: request id, cached tokens, and whatever the caller stores."""
 
     def __post_init__(self) -> None:
         count = len(self.sampled)
@@ -96,31 +188,31 @@ class Turn:
 
     @property
     def agent(self) -> str | None:
-        """Name of the agent, or of the node of a graph, that made it; None: not known."""
+        """Name of the agent, or of the node of a graph, that made the turn; None if unknown."""
         name = self.detail.get("agent")
         return name if isinstance(name, str) else None
 
     def __len__(self) -> int:
-        """Return the number of tokens of its own."""
+        """Return the number of its own tokens."""
         return len(self.closing) + len(self.context) + len(self.sampled)
 
     @property
     def sampled_start(self) -> int:
-        """Position in the branch of the first sampled token: also the length of the prompt that was sent."""
+        """Position of the first sampled token in the branch, which is also the length of the prompt that was sent."""
         return self.start + len(self.closing) + len(self.context)
 
     @property
     def end(self) -> int:
-        """Position in the branch after the last sampled token: the length of the branch up to here."""
+        """Position after the last sampled token in the branch: the length of the branch up to here."""
         return self.sampled_start + len(self.sampled)
 
     @property
     def rejected(self) -> bool:
-        """Whether its output was thrown away."""
+        """Whether its output was discarded."""
         return self.status is TurnStatus.REJECTED
 
     def segments(self) -> list[Segment]:
-        """Return closing, context and sampled tokens as segments; empty ones are left out."""
+        """Return closing, context and sampled tokens as segments, without empty ones."""
         segments = []
         if self.closing:
             segments.append(Segment(Origin.CLOSING, self.closing, None, (), self.id))
@@ -129,3 +221,40 @@ class Turn:
         if self.sampled:
             segments.append(Segment(Origin.SAMPLED, self.sampled, self.logprobs, self.versions, self.id))
         return segments
+
+
+@dataclass(slots=True, eq=False)
+class PreparedTurn:
+    """A prompt to send, and the place of its answer in the tree. Created by `TokenTree.prepare`; read-only.
+
+    Example:
+        prepared = tree.prepare(parent, context=ids, join=Join.PROVED)
+        generation = await client.generate(prepared.ids)
+        turn = tree.commit(prepared, generation.token_ids, generation.logprobs)
+    """
+
+    owner: object
+    """The tree that prepared it, and the only one that commits it."""
+    parent: Turn | None
+    """The turn it continues from; None: it starts a branch."""
+    ids: array[int]
+    """The prompt to send: the whole branch so far, then `closing`, then `context` (32-bit). Checked again at commit,
+    and not changed by it."""
+    closing: array[int]
+    """Tokens that close the parent's sampled turn."""
+    context: array[int]
+    """Tokens rendered from the template, after `closing`."""
+    purpose: TurnPurpose
+    """What is sampled for."""
+    join: Join
+    """How the prompt was joined to the branch."""
+    forked_from: int | None
+    """Id of the turn whose history was rewritten into this branch; None: nothing was rewritten."""
+    caller: tuple[int, str | None] | None
+    """Turn and tool call that start this branch; None: started from outside."""
+    turn: Turn | None = None
+    """The committed turn; None until it is committed."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens of the prompt."""
+        return len(self.ids)

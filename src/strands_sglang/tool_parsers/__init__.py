@@ -1,13 +1,17 @@
-"""Sampled text -> tool calls, one model family a file.
+"""Strict parsers of tool calls, one module per model family.
 
-Invariant: a malformed call is never executed and never repaired. It comes out as a `FailedCall`, which says what is
-wrong and where, in words the model can be shown; and a parser raises on no text at all.
+    parser = get_tool_parser("hermes")
+    turn = parser.parse('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+    turn.calls[0].name, turn.calls[0].arguments
+
+Invariant: a malformed call is never executed and never repaired. It becomes a `FailedCall` with the error and its
+position, in a sentence for the model. A parser never raises, whatever the text is.
 """
 
-from strands_sglang.tool_parsers.base import ToolParser
-from strands_sglang.tool_parsers.deepseek_v3 import DeepSeekV3ToolParser
-from strands_sglang.tool_parsers.deepseek_v31 import DeepSeekV31ToolParser
-from strands_sglang.tool_parsers.deepseek_v32 import DeepSeekV32ToolParser
+from strands_sglang.tool_parsers._json import JsonReader, arguments_of, name_of
+from strands_sglang.tool_parsers._sampled_text import SampledText
+from strands_sglang.tool_parsers.base import PlainTextParser, ToolParser
+from strands_sglang.tool_parsers.deepseek import DeepSeekV3ToolParser, DeepSeekV31ToolParser, DeepSeekV32ToolParser
 from strands_sglang.tool_parsers.gemma import GemmaToolParser
 from strands_sglang.tool_parsers.glm import GLMToolParser, GlmToolParser
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
@@ -17,7 +21,7 @@ from strands_sglang.tool_parsers.llama3_json import Llama3JsonToolParser
 from strands_sglang.tool_parsers.minimax_m2 import MiniMaxM2ToolParser
 from strands_sglang.tool_parsers.mistral import MistralToolParser
 from strands_sglang.tool_parsers.nemotron import NemotronToolParser
-from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParsedTurn, ParseFailure, ToolCall
 from strands_sglang.tool_parsers.phi4 import Phi4ToolParser
 from strands_sglang.tool_parsers.pythonic import PythonicToolParser
 from strands_sglang.tool_parsers.qwen3_coder import Qwen3CoderToolParser, QwenXMLToolParser
@@ -46,6 +50,12 @@ __all__ = [
     "ToolCall",
     "FailedCall",
     "ParseFailure",
+    "PlainTextParser",
+    "SampledText",
+    "CallFault",
+    "JsonReader",
+    "name_of",
+    "arguments_of",
     "get_tool_parser",
     "register_tool_parser",
     "tool_parser_names",

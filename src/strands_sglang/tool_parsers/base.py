@@ -1,49 +1,70 @@
-"""What every family's parser is: a sampled turn in, `ParsedTurn` out.
+"""`ToolParser`, the base class of every parser: a sampled turn in, a `ParsedTurn` out.
 
-To add a family: one file, one subclass, its `scan`. `SampledText` finds markers, `JsonReader` reads JSON where it
-stands, `CallFault` says what is wrong.
+To add a family, write one module with one subclass that defines `scan`. `SampledText` finds markers, `JsonReader` reads
+JSON in place, and `CallFault` describes the error in a call. docs/contributing/add-a-parser.md is a guide.
 """
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
-from strands_sglang.tool_parsers.parsed import FailedCall, Found, ParsedTurn, ToolCall
-from strands_sglang.tool_parsers.reasoning import ReasoningSplit, outside_reasoning, split_reasoning
-from strands_sglang.tool_parsers.sampled import SampledText
+from typing_extensions import override
+
+from strands_sglang.tool_parsers._sampled_text import SampledText
+from strands_sglang.tool_parsers.parsed import (
+    FailedCall,
+    Found,
+    ParsedTurn,
+    ReasoningSplit,
+    ToolCall,
+    outside_reasoning,
+    split_reasoning,
+)
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""JSON schema of the parameters of each tool on offer, by the tool's name; empty when not known."""
+"""JSON schema of each tool's parameters, by tool name; empty if unknown."""
 
 
 class ToolParser(ABC):
-    """Takes a sampled turn apart. Has no state: one object serves any number of turns and threads at once."""
+    r"""Parses a sampled turn. A parser has no state: one object serves any number of turns and threads at once.
+
+    Example:
+        class LineParser(ToolParser):
+            name = "line"
+            call_markers = markers = ("CALL ",)
+
+            def scan(self, text, at, schemas):
+                while (start := text.mark("CALL ", at)) >= 0:
+                    at = text.find("\n", start) if "\n" in text[start:] else len(text)
+                    yield ToolCall(text[start + 5 : at], {}, text[start:at], start)
+    """
 
     name: ClassVar[str]
-    """The family, as users write it."""
+    """Name of the family, as users write it."""
     reasoning_markers: ClassVar[tuple[str, str]] = ("<think>", "</think>")
-    """What opens and closes reasoning; a prompt that ends with the first has opened it."""
+    """Opening and closing marker of reasoning; a prompt that ends with the first has opened it."""
     call_markers: ClassVar[tuple[str, ...]] = ()
-    """Texts that a call may begin with; a live stream holds its text back from there on. A single character counts only
-    at the beginning of the turn's text."""
+    """Texts with which a call may begin. Streaming holds back all text from the first of them on. A single character
+    counts only at the beginning of the turn's text."""
     shows_text: ClassVar[bool] = True
-    """Whether text before a call's marker is text for certain, and may be shown while the turn is sampled."""
+    """Whether text before a call marker is certain to be text, so that it may be streamed."""
     markers: ClassVar[tuple[str, ...]] = ()
-    """Every word the format is made of. A turn whose last token is one of them was cut there: it did not end."""
+    """Every fixed text of the format. A turn whose last token is one of them was cut off there."""
     endings: ClassVar[tuple[str, ...]] = ()
-    """Those of the markers that do end a turn, and are part of its words all the same."""
+    """Markers that may be the last token of a complete turn."""
 
     def parse(self, text: str, *, reasoning_open: bool = False, schemas: Schemas | None = None) -> ParsedTurn:
-        """Take one turn apart; raises on no text.
+        """Parse one turn. Never raises, whatever the text is.
 
         Args:
-            text: The sampled turn, decoded, without its end-of-turn token and with every other special token visible.
-                A `SampledText` knows which markers are tokens.
-            reasoning_open: The prompt had already opened the reasoning, so the turn begins inside it.
-            schemas: JSON schema of the parameters of each tool, by its name, for formats that write every value as
-                bare text (`123`: a number or a string?); None when not known.
+            text: The decoded turn, without its end-of-turn token and with every other special token visible. A
+                `SampledText` records which markers are tokens.
+            reasoning_open: Whether the prompt already opened the reasoning, so that the turn begins inside it.
+            schemas: JSON schema of each tool's parameters, by tool name, for formats that write every value as bare
+                text (is `123` a number or a string?); None if unknown.
 
         Returns:
             The reasoning, the text, the calls and the failed calls.
@@ -59,27 +80,27 @@ class ToolParser(ABC):
         return assemble(sampled, split, found)
 
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
-        """Yield the calls, failed calls and frames of a turn in the order of the text, none overlapping another.
+        """Yield calls, failed calls and frames of a turn in text order, without overlaps.
 
         Args:
             text: The whole turn.
-            at: Where its reasoning ends; nothing before is a call.
+            at: Offset at which its reasoning ends; nothing before it is a call.
             schemas: See `parse`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define scan, or parse")
 
 
 def assemble(text: str, split: ReasoningSplit, found: Iterable[Found]) -> ParsedTurn:
-    """Put a turn together from its parts.
+    """Build a `ParsedTurn` from its parts.
 
     Args:
         text: The whole turn.
-        split: Its reasoning, cut off.
-        found: The calls, failed calls and frames behind the reasoning, in the order of the text.
+        split: The turn, split after its reasoning.
+        found: Calls, failed calls and frames after the reasoning, in text order.
 
     Returns:
-        The turn. Its text is what stands behind the reasoning; where calls, good or failed, were taken out of it, the
-        newlines around them go too, blank pieces are dropped and the others joined with a newline.
+        The turn. Its text is everything after the reasoning that was not found. Where something was removed,
+        surrounding newlines are removed too, blank pieces are dropped and the others are joined with a newline.
     """
     calls: list[ToolCall] = []
     failures: list[FailedCall] = []
@@ -97,3 +118,50 @@ def assemble(text: str, split: ReasoningSplit, found: Iterable[Found]) -> Parsed
         pieces.append(text[at:])
         remains = "\n".join(piece.strip("\n") for piece in pieces if piece.strip())
     return ParsedTurn(split.reasoning, remains, tuple(calls), tuple(failures), split.closed, split.rest_start)
+
+
+MAX_FAILED = 1000
+"""Largest number of failed calls per turn; the last of them includes the rest of the turn."""
+
+
+class FramedToolParser(ToolParser):
+    """A parser of calls inside frames: fixed text around calls that belongs to none of them.
+
+        <TOOLCALL>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]</TOOLCALL>
+
+    Each object is a call with a text of its own; the markers, the brackets and the comma are the frame. A list of half
+    a million zeros is one mistake rather than half a million, so a turn is not read beyond its `MAX_FAILED`th failed
+    call. Subclasses define `read` in place of `scan`.
+    """
+
+    @override
+    def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
+        """Yield the items of `read`, up to the `MAX_FAILED`th failed call."""
+        failed = 0
+        for item in self.read(text, at, schemas):
+            if isinstance(item, FailedCall):
+                failed += 1
+                if failed == MAX_FAILED:
+                    yield replace(item, raw=text[item.start :])
+                    return
+            yield item
+
+    def read(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
+        """Yield calls, failed calls and frames in text order; see `ToolParser.scan`."""
+        raise NotImplementedError(f"{type(self).__name__} must define read")
+
+
+class PlainTextParser(ToolParser):
+    """The parser of models without tools: reasoning and text, no calls.
+
+    Example:
+        >>> PlainTextParser().parse("<tool_call>{}</tool_call>").text
+        '<tool_call>{}</tool_call>'
+    """
+
+    name: ClassVar[str] = "none"
+
+    @override
+    def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
+        """Yield nothing."""
+        return iter(())

@@ -1,20 +1,20 @@
-"""The format of FunctionGemma and of Gemma 4: the same grammar, written with other markers.
+"""The format of FunctionGemma and of Gemma 4: one grammar with different markers.
 
     <start_function_call>call:f{city:<escape>Paris<escape>,days:3,units:[<escape>C<escape>]}<end_function_call>
     <|tool_call>call:f{city:<|"|>Paris<|"|>,days:3,nested:{deep:true,none:null}}<tool_call|>
 
-What the chat templates write is what is read: strings stand between two string marks and are verbatim, as there are no
-escapes; keys stand bare at every depth; `true`, `false` and numbers are those of JSON. The templates wrote `None` for
-nothing before they wrote `null`, so both are read; a bare word cannot be a string, so neither means anything else.
-They sort keys and write no white space; models do not always, and JSON's white space between values says nothing.
-All else is broken, and models do write some of it: keys and strings in quotes, `key=value`, a last comma.
+Accepted is what the chat templates write: strings are verbatim between two string marks, without escapes; keys are bare
+at every depth; `true`, `false` and numbers are JSON's. The templates wrote `None` before they wrote `null`, so both are
+accepted; a bare word cannot be a string, so neither is ambiguous. The templates sort keys and write no whitespace;
+models do not always, so JSON whitespace is allowed between values. Everything else is malformed, including what models
+sometimes write: quoted keys and strings, `key=value`, a trailing comma.
 
-A marker between two string marks is part of the string. So it is where a broken call ends, too: strings behind the
-fault are passed over when its closing marker is looked for, and one without a second mark takes the rest of the turn
-along. What stands in a thought channel is never a call, also where such a channel opens in the middle of a turn.
+A marker between two string marks is part of the string, also in a malformed call: strings after the error are skipped
+when its closing marker is searched for, and a string without a second mark extends to the end of the turn. Text in a
+thought channel is never a call, also where such a channel opens in the middle of a turn.
 
-Invariant: the markers and string marks of a call are those of one model. A key stands for one value, has no blank at
-its end, and holds none of the characters that the grammar is made of.
+Invariant: the markers and string marks of a call are those of one model. A key occurs once in its object, has no blank
+at its end, and contains none of the grammar's own characters.
 """
 
 from __future__ import annotations
@@ -26,29 +26,28 @@ from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
+from strands_sglang.tool_parsers._json import MAX_DEPTH, MAX_DIGITS, float_problem, skip_space
+from strands_sglang.tool_parsers._sampled_text import Markers, SampledText
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.fault import CallFault
-from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure, ToolCall
-from strands_sglang.tool_parsers.sampled import Markers, SampledText
-from strands_sglang.tool_parsers.strict_json import MAX_DEPTH, MAX_DIGITS, skip_space, unheld
+from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, ToolCall
 
 
 class _Dialect(NamedTuple):
     """The markers of one model."""
 
     opening: str
-    """What begins a call."""
+    """Begins a call."""
     closing: str
-    """What ends it."""
+    """Ends a call."""
     string: str
-    """What stands before and behind each string."""
+    """Begins and ends each string."""
     ends: Markers
-    """What to look for behind a fault: the closing marker, and strings to pass over."""
+    """What to search for after an error: the closing marker, and strings to skip."""
 
 
 _FUNCTION_GEMMA = ("<start_function_call>", "<end_function_call>", "<escape>")
 _GEMMA_4 = ("<|tool_call>", "<tool_call|>", '<|"|>')
-_DIALECTS = {words[0]: _Dialect(*words, Markers(*words[1:])) for words in (_FUNCTION_GEMMA, _GEMMA_4)}
+_DIALECTS = {markers[0]: _Dialect(*markers, Markers(*markers[1:])) for markers in (_FUNCTION_GEMMA, _GEMMA_4)}
 _THOUGHT, _THOUGHT_END = "<|channel>", "<channel|>"
 _BEGINNINGS = Markers(*_DIALECTS, _THOUGHT)
 
@@ -60,14 +59,19 @@ _SCALAR = re.compile(
 )
 _AFTER = re.compile(r"[ \t\n\r]*([,\]}]?)[ \t\n\r]*")
 _CUT = re.compile(r"[ \t\n\r]*|-|-?[0-9.]+(?:[eE][+-]?)?|t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?|N(?:on?)?")
-"""What can stand between a fault and the end of a text that was cut in the middle of a value."""
+"""What can be between an error and the end of a text that was cut off in the middle of a value."""
 
-_WORDS = {"true": True, "false": False, "null": None, "None": None}
+_CONSTANTS = {"true": True, "false": False, "null": None, "None": None}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class GemmaToolParser(ToolParser):
-    """Strict parser of `call:NAME{key:value}` between the markers of FunctionGemma or of Gemma 4."""
+    """Strict parser of `call:NAME{key:value}` between the markers of FunctionGemma or of Gemma 4.
+
+    Example:
+        >>> GemmaToolParser().parse('<|tool_call>call:f{city:<|"|>Rome<|"|>,days:3}<tool_call|>').calls[0].arguments
+        {'city': 'Rome', 'days': 3}
+    """
 
     name: ClassVar[str] = "gemma"
     reasoning_markers: ClassVar[tuple[str, str]] = (f"{_THOUGHT}thought", _THOUGHT_END)
@@ -76,11 +80,11 @@ class GemmaToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield what begins with an opening marker; see `ToolParser.scan`. The format has types of its own."""
+        """Yield everything that begins with an opening marker; see `ToolParser.scan`. No schema is needed."""
         own = {opening for opening in _DIALECTS if text.has_token(opening)}
         while (mark := _BEGINNINGS.next(text, at)) is not None:
             if own and mark.marker in _DIALECTS and mark.marker not in own:
-                at = mark.end  # the other model's marker: letters here
+                at = mark.end  # a marker of the other model is plain text here
                 continue
             if mark.marker == _THOUGHT:
                 end = text.mark(_THOUGHT_END, mark.end)
@@ -94,7 +98,7 @@ class GemmaToolParser(ToolParser):
 
 
 class _Call:
-    """What begins with an opening marker."""
+    """Text that begins with an opening marker."""
 
     def __init__(self, text: SampledText, start: int, dialect: _Dialect) -> None:
         self._text, self._start, self._dialect = text, start, dialect
@@ -119,23 +123,23 @@ class _Call:
         if found.end() == len(text) or (len(text) - at < 5 and "call:".startswith(text[at:])):
             raise _fault("the text ends before the arguments", len(text))
         if not found[1]:
-            words = f"Behind {self._dialect.opening} there must be call:NAME{{, with the name of a tool"
-            raise CallFault(ParseFailure.MISSING_NAME, words, past=at, at=at)
+            message = f"After {self._dialect.opening} there must be call:NAME{{, with the name of a tool"
+            raise CallFault(ParseFailure.MISSING_NAME, message, past=at, at=at)
         if not text.startswith("{", found.end()):
-            words = "The name of a tool must be followed by its arguments in braces, as in call:NAME{key:value}"
-            raise CallFault(ParseFailure.BAD_ARGUMENTS, words, past=found.end(), at=found.end())
+            message = "The name of a tool must be followed by its arguments in braces, as in call:NAME{key:value}"
+            raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=found.end(), at=found.end())
         return found[1], found.end() + 1
 
     def _arguments(self, at: int) -> tuple[dict[str, Any], int]:
-        """Read the arguments, from behind their opening brace. Calls itself for nothing inside them."""
+        """Read the arguments, starting after their opening brace. Not recursive."""
         text = self._text
-        keys: dict[str, None] = {}  # in their order; none in a list
+        keys: dict[str, None] = {}  # in order; empty in a list
         values: list[Any] = []
         closing = "}"
         around: list[tuple[dict[str, None], list[Any], str]] = []
         stop = at = skip_space(text, at)
         while True:
-            # Behind an opening, where `at` is `stop`: the end, or a value; behind a comma: one more value.
+            # After an opening bracket, where `at` is `stop`: the end, or a value; after a comma: another value.
             if at > stop or not text.startswith(closing, at):
                 if closing == "}":
                     at = self._key(keys, at)
@@ -143,8 +147,8 @@ class _Call:
                 if opening == "[" or opening == "{":
                     around.append((keys, values, closing))
                     if len(around) == MAX_DEPTH:
-                        words = f"The arguments are nested more than {MAX_DEPTH} levels deep"
-                        raise CallFault(ParseFailure.INVALID_LITERAL, words, past=at)
+                        message = f"The arguments are nested more than {MAX_DEPTH} levels deep"
+                        raise CallFault(ParseFailure.INVALID_LITERAL, message, past=at)
                     keys, values, closing = {}, [], "]" if opening == "[" else "}"
                     stop = at = skip_space(text, at + 1)
                     continue
@@ -154,7 +158,7 @@ class _Call:
                     continue
                 if separator != closing:
                     raise _fault(f"expecting , or {closing}", stop)
-            # What ends at `stop` is a value of what is around it, which may end as well.
+            # The container that ends at `stop` is a value of the enclosing one, which may end as well.
             while around:
                 value = values if closing == "]" else dict(zip(keys, values, strict=True))
                 keys, values, closing = around.pop()
@@ -168,17 +172,17 @@ class _Call:
                 return dict(zip(keys, values, strict=True)), stop + 1
 
     def _key(self, keys: dict[str, None], at: int) -> int:
-        """Read one more key and its colon; return where its value begins."""
+        """Read the next key and its colon; return where its value begins."""
         found = _KEY.match(self._text, at)
         assert found is not None  # matches everywhere
         key, end = found[0], found.end()
         if end == len(self._text):
             raise _fault("expecting a key and :", end)
         if not key or key != key.strip() or not self._text.startswith(":", end):
-            raise _fault("expecting a key, which stands bare, and : behind it", at)
+            raise _fault("expecting a bare key followed by :", at)
         if key in keys:
-            words = f"The key {ascii(key)[:60]} stands twice in one object"
-            raise CallFault(ParseFailure.DUPLICATE_KEY, words, past=at, at=at)
+            message = f"The key {ascii(key)[:60]} occurs twice in one object"
+            raise CallFault(ParseFailure.DUPLICATE_KEY, message, past=at, at=at)
         keys[key] = None
         return skip_space(self._text, end + 1)
 
@@ -189,21 +193,21 @@ class _Call:
             string, past = self._string(at)
             return string, *_after(self._text, past)
         digits, real, word, separator = found.groups()
-        value = _number(digits, real is None, at) if word is None else _WORDS[word]
+        value = _number(digits, real is None, at) if word is None else _CONSTANTS[word]
         return value, separator, found.start(4), found.end()
 
     def _string(self, at: int) -> tuple[str, int]:
-        """Read a string; return it, and where its second mark ends."""
+        """Read a string; return it, and the offset after its second mark."""
         text, mark = self._text, self._dialect.string
         if not text.marks(mark, at):
-            raise _fault(f"expecting a value; a string stands between {mark} and {mark}", at)
+            raise _fault(f"expecting a value; a string is written between {mark} and {mark}", at)
         end = text.mark(mark, at + len(mark))
         if end < 0:
             raise _fault(f"a string has no closing {mark}", len(text))
         string = text[at + len(mark) : end]
         if not string.isascii() and _SURROGATE.search(string):
-            words = "A string holds half of a surrogate pair"
-            raise CallFault(ParseFailure.INVALID_LITERAL, words, past=end + len(mark), at=at)
+            message = "A string contains a lone surrogate"
+            raise CallFault(ParseFailure.INVALID_LITERAL, message, past=end + len(mark), at=at)
         return string, end + len(mark)
 
     def _end(self, past: int) -> int:
@@ -213,15 +217,15 @@ class _Call:
         if text.marks(closing, at):
             return at + len(closing)
         if any(text.marks(opening, at) for opening in _DIALECTS):
-            words = f"Another tool call begins before {closing} has ended this one"
-            raise CallFault(ParseFailure.UNCLOSED, words, past=past, at=at)
+            message = f"Another tool call begins before {closing} closes this one"
+            raise CallFault(ParseFailure.UNCLOSED, message, past=past, at=at)
         if text.mark(closing, at) < 0:
             raise CallFault(ParseFailure.UNCLOSED, f"The tool call has no {closing}", past=past)
-        words = f"Between the arguments of a tool call and {closing} there must be nothing else"
-        raise CallFault(ParseFailure.TRAILING_TEXT, words, past=past, at=at)
+        message = f"Between the arguments of a tool call and {closing} there must be nothing else"
+        raise CallFault(ParseFailure.TRAILING_TEXT, message, past=past, at=at)
 
     def _failed(self, fault: CallFault, name: str | None) -> FailedCall:
-        """Return the failed call: up to the next closing marker that stands in no string, else to the end."""
+        """Return the failed call: up to the next closing marker outside of a string, else to the end of the text."""
         text, string = self._text, self._dialect.string
         mark = self._dialect.ends.next(text, fault.past)
         while mark is not None and mark.marker == string:
@@ -232,8 +236,8 @@ class _Call:
         if fault.failure is ParseFailure.INVALID_LITERAL and fault.at is not None:
             rest = text[fault.at : fault.at + len(string)]
             if _CUT.fullmatch(text, fault.at) or (rest != string and string.startswith(rest)):
-                words = f"The turn ended in the middle of a tool call, before {self._dialect.closing}"
-                fault = CallFault(ParseFailure.UNCLOSED, words, past=len(text))
+                message = f"The turn ended in the middle of a tool call, before {self._dialect.closing}"
+                fault = CallFault(ParseFailure.UNCLOSED, message, past=len(text))
         return fault.failed(text, self._start, len(text), name)
 
 
@@ -242,19 +246,19 @@ def _number(digits: str, whole: bool, at: int) -> int | float:
     if len(digits) <= MAX_DIGITS:
         try:
             value = int(digits) if whole else float(digits)
-        except ValueError:  # the process has a lower limit of its own
+        except ValueError:  # this process has a lower limit
             pass
-    if isinstance(value, float) and (fault := unheld(value, digits)):
+    if isinstance(value, float) and (fault := float_problem(value, digits)):
         raise _fault(f"the number {digits[:20]}{'…' * (len(digits) > 20)} is {fault}, or too long", at)
     return value
 
 
 def _after(text: str, at: int) -> tuple[str, int, int]:
-    """Return the comma or closing bracket behind a value, its offset, and where the text goes on behind it."""
+    """Return the comma or closing bracket after a value, its offset, and where the text continues after it."""
     found = _AFTER.match(text, at)
     assert found is not None  # matches everywhere
     return found[1], found.start(1), found.end()
 
 
-def _fault(words: str, at: int) -> CallFault:
-    return CallFault(ParseFailure.INVALID_LITERAL, f"The arguments are not valid: {words}", past=at, at=at)
+def _fault(message: str, at: int) -> CallFault:
+    return CallFault(ParseFailure.INVALID_LITERAL, f"The arguments are not valid: {message}", past=at, at=at)

@@ -1,14 +1,14 @@
-"""The format of GLM-4.5, GLM-4.6 and GLM-4.7: the name, then keys and bare values between tags.
+"""The format of GLM-4.5, GLM-4.6 and GLM-4.7: the tool's name, then keys and bare values between tags.
 
     <tool_call>calculator
     <arg_key>expression</arg_key>
     <arg_value>12*7+3</arg_value>
     </tool_call>
 
-GLM-4.7 writes the same without newlines: white space between tags and around the name is free. A value is everything
-between its two tags, white space included; whether it is a number or a string is for the tool's schema to say
-(`value.py`). All six tags are tokens of these models, so as letters they are part of a value like any others. Text
-that is no sampled turn does not know tokens: there, a tag in a value breaks the call.
+GLM-4.7 writes the same without newlines: whitespace between tags and around the name is free. A value is everything
+between its two tags, whitespace included; the tool's schema decides its type (`schemas.py`). All six tags are tokens of
+these models, so the same letters inside a value are part of it. A plain string has no tokens: a tag in a value then
+breaks the call.
 
 Invariant: a call is a name and pairs of a key and a value, each between its own tags, and nothing else.
 """
@@ -20,31 +20,36 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from strands_sglang.tool_parsers._json import skip_space
+from strands_sglang.tool_parsers._sampled_text import Mark, Markers, SampledText
+from strands_sglang.tool_parsers._tags import checked_key, checked_name
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.fault import CallFault, shown
-from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure, ToolCall
-from strands_sglang.tool_parsers.sampled import Mark, Markers, SampledText
-from strands_sglang.tool_parsers.strict_json import skip_space
-from strands_sglang.tool_parsers.tags import checked_key, checked_name
-from strands_sglang.tool_parsers.value import Values
+from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, ToolCall, quoted
+from strands_sglang.tool_parsers.schemas import Values
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"
 _VALUE, _VALUE_END = "<arg_value>", "</arg_value>"
-_WORDS = (_OPENING, _CLOSING, _KEY, _KEY_END, _VALUE, _VALUE_END)
-_ANY = Markers(*_WORDS)
+_MARKERS = (_OPENING, _CLOSING, _KEY, _KEY_END, _VALUE, _VALUE_END)
+_ANY = Markers(*_MARKERS)
 
 
 class GlmToolParser(ToolParser):
-    """Strict parser of `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`."""
+    """Strict parser of `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`.
+
+    Example:
+        >>> text = "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
+        >>> GlmToolParser().parse(text).calls[0].arguments
+        {'a': '1'}
+    """
 
     name: ClassVar[str] = "glm"
     call_markers: ClassVar[tuple[str, ...]] = (_OPENING,)
-    markers: ClassVar[tuple[str, ...]] = _WORDS
+    markers: ClassVar[tuple[str, ...]] = _MARKERS
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield what begins with `<tool_call>`; see `ToolParser.scan`."""
+        """Yield everything that begins with `<tool_call>`; see `ToolParser.scan`."""
         values = Values(schemas)
         start = text.mark(_OPENING, at)
         while start >= 0:
@@ -74,12 +79,12 @@ def _arguments(text: SampledText, name: str, mark: Mark, values: Values) -> tupl
         _expect(mark, _KEY_END, f"the end of the key, {_KEY_END}")
         key = checked_key(text, key_start, mark.start)
         if key in arguments:
-            words = f"The key {shown(key)} is given twice"
-            raise CallFault(ParseFailure.DUPLICATE_KEY, words, past=key_start, at=key_start)
+            message = f"The key {quoted(key)} is given twice"
+            raise CallFault(ParseFailure.DUPLICATE_KEY, message, past=key_start, at=key_start)
         mark = _follow(text, mark)
-        _expect(mark, _VALUE, f"the value of {shown(key)}, {_VALUE}")
+        _expect(mark, _VALUE, f"the value of {quoted(key)}, {_VALUE}")
         value_start, mark = mark.end, _next(text, mark.end)
-        _expect(mark, _VALUE_END, f"the end of the value of {shown(key)}, {_VALUE_END}")
+        _expect(mark, _VALUE_END, f"the end of the value of {quoted(key)}, {_VALUE_END}")
         arguments[key] = values.read(name, key, text, value_start, mark.start)
         mark = _follow(text, mark)
     return arguments, mark.end
@@ -94,31 +99,31 @@ def _next(text: SampledText, at: int) -> Mark:
 
 
 def _follow(text: SampledText, mark: Mark) -> Mark:
-    """Return the tag that follows another, with nothing but white space between them."""
+    """Return the tag that follows another, with only whitespace between them."""
     at = skip_space(text, mark.end)
     following = _next(text, at)
     if at < following.start:
-        words = f"Between {mark.marker} and {following.marker} there must be nothing else"
-        raise CallFault(ParseFailure.BAD_ARGUMENTS, words, past=at, at=at)
+        message = f"Between {mark.marker} and {following.marker} there must be nothing else"
+        raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=at, at=at)
     return following
 
 
-def _expect(mark: Mark, wanted: str, due: str) -> None:
-    """Raise a fault when a tag is not the one that is due."""
-    if mark.marker != wanted:
-        cut = mark.marker in (_OPENING, _CLOSING) or wanted in (_KEY_END, _VALUE_END)
+def _expect(mark: Mark, marker: str, expected: str) -> None:
+    """Raise a fault unless a tag is the expected one."""
+    if mark.marker != marker:
+        cut = mark.marker in (_OPENING, _CLOSING) or marker in (_KEY_END, _VALUE_END)
         failure = ParseFailure.UNCLOSED if cut else ParseFailure.BAD_ARGUMENTS
-        raise CallFault(failure, f"{mark.marker} stands where {due} should", past=mark.start, at=mark.start)
+        raise CallFault(failure, f"Found {mark.marker} in place of {expected}", past=mark.start, at=mark.start)
 
 
 def _failed(text: SampledText, start: int, name: str | None, fault: CallFault) -> FailedCall:
-    """Return the failed call: up to the next closing marker behind what was read, else to the end of the text."""
+    """Return the failed call: up to the next closing marker after what was read, else to the end of the text."""
     closing = text.mark(_CLOSING, fault.past)
     if closing >= 0:
         return fault.failed(text, start, closing + len(_CLOSING), name)
-    words = f"{_OPENING} is not closed with {_CLOSING}, so nothing behind it was run"
-    return CallFault(ParseFailure.UNCLOSED, words, past=len(text)).failed(text, start, len(text), name)
+    message = f"{_OPENING} is not closed with {_CLOSING}, so nothing after it was run"
+    return CallFault(ParseFailure.UNCLOSED, message, past=len(text)).failed(text, start, len(text), name)
 
 
 GLMToolParser = GlmToolParser
-"""The published package's name for it."""
+"""The published package's name of this parser."""

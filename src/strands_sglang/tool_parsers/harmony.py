@@ -1,25 +1,25 @@
-"""The harmony format, which gpt-oss writes: a turn is a row of messages, each on a channel.
+"""The harmony format of gpt-oss: a turn is a sequence of messages, each on a channel.
 
     <|channel|>analysis<|message|>I need the weather.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}<|call|>
 
-There is no newline between messages, and the prompt ends with `<|start|>assistant`: the first one begins behind that.
-A header names a channel; a recipient (` to=functions.NAME`), in front of the channel, as the chat template writes it,
-or behind it, as the models write it; and perhaps a content type, such as ` json` or ` <|constrain|>json`.
+There is no newline between messages. The prompt ends with `<|start|>assistant`, so the first message begins after that.
+A header names a channel; a recipient (` to=functions.NAME`), before the channel, as the chat template writes it, or
+after it, as the models write it; and optionally a content type, such as ` json` or ` <|constrain|>json`.
 
-- `analysis` without a recipient is reasoning. It ends with `<|end|>` and with nothing else: a call in it is a draft.
-- `final` is text, and so is `commentary` without a recipient. `<|end|>` ends it, or the end of the turn.
-- `commentary` to `functions.NAME` is a call. Its content is one JSON object, and its end is `<|call|>`. So is
-  `analysis` to `functions.NAME`: the models address tools there almost as often, and a message to a tool is no
-  thought. Whatever word stands for the content type (`json`, `code`), the content is read as JSON.
+- `analysis` without a recipient is reasoning. Only `<|end|>` ends it: a call inside of it is a draft.
+- `final` is text, and so is `commentary` without a recipient. `<|end|>` or the end of the turn ends it.
+- `commentary` to `functions.NAME` is a call. Its content is one JSON object, and `<|call|>` ends it. So is `analysis`
+  to `functions.NAME`: the models address tools there almost as often. The content is read as JSON whatever the content
+  type is (`json`, `code`).
 
-All else that is meant for a tool is a failed call: another recipient, or two (MISSING_NAME); no channel, another one,
-or a message inside one that has not ended (MISPLACED); another end (UNCLOSED).
-So is a message that ends with `<|call|>` and has no recipient. Other messages with a broken header are text as they
-stand, as is a turn without any header. Text is joined with newlines, and so is reasoning.
+Every other message to a tool is a failed call: another recipient, or two (MISSING_NAME); no channel, another channel,
+or a message inside an unfinished one (MISPLACED); another end (UNCLOSED). So is a message that ends with `<|call|>` and
+has no recipient. Other messages with a malformed header are text, unchanged, as is a turn without any header. Pieces of
+text are joined with newlines, and so are pieces of reasoning.
 
-Invariant: the JSON decides where the content of a call ends, so a marker inside a string is part of the string. Behind
-a broken call, the turn goes on behind the next marker that ends a message; never at a `<|start|>` before it.
+Invariant: the JSON decides where the content of a call ends, so a marker inside a string is part of the string. After a
+malformed call, the turn continues after the next marker that ends a message, never at a `<|start|>` before it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ from typing import ClassVar, NamedTuple
 
 from typing_extensions import override
 
+from strands_sglang.tool_parsers._json import JsonReader, as_arguments, skip_space
+from strands_sglang.tool_parsers._sampled_text import Mark, Markers, SampledText
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.call_object import as_arguments
-from strands_sglang.tool_parsers.fault import CallFault
-from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure, ToolCall
-from strands_sglang.tool_parsers.sampled import Mark, Markers, SampledText
-from strands_sglang.tool_parsers.strict_json import JsonReader, skip_space
+from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParsedTurn, ParseFailure, ToolCall
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -52,38 +50,44 @@ _FUNCTION = re.compile(r"functions\.([\w.-]+)")
 
 
 class HarmonyToolParser(ToolParser):
-    """Strict parser of messages on channels, of which those to `functions.NAME` are calls."""
+    """Strict parser of messages on channels; messages to `functions.NAME` are calls.
+
+    Example:
+        >>> text = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
+        >>> HarmonyToolParser().parse(text).calls[0].arguments
+        {'a': 1}
+    """
 
     name: ClassVar[str] = "harmony"
     reasoning_markers: ClassVar[tuple[str, str]] = (_ANALYSIS, _END)
     call_markers: ClassVar[tuple[str, ...]] = (_START, _CHANNEL, " to=functions.")
-    shows_text: ClassVar[bool] = False  # how a message ends tells what it was
+    shows_text: ClassVar[bool] = False  # only the end of a message shows what it is
     markers: ClassVar[tuple[str, ...]] = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL)
     endings: ClassVar[tuple[str, ...]] = (_CALL,)
 
     @override
     def parse(self, text: str, *, reasoning_open: bool = False, schemas: Schemas | None = None) -> ParsedTurn:
-        """Take one turn apart; see `ToolParser.parse`. JSON has types of its own."""
+        """Parse one turn; see `ToolParser.parse`. No schema is needed."""
         turn = _Turn(SampledText.of(text))
         turn.read(reasoning_open)
         return turn.parsed()
 
 
 class _Header(NamedTuple):
-    """What stands before the content of a message."""
+    """The header of a message."""
 
     channel: str | None
-    """The channel; None when the header is broken."""
+    """The channel; None if the header is malformed."""
     recipients: set[str]
-    """Who it is for, of whom a call has one; nobody when it is for the user."""
+    """The recipients; a call has exactly one, a message to the user none."""
     was_cut: bool
-    """Whether it is good as far as it goes, and the end of the text ends it."""
+    """Whether the text ends in the middle of an otherwise valid header."""
     stop: Mark | None
-    """What ends it; `<|message|>` in a good one, None when that is the end of the text."""
+    """The marker that ends the header: `<|message|>` in a valid one; None if the text ends there."""
 
 
 class _Turn:
-    """A turn, as far as it was read."""
+    """A turn while it is read."""
 
     def __init__(self, text: SampledText) -> None:
         self._text = text
@@ -94,10 +98,10 @@ class _Turn:
         self._failures: list[FailedCall] = []
         self._closed = True
         self._rest_start = 0
-        self._unended = False  # whether another message began before the last one had ended
+        self._unended = False  # whether another message began before the last one ended
 
     def parsed(self) -> ParsedTurn:
-        """Return the turn, put together."""
+        """Return the parsed turn."""
         reasoning = "\n".join(piece.strip("\n") for piece in self._reasoning) if self._reasoning else None
         pieces = self._pieces
         if len(pieces) != 1 or self._calls or self._failures:
@@ -117,7 +121,7 @@ class _Turn:
         while at < len(text):
             at, is_first = skip_space(text, self._message(at, is_first)), False
             while marker := next((end for end in (_END, _CALL, _RETURN) if text.marks(end, at)), ""):
-                at = skip_space(text, at + len(marker))  # it ends nothing
+                at = skip_space(text, at + len(marker))  # ends nothing
 
     def _message(self, start: int, is_first: bool) -> int:
         """Read a message; return where the next one begins."""
@@ -133,8 +137,8 @@ class _Turn:
             stop = _STOPS.next(text, stop.end)
         self._unended = stop is not None and stop.marker == _START
         if stop is not None and stop.marker == _CALL:
-            words = f"A message that ends with {_CALL} must name a tool, as in {_CHANNEL}commentary to=functions.NAME"
-            fault = CallFault(ParseFailure.MISSING_NAME, words, past=stop.end)
+            message = f"A message that ends with {_CALL} must name a tool, as in {_CHANNEL}commentary to=functions.NAME"
+            fault = CallFault(ParseFailure.MISSING_NAME, message, past=stop.end)
             self._failures.append(fault.failed(text, start, stop.end))
         elif not header.was_cut:
             self._pieces.append(text[begin : stop.start if stop is not None else len(text)])
@@ -142,16 +146,16 @@ class _Turn:
 
     def _reason(self, at: int) -> int:
         """Read the content of a message that is reasoning; return where the next message begins."""
-        leads = not (self._pieces or self._calls or self._failures)
+        is_leading = not (self._pieces or self._calls or self._failures)
         end = self._text.mark(_END, at)
         self._closed = end >= 0
         self._reasoning.append(self._text[at : end if self._closed else len(self._text)])
         past = end + len(_END) if self._closed else len(self._text)
-        self._unended, self._rest_start = False, past if leads else self._rest_start
+        self._unended, self._rest_start = False, past if is_leading else self._rest_start
         return past
 
     def _call(self, start: int, header: _Header, unended: bool) -> int:
-        """Read a message that is for a tool; return where the next message begins."""
+        """Read a message to a tool; return where the next message begins."""
         text = self._text
         name, value, invalid = None, None, None
         past = len(text) if header.stop is None else header.stop.start
@@ -175,36 +179,36 @@ class _Turn:
         return end
 
     def _failed(self, start: int, name: str | None, fault: CallFault) -> FailedCall:
-        """Return the failed call: up to what ends the message behind what was read, else to the end of the text."""
+        """Return the failed call: up to the end of the message after what was read, else to the end of the text."""
         mark = _ENDS.next(self._text, fault.past)
         if mark is None and fault.failure is ParseFailure.INVALID_JSON and self._reader.was_cut(fault):
-            words = f"The turn ended in the middle of the JSON of a tool call, before {_CALL}"
-            fault = CallFault(ParseFailure.UNCLOSED, words, past=len(self._text))
+            message = f"The turn ended in the middle of the JSON of a tool call, before {_CALL}"
+            fault = CallFault(ParseFailure.UNCLOSED, message, past=len(self._text))
         return fault.failed(self._text, start, len(self._text) if mark is None else mark.end, name)
 
 
 def _header(text: SampledText, start: int, is_first: bool) -> _Header:
-    """Read the header that begins at `start`; that of the first message has begun in the prompt."""
+    """Read the header at `start`; that of the first message begins in the prompt."""
     begins = text.marks(_START, start)
     mark = _ALL.next(text, start + len(_START) if begins else start)
-    markers, words = [""], [text[start + len(_START) * begins : len(text) if mark is None else mark.start]]
+    markers, pieces = [""], [text[start + len(_START) * begins : len(text) if mark is None else mark.start]]
     while mark is not None and mark.marker in (_CHANNEL, _CONSTRAIN):
         at = mark.end
         markers.append(mark.marker)
         mark = _ALL.next(text, at)
-        words.append(text[at : len(text) if mark is None else mark.start])
-    is_ours = (begins or is_first) and _ROLE.fullmatch(words[0] if begins else f"assistant{words[0]}") is not None
-    recipients = {name for piece in words[1:] for name in _RECIPIENT.findall(piece)}
-    # Prose without any header may hold the same letters.
-    if begins or is_ours or len(words) > 1 or (mark is not None and mark.marker == _MESSAGE):
-        recipients.update(_RECIPIENT.findall(words[0]))
+        pieces.append(text[at : len(text) if mark is None else mark.start])
+    is_ours = (begins or is_first) and _ROLE.fullmatch(pieces[0] if begins else f"assistant{pieces[0]}") is not None
+    recipients = {name for piece in pieces[1:] for name in _RECIPIENT.findall(piece)}
+    # Text without any header may contain the same letters.
+    if begins or is_ours or len(pieces) > 1 or (mark is not None and mark.marker == _MESSAGE):
+        recipients.update(_RECIPIENT.findall(pieces[0]))
     channel = None
-    kind = _KIND.fullmatch(words[1]) if is_ours and markers[1:] in ([_CHANNEL], [_CHANNEL, _CONSTRAIN]) else None
+    kind = _KIND.fullmatch(pieces[1]) if is_ours and markers[1:] in ([_CHANNEL], [_CHANNEL, _CONSTRAIN]) else None
     # A content type follows a blank or its marker, or both; never one of each.
-    if kind is not None and (kind[2] != "" if len(words) == 2 else not kind[2] and words[2].isidentifier()):
+    if kind is not None and (kind[2] != "" if len(pieces) == 2 else not kind[2] and pieces[2].isidentifier()):
         channel = kind[1]
-    begun = is_ours and any(known.startswith("".join(words[1:])) for known in _CHANNELS)
-    return _Header(channel, recipients, mark is None and (begun or bool(recipients)), mark)
+    is_partial = is_ours and any(known.startswith("".join(pieces[1:])) for known in _CHANNELS)
+    return _Header(channel, recipients, mark is None and (is_partial or bool(recipients)), mark)
 
 
 def _name(header: _Header, past: int) -> str:
@@ -213,26 +217,26 @@ def _name(header: _Header, past: int) -> str:
         raise CallFault(ParseFailure.UNCLOSED, "The turn ended in the header of a tool call", past=past)
     found = _FUNCTION.fullmatch("".join(header.recipients)) if len(header.recipients) == 1 else None
     if found is None:
-        words = "A tool call must name one tool in its header, as in to=functions.NAME"
-        raise CallFault(ParseFailure.MISSING_NAME, words, past=past)
+        message = "A tool call must name one tool in its header, as in to=functions.NAME"
+        raise CallFault(ParseFailure.MISSING_NAME, message, past=past)
     return found[1]
 
 
 def _check(header: _Header, unended: bool, past: int) -> None:
-    """Look at the rest of the header of a call."""
-    kind, words = ParseFailure.MISPLACED, ""
+    """Check the rest of the header of a call."""
+    kind, message = ParseFailure.MISPLACED, ""
     if unended:
-        words = f"A tool call must not begin inside another message: {_END} must come before it"
+        message = f"A tool call must not begin inside another message: {_END} must come before it"
     elif header.channel is None:
-        words = f"The header of a tool call must be {_START}assistant{_CHANNEL}commentary to=functions.NAME"
+        message = f"The header of a tool call must be {_START}assistant{_CHANNEL}commentary to=functions.NAME"
     elif header.channel not in ("commentary", "analysis"):
-        words = f"A tool call must go to the channel commentary, not to {ascii(header.channel)[:40]}"
+        message = f"A tool call must go to the channel commentary, not to {ascii(header.channel)[:40]}"
     else:
         kind = ParseFailure.BAD_ARGUMENTS
         if header.stop is None or header.stop.marker != _MESSAGE:
-            words = f"The tool call has no {_MESSAGE}, and so no arguments"
-    if words:
-        raise CallFault(kind, words, past=past)
+            message = f"The tool call has no {_MESSAGE}, and so no arguments"
+    if message:
+        raise CallFault(kind, message, past=past)
 
 
 def _end(text: SampledText, past: int) -> int:
@@ -242,9 +246,9 @@ def _end(text: SampledText, past: int) -> int:
     if mark is None:
         raise CallFault(ParseFailure.UNCLOSED, f"The tool call has no {_CALL}", past=past)
     if mark.start > at:
-        words = f"Between the JSON object of a tool call and {_CALL} there must be nothing else"
-        raise CallFault(ParseFailure.TRAILING_TEXT, words, past=past, at=at)
+        message = f"Between the JSON object of a tool call and {_CALL} there must be nothing else"
+        raise CallFault(ParseFailure.TRAILING_TEXT, message, past=past, at=at)
     if mark.marker != _CALL:
-        words = f"A tool call must end with {_CALL}, not with {mark.marker}"
-        raise CallFault(ParseFailure.UNCLOSED, words, past=past, at=at)
+        message = f"A tool call must end with {_CALL}, not with {mark.marker}"
+        raise CallFault(ParseFailure.UNCLOSED, message, past=past, at=at)
     return mark.end

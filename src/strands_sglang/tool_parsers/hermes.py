@@ -1,12 +1,12 @@
-"""The Hermes format, which Qwen2.5, Qwen3 and many fine-tunes write.
+"""The Hermes format, written by Qwen2.5, Qwen3 and many fine-tunes.
 
     <tool_call>
     {"name": "calculator", "arguments": {"expression": "12*7+3"}}
     </tool_call>
 
 Invariant: a call is the opening marker, one JSON object with a `name` and an object as `arguments`, and the closing
-marker, with JSON whitespace between them and nothing else. The JSON decides where the object ends, so either marker
-inside a string is part of the string. Other keys of the object are ignored: they say nothing about what to execute.
+marker, with only JSON whitespace between them. The JSON decides where the object ends, so a marker inside a string is
+part of the string. Other keys of the object are ignored.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from strands_sglang.tool_parsers._json import JsonReader, arguments_of, name_of, skip_space
+from strands_sglang.tool_parsers._sampled_text import SampledText
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.call_object import arguments_of, name_of
-from strands_sglang.tool_parsers.fault import CallFault
-from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure, ToolCall
-from strands_sglang.tool_parsers.sampled import SampledText
-from strands_sglang.tool_parsers.strict_json import JsonReader, skip_space
+from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, ToolCall
 
 _OPENING = "<tool_call>"
 _CLOSING = "</tool_call>"
 
 
 class HermesToolParser(ToolParser):
-    """Strict parser of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+    """Strict parser of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+    Example:
+        >>> turn = HermesToolParser().parse('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
+        >>> turn.calls[0].name, turn.calls[0].arguments
+        ('add', {'a': 1})
+    """
 
     name: ClassVar[str] = "hermes"
     call_markers: ClassVar[tuple[str, ...]] = (_OPENING,)
@@ -36,7 +40,7 @@ class HermesToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield what begins with an opening marker; see `ToolParser.scan`. JSON has types of its own."""
+        """Yield everything that begins with an opening marker; see `ToolParser.scan`. No schema is needed."""
         start = text.mark(_OPENING, at)
         if start < 0:
             return
@@ -65,20 +69,20 @@ def _end(text: SampledText, past: int) -> int:
     if text.marks(_CLOSING, at):
         return at + len(_CLOSING)
     if text.marks(_OPENING, at):
-        words = f"Another {_OPENING} begins before {_CLOSING} has ended this tool call"
-        raise CallFault(ParseFailure.UNCLOSED, words, past=past, at=at)
+        message = f"Another {_OPENING} begins before {_CLOSING} closes this tool call"
+        raise CallFault(ParseFailure.UNCLOSED, message, past=past, at=at)
     if text.mark(_CLOSING, at) < 0:
         raise CallFault(ParseFailure.UNCLOSED, f"The tool call has no {_CLOSING}", past=past)
-    words = f"Between the JSON object of a tool call and {_CLOSING} there must be nothing else"
-    raise CallFault(ParseFailure.TRAILING_TEXT, words, past=past, at=at)
+    message = f"Between the JSON object of a tool call and {_CLOSING} there must be nothing else"
+    raise CallFault(ParseFailure.TRAILING_TEXT, message, past=past, at=at)
 
 
 def _failed(text: SampledText, start: int, name: str | None, fault: CallFault, reader: JsonReader) -> FailedCall:
-    """Return the failed call: up to the next closing marker behind what was read, else to the end of the text."""
+    """Return the failed call: up to the next closing marker after what was read, else to the end of the text."""
     closing = text.mark(_CLOSING, fault.past)
     if closing >= 0:
         return fault.failed(text, start, closing + len(_CLOSING), name)
     if fault.failure is ParseFailure.INVALID_JSON and reader.was_cut(fault):
-        words = f"The turn ended in the middle of the JSON of a tool call, before {_CLOSING}"
-        fault = CallFault(ParseFailure.UNCLOSED, words, past=len(text))
+        message = f"The turn ended in the middle of the JSON of a tool call, before {_CLOSING}"
+        fault = CallFault(ParseFailure.UNCLOSED, message, past=len(text))
     return fault.failed(text, start, len(text), name)

@@ -3,9 +3,9 @@
     <|tool_calls_section_begin|><|tool_call_begin|>functions.calculator:0<|tool_call_argument_begin|>
     {"expression": "12*7+3"}<|tool_call_end|><|tool_calls_section_end|>
 
-Invariant: the head of a call is its id, `functions.NAME:INDEX`, with nothing around it. NAME may hold dots and colons;
-INDEX is what stands behind the last colon, decimal digits of any value: the model counts through a whole conversation,
-and whether it counts right is not the parser's question. See `section.py` for everything around it.
+Invariant: the head of a call is its id, `functions.NAME:INDEX`, with nothing around it. NAME may contain dots and
+colons. INDEX is what follows the last colon: decimal digits of any value, because the model counts through a whole
+conversation and the parser does not check its counting. Everything else: `_json_blocks.py`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from strands_sglang.tool_parsers.fault import CallFault
-from strands_sglang.tool_parsers.parsed import ParseFailure
-from strands_sglang.tool_parsers.sampled import Mark, SampledText
-from strands_sglang.tool_parsers.section import Head, SectionToolParser, SectionWords
+from strands_sglang.tool_parsers._json_blocks import Head, SectionMarkers, SectionToolParser
+from strands_sglang.tool_parsers._sampled_text import Mark, SampledText
+from strands_sglang.tool_parsers.parsed import CallFault, ParseFailure
 
 _BEGIN, _END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL_BEGIN, _SEPARATOR, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -25,12 +24,19 @@ _SPACE = "functions."
 
 
 class KimiK2ToolParser(SectionToolParser):
-    """Strict parser of calls whose head is `functions.NAME:INDEX`, in a section."""
+    """Strict parser of calls with the head `functions.NAME:INDEX`, in a section.
+
+    Example:
+        >>> head = "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
+        >>> turn = KimiK2ToolParser().parse("<|tool_calls_section_begin|>" + head + '{"a": 1}<|tool_call_end|>')
+        >>> turn.calls[0].name, turn.calls[0].id
+        ('add', 'functions.add:0')
+    """
 
     name: ClassVar[str] = "kimi_k2"
     call_markers: ClassVar[tuple[str, ...]] = (_BEGIN, _CALL_BEGIN, _SEPARATOR)
     markers: ClassVar[tuple[str, ...]] = (_BEGIN, _CALL_BEGIN, _SEPARATOR, _CALL_END, _END)
-    words: ClassVar[SectionWords] = SectionWords(_BEGIN, _END, _CALL_BEGIN, _SEPARATOR, _CALL_END)
+    section: ClassVar[SectionMarkers] = SectionMarkers(_BEGIN, _END, _CALL_BEGIN, _SEPARATOR, _CALL_END)
 
     @override
     def head(self, text: SampledText, start: int, separator: Mark, stop: int) -> Head:
@@ -39,8 +45,8 @@ class KimiK2ToolParser(SectionToolParser):
         path, _, index = call_id.rpartition(":")
         name = path[len(_SPACE) :]
         if not path.startswith(_SPACE) or not name.strip() or not (index.isascii() and index.isdigit()):
-            said = (
+            message = (
                 f"Between {_CALL_BEGIN} and {_SEPARATOR} there must be functions.NAME:INDEX, as in functions.search:0"
             )
-            raise CallFault(ParseFailure.MISSING_NAME, said, past=separator.end, at=start)
+            raise CallFault(ParseFailure.MISSING_NAME, message, past=separator.end, at=start)
         return Head(name, call_id, separator.end)

@@ -2,18 +2,18 @@
 
     {"name": "calculator", "parameters": {"expression": "12*7+3"}}
 
-Invariant: a call is the whole turn, whitespace and reasoning apart: one JSON object with a `name` and an object as
-`parameters`, with or without `<|python_tag|>` in front. The template knows one call a turn, so there is never more.
+Invariant: a call is the whole turn, apart from whitespace and reasoning: one JSON object with a `name` and an object as
+`parameters`, with or without `<|python_tag|>` before it. The template has one call per turn, so there is never more.
 
-JSON at the beginning of a turn may also be an answer. It is meant as a call, and judged as one, when
+JSON at the beginning of a turn may also be an answer. It counts as a call if
 
-- `<|python_tag|>` stands before it, whatever it is; or
-- it is an object with a string as `name`, and has `parameters` or names a tool that is known; or
+- `<|python_tag|>` is before it, whatever it is; or
+- it is an object with a string as `name`, and has `parameters` or names a known tool; or
 - it is an object with a `name`, and no tools are known; or
-- it is not valid, or cannot be used as it stands, and begins with `{"name":`.
+- it is invalid, or cannot be used as it is, and begins with `{"name":`.
 
-Everything else is text, and so is an object that other words stand before. A tag behind other words is a failed call
-(`MISPLACED`). Arguments under both `parameters` and `arguments` are a guess, and none at all.
+Everything else is text, including an object after other text. A tag after other text is a failed call (`MISPLACED`). An
+object with both `parameters` and `arguments` is a failed call.
 """
 
 from __future__ import annotations
@@ -24,13 +24,10 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from strands_sglang.tool_parsers._json import TurnJson, arguments_of, name_of, skip_space
+from strands_sglang.tool_parsers._sampled_text import SampledText
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.call_object import arguments_of, name_of
-from strands_sglang.tool_parsers.fault import CallFault
-from strands_sglang.tool_parsers.parsed import FailedCall, ParseFailure, ToolCall
-from strands_sglang.tool_parsers.sampled import SampledText
-from strands_sglang.tool_parsers.strict_json import skip_space
-from strands_sglang.tool_parsers.turn_json import TurnJson
+from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, ToolCall
 
 _TAG = "<|python_tag|>"
 _ARGUMENTS = "parameters"
@@ -38,7 +35,12 @@ _LIKE_A_CALL = re.compile(r'\{[ \t\n\r]*"name"[ \t\n\r]*:')
 
 
 class Llama3JsonToolParser(ToolParser):
-    """Strict parser of a turn that is `{"name": ..., "parameters": {...}}`."""
+    """Strict parser of a turn of the form `{"name": ..., "parameters": {...}}`.
+
+    Example:
+        >>> Llama3JsonToolParser().parse('{"name": "add", "parameters": {"a": 1}}').calls[0].arguments
+        {'a': 1}
+    """
 
     name: ClassVar[str] = "llama3_json"
     call_markers: ClassVar[tuple[str, ...]] = (_TAG, "{")
@@ -46,7 +48,7 @@ class Llama3JsonToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield the call or failed call that the turn is, or the failed one that it ends with."""
+        """Yield the call or failed call that is the whole turn, or the failed call at its end."""
         start = skip_space(text, at)
         tagged = text.marks(_TAG, start)
         if tagged or text.startswith("{", start):
@@ -56,33 +58,33 @@ class Llama3JsonToolParser(ToolParser):
                 return
         misplaced = text.mark(_TAG, at)
         if misplaced >= 0:
-            words = f"A tool call must be the whole turn: {_TAG} can stand at its beginning only"
-            yield CallFault(ParseFailure.MISPLACED, words, past=at).failed(text, misplaced, len(text))
+            message = f"A tool call must be the whole turn: {_TAG} is allowed only at its beginning"
+            yield CallFault(ParseFailure.MISPLACED, message, past=at).failed(text, misplaced, len(text))
 
 
 def _read(
     text: SampledText, start: int, at: int, schemas: Schemas, tagged: bool
 ) -> tuple[ToolCall | FailedCall | None, int]:
-    """Return what the turn is whose JSON begins at `at`, None when it is text; and where the JSON ends."""
+    """Return the call in the turn whose JSON begins at `at`, or None if it is text; and where the JSON ends."""
     name: str | None = None
-    meant = tagged or _LIKE_A_CALL.match(text, at) is not None
+    is_call = tagged or _LIKE_A_CALL.match(text, at) is not None
     past = at
     try:
         value, past = TurnJson(text).read(at)
-        meant = tagged or _is_meant(value, schemas)
+        is_call = tagged or _is_call(value, schemas)
         name = name_of(value, past)
         arguments = _arguments(value, past)
-        behind = skip_space(text, past)
-        if behind < len(text):
-            words = "A turn can hold one tool call, and nothing else may stand behind it"
-            raise CallFault(ParseFailure.TRAILING_TEXT, words, past=past, at=behind)
+        after = skip_space(text, past)
+        if after < len(text):
+            message = "A turn can contain one tool call, with nothing after it"
+            raise CallFault(ParseFailure.TRAILING_TEXT, message, past=past, at=after)
     except CallFault as fault:
-        return (fault.failed(text, start, len(text), name) if meant else None), fault.past
+        return (fault.failed(text, start, len(text), name) if is_call else None), fault.past
     found = ToolCall(name=name, arguments=arguments, raw=text[start:past], start=start)
-    return (found if meant else None), past
+    return (found if is_call else None), past
 
 
-def _is_meant(value: Any, schemas: Schemas) -> bool:
+def _is_call(value: Any, schemas: Schemas) -> bool:
     """Return whether a JSON value at the beginning of a turn is meant as a call."""
     if not isinstance(value, dict) or "name" not in value:
         return False
@@ -92,6 +94,6 @@ def _is_meant(value: Any, schemas: Schemas) -> bool:
 
 def _arguments(value: dict[str, Any], past: int) -> dict[str, Any]:
     if _ARGUMENTS in value and "arguments" in value:
-        words = f'The tool call has both "{_ARGUMENTS}" and "arguments"; it must have "{_ARGUMENTS}" only'
-        raise CallFault(ParseFailure.BAD_ARGUMENTS, words, past=past)
+        message = f'The tool call has both "{_ARGUMENTS}" and "arguments"; it must have "{_ARGUMENTS}" only'
+        raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=past)
     return arguments_of(value, past, _ARGUMENTS)

@@ -4,14 +4,15 @@
 
     [TOOL_CALLS]calculator[CALL_ID]call00001[ARGS]{"expression": "12*7+3"}[TOOL_CALLS]...
 
-Invariant: behind the marker stands either one JSON list of calls, or one call: a name, maybe an id, and a JSON object.
-JSON whitespace may stand around the JSON; behind it only another `[TOOL_CALLS]` or the end of the turn.
+Invariant: after the marker there is either one JSON list of calls, or one call: a name, an optional id, and a JSON
+object. JSON whitespace is allowed around the JSON; after it only another `[TOOL_CALLS]` or the end of the turn.
 
-- Names and ids of the second format hold something, and none of `[]{}`: a lost marker is never part of a name.
-- The `id` of the first format may be absent; else it is a string with something in it.
-- A broken call ends at the next `[TOOL_CALLS]` behind what was read of it, or with the turn. The text of a call in a
-  list is that of its object; see `json_list.py` for what happens when one is bad.
-- `[ARGS]` and `[CALL_ID]` on their own are text: older tokenizers have no such token, and manuals have such words.
+- Names and ids of the second format are not blank and contain none of `[]{}`, so a missing marker never becomes part of
+  a name.
+- The `id` of the first format is optional, and otherwise a non-blank string.
+- A malformed call ends at the next `[TOOL_CALLS]` after what was read of it, or with the turn. The text of a call in a
+  list is that of its object (`_json_blocks.py`).
+- `[ARGS]` and `[CALL_ID]` alone are text, because older tokenizers have no such tokens.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ from typing import ClassVar, NamedTuple
 
 from typing_extensions import override
 
-from strands_sglang.tool_parsers.base import Schemas
-from strands_sglang.tool_parsers.call_object import as_arguments
-from strands_sglang.tool_parsers.fault import CallFault
-from strands_sglang.tool_parsers.framed import FramedToolParser
-from strands_sglang.tool_parsers.json_list import CallList, ListEnd
-from strands_sglang.tool_parsers.parsed import FailedCall, Found, ParseFailure, ToolCall
-from strands_sglang.tool_parsers.sampled import Mark, Markers, SampledText
-from strands_sglang.tool_parsers.strict_json import skip_space
-from strands_sglang.tool_parsers.turn_json import TurnJson
+from strands_sglang.tool_parsers._json import TurnJson, as_arguments, skip_space
+from strands_sglang.tool_parsers._json_blocks import CallList, ListEnd
+from strands_sglang.tool_parsers._sampled_text import Mark, Markers, SampledText
+from strands_sglang.tool_parsers.base import FramedToolParser, Schemas
+from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, Found, ParseFailure, ToolCall
 
 _OPENING = "[TOOL_CALLS]"
 _ID = "[CALL_ID]"
 _ARGUMENTS = "[ARGS]"
-_WORDS = Markers(_OPENING, _ID, _ARGUMENTS)
+_MARKERS = Markers(_OPENING, _ID, _ARGUMENTS)
 _END = ListEnd(_OPENING, closes=False)
 
 
 class MistralToolParser(FramedToolParser):
-    """Strict parser of `[TOOL_CALLS][{...}, ...]` and `[TOOL_CALLS]NAME[ARGS]{...}`."""
+    """Strict parser of `[TOOL_CALLS][{...}, ...]` and `[TOOL_CALLS]NAME[ARGS]{...}`.
+
+    Example:
+        >>> MistralToolParser().parse('[TOOL_CALLS]add[ARGS]{"a": 1}').calls[0].arguments
+        {'a': 1}
+    """
 
     name: ClassVar[str] = "mistral"
     reasoning_markers: ClassVar[tuple[str, str]] = ("[THINK]", "[/THINK]")
@@ -48,7 +50,7 @@ class MistralToolParser(FramedToolParser):
 
     @override
     def read(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
-        """Yield what begins with the marker; see `FramedToolParser.read`. JSON has types of its own."""
+        """Yield everything that begins with the marker; see `FramedToolParser.read`. No schema is needed."""
         start = text.mark(_OPENING, at)
         if start < 0:
             return
@@ -66,7 +68,7 @@ class MistralToolParser(FramedToolParser):
 
 
 class _Head(NamedTuple):
-    """What a call says before its arguments."""
+    """The part of a call before its arguments."""
 
     name: str
     id: str | None
@@ -81,7 +83,7 @@ def _read(text: SampledText, start: int, json: TurnJson) -> ToolCall | FailedCal
         name = head.name
         value, past = json.read(head.past, _OPENING)
         arguments = as_arguments(value, past)
-        _END.behind(text, past)
+        _END.block_end(text, past)
     except CallFault as fault:
         return fault.failed(text, start, _END.limit(text, fault.past, json), name)
     return ToolCall(name=name, arguments=arguments, raw=text[start:past], start=start, id=head.id)
@@ -90,31 +92,33 @@ def _read(text: SampledText, start: int, json: TurnJson) -> ToolCall | FailedCal
 def _head(text: SampledText, begin: int) -> _Head:
     """Read name and id of the call whose marker ends at `begin`."""
     if text.startswith("{", skip_space(text, begin)):
-        words = f"Behind {_OPENING} a list of tool calls must stand, or a name and {_ARGUMENTS}, but no object"
-        raise CallFault(ParseFailure.MISSING_NAME, words, past=begin)
+        message = (
+            f"{_OPENING} must be followed by a list of tool calls, or by a name and {_ARGUMENTS}, not by an object"
+        )
+        raise CallFault(ParseFailure.MISSING_NAME, message, past=begin)
     mark = _next(text, begin)
-    name, call_id = _word(text, begin, mark, "name"), None
+    name, call_id = _head_part(text, begin, mark, "name"), None
     if mark.marker == _ID:
         begin = mark.end
         mark = _next(text, begin)
-        call_id = _word(text, begin, mark, "id")
+        call_id = _head_part(text, begin, mark, "id")
     if mark.marker != _ARGUMENTS:
-        words = f"The tool call has no {_ARGUMENTS} with its arguments behind it"
-        raise CallFault(ParseFailure.BAD_ARGUMENTS, words, past=mark.start, at=mark.start)
+        message = f"The tool call has no {_ARGUMENTS} followed by its arguments"
+        raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=mark.start, at=mark.start)
     return _Head(name, call_id, mark.end)
 
 
 def _next(text: SampledText, at: int) -> Mark:
-    mark = _WORDS.next(text, at)
+    mark = _MARKERS.next(text, at)
     if mark is None:
         raise CallFault(ParseFailure.UNCLOSED, f"The turn ended before the {_ARGUMENTS} of a tool call", past=at)
     return mark
 
 
-def _word(text: SampledText, begin: int, mark: Mark, what: str) -> str:
-    word = text[begin : mark.start]
-    if not word.strip() or any(bracket in word for bracket in "[]{}"):
-        words = f"The {what} of a tool call must stand before {mark.marker}, without brackets"
+def _head_part(text: SampledText, begin: int, mark: Mark, what: str) -> str:
+    part = text[begin : mark.start]
+    if not part.strip() or any(bracket in part for bracket in "[]{}"):
+        message = f"The {what} of a tool call must come before {mark.marker}, without brackets"
         past = mark.start if mark.marker == _OPENING else mark.end
-        raise CallFault(ParseFailure.MISSING_NAME, words, past=past, at=begin)
-    return word
+        raise CallFault(ParseFailure.MISSING_NAME, message, past=past, at=begin)
+    return part

@@ -1,99 +1,292 @@
-"""What a parser finds in one sampled turn: `ParsedTurn`, made of reasoning, text, calls and failed calls.
+"""The result of parsing one sampled turn (`ParsedTurn`), and the split of a turn into reasoning and the rest.
 
-Invariant: `raw` of a call is exactly `text[start : start + len(raw)]` of the parsed text, and calls and failures
-never overlap. Nothing here was repaired: `arguments` is what the model wrote, or there is no call.
+A turn begins with its reasoning. Some models open another reasoning block later: that block stays in the text, but
+drafts of calls in it are not calls. Reasoning markers inside a call, for example in an argument, are plain text.
+
+Invariants:
+
+- `raw` of a call is exactly `text[start : start + len(raw)]` of the parsed text, and calls and failed calls never
+  overlap. Nothing is repaired: `arguments` has the values that the model wrote.
+- Text inside reasoning is never a call. If a later block is not closed, a call after its opening is a failed call
+  (`MISPLACED`) with an error for the model, because the call may have been intended.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
+from strands_sglang.tool_parsers._sampled_text import SampledText
+
 
 class ParseFailure(str, Enum):
-    """Why something that began as a tool call is none."""
+    """Why a tool call is malformed.
+
+    Example:
+        >>> ParseFailure("invalid_json") is ParseFailure.INVALID_JSON
+        True
+    """
 
     INVALID_JSON = "invalid_json"
-    """Not JSON, or JSON that cannot be used as it stands (NaN, endless numbers, half a character, too deep)."""
+    """Not JSON, or JSON that cannot be used as it is (NaN, numbers out of range, lone surrogates, too deep)."""
     INVALID_LITERAL = "invalid_literal"
-    """The same for formats that write values in another language than JSON."""
+    """The same for formats that write values in another syntax than JSON."""
     DUPLICATE_KEY = "duplicate_key"
-    """A key stands twice in one object, at any depth: which of the two was meant is a guess."""
+    """A key occurs twice in one object, at any depth. Choosing one of the two values would be a guess."""
     NOT_AN_OBJECT = "not_an_object"
-    """Good JSON, but a list, a string, a number, true, false or null where the call should be."""
+    """Valid JSON, but a list, a string, a number, true, false or null in place of the call's object."""
     MISSING_NAME = "missing_name"
     """The name of the tool is absent, blank or not a string."""
     BAD_ARGUMENTS = "bad_arguments"
-    """The arguments are absent or anything but an object."""
+    """The arguments are absent or not an object."""
     TRAILING_TEXT = "trailing_text"
-    """Something stands between the call and its closing marker."""
+    """There is other text between the call and its closing marker."""
     UNCLOSED = "unclosed"
-    """The closing marker never came, or another call began before it: most often the turn was cut."""
+    """The closing marker is missing, or another call begins before it. Usually the turn was cut off."""
     MISPLACED = "misplaced"
-    """Part of a call stands where no call can: without the marker that opens one, or on a channel that has none."""
+    """Part of a call in a place where no call is allowed: without its opening marker, or on the wrong channel."""
     SCHEMA = "schema"
-    """A well-formed call whose arguments do not follow the tool's schema; only where the user asked to check that."""
+    """A well-formed call whose arguments violate the tool's schema; only with `arguments_checked_by="schema"`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A well-formed call, ready to be executed."""
+    """A well-formed call, ready to be executed.
+
+    Example:
+        >>> ToolCall(name="add", arguments={"a": 1}, raw="add(a=1)", start=0).arguments
+        {'a': 1}
+    """
 
     name: str
-    """The tool, as the model wrote it; whether such a tool exists is not the parser's question."""
+    """Name of the tool as the model wrote it. The parser does not check that such a tool exists."""
     arguments: dict[str, Any]
-    """The arguments, decoded; `{}` only when the model wrote an empty object."""
+    """The decoded arguments; `{}` only if the model wrote an empty object."""
     raw: str
     """The exact text of the call, markers included."""
     start: int
-    """Where `raw` begins in the parsed text, in characters."""
+    """Offset of `raw` in the parsed text, in characters."""
     id: str | None = None
-    """The call id the model itself wrote; None when its format has none."""
+    """The call id that the model wrote; None if the format has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedCall:
-    """Text that began as a call and is none: to be counted and answered, never executed."""
+    """A malformed call: it is counted and answered, never executed.
+
+    Example:
+        >>> failed = FailedCall("<tool_call>{", 0, ParseFailure.UNCLOSED, "The tool call has no </tool_call>.")
+        >>> failed.failure.value
+        'unclosed'
+    """
 
     raw: str
-    """The exact text, from the opening marker to the closing one, or to the end of the turn when there is none."""
+    """The exact text from the opening marker to the closing one, or to the end of the turn if that is missing."""
     start: int
-    """Where `raw` begins in the parsed text, in characters."""
+    """Offset of `raw` in the parsed text, in characters."""
     failure: ParseFailure
-    """What is wrong, for counting."""
+    """The kind of error, for counting."""
     detail: str
-    """What is wrong and where, in a sentence for the model; always encodable as UTF-8."""
+    """The error and its position, in a sentence for the model; always encodable as UTF-8."""
     name: str | None = None
-    """The tool that was meant; None when that cannot be told for certain."""
+    """The tool that was meant; None if that is not certain."""
 
 
 class Frame(NamedTuple):
-    """A piece of a frame."""
+    """Text of the format that surrounds calls and belongs to none of them; it is removed from the turn's text."""
 
     raw: str
     """The exact text."""
     start: int
-    """Where it begins in the parsed text, in characters."""
+    """Offset in the parsed text, in characters."""
 
 
 Found: TypeAlias = ToolCall | FailedCall | Frame
-"""Whatever is taken out of the text that the reader sees."""
+"""Everything that is removed from the turn's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """One sampled turn, taken apart."""
+    """One parsed turn.
+
+    Example:
+        >>> ParsedTurn(reasoning=None, text="Hello").calls
+        ()
+    """
 
     reasoning: str | None
-    """The reasoning, newlines around it taken off; None when there is no reasoning block, "" when it is empty."""
+    """The reasoning without surrounding newlines; None if there is no reasoning block, "" if it is empty."""
     text: str
-    """What remains for the reader: reasoning, calls and failed calls taken out."""
+    """The text for the user: without reasoning, calls and failed calls."""
     calls: tuple[ToolCall, ...] = ()
-    """The well-formed calls, in the order of the text."""
+    """The well-formed calls, in text order."""
     failures: tuple[FailedCall, ...] = ()
-    """The failed calls, in the order of the text."""
+    """The failed calls, in text order."""
     reasoning_closed: bool = True
-    """False: reasoning was opened and never closed, so everything behind that is reasoning, and no call is in it."""
+    """False if reasoning was opened and never closed: everything after its opening is reasoning and holds no calls."""
     rest_start: int = 0
-    """Where the turn goes on behind its reasoning, in characters of the parsed text."""
+    """Offset in the parsed text at which the turn continues after its reasoning, in characters."""
+
+
+_NEAR = 20
+"""Characters shown on each side of the position of an error."""
+_LONG = 48
+"""Largest number of characters of a quoted text, quotes and escapes included."""
+
+
+def quoted(text: str) -> str:
+    """Return a text quoted and shortened for an error message, encodable as UTF-8."""
+    written = repr(text)
+    return written if len(written) <= _LONG else f"{written[:_LONG]}…"
+
+
+class CallFault(Exception):
+    """Raised while a call is read, and turned into a `FailedCall` before the parser returns.
+
+    Example:
+        >>> CallFault(ParseFailure.UNCLOSED, "The call has no END", past=4).failed("CALL", 0, 4).detail
+        'The call has no END.'
+    """
+
+    def __init__(self, failure: ParseFailure, message: str, *, past: int, at: int | None = None) -> None:
+        super().__init__(message)
+        self.failure = failure
+        """The kind of error, for counting."""
+        self.message = message
+        """The error, without a full stop and without the position."""
+        self.past = past
+        """Offset up to which the text belongs to this call, whatever it looks like."""
+        self.at = at
+        """Offset of the error in the text; None if `message` is complete without it."""
+
+    def failed(self, text: str, start: int, end: int, name: str | None = None) -> FailedCall:
+        """Return `text[start:end]` as a failed call."""
+        detail = f"{self.message}."
+        if self.at is not None:
+            near = quoted(text[max(start, self.at - _NEAR) : min(end, self.at + _NEAR)])
+            detail = f"{self.message}, at character {self.at - start} of the call, near {near}."
+        return FailedCall(raw=text[start:end], start=start, failure=self.failure, detail=detail, name=name)
+
+
+_MAX_BLOCKS = 16
+"""Later reasoning blocks of one turn whose drafts are skipped; any call after those is a failed call."""
+
+
+class ReasoningSplit(NamedTuple):
+    """A turn split after its reasoning."""
+
+    reasoning: str | None
+    """The reasoning without surrounding newlines; None if there is no reasoning block, "" if it is empty."""
+    rest: str
+    """The text after the reasoning: exactly `text[rest_start:]`."""
+    rest_start: int
+    """Offset of `rest` in the text, in characters; after the newlines that follow the reasoning."""
+    closed: bool
+    """False if reasoning was opened and never closed; `rest` is then empty."""
+
+
+def split_reasoning(
+    text: str, reasoning_open: bool, opening: str = "<think>", closing: str = "</think>"
+) -> ReasoningSplit:
+    r"""Split a turn after its reasoning.
+
+    Args:
+        text: The sampled turn.
+        reasoning_open: Whether the prompt already opened the reasoning, so that the turn begins inside it. A model that
+            opens it again is tolerated.
+        opening: Marker that begins reasoning; whitespace before it is allowed.
+        closing: Marker that ends it; the first one counts.
+
+    Returns:
+        Both parts. Without reasoning, the rest is the whole text, unchanged.
+
+    Example:
+        >>> split_reasoning("<think>Add.</think>\n\n4", reasoning_open=False)[:2]
+        ('Add.', '4')
+    """
+    text = SampledText.of(text)
+    start = len(text) - len(text.lstrip())
+    opened = text.marks(opening, start)
+    if not opened and not reasoning_open:
+        return ReasoningSplit(None, text, 0, True)
+    begin = start + len(opening) if opened else 0
+    end = text.mark(closing, begin)
+    if end < 0:
+        return ReasoningSplit(text[begin:].strip("\n"), "", len(text), False)
+    rest = text[end + len(closing) :].lstrip("\n")
+    return ReasoningSplit(text[begin:end].strip("\n"), rest, len(text) - len(rest), True)
+
+
+def outside_reasoning(
+    text: SampledText, at: int, scan: Callable[[SampledText], Iterable[Found]], opening: str, closing: str
+) -> list[Found]:
+    """Return the items that a scan finds in a turn outside of later reasoning blocks.
+
+    Args:
+        text: The sampled turn.
+        at: Offset at which the reasoning at its beginning ends.
+        scan: Finds calls, failed calls and frames in a turn, in text order.
+        opening: Marker that begins reasoning.
+        closing: Marker that ends it.
+    """
+    found = list(scan(text))
+    if not found or text.mark(opening, at) < 0:
+        return found
+    seen = text
+    for _ in range(_MAX_BLOCKS):
+        block = _drafting(seen, at, found, opening, closing)
+        if block is None:
+            return [_of(text, item) for item in found]
+        start, end = block
+        if end < 0:
+            break
+        seen = seen.without(start, end)
+        found = list(scan(seen))
+    else:
+        block = _drafting(seen, at, found, opening, closing)
+        start = len(text) if block is None else block[0]
+    message = (
+        f"The tool call is inside the reasoning that begins with {opening}; close the reasoning before a tool call"
+    )
+    kept = [_of(text, item) for item in found if item.start < start]
+    for item in found:
+        if item.start > start and not isinstance(item, Frame):
+            end = item.start + len(item.raw)
+            fault = CallFault(ParseFailure.MISPLACED, message, past=end)
+            kept.append(fault.failed(text, item.start, end, item.name))
+    return kept
+
+
+def _drafting(text: SampledText, at: int, found: list[Found], opening: str, closing: str) -> tuple[int, int] | None:
+    """Return start and end of the first reasoning block with a draft of a call; end is -1 if it is not closed."""
+    number = 0
+    while (start := text.mark(opening, at)) >= 0:
+        while number < len(found) and found[number].start + len(found[number].raw) <= start:
+            number += 1
+        if number == len(found):
+            return None
+        item = found[number]
+        if item.start <= start:  # the marker is inside a call
+            at = item.start + len(item.raw)
+            continue
+        end = text.mark(closing, start + len(opening))
+        if end < 0 or item.start < end:
+            return start, end if end < 0 else end + len(closing)
+        at = end + len(closing)
+    return None
+
+
+def _of(text: SampledText, item: Found) -> Found:
+    """Return an item found in the masked text with its raw text from the original."""
+    raw = text[item.start : item.start + len(item.raw)]
+    if raw == item.raw:
+        return item
+    if isinstance(item, Frame):
+        return item._replace(raw=raw)
+    if isinstance(item, FailedCall):
+        return replace(item, raw=raw)
+    message = "There is reasoning inside the tool call"
+    fault = CallFault(ParseFailure.MISPLACED, message, past=item.start + len(raw))
+    return fault.failed(text, item.start, item.start + len(raw), item.name)

@@ -4,11 +4,11 @@
 
     functools[{"name": "calculator", "arguments": {"expression": "12*7+3"}}]
 
-Invariant: calls are one JSON list of objects with a `name` and an object as `arguments`. Either it stands between the
-markers, with JSON whitespace between and nothing else; or the turn, whitespace and reasoning apart, is `functools` and
-the list. `functools` is a word that prose about Python has, too, so it counts only at the beginning of a turn and with
-`[` directly behind it; then whatever follows the list makes its last call a failed one. The text of a call is that of
-its object; see `json_list.py` for what happens when one is bad. A closing marker alone is text.
+Invariant: calls are one JSON list of objects with a `name` and an object as `arguments`. Either the list is between the
+markers, with only JSON whitespace between; or the turn, apart from whitespace and reasoning, is `functools` and the
+list. Text about Python also contains the word `functools`, so it counts only at the beginning of a turn and directly
+before `[`; any text after the list then makes its last call a failed one. The text of a call is that of its object
+(`_json_blocks.py`). A closing marker alone is text.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from strands_sglang.tool_parsers.base import Schemas
-from strands_sglang.tool_parsers.framed import FramedToolParser
-from strands_sglang.tool_parsers.json_list import CallList, ListEnd
+from strands_sglang.tool_parsers._json import TurnJson, skip_space
+from strands_sglang.tool_parsers._json_blocks import CallList, ListEnd
+from strands_sglang.tool_parsers._sampled_text import SampledText
+from strands_sglang.tool_parsers.base import FramedToolParser, Schemas
 from strands_sglang.tool_parsers.parsed import Found
-from strands_sglang.tool_parsers.sampled import SampledText
-from strands_sglang.tool_parsers.strict_json import skip_space
-from strands_sglang.tool_parsers.turn_json import TurnJson
 
 _OPENING = "<|tool_call|>"
 _CLOSING = "<|/tool_call|>"
@@ -32,7 +30,12 @@ _FUNCTOOLS = "functools["
 
 
 class Phi4ToolParser(FramedToolParser):
-    """Strict parser of `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>` and `functools[...]`."""
+    """Strict parser of `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>` and `functools[...]`.
+
+    Example:
+        >>> Phi4ToolParser().parse('functools[{"name": "add", "arguments": {"a": 1}}]').calls[0].arguments
+        {'a': 1}
+    """
 
     name: ClassVar[str] = "phi4"
     call_markers: ClassVar[tuple[str, ...]] = (_OPENING, _FUNCTOOLS)
@@ -40,7 +43,7 @@ class Phi4ToolParser(FramedToolParser):
 
     @override
     def read(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
-        """Yield what lists hold; see `FramedToolParser.read`. JSON has types of its own."""
+        """Yield the contents of lists; see `FramedToolParser.read`. No schema is needed."""
         start = skip_space(text, at)
         if text.marks(_FUNCTOOLS, start):
             yield from CallList(text, TurnJson(text), ListEnd()).read(start, start + len(_FUNCTOOLS) - 1)

@@ -8,13 +8,13 @@
     </function>
     </tool_call>
 
-One newline behind the opening tag of a parameter and one before its closing tag belong to the format; either may be
-absent, and everything else is the value: indentation, blank lines, all of it. What the value is, a number or a
-string, is for the tool's schema to say (`value.py`). White space between tags is free. One `<tool_call>` holds one
-function, which is all that the templates write. Models do forget `<tool_call>`: a function that begins a line outside
-of one is a failed call, not text, so that the turn does not end without a word.
+One newline after the opening tag of a parameter and one before its closing tag belong to the format; either may be
+absent. Everything else is the value, including indentation and blank lines. The tool's schema decides its type
+(`schemas.py`). Whitespace between tags is free. One `<tool_call>` contains one function, as the templates write it.
+Models sometimes forget `<tool_call>`: a function that begins a line outside of one is a failed call rather than text,
+so that the model receives an error.
 
-Invariant: a call is all of these tags in this order, and a value holds none of them (`tags.py`).
+Invariant: a call is all of these tags in this order, and a value contains none of them (`_tags.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
+from strands_sglang.tool_parsers._sampled_text import SampledText
+from strands_sglang.tool_parsers._tags import Block, CallTags, Tag
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
 from strands_sglang.tool_parsers.parsed import FailedCall, ToolCall
-from strands_sglang.tool_parsers.sampled import SampledText
-from strands_sglang.tool_parsers.tags import Block, CallTags, Tag
-from strands_sglang.tool_parsers.value import Values
+from strands_sglang.tool_parsers.schemas import Values
 
 _BLOCK = Block("<tool_call>", "</tool_call>")
 _FUNCTION = Tag("<function=", ">", "</function>")
@@ -37,15 +37,21 @@ _TAGS = CallTags(_BLOCK, call=_FUNCTION, parameter=_PARAMETER, several=False)
 
 
 class Qwen3CoderToolParser(ToolParser):
-    """Strict parser of `<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`."""
+    """Strict parser of `<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`.
+
+    Example:
+        >>> text = "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"
+        >>> Qwen3CoderToolParser().parse(text).calls[0].arguments
+        {'a': '1'}
+    """
 
     name: ClassVar[str] = "qwen3_coder"
     call_markers: ClassVar[tuple[str, ...]] = (_BLOCK.opening, _FUNCTION.opening)
-    markers: ClassVar[tuple[str, ...]] = _TAGS.words
+    markers: ClassVar[tuple[str, ...]] = _TAGS.markers
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield what begins with `<tool_call>`, or with `<function=` on a new line; see `ToolParser.scan`."""
+        """Yield everything that begins with `<tool_call>`, or a line with `<function=`; see `ToolParser.scan`."""
         values = Values(schemas)
 
         def read(tool: str, key: str, at: int) -> tuple[Any, int]:
@@ -58,4 +64,4 @@ class Qwen3CoderToolParser(ToolParser):
 
 
 QwenXMLToolParser = Qwen3CoderToolParser
-"""The published package's name for it."""
+"""The published package's name of this parser."""

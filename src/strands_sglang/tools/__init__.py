@@ -1,9 +1,14 @@
-"""Tools for agents: what a model may be given to work with, safely."""
+"""Tools for agents: a Python sandbox for model-written code."""
 
-from strands_sglang.tools.isolation import Isolation, Rights
-from strands_sglang.tools.outcome import Ending, Outcome
-from strands_sglang.tools.python_tool import python_sandbox
-from strands_sglang.tools.sandbox import PythonSandbox
-from strands_sglang.tools.sandbox_limits import SandboxLimits
+from strands_sglang.tools.sandbox import PythonSandbox, python_sandbox
+from strands_sglang.tools.sandbox_types import Isolation, Privileges, SandboxEndReason, SandboxLimits, SandboxResult
 
-__all__ = ["python_sandbox", "PythonSandbox", "SandboxLimits", "Outcome", "Ending", "Isolation", "Rights"]
+__all__ = [
+    "python_sandbox",
+    "PythonSandbox",
+    "SandboxLimits",
+    "SandboxResult",
+    "SandboxEndReason",
+    "Isolation",
+    "Privileges",
+]

@@ -1,12 +1,11 @@
-"""A Python installation, as much of it as a sandbox must see: `Interpreter`.
+"""Parts of a Python installation that a sandbox mounts: `Interpreter`.
 
-Wherever it lies on the host (a system's, pyenv's, conda's, below a virtual environment), inside it is at `/python`:
-code sees the same paths on every machine, and so does the model when they stand in a traceback. Shared libraries are
-found by asking the dynamic loader, once. Site-packages are not there; distributions that were named are, at
-`/python/packages`.
+Wherever the installation is on the host (system, pyenv, conda, below a virtual environment), it is mounted at
+`/python`, so that code and tracebacks have the same paths on every machine. Shared libraries are found once, with
+`ldd`. Site-packages are not mounted; named distributions are mounted at `/python/packages`.
 
-Invariant: nothing is visible but the interpreter, its standard library, the shared libraries of these, and what was
-named. System libraries come with the directory they are in, since a mount for each would be slow.
+Invariant: only the interpreter, its standard library, their shared libraries and the named distributions are visible.
+System libraries are mounted as whole directories, because one mount per library would be slow.
 """
 
 from __future__ import annotations
@@ -29,59 +28,59 @@ _SHARED = f"{HOME}/shared"
 _SYSTEM = tuple(Path(path) for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib"))
 _ARROW = re.compile(r"=> (/\S+) \(0x")
 _LOADER = re.compile(r"^\s*(/\S+) \(0x", re.MULTILINE)
-_HEAVY = ("_tkinter", "_test", "_xx", "_ctypes_test")
-"""Extension modules whose libraries are not brought along: no screen, no tests."""
+_SKIPPED = ("_tkinter", "_test", "_xx", "_ctypes_test")
+"""Extension modules whose shared libraries are not mounted: graphics and tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """What to mount where."""
+    """Mounts of one Python installation."""
 
     executable: Path
-    """The program on the host; not a virtual environment's link to it."""
+    """Executable on the host; for a virtual environment, the one its link points to."""
     mounts: tuple[tuple[Path, str], ...]
-    """Paths on the host, and where they are inside; all read-only."""
+    """Paths on the host and their paths in the sandbox, all read-only."""
     links: tuple[tuple[str, str], ...]
-    """Symbolic links inside: target, and where."""
+    """Symbolic links in the sandbox: target and path."""
     hidden: tuple[str, ...]
-    """Directories inside that must look empty."""
+    """Directories that must appear empty in the sandbox."""
     library_path: str
-    """Where the loader looks for shared libraries inside."""
+    """LD_LIBRARY_PATH in the sandbox."""
     packages: tuple[Path, ...]
-    """What lies at the top of the distributions that were named, on the host."""
+    """Top-level files and directories of the named distributions, on the host."""
 
     @property
     def program(self) -> str:
-        """The program inside."""
+        """Path of the executable in the sandbox."""
         return f"{HOME}/bin/python3"
 
 
 @cache
 def find_interpreter(python: str, packages: tuple[str, ...]) -> Interpreter:
-    """Return what a sandbox needs of a Python.
+    """Return the mounts for an interpreter.
 
     Args:
-        python: Path of the program; "" for the one that runs this.
-        packages: Names of distributions, installed for that Python; what they require comes with them.
+        python: Path of the executable; empty: the one that runs this process.
+        packages: Names of distributions installed for it; their requirements are included.
 
     Raises:
-        ConfigurationError: The program cannot be run, or a distribution is not installed.
+        ConfigurationError: The executable cannot be run, or a distribution is not installed.
     """
-    found = _ask(python or sys.executable, packages)
-    stdlib, executable = Path(found["stdlib"]), Path(found["executable"])
-    library = f"{HOME}/{found['platlibdir']}/python{found['version']}"
+    info = _interpreter_info(python or sys.executable, packages)
+    stdlib, executable = Path(info["stdlib"]), Path(info["executable"])
+    library = f"{HOME}/{info['platlibdir']}/python{info['version']}"
     mounts = [(executable, f"{HOME}/bin/python3"), (stdlib, library)]
-    dynload = Path(found["dynload"]) if found["dynload"] else None
+    dynload = Path(info["dynload"]) if info["dynload"] else None
     if dynload is not None and dynload.parent != stdlib:
-        mounts.append((dynload, f"{library}/lib-dynload"))  # a system with two library directories
+        mounts.append((dynload, f"{library}/lib-dynload"))  # systems with two library directories
     hidden = [f"{library}/{name}" for name in ("site-packages", "dist-packages") if (stdlib / name).is_dir()]
-    roots = tuple(Path(path) for path in found["packages"])
+    roots = tuple(Path(path) for path in info["packages"])
     mounts += [(path, f"{PACKAGES}/{path.name}") for path in roots]
     modules = sorted(dynload.glob("*.so")) if dynload is not None else []
-    modules = [path for path in modules if not path.name.startswith(_HEAVY)]
+    modules = [path for path in modules if not path.name.startswith(_SKIPPED)]
     modules += [file for root in roots for file in root.rglob("*.so*") if file.is_file()]
-    loader, libraries = _libraries([executable, *modules])
-    shared, directories = _placed([path for path in libraries if not _within(path, [stdlib, *roots])])
+    loader, libraries = _shared_libraries([executable, *modules])
+    shared, directories = _library_mounts([path for path in libraries if not _within(path, [stdlib, *roots])])
     links = []
     if loader is not None:
         real = loader.resolve()
@@ -96,13 +95,13 @@ def find_interpreter(python: str, packages: tuple[str, ...]) -> Interpreter:
 
 
 def package_directories(python: str, packages: tuple[str, ...]) -> tuple[str, list[str]]:
-    """Return an interpreter, and the directories on the host that distributions lie in, for use without a sandbox."""
-    found = _ask(python or sys.executable, packages)
-    return str(found["executable"]), sorted({str(Path(path).parent) for path in found["packages"]})
+    """Return an interpreter and the host directories of distributions, for use without isolation."""
+    info = _interpreter_info(python or sys.executable, packages)
+    return str(info["executable"]), sorted({str(Path(path).parent) for path in info["packages"]})
 
 
-def _placed(libraries: Iterable[Path]) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
-    """Return mounts of single libraries, and of whole directories: those of the system."""
+def _library_mounts(libraries: Iterable[Path]) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
+    """Return mounts of single libraries, and mounts of whole system directories."""
     shared, directories = [], set()
     for path in libraries:
         if _within(path.resolve().parent, _SYSTEM):
@@ -117,32 +116,32 @@ def _within(path: Path, directories: Iterable[Path]) -> bool:
     return any(path == directory or directory in path.parents for directory in directories)
 
 
-def _ask(python: str, packages: tuple[str, ...]) -> dict[str, Any]:
-    """Return what an interpreter says of itself."""
-    survey = Path(__file__).with_name("survey.py").read_text()
+def _interpreter_info(python: str, packages: tuple[str, ...]) -> dict[str, Any]:
+    """Return the output of `interpreter_info.py`, run by an interpreter."""
+    script = Path(__file__).with_name("interpreter_info.py").read_text()
     try:
         answer = subprocess.run(
-            [python, "-I", "-c", survey, *packages], capture_output=True, text=True, timeout=60, check=True
+            [python, "-I", "-c", script, *packages], capture_output=True, text=True, timeout=60, check=True
         )
-        found: dict[str, Any] = json.loads(answer.stdout)
+        info: dict[str, Any] = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         words = getattr(error, "stderr", "") or str(error)
         raise ConfigurationError(f"python={python!r} cannot be used in the sandbox: {words.strip()}") from error
-    if found["missing"]:
-        missing = ", ".join(found["missing"])
+    if info["missing"]:
+        missing = ", ".join(info["missing"])
         raise ConfigurationError(f"packages: {missing} is not installed for {python}: pip install {missing}")
-    return found
+    return info
 
 
-def _libraries(files: list[Path]) -> tuple[Path | None, list[Path]]:
-    """Return the dynamic loader of some programs and modules, and all shared libraries they load."""
+def _shared_libraries(files: list[Path]) -> tuple[Path | None, list[Path]]:
+    """Return the dynamic loader of executables and modules, and all shared libraries they load."""
     try:
         answer = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True, timeout=120)
     except OSError as error:
-        raise ConfigurationError(f"the sandbox needs `ldd` to see which libraries Python uses: {error}") from error
+        raise ConfigurationError(f"the sandbox needs `ldd` to find the libraries of Python: {error}") from error
     found = {Path(path) for path in _ARROW.findall(answer.stdout)}
     loader = _LOADER.search(answer.stdout)
-    # Threads end with the help of this one, which nothing names.
+    # The C library loads libgcc_s to end threads; ldd does not list it.
     for path in list(found):
         extra = path.parent / "libgcc_s.so.1"
         if path.name == "libc.so.6" and extra.exists():

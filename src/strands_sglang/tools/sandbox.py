@@ -1,13 +1,15 @@
-"""Python code in a sandbox: `PythonSandbox`.
+"""Runs Python code in a sandbox: `PythonSandbox`, and `python_sandbox`, which is the same as a Strands tool.
 
     sandbox = PythonSandbox(limits=SandboxLimits(seconds=5), packages=("numpy", "sympy"))
-    outcome = await sandbox.run("print(6 * 7)")
+    result = await sandbox.run("print(6 * 7)")
 
-Each call is a fresh interpreter in a fresh sandbox: nothing is kept from one to the next, so a call that is run again
-has no more effect than it had, and episodes that share a sandbox cannot see each other.
+    agent = Agent(model=model, tools=[python_sandbox(packages=("sympy",))])
 
-Invariant: code is never run with less isolation than was asked for. What cannot be made on this machine is refused when
-the sandbox is constructed, not when the first model uses it.
+Each call is a fresh interpreter in a fresh sandbox. No state is kept between calls, so a call can be repeated safely,
+and episodes that share a sandbox are isolated from each other.
+
+Invariants: code never runs with less isolation than requested; if this machine cannot provide it, the constructor
+raises, not the first call of a model. The model always gets a text, and nothing that its code does raises in the agent.
 """
 
 from __future__ import annotations
@@ -21,17 +23,24 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from strands_sglang.engine.slots import Slots
+from strands import tool
+
+from strands_sglang._checks import check_int
+from strands_sglang.engine.connections import Slots
 from strands_sglang.errors import ConfigurationError, SandboxUnavailableError
-from strands_sglang.tools.beginning import Beginning
-from strands_sglang.tools.first_process import FirstProcess
+from strands_sglang.tools.bubblewrap import (
+    ENVIRONMENT,
+    WORKDIR,
+    bwrap_command,
+    find_bubblewrap,
+    popen_user,
+    probe_privileges,
+    python_command,
+    seccomp_pipe,
+)
 from strands_sglang.tools.interpreter import find_interpreter, package_directories
-from strands_sglang.tools.isolation import Isolation, Rights
-from strands_sglang.tools.jail import ENVIRONMENT, WORK, jail_command, python_command, user_of
-from strands_sglang.tools.outcome import Ending, Outcome
-from strands_sglang.tools.probe import filter_pipe, find_bubblewrap, usable_rights
-from strands_sglang.tools.sandbox_call import Call
-from strands_sglang.tools.sandbox_limits import SandboxLimits
+from strands_sglang.tools.process import InitProcess, SandboxCall, StartSignal
+from strands_sglang.tools.sandbox_types import Isolation, Privileges, SandboxEndReason, SandboxLimits, SandboxResult
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +48,7 @@ _warned = False
 
 
 class PythonSandbox:
-    """Runs Python code that nobody has read. One object serves any number of agents, threads and event loops."""
+    """Runs untrusted Python code. One object can be shared by any number of agents, threads and event loops."""
 
     def __init__(
         self,
@@ -50,36 +59,37 @@ class PythonSandbox:
         python: str = "",
         isolation: Isolation = Isolation.BUBBLEWRAP,
         bwrap: str = "bwrap",
-        rights: Rights | None = None,
+        privileges: Privileges | None = None,
     ) -> None:
-        """Make sure that code can be run.
+        """Find the interpreter and test that a sandbox works.
 
         Args:
-            limits: What one call may use.
-            packages: Distributions that code may import, by the names they are installed by; what they require comes
-                with them. Everything else that is installed is out of sight.
-            concurrency: Calls at once in one event loop, the others wait; None: as many as there are processors.
-            python: Path of the interpreter; "": the one that runs this (of a virtual environment: the one below it).
-            isolation: How code is kept apart from the host.
+            limits: Resource limits of one call.
+            packages: Names of installed distributions that code may import; their requirements are included. No other
+                installed distribution is visible.
+            concurrency: Maximum number of concurrent calls per event loop; further calls wait. None: the number of
+                processors.
+            python: Path of the interpreter; empty: the one that runs this process (for a virtual environment, the one
+                it is based on).
+            isolation: How code is isolated from the host.
             bwrap: Name or path of bubblewrap.
-            rights: Whose rights bubblewrap is started with; None: the best there are.
+            privileges: Privileges to start bubblewrap with; None: the best that work.
 
         Raises:
-            SandboxUnavailableError: There is no bubblewrap, or it may not make a sandbox here.
-            ConfigurationError: An argument that cannot work.
+            SandboxUnavailableError: bubblewrap is not installed or cannot create a sandbox on this machine.
+            ConfigurationError: An argument is not valid.
         """
         if isinstance(packages, str):
-            raise ConfigurationError(f"packages is a sequence of names, not {packages!r}: write ({packages!r},)")
-        if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
-            raise ConfigurationError(f"concurrency must be a number above 0 or None, not {concurrency!r}")
+            raise ConfigurationError(f"packages must be a sequence of names, got {packages!r}: write ({packages!r},)")
+        check_int("concurrency", concurrency)
         self.limits = limits or SandboxLimits()
-        """What one call may use."""
+        """Resource limits of one call."""
         self.isolation = Isolation(isolation)
-        """How code is kept apart from the host."""
+        """How code is isolated from the host."""
         self.concurrency = concurrency or os.cpu_count() or 1
-        """Calls at once in one event loop."""
+        """Maximum number of concurrent calls per event loop."""
         self.packages = tuple(packages)
-        """Distributions that code may import."""
+        """Names of distributions that code may import."""
         self._settings = dict(
             limits=self.limits,
             packages=self.packages,
@@ -87,91 +97,141 @@ class PythonSandbox:
             python=python,
             isolation=self.isolation,
             bwrap=bwrap,
-            rights=rights,
+            privileges=privileges,
         )
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Slots] = weakref.WeakKeyDictionary()
         if self.isolation is Isolation.NONE_RUNS_AS_ME:
-            _warn()
+            _warn_once()
             self._program, self._paths = package_directories(python, self.packages)
         else:
             self._bwrap = find_bubblewrap(bwrap)
             self._interpreter = find_interpreter(python, self.packages)
-            self.rights = usable_rights(self._bwrap, self._interpreter, rights)
-            """Whose rights bubblewrap is started with."""
+            self.privileges = probe_privileges(self._bwrap, self._interpreter, privileges)
+            """Privileges that bubblewrap is started with."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # In another process, on another machine: everything there is found anew.
-        return _again, (type(self), self._settings)
+        # The interpreter and bubblewrap are looked up again where the object is unpickled.
+        return _construct, (type(self), self._settings)
 
-    async def run(self, code: str) -> Outcome:
-        """Run code in a fresh interpreter, when a place is free.
+    async def run(self, code: str) -> SandboxResult:
+        """Run code in a fresh interpreter, as soon as a slot is free.
 
-        A cancelled call is killed with all that it started.
+        A cancelled call is killed with all processes it started.
 
         Args:
-            code: A program. If its last statement is an expression, its value is shown.
+            code: A program. If its last statement is an expression, its value is printed.
 
         Raises:
-            SandboxUnavailableError: The machine does not let us make a sandbox any more (out of namespaces, say).
+            SandboxUnavailableError: The sandbox failed to start, for example because the machine ran out of namespaces.
             OSError: No process can be started.
         """
         source = code.encode("utf-8", "surrogatepass")
         if len(source) > self.limits.code:
-            note = f"not run: {len(source)} bytes of code, and {self.limits.code} are allowed"
-            return Outcome(Ending.REFUSED, note=note)
+            note = f"not run: the code has {len(source)} bytes, and at most {self.limits.code} are allowed"
+            return SandboxResult(SandboxEndReason.REFUSED, note=note)
         slots = self._slots.setdefault(asyncio.get_running_loop(), Slots(self.concurrency))
         if not slots.take():
             await slots.wait()
         try:
             if self.isolation is Isolation.NONE_RUNS_AS_ME:
-                return await self._run_bare(source)
-            return await self._run_jailed(source)
+                return await self._run_without_isolation(source)
+            return await self._run_in_bubblewrap(source)
         finally:
             slots.release()
 
-    async def _run_jailed(self, source: bytes) -> Outcome:
+    async def _run_in_bubblewrap(self, source: bytes) -> SandboxResult:
         with ExitStack() as pipes:
-            first, beginning = pipes.enter_context(closing(FirstProcess())), pipes.enter_context(closing(Beginning()))
-            reader = filter_pipe()
+            init, start = pipes.enter_context(closing(InitProcess())), pipes.enter_context(closing(StartSignal()))
+            reader = seccomp_pipe()
             pipes.callback(os.close, reader)
-            command = jail_command(
+            command = bwrap_command(
                 self._bwrap,
                 self._interpreter,
                 self.limits,
-                self.rights,
+                self.privileges,
                 reader,
-                first.descriptor,
-                [beginning.word],
+                init.descriptor,
+                [start.argument],
             )
-            passed = (reader, first.descriptor, beginning.descriptor)
-            settings = {"pass_fds": passed, "env": {}, "cwd": "/", **user_of(self.rights)}
-            outcome = await Call(self.limits, WORK, first, beginning).run(command, source, **settings)
-            if beginning.happened():
-                return outcome
-        # No line of the code was run: not a result of it.
-        words = outcome.stderr.strip() or outcome.note or "it ended without a word"
-        if outcome.ended is Ending.TIMED_OUT:
-            words = f"it was not ready after {outcome.seconds:.0f} seconds"
-        raise SandboxUnavailableError(f"the sandbox could not be made this time: {words}", program=self._bwrap)
+            passed = (reader, init.descriptor, start.descriptor)
+            settings = {"pass_fds": passed, "env": {}, "cwd": "/", **popen_user(self.privileges)}
+            result = await SandboxCall(self.limits, WORKDIR, init, start).run(command, source, **settings)
+            if start.received():
+                return result
+        # The code did not start, so this is not a result of it.
+        reason = result.stderr.strip() or result.note or "bubblewrap exited without an error message"
+        if result.end_reason is SandboxEndReason.TIMED_OUT:
+            reason = f"it was not ready after {result.seconds:.0f} seconds"
+        raise SandboxUnavailableError(f"the sandbox failed to start: {reason}", program=self._bwrap)
 
-    async def _run_bare(self, source: bytes) -> Outcome:
-        words = [f"path={path}" for path in self._paths]
-        command = python_command(self._program, self.limits, words, count_processes=False)
+    async def _run_without_isolation(self, source: bytes) -> SandboxResult:
+        arguments = [f"path={path}" for path in self._paths]
+        command = python_command(self._program, self.limits, arguments, count_processes=False)
         with tempfile.TemporaryDirectory(prefix="python-", ignore_cleanup_errors=True) as directory:
             environment = {**ENVIRONMENT, "HOME": directory, "TMPDIR": directory, "PATH": os.environ.get("PATH", "")}
-            return await Call(self.limits).run(command, source, env=environment, cwd=directory)
+            return await SandboxCall(self.limits).run(command, source, env=environment, cwd=directory)
 
 
-def _again(kind: type[PythonSandbox], settings: dict[str, Any]) -> PythonSandbox:
+def _construct(kind: type[PythonSandbox], settings: dict[str, Any]) -> PythonSandbox:
     return kind(**settings)
 
 
-def _warn() -> None:
-    """Say once that there is no sandbox."""
+def _warn_once() -> None:
+    """Log, once per process, that code runs without isolation."""
     global _warned
     if not _warned:
         _warned = True
         logger.warning(
-            "isolation=<%s> | model-written code runs without a sandbox, with all rights of this process",
+            "isolation=<%s> | model-written code runs without a sandbox, with all privileges of this process",
             Isolation.NONE_RUNS_AS_ME.value,
         )
+
+
+_DESCRIPTION = (
+    "Run Python code and get what it prints. Each call starts a fresh interpreter: variables, imports and files are "
+    "not kept. There is no network. The limit is {seconds:g} seconds.{packages}"
+)
+
+
+def python_sandbox(
+    sandbox: PythonSandbox | None = None,
+    *,
+    name: str = "python",
+    description: str = "",
+    limits: SandboxLimits | None = None,
+    packages: Sequence[str] = (),
+    **settings: Any,
+) -> Any:
+    """Return a Strands tool that runs Python code in a sandbox.
+
+    The tool can be given to any number of agents. Code that fails, by an exception or a limit, gives a result with the
+    status "error".
+
+    Args:
+        sandbox: Sandbox to use; None: a new one, created from the arguments below.
+        name: Name of the tool.
+        description: Description for the model; empty: a default that states the packages and the time limit.
+        limits: As for `PythonSandbox`.
+        packages: As for `PythonSandbox`.
+        **settings: Further arguments of `PythonSandbox`.
+
+    Raises:
+        SandboxUnavailableError: No sandbox can be created on this machine.
+    """
+    place = sandbox or PythonSandbox(limits=limits, packages=packages, **settings)
+    if not description:
+        known = f" Besides the standard library there are: {', '.join(place.packages)}." if place.packages else ""
+        description = _DESCRIPTION.format(seconds=place.limits.seconds, packages=known)
+    schema = {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "The program. Print what you want to see."}},
+        "required": ["code"],
+    }
+
+    @tool(name=name, description=description, inputSchema={"json": schema})
+    async def python(code: str) -> dict[str, Any]:
+        result = await place.run(code)
+        status = "success" if result.end_reason is SandboxEndReason.FINISHED else "error"
+        return {"status": status, "content": [{"text": result.text}]}
+
+    return python

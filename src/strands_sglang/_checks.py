@@ -1,0 +1,118 @@
+"""Validation of arguments: numbers in a range, and the closest known name for a misspelt one.
+
+Invariant: every message has the form "X must be ..., got ..."; a bool is never accepted as a number.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from strands_sglang.errors import ConfigurationError
+
+
+def closest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the known name most similar to `name`, or None if none is similar.
+
+    Args:
+        name: The name a user wrote.
+        known: The names that exist.
+        cutoff: Least similarity, from 0 to 1.
+
+    Example:
+        >>> closest_name("temperatur", ["temperature", "top_p"])
+        'temperature'
+    """
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str], *, meant: str | None = None) -> str:
+    """Return the continuation of an error message about an unknown name.
+
+    Args:
+        name: The unknown name.
+        known: The names that exist.
+        meant: The name that is meant, if that is known for certain; None: the closest one.
+
+    Example:
+        >>> "unknown tool parser 'hermse'" + did_you_mean("hermse", ["hermes", "glm"])
+        "unknown tool parser 'hermse'; did you mean 'hermes'?"
+    """
+    close = meant or closest_name(name, known)
+    return "." if close is None else f"; did you mean {close!r}?"
+
+
+def check_int(name: str, value: Any, *, minimum: int = 1, optional: bool = True, hint: str = "") -> None:
+    """Raise ConfigurationError unless `value` is an int of at least `minimum`.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: The argument.
+        minimum: Smallest value that is accepted.
+        optional: Whether None is accepted too.
+        hint: What else to say in the message, such as what a special value means.
+
+    Example:
+        >>> check_int("max_tool_calls", 3)
+        >>> check_int("workers", -1, minimum=0, optional=False)
+        Traceback (most recent call last):
+        strands_sglang.errors.ConfigurationError: workers must be an int >= 0, got -1
+    """
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ConfigurationError(_message(name, f"an int >= {minimum}", optional, value, hint))
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    above: float | None = 0,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    finite: bool = False,
+    optional: bool = True,
+    hint: str = "",
+) -> None:
+    """Raise ConfigurationError unless `value` is an int or a float in a range; NaN is in none.
+
+    Args:
+        name: Name of the argument, for the message.
+        value: The argument.
+        above: The value must be greater than this; None: no such bound.
+        minimum: The value must not be less than this; None: no such bound.
+        maximum: The value must not be greater than this; None: no such bound.
+        finite: Whether infinity is refused.
+        optional: Whether None is accepted too.
+        hint: What else to say in the message, such as the unit.
+
+    Example:
+        >>> check_number("deadline", 30.0)
+        >>> check_number("audit_share", 2, above=None, minimum=0, maximum=1, optional=False)
+        Traceback (most recent call last):
+        strands_sglang.errors.ConfigurationError: audit_share must be a number >= 0 and <= 1, got 2
+    """
+    if optional and value is None:
+        return
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+    if (
+        is_number
+        and (above is None or value > above)
+        and (minimum is None or value >= minimum)
+        and (maximum is None or value <= maximum)
+        and not (finite and math.isinf(value))
+    ):
+        return
+    bounds = [
+        f"{sign} {bound:g}" for sign, bound in ((">", above), (">=", minimum), ("<=", maximum)) if bound is not None
+    ]
+    kind = f"a {'finite ' if finite else ''}number {' and '.join(bounds)}".rstrip()
+    raise ConfigurationError(_message(name, kind, optional, value, hint))
+
+
+def _message(name: str, kind: str, optional: bool, value: Any, hint: str) -> str:
+    expected = f"{kind} or None" if optional else kind
+    return f"{name} must be {expected}{f' ({hint})' if hint else ''}, got {value!r:.200}"

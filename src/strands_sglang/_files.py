@@ -1,0 +1,90 @@
+"""Reading files that may not be trusted, and writing files atomically.
+
+Invariants: only regular files are opened, so a read never blocks on a pipe or a device. JSON is decoded only up to the
+nesting depth that can also be written. A file written through `replace_file` exists complete, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+DEEPEST = 254
+"""Largest nesting depth of JSON that can be written and is read."""
+
+_TOKENS = re.compile(rb'"[^"]*"?|[\[{]|[\]}]')
+
+
+def open_file(path: Path, buffering: int = 1 << 17) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: The file does not exist, or is not a regular file (a directory, a pipe, a device).
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path} is not a regular file")
+        return os.fdopen(descriptor, "rb", buffering)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+@contextmanager
+def replace_file(path: Path, *, sync: bool = False) -> Iterator[Path]:
+    """Write a file atomically, replacing an existing one.
+
+    The block writes to the temporary path it is given, in the same directory. When the block succeeds, the temporary
+    file is renamed to `path`; when it raises, the temporary file is removed and `path` is unchanged.
+
+    Args:
+        path: Where the complete file appears.
+        sync: Whether to sync the content to disk before the rename.
+
+    Yields:
+        The temporary path to write to.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+        if sync:
+            with temporary.open("r+b") as file:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def loads(data: bytes) -> Any:
+    """Decode JSON.
+
+    Raises:
+        ValueError: The data is not JSON, or is nested deeper than `DEEPEST`.
+    """
+    if data.count(b"[") + data.count(b"{") > DEEPEST and _depth(data) > DEEPEST:
+        raise ValueError(f"JSON is nested deeper than {DEEPEST} levels")
+    return orjson.loads(data)
+
+
+def _depth(data: bytes) -> int:
+    deepest = depth = 0
+    for token in _TOKENS.finditer(data.replace(b"\\\\", b"").replace(b'\\"', b"")):
+        first = token[0][0]
+        if first in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif first in b"]}":
+            depth -= 1
+    return deepest

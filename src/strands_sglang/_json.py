@@ -1,0 +1,82 @@
+"""Arbitrary Python values as JSON, for the ledger, for cache keys and for digests.
+
+Invariant: for equal plain data the bytes are equal; values that JSON cannot hold are written as their `repr`. Values
+that must come back exactly are not written with this module.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+
+
+def dump_bytes(value: Any, *, sort_keys: bool = False, non_str_keys: bool = False) -> bytes:
+    """Return a value as JSON, with `repr` in place of what JSON cannot hold.
+
+    Args:
+        value: Any value.
+        sort_keys: Whether keys are sorted, so that the order of a dict does not count.
+        non_str_keys: Whether keys that are not strings are accepted, and written as strings.
+
+    Raises:
+        TypeError: A lone surrogate, an int of more than 64 bits, or a key that is not accepted.
+
+    Example:
+        >>> dump_bytes({"b": 1, "a": {2}}, sort_keys=True)
+        b'{"a":"{2}","b":1}'
+    """
+    option = (orjson.OPT_SORT_KEYS if sort_keys else 0) | (orjson.OPT_NON_STR_KEYS if non_str_keys else 0)
+    return orjson.dumps(value, default=repr, option=option)
+
+
+def dump_text(value: Any) -> str:
+    """Return a value as JSON text, also where `dump_bytes` raises: with lone surrogates and large ints.
+
+    Example:
+        >>> dump_text([1 << 70])
+        '[1180591620717411303424]'
+    """
+    try:
+        return dump_bytes(value).decode()
+    except TypeError:
+        return json.dumps(value, default=repr)
+
+
+def load_text(text: Any) -> Any:
+    """Return the value that `dump_text` wrote, or None if `text` is not JSON text.
+
+    Example:
+        >>> load_text('{"a": 1}')
+        {'a': 1}
+    """
+    if not isinstance(text, str):
+        return None
+    try:
+        return orjson.loads(text)
+    except ValueError:  # orjson refuses lone surrogates and large ints
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+
+
+def jsonable(value: Any) -> Any:
+    """Return the closest value that JSON can hold: tuples as lists, NumPy scalars as Python's, the rest as `repr`.
+
+    Example:
+        >>> jsonable({1: (2, 1 << 70)})
+        {'1': [2, '1180591620717411303424']}
+    """
+    if isinstance(value, dict):
+        return {str(jsonable(name)): jsonable(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if hasattr(value, "item"):
+        value = value.item()  # a NumPy scalar
+    if isinstance(value, str):
+        return str(value).encode(errors="backslashreplace").decode()
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return value
+    return jsonable(repr(value))

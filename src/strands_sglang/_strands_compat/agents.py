@@ -1,0 +1,121 @@
+"""Finds the agent that makes a model call and its name, and enables structured output by the provider.
+
+`calling_agent`, `cycle_of`, `name_of`: the SDK does not pass the calling agent to a provider, and
+`invocation_state["agent"]` may be another agent if agents share that dict, as the nodes of a graph do. An agent is
+identified by its cancel signal: it is passed to `stream()`, and no two agents have the same.
+
+`StructuredOutputModel`: if an agent's turn does not follow the required schema, the SDK calls the model again, and
+passes the schema as `structured_output_model`.
+
+Invariant: an agent is returned only if its cancel signal is that of the call; otherwise None, which the callers handle.
+A name is text or None. No function of this module raises.
+
+Tested with strands-agents 1.62.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from strands.models.model import Model
+
+from strands_sglang._strands_compat.guard import report_unrecognised
+
+_FRAMES = 40  # frames searched between a model and the loop that calls it; each middleware adds some
+
+_agents: weakref.WeakKeyDictionary[threading.Event, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+"""Known agents, by their cancel signals."""
+_nodes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Names of the nodes that agents are in."""
+_lock = threading.Lock()
+
+
+def calling_agent(invocation_state: Mapping[str, Any] | None, cancel_signal: Any) -> Any:
+    """Return the agent that makes a model call. Call it from `stream()` itself.
+
+    Args:
+        invocation_state: As passed to `stream()`.
+        cancel_signal: As passed to `stream()`.
+
+    Returns:
+        The agent; None if that is not certain.
+    """
+    agent = (invocation_state or {}).get("agent")
+    signal = getattr(agent, "cancel_signal", None)
+    with _lock:
+        if isinstance(signal, threading.Event) and (signal not in _agents or _agents[signal]() is not agent):
+            _agents[signal] = weakref.ref(agent)
+        known = _agents.get(cancel_signal) if isinstance(cancel_signal, threading.Event) else None
+    if known is not None or not isinstance(cancel_signal, threading.Event):
+        return known() if known is not None else None
+    agent = _agent_on_stack(cancel_signal)
+    if agent is not None:
+        with _lock:
+            _agents[cancel_signal] = weakref.ref(agent)
+    return agent
+
+
+def _agent_on_stack(cancel_signal: threading.Event) -> Any:
+    """Return the agent with this signal whose loop is awaiting this call; None if no frame shows it.
+
+    Agents that share `invocation_state` overwrite each other in it, but the loop of each has it in a local variable
+    named `agent`. Without such frames (another interpreter, another name) the agent stays unknown.
+    """
+    frame = sys._getframe(2) if hasattr(sys, "_getframe") else None
+    for _ in range(_FRAMES):
+        if frame is None:
+            return None
+        agent = frame.f_locals.get("agent")
+        if agent is not None and getattr(agent, "cancel_signal", None) is cancel_signal:
+            return agent
+        frame = frame.f_back
+    return None
+
+
+def cycle_of(invocation_state: Mapping[str, Any] | None) -> str | None:
+    """Return the id of the event loop cycle that makes a model call; None if no event loop makes it."""
+    cycle = (invocation_state or {}).get("event_loop_cycle_id")
+    return None if cycle is None else str(cycle)
+
+
+def name_nodes(graph: Any) -> None:
+    """Remember the node names of the agents in a graph or a swarm, and in graphs nested in it."""
+    nodes = getattr(graph, "nodes", None)
+    for name, node in nodes.items() if isinstance(nodes, Mapping) else ():
+        executor = getattr(node, "executor", None)
+        if executor is None or not isinstance(name, str):
+            continue
+        try:
+            _nodes[executor] = name
+        except TypeError:  # not hashable, or without weak references
+            continue
+        name_nodes(executor)
+
+
+def name_of(agent: Any) -> str | None:
+    """Return the name of an agent's node, else the agent's own name; None if it has none."""
+    try:
+        name = _nodes.get(agent) or getattr(agent, "name", None)
+    except Exception:
+        return None
+    return name if isinstance(name, str) else None
+
+
+class StructuredOutputModel(Model):
+    """A provider that enforces a schema itself.
+
+    The event loop passes `structured_output_model` only to providers with the private class attribute set here; others
+    must call a tool that represents the schema. Tested with strands-agents 1.62.
+    """
+
+    _supports_structured_output = True
+
+
+if not hasattr(Model, "_supports_structured_output"):
+    report_unrecognised(
+        "structured output", "structured output may come from a tool call, not from constrained decoding"
+    )

@@ -1,0 +1,64 @@
+"""Text for terminals and messages: `escape_for_terminal`, `counted`, `table`, `natural_key`.
+
+Invariant: escaped text is a single line without control characters, invisible characters or changes of text direction.
+Content of a ledger cannot manipulate the terminal of the person who reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+
+def escape_for_terminal(text: str) -> str:
+    r"""Return text with every non-printable character escaped: `\n`, `\x1b`, `\u202e`.
+
+    Args:
+        text: Any text from outside: an id, a file name, a message that quotes one.
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def counted(number: int, noun: str, several: str | None = None) -> str:
+    """Return a number with its noun: `1 episode`, `1,024 episodes`.
+
+    Args:
+        number: The count.
+        noun: The singular.
+        several: The plural; None: the singular with an s.
+    """
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
+
+
+def table(rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:
+    """Return rows as lines with aligned columns; cells must be escaped and without colours.
+
+    Args:
+        rows: The rows, all of the same length.
+        right: Columns that are aligned to the right.
+    """
+    cells = [list(row) for row in rows]
+    if not cells:
+        return []
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    to_right = set(right)
+    return [
+        "  ".join(
+            cell.rjust(width) if number in to_right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def natural_key(text: str) -> list[tuple[int, int, str]]:
+    """Return a sort key by which `task-2` comes before `task-10`.
+
+    Example:
+        >>> sorted(["task-10/0", "task-2/0"], key=natural_key)
+        ['task-2/0', 'task-10/0']
+    """
+    parts = re.split(r"(\d{1,18})", text)
+    return [(1, int(part), "") if part.isdecimal() and part.isascii() else (0, 0, part) for part in parts]

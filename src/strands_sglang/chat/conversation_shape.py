@@ -1,0 +1,212 @@
+"""The shape of a conversation: the properties that can affect what a chat template writes next.
+
+The bridge renders new messages after a stand-in conversation of the same shape instead of the real one, so its cost
+does not grow with history. Whether the shape covers everything that a template depends on is not assumed: `soundness`
+proves it for each template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from strands_sglang.chat.messages import TemplateMessage
+
+ANCHOR = "xQzAnchorqZx"
+"""Last word of the stand-in's last assistant turn. The text after it is what the template writes after the turn."""
+REASONING = "xQzThoughtqZx"
+"""Reasoning of the stand-in's assistant turns."""
+
+
+class Step(str, Enum):
+    """What is appended to a branch."""
+
+    TOOL = "tool"
+    """Tool results after the calls they answer."""
+    USER = "user"
+    """A user message after an answer."""
+    USER_AFTER_TOOL = "user after tool"
+    """Tool results immediately followed by a user message."""
+    ANSWER = "answer after tool"
+    """An answer that ends a series of tool calls: some templates then drop the reasoning of these turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationShape:
+    """Properties of the conversation that new messages are appended to."""
+
+    calls: tuple[tuple[str, str], ...] = ()
+    """Name and id of each call of the last assistant turn, in order."""
+    reasoning: bool = False
+    """Whether some assistant turn has reasoning."""
+    no_reasoning: bool = False
+    """Whether some assistant turn has no reasoning."""
+    tool_rounds: bool = False
+    """Whether calls were answered before the last turn, since the last user message."""
+    exchanges: bool = False
+    """Whether there are earlier exchanges: an earlier user message that has an answer."""
+    earlier_rounds: bool = False
+    """Whether calls were answered in these earlier exchanges."""
+    system: str | None = None
+    """The system prompt; None if there is none."""
+    in_tool_run: bool = False
+    """Whether the last turn continues or ends a series of calls (some were answered since a turn without calls)."""
+    plain: bool = True
+    """Whether the template treats the conversation's texts like those of the stand-in (see `soundness.inspection`)."""
+
+    def after(self, new: Iterable[Mapping[str, Any]]) -> ConversationShape:
+        """Return the shape of the conversation with these messages appended, before the next assistant turn."""
+        return _extended(self, new, answered=True, run=self.in_tool_run and bool(self.calls))
+
+    def with_reply(self, calls: tuple[tuple[str, str], ...], reasoning: bool) -> ConversationShape:
+        """Return the shape with an assistant turn appended.
+
+        Args:
+            calls: Name and id of each of its calls, in order.
+            reasoning: Whether it has reasoning.
+        """
+        return ConversationShape(
+            calls,
+            self.reasoning or reasoning,
+            self.no_reasoning or not reasoning,
+            self.tool_rounds,
+            self.exchanges,
+            self.earlier_rounds,
+            self.system,
+            self.in_tool_run,
+            self.plain,
+        )
+
+    @property
+    def kind(self) -> ConversationShape:
+        """The shape without names and system prompt: equal for conversations with the same structure."""
+        return ConversationShape(
+            _numbered_calls(len(self.calls)),
+            self.reasoning,
+            self.no_reasoning,
+            self.tool_rounds,
+            self.exchanges,
+            self.earlier_rounds,
+        )
+
+    @property
+    def history(self) -> tuple[bool, bool, bool]:
+        """What precedes the last turn: calls answered, earlier exchanges, calls in earlier exchanges."""
+        return self.tool_rounds, self.exchanges, self.exchanges and self.earlier_rounds
+
+    def stand_in(self) -> list[TemplateMessage]:
+        """Return a short conversation of this shape. Its last assistant turn ends with `ANCHOR`."""
+        messages: list[TemplateMessage] = []
+        if self.system is not None:
+            messages.append({"role": "system", "content": self.system})
+        if self.exchanges:
+            messages.append({"role": "user", "content": "x"})
+            messages += self._round("xQzId8000") if self.earlier_rounds else []
+            messages.append(self._assistant("x"))
+        messages.append({"role": "user", "content": "x"})
+        messages += self._round("xQzId9000") if self.tool_rounds else []
+        return [*messages, self._assistant("" if self.calls else ANCHOR, self.calls)]
+
+    @property
+    def anchor_count(self) -> int:
+        """How often `ANCHOR` occurs in the stand-in. The last occurrence ends its last turn."""
+        return max(1, len(self.calls)) + self.tool_rounds + (self.exchanges and self.earlier_rounds)
+
+    def _round(self, call_id: str) -> list[TemplateMessage]:
+        result = {"role": "tool", "tool_call_id": call_id, "name": "x", "content": "x"}
+        return [self._assistant("", (("x", call_id),)), result]
+
+    def _assistant(self, text: str, calls: tuple[tuple[str, str], ...] = ()) -> TemplateMessage:
+        message: TemplateMessage = {"role": "assistant", "content": text}
+        if self.reasoning:
+            message["reasoning_content"] = REASONING
+        if calls:
+            message["tool_calls"] = stand_in_calls(calls)
+        return message
+
+
+@lru_cache(maxsize=256)
+def _numbered_calls(count: int) -> tuple[tuple[str, str], ...]:
+    """Return names and ids of calls that differ only by their number."""
+    return tuple((f"x{number}", f"xQzId{number:04d}") for number in range(count))
+
+
+def stand_in_calls(calls: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Return calls with these names and ids whose argument is `ANCHOR`."""
+    return [
+        {"type": "function", "id": call_id, "function": {"name": name, "arguments": {"x": ANCHOR}}}
+        for name, call_id in calls
+    ]
+
+
+def offset_after(text: str, word: str, count: int) -> int | None:
+    """Return the offset after the `count`-th occurrence of a word; None if the text has fewer.
+
+    Counted from the left, so that further occurrences, such as in the data of new messages, do not matter.
+    """
+    at = 0
+    for _ in range(count):
+        found = text.find(word, at)
+        if found < 0:
+            return None
+        at = found + len(word)
+    return at
+
+
+def step_of(new: Iterable[Mapping[str, Any]]) -> Step:
+    """Return the step of appending these messages."""
+    roles = [message["role"] for message in new]
+    if not roles or roles[0] != "tool":
+        return Step.USER
+    return Step.USER_AFTER_TOOL if "user" in roles else Step.TOOL
+
+
+def is_probed(shape: ConversationShape, new: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the probes cover appending these messages to a conversation of this shape.
+
+    They cover results of all its calls, in order, optionally followed by a user message; and without calls, a user
+    message.
+    """
+    roles = [message["role"] for message in new]
+    answered = [message["tool_call_id"] for message in new if message["role"] == "tool"]
+    return (
+        answered == [call_id for _, call_id in shape.calls]
+        and roles[: len(answered)] == ["tool"] * len(answered)
+        and roles[len(answered) :] in ([], ["user"])
+        and bool(roles)
+    )
+
+
+def opening_shape(messages: Iterable[Mapping[str, Any]]) -> ConversationShape:
+    """Return the shape of a conversation that is rendered as a whole, before the next assistant turn."""
+    return _extended(ConversationShape(), messages, answered=False, run=False)
+
+
+def _extended(
+    shape: ConversationShape, messages: Iterable[Mapping[str, Any]], *, answered: bool, run: bool
+) -> ConversationShape:
+    """Return the shape with messages appended.
+
+    Args:
+        shape: The shape before them.
+        messages: The messages.
+        answered: Whether an assistant turn precedes them.
+        run: Whether they continue a series of calls.
+    """
+    rounds, exchanges, earlier = shape.tool_rounds, shape.exchanges, shape.earlier_rounds
+    reasoning, no_reasoning, system = shape.reasoning, shape.no_reasoning, shape.system
+    for message in messages:
+        if message["role"] == "system":
+            system = str(message["content"])
+        elif message["role"] == "tool":
+            rounds = run = True
+        elif message["role"] == "assistant":
+            answered, has = True, "reasoning_content" in message
+            reasoning, no_reasoning = reasoning or has, no_reasoning or not has
+            run = run and bool(message.get("tool_calls"))
+        elif message["role"] == "user":
+            rounds, exchanges, earlier = False, answered, earlier or rounds
+    return ConversationShape((), reasoning, no_reasoning, rounds, exchanges, earlier, system, run, shape.plain)

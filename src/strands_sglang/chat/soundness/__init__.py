@@ -1,0 +1,32 @@
+"""Soundness: for which steps the bridge of a chat template is proved to be exact.
+
+`checks` has the conversations that a template is tested on and runs them, `report` has the results, `inspection`
+detects which texts a template inspects, and `runtime` has the state of this process. Run
+`python -m strands_sglang.chat.soundness` for a report on a tokenizer.
+"""
+
+from strands_sglang.chat.soundness.report import (
+    UNPROBED,
+    FailureReason,
+    Soundness,
+    StepResult,
+)
+from strands_sglang.chat.soundness.runtime import (
+    RuntimeSoundness,
+    StandIn,
+    runtime_soundness,
+    sound_bridge,
+    soundness,
+)
+
+__all__ = [
+    "UNPROBED",
+    "FailureReason",
+    "RuntimeSoundness",
+    "Soundness",
+    "StandIn",
+    "StepResult",
+    "runtime_soundness",
+    "sound_bridge",
+    "soundness",
+]

@@ -1,0 +1,418 @@
+"""Checks whether the bridge of a template is exact, on synthetic conversations.
+
+A probe is a conversation that ends with an assistant turn, and messages to append to it. Probes vary the properties
+that known templates depend on: calls, reasoning, number of successive calls, earlier exchanges, empty and unusual
+contents. For each probe, the tokens of the conversation so far, ended as a model ends its turn, plus the tokens that
+the bridge appends must equal the tokens of one rendering of the whole conversation. A single difference refuses the
+step.
+
+Some templates depend on position: they number messages, change their text after some turns, or shorten old messages.
+Short probes do not show this, so a long conversation is checked, too: at each of its steps, the text written before
+must be unchanged, and the text written next must equal the text written after a stand-in. Short conversations are also
+rendered to detect which texts a template inspects (`inspection`).
+
+Invariant: a step is proved only if every probe gave equal tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from strands_sglang.chat.bridge import Bridge
+from strands_sglang.chat.conversation_shape import ConversationShape, Step, offset_after, opening_shape, step_of
+from strands_sglang.chat.differences import first_difference
+from strands_sglang.chat.messages import TemplateMessage
+from strands_sglang.chat.soundness.report import DROPS_REASONING, FailureReason, Soundness, StepResult
+from strands_sglang.errors import TemplateRefusedError
+
+WORD = "xQzWordqZx"
+"""Last word of each probe's last assistant turn, which marks its end in the rendered text."""
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "calculator",
+            "description": "Work out an expression.",
+            "parameters": {
+                "type": "object",
+                "properties": {"expression": {"type": "string", "description": "Such as 1 + 1."}},
+                "required": ["expression"],
+            },
+        },
+    }
+]
+"""The tools of the probes."""
+
+SYSTEM: TemplateMessage = {"role": "system", "content": "You are a helpful agent."}
+"""The system prompt of the probes."""
+
+QUESTION = "What is 12*7+3?"
+"""The first question of the probes."""
+
+_LONG_ROUNDS = (0, 1, 0, 3, 0, 2, 5, 1)
+"""Rounds of calls before each answer of the long conversation."""
+_LONG_TEXTS = ("87", "y" * 400, "Now subtract 7.", "a\n\nb", "z" * 2000, "87")
+_CONTENTS = ("87", "", "Grüße 🙂 中文\nنعم", "  a\n\nb  \n", '{"a": [1, true]}', "<b>&amp;</b> \\n", "x" * 300)
+_QUESTIONS = ("Now subtract 7.", "Grüße 🙂 中文\nنعم", "a\n\nb", '{"a": [1, true]}')
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A conversation, and messages to append to it."""
+
+    step: Step
+    """The step that is tested."""
+    reasoning: bool
+    """Whether its assistant turns have reasoning."""
+    before: list[TemplateMessage]
+    """The conversation. Its last message is an assistant turn whose last word is `WORD`."""
+    new: list[TemplateMessage]
+    """The messages to append."""
+    shape: ConversationShape
+    """The shape of `before`."""
+    words: int
+    """How often `WORD` occurs in the last turn."""
+
+
+def assistant(text: str, reasoning: bool, calls: int = 0, serial: int = 0, word: str = "12*7+3") -> TemplateMessage:
+    """Return an assistant turn; `word` is the argument of each of its calls."""
+    message: TemplateMessage = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = "I should use the calculator tool."
+    if calls:
+        message["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call_id(serial, number),
+                "function": {"name": "calculator", "arguments": {"expression": word}},
+            }
+            for number in range(calls)
+        ]
+    return message
+
+
+def call_id(serial: int, number: int) -> str:
+    """Return the id of a call: nine letters and digits, which every template accepts."""
+    return f"call{serial:03d}{number:02d}"
+
+
+def results(contents: list[str], serial: int) -> list[TemplateMessage]:
+    """Return the results of one turn's calls."""
+    return [
+        {"role": "tool", "tool_call_id": call_id(serial, number), "name": "calculator", "content": content}
+        for number, content in enumerate(contents)
+    ]
+
+
+def _histories(reasoning: bool, calls: bool, system: bool) -> Iterator[tuple[list[TemplateMessage], ConversationShape]]:
+    """Yield conversations before an assistant turn, and their shapes."""
+    question: TemplateMessage = {"role": "user", "content": QUESTION}
+    system_messages = [SYSTEM] if system else []
+    content = SYSTEM["content"] if system else None
+    plain = ConversationShape(reasoning=reasoning, no_reasoning=not reasoning, system=content)
+    yield [*system_messages, question], plain
+    yield [question], replace(plain, system=None)
+    greeting = [*system_messages, {"role": "user", "content": "Hello."}]
+    after_greeting = [*greeting, assistant("Hello!", reasoning), question]
+    yield after_greeting, replace(plain, exchanges=True)
+    yield [*after_greeting, assistant("Fine.", reasoning), question], replace(plain, exchanges=True)
+    if not calls:
+        return
+    first, second = ([assistant("", reasoning, 1, serial), *results([str(serial)], serial)] for serial in (1, 2))
+    yield [*system_messages, question, *first], replace(plain, tool_rounds=True)
+    yield [*system_messages, question, *first, *second], replace(plain, tool_rounds=True)
+    yield [*after_greeting, *first], replace(plain, exchanges=True, tool_rounds=True)
+    used = [*greeting, *first, assistant("Hello!", reasoning), question]
+    yield used, replace(plain, exchanges=True, earlier_rounds=True)
+    yield [*used, *second], replace(plain, exchanges=True, earlier_rounds=True, tool_rounds=True)
+
+
+def probes(step: Step, reasoning: bool, calls: int = 1, *, tools: bool = True, system: bool = True) -> Iterator[Probe]:
+    """Yield the probes of a step.
+
+    Args:
+        step: TOOL, USER or USER_AFTER_TOOL.
+        reasoning: Whether assistant turns have reasoning.
+        calls: Number of calls of the last turn, for steps after calls.
+        tools: Whether the template writes calls.
+        system: Whether the template accepts a system prompt.
+    """
+    for number, (history, shape) in enumerate(_histories(reasoning, tools, system)):
+        # All contents with the first history, the other histories with one or two contents: no known template depends
+        # on both at once, and the full product would take many seconds.
+        if step is Step.USER:
+            for question in _QUESTIONS if number == 0 else _QUESTIONS[:1]:
+                new: list[TemplateMessage] = [{"role": "user", "content": question}]
+                yield Probe(step, reasoning, [*history, assistant(WORD, reasoning)], new, shape, 1)
+            continue
+        for text in ("", "Let me see.") if number == 0 else ("",):
+            turn = assistant(text, reasoning, calls, 9, WORD)
+            names = tuple((call["function"]["name"], call["id"]) for call in turn["tool_calls"])
+            for content in _CONTENTS if number == 0 else _CONTENTS[:2]:
+                new = results([content] * calls, 9)
+                if step is Step.USER_AFTER_TOOL:
+                    new.append({"role": "user", "content": "Now subtract 7."})
+                yield Probe(step, reasoning, [*history, turn], new, replace(shape, calls=names), calls)
+
+
+def long_conversation(
+    reasoning: bool, no_reasoning: bool, calls: bool, *, plain_first: bool = False
+) -> Iterator[tuple[TemplateMessage, list[TemplateMessage]]]:
+    """Yield the assistant turns of a long conversation after `QUESTION`, and the messages after each.
+
+    Args:
+        reasoning: Whether some assistant turns have reasoning.
+        no_reasoning: Whether some have none.
+        calls: Whether there are calls.
+        plain_first: Whether the first answer has no reasoning, if turns of both kinds occur.
+    """
+    serial = 0
+    for number, rounds in enumerate(_LONG_ROUNDS):
+        for _ in range(rounds if calls else 0):
+            serial += 1
+            with_reasoning = reasoning and (not no_reasoning or (serial + plain_first) % 2 == 0)
+            yield assistant("", with_reasoning, 1, serial), results([_LONG_TEXTS[serial % len(_LONG_TEXTS)]], serial)
+        question = QUESTION if number % 3 == 0 else _LONG_TEXTS[number % len(_LONG_TEXTS)]
+        with_reasoning = reasoning and (not no_reasoning or (number + plain_first) % 2 == 0)
+        yield assistant(f"Answer {number}.", with_reasoning), [{"role": "user", "content": question}]
+
+
+def inspected_conversations(reasoning: bool) -> list[list[TemplateMessage]]:
+    """Return short conversations for `inspection`, with reasoning only if the template writes it."""
+    question: TemplateMessage = {"role": "user", "content": "x"}
+    made: list[list[TemplateMessage]] = []
+    for with_reasoning in {False, reasoning}:
+        answer = assistant("x", with_reasoning)
+        if with_reasoning:
+            answer["reasoning_content"] = "x"
+        used = [assistant("", with_reasoning, 1, 1), *results(["x"], 1)]
+        more = [assistant("x", with_reasoning, 2, 2), *results(["x", "x"], 2)]
+        made += [[question], [question, answer, question], [SYSTEM, question, answer, question, answer, question]]
+        made += [[question, *used], [question, *used, answer, question], [SYSTEM, question, answer, question, *more]]
+        made += [[question, *used, *more, question]]
+    return made
+
+
+_NO_BOUNDARY = "the text that the template writes after an assistant turn cannot be determined"
+_NO_CALLS = StepResult(FailureReason.LACKS, "the template rejects tool calls or does not write them")
+
+
+def prove(bridge: Bridge, digest: str = "") -> Soundness:
+    """Check the bridge of a template on every probe, with tools and, for user messages, without."""
+    template = bridge.template
+    results: dict[tuple[Step, bool], StepResult] = {}
+    without_tools: dict[bool, StepResult] = {}
+    for reasoning in {False, template.writes_reasoning}:
+        for step in Step:
+            results[step, reasoning] = check_step(bridge, step, reasoning)
+        without_tools[reasoning] = check_step(bridge, Step.USER, reasoning, tools=False)
+    parallel = check_step(bridge, Step.TOOL, template.writes_reasoning, calls=3)
+    return Soundness(digest, results, parallel, template.writes_reasoning, without_tools)
+
+
+def check_step(
+    bridge: Bridge,
+    step: Step,
+    reasoning: bool,
+    *,
+    tools: bool = True,
+    like: ConversationShape | None = None,
+    calls: int = 1,
+) -> StepResult:
+    """Check one step on its probes.
+
+    Args:
+        bridge: The template's bridge.
+        step: What is appended.
+        reasoning: Whether assistant turns have reasoning.
+        tools: Whether tools are available.
+        like: Check only conversations of this shape and the simplest ones; None: all.
+        calls: Number of calls of the last turn, for steps after calls.
+    """
+    if reasoning and not bridge.template.writes_reasoning:
+        return DROPS_REASONING
+    if step is not Step.USER and not bridge.template.writes_calls:
+        return _NO_CALLS
+    available = TOOLS if tools else None
+    result = StepResult(FailureReason.LACKS, "the template does not write such turns")
+    for probe in _probes(bridge, step, reasoning, available, like, calls):
+        check = _check_answer if step is Step.ANSWER else _check_probe
+        checked = check(bridge, probe, available)
+        if checked is None:
+            continue
+        result = checked
+        if not result.proved:
+            break
+    return result
+
+
+def _probes(
+    bridge: Bridge, step: Step, reasoning: bool, tools: Any, like: ConversationShape | None, calls: int
+) -> Iterator[Probe]:
+    """Yield the probes of a step that are possible with the template."""
+    system = like is None or like.system is not None
+    system = system and _accepts(bridge, [SYSTEM, {"role": "user", "content": "x"}], tools)
+    probed = Step.TOOL if step is Step.ANSWER else step
+    for probe in probes(probed, reasoning, calls, tools=bridge.template.writes_calls, system=system):
+        if like is None or (
+            (probe.shape.system is not None) == system
+            and probe.shape.history in (like.history, ConversationShape().history)
+        ):
+            yield probe
+
+
+def _accepts(bridge: Bridge, messages: list[TemplateMessage], tools: Any) -> bool:
+    try:
+        bridge.template.render(messages, tools=tools)
+    except TemplateRefusedError:
+        return False
+    return True
+
+
+def _check_probe(bridge: Bridge, probe: Probe, tools: Any) -> StepResult | None:
+    """Check one probe; None if the template rejects its history, or drops its last turn."""
+    render = bridge.template.render
+    try:
+        before = render(probe.before, tools=tools, generate=False).text
+        whole = render([*probe.before, *probe.new], tools=tools).text
+    except TemplateRefusedError as error:
+        refused = StepResult(FailureReason.REFUSES, error.template_message)
+        return refused if _accepts(bridge, probe.before[:-1], tools) else None
+    text = _ended(bridge, probe, before)
+    if text is None:
+        return None
+    prompt = render(probe.before[:-1], tools=tools).text
+    if not whole.startswith(prompt):
+        # The turn was sampled after this prompt: history no longer contains it, whatever was sampled.
+        return StepResult(FailureReason.REWRITES, first_difference(prompt, whole))
+    if not whole.startswith(text):
+        return StepResult(FailureReason.REWRITES, first_difference(text, whole))
+    branch = bridge.encoder.encode(text)
+    ended_by = branch[-1] if branch[-1] in bridge.encoder.control else None
+    appended = bridge.extend(probe.shape, ended_by, probe.new, tools)
+    if appended is None:
+        return StepResult(FailureReason.LACKS, _NO_BOUNDARY)
+    tokens = bridge.encode(appended)
+    joined, official = branch + tokens.closing + tokens.context, bridge.encoder.encode(whole)
+    if joined != official:
+        difference = first_difference(text + appended.closing + appended.context, whole, tokens=True)
+        return StepResult(FailureReason.TOKENS, difference)
+    return StepResult()
+
+
+def _check_answer(bridge: Bridge, probe: Probe, tools: Any) -> StepResult:
+    """Check that a series of calls is unchanged once its answer follows."""
+    answer: TemplateMessage = {"role": "assistant", "content": "The answer is 87."}
+    if probe.reasoning:
+        answer["reasoning_content"] = "The tool returned 87."
+    try:
+        before = bridge.template.render([*probe.before, *probe.new], tools=tools, generate=False).text
+        whole = bridge.template.render([*probe.before, *probe.new, answer], tools=tools, generate=False).text
+    except TemplateRefusedError as error:
+        return StepResult(FailureReason.REFUSES, error.template_message)
+    if whole.startswith(before):
+        return StepResult()
+    return StepResult(FailureReason.REWRITES, first_difference(before, whole))
+
+
+def _ended(bridge: Bridge, probe: Probe, before: str) -> str | None:
+    """Return the text of a conversation as a model leaves it: up to its end-of-turn token."""
+    at = offset_after(before, WORD, probe.words)
+    if at is None:
+        return None
+    boundary = bridge.boundary(probe.shape, probe.new[0]["role"])
+    if boundary is None:
+        return before
+    following = list(bridge.encoder.control.find(before, at))
+    if boundary.end_of_turn is None:
+        return before[: following[boundary.own - 1].end if boundary.own and len(following) >= boundary.own else at]
+    usual = [token for token in following if token.id == boundary.tokens[boundary.end_of_turn]]
+    last = usual[:1] or following[-1:]
+    return before[: last[0].end if last else at]
+
+
+def check_long_conversation(
+    bridge: Bridge, *, reasoning: bool, no_reasoning: bool, tools: bool, system: bool
+) -> dict[Step, str]:
+    """Check every step of a long conversation.
+
+    Args:
+        bridge: The template's bridge.
+        reasoning: Whether some assistant turns have reasoning.
+        no_reasoning: Whether some have none.
+        tools: Whether tools are available.
+        system: Whether there is a system prompt.
+
+    Returns:
+        The steps that are not exact everywhere, with the first difference or error of each.
+    """
+    calls = tools and bridge.template.writes_calls
+    conversations = [(calls, False)]
+    if reasoning and no_reasoning:
+        # Some templates rewrite turns without reasoning once any turn has reasoning. Therefore such a turn also comes
+        # first, followed by tool results and by a user message.
+        conversations += [(calls, True), (False, True)]
+    failed: dict[Step, str] = {}
+    for with_calls, plain_first in conversations:
+        turns = long_conversation(reasoning, no_reasoning or not reasoning, with_calls, plain_first=plain_first)
+        _check_turns(bridge, turns, failed, tools=tools, system=system)
+    return failed
+
+
+def _check_turns(
+    bridge: Bridge,
+    turns: Iterator[tuple[TemplateMessage, list[TemplateMessage]]],
+    failed: dict[Step, str],
+    *,
+    tools: bool,
+    system: bool,
+) -> None:
+    """Check every step of one conversation; adds the steps that are not exact to `failed`."""
+    available = TOOLS if tools else None
+    history: list[TemplateMessage] = [{"role": "user", "content": QUESTION}]
+    if system:
+        history.insert(0, SYSTEM)
+    for turn, new in turns:
+        step = step_of(new)
+        if step not in failed:
+            try:
+                found = _difference_at(bridge, history, turn, new, available)
+            except TemplateRefusedError as error:
+                found = error.template_message
+            if found is not None:
+                failed[step] = found
+        history += [turn, *new]
+
+
+def _difference_at(
+    bridge: Bridge, history: list[TemplateMessage], turn: TemplateMessage, new: list[TemplateMessage], tools: Any
+) -> str | None:
+    """Return the first difference at one step of the long conversation; None if the step is exact."""
+    prompt = bridge.template.render(history, tools=tools).text
+    whole = bridge.template.render([*history, turn, *new], tools=tools).text
+    if not whole.startswith(prompt):
+        return first_difference(prompt, whole)
+    names = tuple((call["function"]["name"], call["id"]) for call in turn.get("tool_calls", ()))
+    shape = opening_shape(history).with_reply(names, "reasoning_content" in turn)
+    boundary = bridge.boundary(shape, new[0]["role"])
+    ended_by = None if boundary is None or boundary.end_of_turn is None else boundary.tokens[boundary.end_of_turn]
+    stand_in = bridge.extend(shape, ended_by, new, tools)
+    real = bridge.extend_with_history(shape, [*history, turn], ended_by, new, tools)
+    if stand_in is None or real is None:
+        return _NO_BOUNDARY
+    if stand_in.text != real.text:
+        return first_difference(stand_in.text, real.text)
+    return None if whole.endswith(real.text) else first_difference(real.text, whole[-len(real.text) :])
+
+
+def isolates_data(bridge: Bridge) -> bool:
+    """Return whether control-token text in data produces no control token."""
+    control = bridge.encoder.control
+    text = " ".join(list(control.ids)[:200])
+    plain, with_literals = (
+        bridge.encode(bridge.open([{"role": "user", "content": content}])).context for content in ("x", text)
+    )
+    return control.count(plain) == control.count(with_literals) and text in bridge.encoder.decode(with_literals)

@@ -1,0 +1,266 @@
+"""Detects which properties of a conversation's texts a chat template inspects, besides writing the texts.
+
+A stand-in conversation is equivalent to the real one only if the template cannot tell them apart. Most templates write
+texts as they are; some test whether a text contains `/no_think`, how it starts, or how long it is. To detect this,
+conversations are rendered with string objects that record the methods called on them. Each recorded query is then
+evaluated on every real message before a stand-in is used for it.
+
+Invariant: a message is `plain` only if every recorded query gives the same result for it as for the stand-in's text.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from jinja2 import Environment, TemplateError, nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from strands_sglang.chat._jinja import chat_environment
+from strands_sglang.chat.messages import TemplateMessage
+from strands_sglang.chat.template import ChatTemplate
+from strands_sglang.errors import TemplateRefusedError
+
+_STAND_IN = "x"
+_MAX_QUERIES = 128
+"""Queries recorded of one field. A template with more reads its texts character by character."""
+_TRUTH, _LENGTH = "__bool__", "__len__"
+_DERIVING = (
+    "strip lstrip rstrip lower upper title capitalize casefold swapcase replace removeprefix removesuffix expandtabs "
+    "__getitem__ zfill center ljust rjust"
+).split()
+_SPLITTING = "split rsplit splitlines partition rpartition".split()
+_QUERYING = (
+    "__contains__ startswith endswith find rfind index rindex count isdigit isalpha isalnum isspace isupper islower "
+    "istitle isnumeric isdecimal isidentifier __eq__ __ne__ __lt__ __le__ __gt__ __ge__"
+).split()
+
+MethodCall: TypeAlias = tuple[str, tuple[Any, ...]]
+"""Name and arguments of a method called on a text."""
+Query: TypeAlias = tuple[MethodCall, ...]
+"""Methods called one after the other. The template sees the result of the last."""
+Field: TypeAlias = tuple[str, str]
+"""Role of a message, and key of the text in the message."""
+
+
+class _RecordingText(str):
+    """A string that records the methods called on it."""
+
+    record: _Record
+    field: Field
+    path: Query
+
+    def __new__(cls, text: str, record: _Record, field: Field, path: Query = ()) -> _RecordingText:
+        made = super().__new__(cls, text)
+        made.record, made.field, made.path = record, field, path
+        return made
+
+    __hash__ = str.__hash__
+
+    def __bool__(self) -> bool:
+        self.record.add(self, _TRUTH, ())
+        return str.__len__(self) > 0
+
+    def __len__(self) -> int:
+        self.record.add(self, _LENGTH, ())
+        return str.__len__(self)
+
+    def __str__(self) -> str:
+        return self
+
+    def __iter__(self) -> Iterator[str]:
+        # Set on the first character: testing whether a text is iterable reads none.
+        for character in str.__iter__(self):
+            self.record.unbounded = True
+            yield character
+
+
+@dataclass
+class _Record:
+    """The queries recorded by all texts of one template."""
+
+    queries: dict[Field, dict[Query, None]] = field(default_factory=dict)
+    unbounded: bool = False
+
+    def add(self, text: _RecordingText, method: str, arguments: tuple[Any, ...]) -> None:
+        if any(isinstance(argument, _RecordingText) for argument in arguments):
+            # Two texts are compared with each other: the result does not depend on one message alone.
+            self.unbounded = True
+            return
+        known = self.queries.setdefault(text.field, {})
+        query: Query = (*text.path, (method, arguments))
+        known[query] = None
+        self.unbounded = self.unbounded or len(known) > _MAX_QUERIES
+
+
+def _querying(method: str) -> Callable[..., Any]:
+    def query(self: _RecordingText, *arguments: Any) -> Any:
+        self.record.add(self, method, arguments)
+        return getattr(str, method)(self, *arguments)
+
+    return query
+
+
+def _deriving(method: str) -> Callable[..., Any]:
+    def derive(self: _RecordingText, *arguments: Any, **named: Any) -> Any:
+        if method == "replace" and arguments:
+            self.record.add(self, "__contains__", arguments[:1])
+        made = getattr(str, method)(self, *arguments, **named)
+        return _RecordingText(made, self.record, self.field, (*self.path, (method, _hashable(arguments))))
+
+    return derive
+
+
+def _splitting(method: str) -> Callable[..., Any]:
+    def split(self: _RecordingText, *arguments: Any, **named: Any) -> Any:
+        words = arguments[:1] if arguments and isinstance(arguments[0], str) else ("\n",)
+        self.record.add(self, "__contains__", words)
+        pieces = getattr(str, method)(self, *arguments, **named)
+        made = [_RecordingText(piece, self.record, self.field, (*self.path, (method, arguments))) for piece in pieces]
+        return made if isinstance(pieces, list) else tuple(made)
+
+    return split
+
+
+for _name in _QUERYING:
+    setattr(_RecordingText, _name, _querying(_name))
+for _name in _DERIVING:
+    setattr(_RecordingText, _name, _deriving(_name))
+for _name in _SPLITTING:
+    setattr(_RecordingText, _name, _splitting(_name))
+
+
+def _hashable(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        ("slice", argument.start, argument.stop, argument.step) if isinstance(argument, slice) else argument
+        for argument in arguments
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Inspections:
+    """The queries that a template makes on the texts of a conversation."""
+
+    queries: Mapping[Field, tuple[Query, ...]]
+    """The queries on each field."""
+    expected: Mapping[tuple[Field, Query], tuple[Any, ...]]
+    """Results for a stand-in's text. An assistant's text may also be empty there, which is part of the shape."""
+    sizes: tuple[int, ...]
+    """Integers in the template's source, sorted. A length matters only relative to these."""
+    unbounded: bool
+    """Whether the queries cannot be recorded: the template compares texts with each other, or reads characters."""
+
+    def plain(self, message: TemplateMessage) -> bool:
+        """Return whether the template cannot tell a message's texts from those of a stand-in."""
+        if not self.queries:
+            return True
+        role = message["role"]
+        for (queried, key), queries in self.queries.items():
+            text = message.get(key) if queried == role else None
+            if isinstance(text, str) and any(
+                _evaluate(text, query, self.sizes) not in self.expected[(queried, key), query] for query in queries
+            ):
+                return False
+        return True
+
+
+def _evaluate(text: str, query: Query, sizes: Sequence[int]) -> Any:
+    """Return the result of a query on a text."""
+    value: Any = text
+    try:
+        for method, arguments in query:
+            if isinstance(value, (list, tuple)):
+                # A part of a split text. Which one is not recorded, so the query is evaluated on all of them.
+                return tuple(_evaluate(part, ((method, arguments),), sizes) for part in value)
+            if method == _TRUTH:
+                return bool(value)
+            if method == _LENGTH:
+                return (len(value) > 0, bisect(sizes, len(value)))
+            value = getattr(value, method)(*(_real(argument) for argument in arguments))
+    except Exception as error:  # such as `index` of a missing word
+        return type(error).__name__
+    return value if not isinstance(value, str) else None
+
+
+def _real(argument: Any) -> Any:
+    return slice(*argument[1:]) if isinstance(argument, tuple) and argument[:1] == ("slice",) else argument
+
+
+def inspect(template: ChatTemplate, conversations: Sequence[tuple[Sequence[TemplateMessage], Any]]) -> Inspections:
+    """Detect what a template queries.
+
+    Args:
+        template: The chat template.
+        conversations: What to render: messages and tools.
+
+    Returns:
+        The queries on texts of users, tools and assistants. The system prompt is never replaced by a stand-in's.
+    """
+    record, source = _Record(), template.source
+    try:
+        compiled = _environment().from_string(source)
+    except TemplateError:
+        return Inspections({}, {}, (), unbounded=True)
+    for messages, tools in conversations:
+        recording = [_recording(message, record) for message in messages]
+        given = {"tools": tools, "add_generation_prompt": True, **template.variables}
+        try:
+            written = compiled.render(messages=template.fitted(recording), **given)
+        except Exception:
+            continue  # the template rejects this conversation
+        try:
+            official = template.official(template.fitted(messages), tools=tools)
+        except TemplateRefusedError:
+            continue
+        # This is not the official renderer: the recorded queries are valid only if both render the same text.
+        record.unbounded = record.unbounded or (written != official and not _uses_time(source))
+    sizes = _numbers(source)
+    queries: dict[Field, tuple[Query, ...]] = {}
+    expected: dict[tuple[Field, Query], tuple[Any, ...]] = {}
+    for queried, known in record.queries.items():
+        queries[queried] = tuple(known)
+        texts = (_STAND_IN, "") if queried[0] == "assistant" else (_STAND_IN,)
+        for query in known:
+            expected[queried, query] = tuple(_evaluate(text, query, sizes) for text in texts)
+    return Inspections(queries, expected, sizes, record.unbounded)
+
+
+def _recording(message: TemplateMessage, record: _Record) -> TemplateMessage:
+    role = message["role"]
+    if role == "system":
+        return message
+    return {
+        key: _RecordingText(value, record, (role, key))
+        if isinstance(value, str) and key not in ("role", "tool_call_id", "name")
+        else value
+        for key, value in message.items()
+    }
+
+
+def _numbers(source: str) -> tuple[int, ...]:
+    """Return the integers above 1 in a template's source, sorted."""
+    tree = _environment().parse(source)
+    found = {node.value for node in tree.find_all(nodes.Const) if type(node.value) is int and node.value > 1}
+    return tuple(sorted(found))
+
+
+def _uses_time(source: str) -> bool:
+    return "strftime_now" in source
+
+
+class _PreservingEnvironment(ImmutableSandboxedEnvironment):
+    """An environment in which a macro that writes a single text returns the same string object."""
+
+    @staticmethod
+    def concat(pieces: Any) -> str:
+        """Return the joined pieces; if only one is not empty, that object itself."""
+        found = [piece for piece in pieces if str.__len__(piece)]
+        return found[0] if len(found) == 1 else "".join(found)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    return chat_environment(_PreservingEnvironment)

@@ -1,0 +1,301 @@
+"""From rendered text to token ids, and from sampled ids to text.
+
+Invariant: encoding produces a control token only where the template wrote one; text that comes from data is encoded as
+if the tokenizer had no control tokens. Decoding keeps track of which control tokens were really sampled.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import secrets
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from typing import Any
+
+from strands_sglang.chat.control_tokens import ControlTokens, Escapes, is_blank
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.tool_parsers import SampledText
+
+# Encoding this many characters takes about two milliseconds. An event loop that runs hundreds of episodes gets as many
+# tool results at once: longer texts would stop it for seconds.
+_LONG_TEXT = 8_000
+
+
+class Encoder:
+    """Encodes rendered text and decodes sampled ids with one tokenizer. Thread-safe."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.control = ControlTokens(tokenizer)
+        """The tokenizer's control tokens."""
+        self._tokenizer = tokenizer
+        self._backend = _backend_of(tokenizer)
+        self._plain: Callable[[list[str], list[int]], list[int]] | None = None
+        self._offsets: dict[str, tuple[int, ...]] = {}
+        self._lock = threading.Lock()
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the tokenizer's serialised form."""
+        known = (
+            self._backend.to_str() if self._backend is not None else repr(sorted(self._tokenizer.get_vocab().items()))
+        )
+        return hashlib.sha256(known.encode()).hexdigest()
+
+    def encode(self, text: str, escapes: Escapes | None = None) -> array[int]:
+        """Encode a rendered text.
+
+        Args:
+            text: The rendered text, or a part of it that starts at a token boundary.
+            escapes: What was escaped in its data; None if nothing was.
+
+        Returns:
+            The token ids (32-bit).
+        """
+        if escapes is not None and escapes.present(text):
+            return self._encode_guarded(text, escapes)
+        ids = self._encode(text)
+        if self.control.normalized and self.control.among(ids) != [token.id for token in self.control.find(text)]:
+            # The tokenizer normalised another spelling into a control token.
+            return self._encode_guarded(text, escapes or Escapes(self.control))
+        return array("i", ids)
+
+    def is_slow(self, text: str) -> bool:
+        """Return whether encoding a text takes long enough to block an event loop noticeably."""
+        return len(text) > _LONG_TEXT
+
+    def decode(self, ids: Any) -> str:
+        """Return the text of token ids, including special tokens, without cleaning up spaces."""
+        if self._backend is not None:
+            return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def decode_marked(self, ids: Sequence[int]) -> str | None:
+        """Return the text of token ids with a mark for each control token (see `ControlTokens.marked`).
+
+        Returns None if the text itself contains characters that are used as marks.
+        """
+        places = self.control.places(ids)
+        marks = [self.control.mark_of(ids[place]) for place in places]
+        if self._decodes_pieces(places):
+            pieces: list[str] = []
+            at = 0
+            for place, mark in zip(places, marks, strict=True):
+                pieces += (self.decode(ids[at:place]) if place > at else "", mark)
+                at = place + 1
+            pieces.append(self.decode(ids[at:]) if at < len(ids) else "")
+            text = "".join(pieces)
+        else:
+            # Decoded in one go: this decoder depends on neighbouring tokens, and copies control tokens verbatim.
+            tokens = [self._backend.id_to_token(token_id) for token_id in ids]
+            for place, mark in zip(places, marks, strict=True):
+                tokens[place] = mark
+            known = [token for token in tokens if token is not None]
+            decoder = self._backend.decoder
+            text = str(decoder.decode(known)) if decoder is not None else " ".join(known)
+        return text if [token.id for token in self.control.unmarked(text)[1]] == [ids[at] for at in places] else None
+
+    def sampled(self, ids: Sequence[int], places: Sequence[int] | None = None) -> SampledText:
+        """Return the text of a sampled turn, with the positions at which control tokens were sampled.
+
+        Args:
+            ids: The sampled ids.
+            places: Where in them control tokens are; None: not known.
+        """
+        places = self.control.places(ids) if places is None else places
+        if not self._decodes_pieces(places):
+            marked = self.decode_marked(ids)
+            if marked is not None:
+                text, written = self.control.unmarked(marked)
+                return SampledText(text, {token.start for token in written}, self._parts)
+            # The turn itself contains characters that are used as marks.
+        pieces: list[str] = []
+        starts: set[int] = set()
+        size = at = 0
+        for place in places:
+            literal = self.control.texts[ids[place]]
+            piece = self.decode(ids[at:place]) if place > at else ""
+            starts.add(size + len(piece))
+            pieces += (piece, literal)
+            size, at = size + len(piece) + len(literal), place + 1
+        pieces.append(self.decode(ids[at:]) if at < len(ids) else "")
+        return SampledText("".join(pieces), starts, self._parts)
+
+    def _parts(self, marker: str) -> tuple[int, ...]:
+        """Return the offset of each control token in a marker, such as a tool call's."""
+        if marker not in self._offsets:
+            self._offsets[marker] = tuple(token.start for token in self.control.find(marker))
+        return self._offsets[marker]
+
+    def _decodes_pieces(self, places: Sequence[int]) -> bool:
+        """Return whether the text between control tokens at these places is decoded piece by piece."""
+        return not places or self._backend is None or self._decodes_apart
+
+    @cached_property
+    def _decodes_apart(self) -> bool:
+        """Whether decoding all ids equals concatenating the text between control tokens."""
+        plain, control = self._encode(" a b"), next(iter(self.control.texts))
+        pieces = (self.decode(plain), self.control.texts[control], self.decode(plain))
+        return self.decode([*plain, control, *plain]) == "".join(pieces)
+
+    def _encode(self, text: str) -> list[int]:
+        if self._backend is not None:
+            return _encoded(self._backend, text)
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _encode_guarded(self, text: str, escapes: Escapes) -> array[int]:
+        """Encode the text between the template's control tokens with an encoder that has no control tokens."""
+        pieces: list[str] = []
+        tokens: list[int] = []
+        at = 0
+        before: int | None = None
+        for token_id, start, end in self.control.find(text):
+            pieces.append(escapes.restore(self.control.stripped(text[at:start], before, token_id)))
+            tokens.append(token_id)
+            before, at = token_id, end
+        pieces.append(escapes.restore(self.control.stripped(text[at:], before)))
+        return array("i", self._plain_text_encoder()(pieces, tokens))
+
+    def _plain_text_encoder(self) -> Callable[[list[str], list[int]], list[int]]:
+        """Return an encoder without control tokens, created on first use."""
+        with self._lock:
+            if self._plain is None:
+                self._plain = _PlainTextEncoder(self._backend) if self._backend is not None else self._encode_pieces
+            return self._plain
+
+    def _encode_pieces(self, pieces: list[str], tokens: list[int]) -> list[int]:
+        """Encode texts and the tokens between them with a slow tokenizer, which cannot be copied."""
+        ids = self._split_encode(pieces[0])
+        for token, piece in zip(tokens, pieces[1:], strict=True):
+            ids += [token, *self._split_encode(piece)]
+        return ids
+
+    def _split_encode(self, text: str) -> list[int]:
+        """Encode with a slow tokenizer: each control-token literal is split in two, which makes it plain text."""
+        ids: list[int] = []
+        at = 0
+        # Search again after each split: the rest of a literal may start another one.
+        while (found := next(self.control.find(text, at), None)) is not None:
+            ids += self._encode(text[at : found.start + 1])
+            at = found.start + 1
+        return ids + self._encode(text[at:])
+
+
+def load_tokenizer(tokenizer: Any) -> Any:
+    """Return `tokenizer`, or load it with `AutoTokenizer` if it is a name or path (once per process).
+
+    Raises:
+        ConfigurationError: If it cannot be loaded.
+    """
+    return _load(str(tokenizer)) if isinstance(tokenizer, (str, os.PathLike)) else tokenizer
+
+
+@cache
+def _load(path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except Exception as error:  # transformers raises many kinds: no such folder, no network, a broken file
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigurationError(
+            f"tokenizer must be a transformers tokenizer, or a name or path to load one from; loading {path!r} failed: "
+            f"{reason}"
+        ) from error
+
+
+def _backend_of(tokenizer: Any) -> Any:
+    """Return the underlying fast tokenizer without padding and truncation; None for a slow tokenizer."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return None
+    if backend.truncation is not None or backend.padding is not None:
+        backend = copy.deepcopy(backend)
+        backend.no_truncation()
+        backend.no_padding()
+    return backend
+
+
+class _PlainTextEncoder:
+    """Encodes text in which control-token literals are plain text. Thread-safe.
+
+    It is a second fast tokenizer that shares the vocabulary of the first and does not have its control tokens. The real
+    control tokens are passed separately and represented by an anchor token while encoding, so that the tokenizer treats
+    the text around them, and the start of the text, exactly as it does for added tokens (some add a space before the
+    first word).
+
+    Invariant: the ids equal those of the tokenizer itself, if the literals in the text were not control tokens.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        """Create the second tokenizer.
+
+        Args:
+            backend: The fast tokenizer.
+        """
+        from tokenizers import AddedToken, Tokenizer
+
+        # Not a copy by `to_str` and `from_str`: that takes seconds and hundreds of megabytes for large vocabularies.
+        plain = Tokenizer(backend.model)
+        for part in ("normalizer", "pre_tokenizer"):
+            if getattr(backend, part) is not None:
+                setattr(plain, part, getattr(backend, part))
+        added = sorted(backend.get_added_tokens_decoder().items())
+        self._normalized = {token_id for token_id, token in added if token.normalized}
+        blank = {token_id: token for token_id, token in added if is_blank(token.content)}
+        plain.add_tokens(list(blank.values()))
+        self._real_ids = {
+            own: token_id for token_id, token in blank.items() if (own := plain.token_to_id(token.content)) != token_id
+        }
+        """The tokenizer's ids of white space that has another id here."""
+        # Random in every process, so that no text can contain them.
+        self._anchors = tuple("".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(12)) for _ in range(2))
+        for anchor, normalized in zip(self._anchors, (False, True), strict=True):
+            plain.add_tokens([AddedToken(anchor, special=False, normalized=normalized)])
+        self._ids = tuple(plain.token_to_id(anchor) for anchor in self._anchors)
+        self._plain = plain
+
+    def __call__(self, pieces: list[str], tokens: list[int]) -> list[int]:
+        """Encode a text.
+
+        Args:
+            pieces: The texts before, between and after the control tokens.
+            tokens: The control tokens, one fewer than pieces.
+
+        Returns:
+            The ids of the whole text.
+        """
+        kinds = [token in self._normalized for token in tokens]
+        text = pieces[0] + "".join(self._anchors[kind] + piece for kind, piece in zip(kinds, pieces[1:], strict=True))
+        ids = _encoded(self._plain, text)
+        places = [place for place, token_id in enumerate(ids) if token_id in self._ids]
+        if [ids[place] for place in places] == [self._ids[kind] for kind in kinds]:
+            ids = self._with_real_ids(ids)
+            for place, token in zip(places, tokens, strict=True):
+                ids[place] = token
+            return ids
+        # A normaliser changed the anchors: encode piece by piece.
+        ids = self._piece(pieces[0])
+        for token, piece in zip(tokens, pieces[1:], strict=True):
+            ids += [token, *self._piece(piece)]
+        return ids
+
+    def _piece(self, text: str) -> list[int]:
+        return self._with_real_ids(_encoded(self._plain, text)) if text else []
+
+    def _with_real_ids(self, ids: list[int]) -> list[int]:
+        return [self._real_ids.get(id, id) for id in ids] if self._real_ids else ids
+
+
+def _encoded(backend: Any, text: str) -> list[int]:
+    """Return the ids of a text from a fast tokenizer."""
+    if len(text) > _LONG_TEXT:
+        # A batch of one: only batch encoding releases the GIL.
+        batch = getattr(backend, "encode_batch_fast", backend.encode_batch)
+        ids: list[int] = batch([text], add_special_tokens=False)[0].ids
+    else:
+        ids = backend.encode(text, add_special_tokens=False).ids
+    return ids

@@ -1,0 +1,192 @@
+"""The parts of every command: `Command` with its help page, `LazyGroup`, and options that several commands share.
+
+Invariant: importing this module costs click and `errors`, and nothing else. A command's module is imported only when
+the command is run, completed, or asked for its own help; the list of commands comes from the table in `main.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from strands_sglang.errors import ConfigurationError
+
+INTERRUPTED = "strands_sglang.interrupted"
+"""Key in `Context.meta`: what an interrupted command leaves behind; "" if the command has reported it already."""
+
+
+class Command(click.Command):
+    """A command whose help ends with its exit codes and examples."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        exit_codes: Mapping[int, str] | None = None,
+        examples: Sequence[str] = (),
+        interrupted: str = "nothing was written",
+        **settings: Any,
+    ) -> None:
+        """Create the command.
+
+        Args:
+            name: Its name.
+            exit_codes: What each exit code means.
+            examples: Command lines without the program's name; lines of other programs start with "$ ".
+            interrupted: What the command leaves behind after Ctrl-C.
+            **settings: Arguments of `click.Command`.
+        """
+        super().__init__(name, **settings)
+        self.exit_codes, self.examples, self.interrupted = dict(exit_codes or {}), tuple(examples), interrupted
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write exit codes and examples; they are not wrapped."""
+        lines = [one[2:] if one.startswith("$ ") else f"strands-sglang {one}" for one in self.examples]
+        formatter.write("\n" + epilog(self.exit_codes, lines))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what it leaves behind after Ctrl-C is in `Context.meta`."""
+        ctx.meta.setdefault(INTERRUPTED, self.interrupted)
+        return super().invoke(ctx)
+
+
+def epilog(exit_codes: Mapping[int, str], examples: Sequence[str]) -> str:
+    """Return exit codes and examples as the end of a help page."""
+    width = max((len(str(code)) for code in exit_codes), default=1)
+    lines = ["Exit codes:", *(f"  {code:<{width}}  {meaning}" for code, meaning in exit_codes.items())]
+    return "\n".join([*lines, "", "Examples:", *(f"  {example}" for example in examples), ""])
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is used."""
+
+    def __init__(self, name: str, table: Mapping[str, str], end: str, **settings: Any) -> None:
+        """Create the group.
+
+        Args:
+            name: Name of the program.
+            table: What each command does, by name; its module in `commands/` has the same name.
+            end: Text at the end of the help page, not wrapped.
+            **settings: Arguments of `click.Group`.
+        """
+        super().__init__(name, **settings)
+        self._table, self._end = table, end
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, in the order of the table."""
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command; None if there is none of this name."""
+        if cmd_name not in self._table:
+            return None
+        command: click.Command = importlib.import_module(f"{__package__}.commands.{cmd_name}").command
+        command.short_help = self._table[cmd_name]
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command to run; name the closest one if there is none of this name."""
+        if args and args[0] not in self._table and not args[0].startswith("-"):
+            close = difflib.get_close_matches(args[0], self._table, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"unknown command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._table.items()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the end of the help page as it is."""
+        formatter.write("\n" + self._end)
+
+
+def json_object(value: Any) -> dict[str, Any]:
+    """Option type: a JSON object."""
+    try:
+        decoded = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise click.BadParameter(f"not JSON: {error}") from error
+    if not isinstance(decoded, dict):
+        raise click.BadParameter(f"not a JSON object: {value}")
+    return decoded
+
+
+def int_list(value: Any) -> tuple[int, ...]:
+    """Option type: integers from 1 up, separated by commas; repetitions are dropped."""
+    parts = value.split(",") if isinstance(value, str) else value
+    try:
+        numbers = tuple(dict.fromkeys(int(part) for part in parts))
+    except ValueError:
+        raise click.BadParameter(f"must be integers separated by commas, such as 1,8,64, got {value!r}") from None
+    if min(numbers) < 1:
+        raise click.BadParameter(f"must be integers from 1 up, got {value!r}")
+    return numbers
+
+
+RUN_DIRECTORY = click.Path(file_okay=True, dir_okay=True)
+"""Type of the directory of a run. Whether it is one is checked by the command, which says what is missing."""
+
+
+def json_option(help: str = "print one JSON object") -> click.Option:
+    """Return the option `--json`."""
+    return click.Option(["--json", "as_json"], is_flag=True, help=help)
+
+
+def episode_option(help: str = "only this episode; can be repeated") -> click.Option:
+    """Return the option `--episode`."""
+    return click.Option(["--episode"], metavar="ID", multiple=True, help=help)
+
+
+def tokenizer_option(default: str = "the one in run.json") -> click.Option:
+    """Return the option `--tokenizer` of a command that reads a recorded run.
+
+    Args:
+        default: What is used if it is not given.
+    """
+    help = f"name or path of the run's tokenizer (default: {default})"
+    return click.Option(["--tokenizer"], metavar="NAME", help=help)
+
+
+def function_option(name: str, help: str, *, required: bool = False, multiple: bool = False) -> click.Option:
+    """Return an option that takes a function as MODULE:FUNCTION."""
+    return click.Option([name], metavar="MODULE:FUNCTION", required=required, multiple=multiple, help=help)
+
+
+def import_function(path: str, option: str, example: str) -> Callable[..., Any]:
+    """Import a function; modules in the working directory are found.
+
+    Args:
+        path: Value of the option: `module:name`.
+        option: Name of the option, for error messages.
+        example: A valid value, for error messages.
+
+    Raises:
+        ConfigurationError: The value has another format, or there is no such module or function.
+    """
+    module, _, name = path.partition(":")
+    if not name or not module or module.startswith("."):
+        raise ConfigurationError(f"{option} must be MODULE:FUNCTION, such as {example}, got {path!r}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{option}: cannot import {module!r}: {error}; run the command in the directory of the module, or set "
+            "PYTHONPATH"
+        ) from error
+    function = getattr(found, name, None)
+    if not callable(function):
+        raise ConfigurationError(f"{option}: module {module} has no function {name!r}")
+    chosen: Callable[..., Any] = function
+    return chosen

@@ -1,0 +1,143 @@
+"""What commands read from a recorded run: `open_run`, its tokenizer (`tokenizer_of`) and its settings (`run_settings`).
+
+Invariant: only values that run.json stores as plain data are restored. Values that it stores as the `repr` of an
+object, such as a custom tool parser, are named and omitted.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strands_sglang._terminal import escape_for_terminal
+from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.ledger.run_dir import read_run, shard_paths
+
+if TYPE_CHECKING:
+    from strands_sglang.rollout import Limits
+
+_SAMPLING = {"sampling_params", "params"}  # two names of the same option
+_REPR = re.compile(r"<.*>|[\w.]+\(.*\)", re.DOTALL)  # looks like the `repr` of an object
+
+
+def open_run(directory: str | Path, *, needs_run_file: bool = False) -> dict[str, Any]:
+    """Return the content of run.json; empty if the run has only a ledger.
+
+    Args:
+        directory: Directory of the run.
+        needs_run_file: Whether a run without run.json is an error.
+
+    Raises:
+        LedgerError: There is no run, or its run.json cannot be read.
+    """
+    folder = Path(directory)
+    found = read_run(folder) if folder.is_dir() else None
+    if found is None and needs_run_file:
+        raise LedgerError(f"{directory} is not the directory of a run: it has no run.json")
+    if found is None and not shard_paths(folder):
+        raise LedgerError(f"{directory} is not the directory of a run: it has no run.json and no ledger")
+    return found or {}
+
+
+def recorded_tokenizer(run: Mapping[str, Any]) -> str | None:
+    """Return the name or path of a run's tokenizer.
+
+    Args:
+        run: Content of run.json.
+
+    Returns:
+        None if it is not recorded: an earlier version wrote the run, or its tokenizer has no name.
+    """
+    name = run.get("tokenizer")
+    return name if isinstance(name, str) and name else None
+
+
+def tokenizer_of(run: Mapping[str, Any], given: str | None) -> str:
+    """Return the name or path of the tokenizer to use.
+
+    Args:
+        run: Content of run.json.
+        given: Value of `--tokenizer`; None: the one that run.json names.
+
+    Raises:
+        ConfigurationError: Neither names one, or the recorded folder no longer exists.
+    """
+    name = given or recorded_tokenizer(run)
+    if name is None:
+        raise ConfigurationError("run.json does not name the tokenizer: pass --tokenizer")
+    if given is None and os.path.isabs(name) and not os.path.isdir(name):
+        raise ConfigurationError(f"the tokenizer that run.json names no longer exists ({name}): pass --tokenizer")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """Settings that were given to `rollout`."""
+
+    limits: Limits
+    """Limits of an episode."""
+    model_options: dict[str, Any]
+    """Arguments of `SGLangModel`."""
+    left_out: tuple[str, ...] = ()
+    """Names of arguments that run.json stores only as a `repr` and that were not given explicitly."""
+
+    def report_left_out(self) -> None:
+        """Name the arguments that were left out, on standard error."""
+        for name in self.left_out:
+            message = f"run.json stores {name!r} only as text: it is left out; pass it with --model-options"
+            print(f"strands-sglang: {escape_for_terminal(message)}", file=sys.stderr)
+
+
+def run_settings(
+    run: Mapping[str, Any], limits: Mapping[str, Any] | None, model_options: Mapping[str, Any]
+) -> RunSettings:
+    """Return the settings of a run.
+
+    Args:
+        run: Content of run.json.
+        limits: Limits that replace the recorded ones; None: the recorded ones.
+        model_options: Options that replace the recorded ones of the same name.
+
+    Raises:
+        ConfigurationError: A given or recorded value is not valid.
+    """
+    from strands_sglang.cli._run_options import check_model_options
+    from strands_sglang.rollout import Limits, replay
+
+    check_model_options(model_options, replay)
+    settings = run.get("settings")
+    recorded = dict(settings) if isinstance(settings, dict) else {}
+    recorded_limits = recorded.pop("limits", None)
+    not_options = {*inspect.signature(replay).parameters, "client", "base_url"}
+    for name in not_options | set(model_options) | (_SAMPLING if _SAMPLING & set(model_options) else set()):
+        recorded.pop(name, None)
+    left_out = tuple(name for name, value in recorded.items() if _is_repr(name, value))
+    options = {name: value for name, value in recorded.items() if name not in left_out} | dict(model_options)
+    if limits is not None:
+        return RunSettings(_limits(limits), options, left_out)
+    values = recorded_limits if isinstance(recorded_limits, dict) else {}
+    return RunSettings(Limits.from_recorded(values), options, left_out)
+
+
+def _limits(values: Mapping[str, Any]) -> Limits:
+    from strands_sglang.rollout import Limits
+
+    known = [field.name for field in fields(Limits)]
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise ConfigurationError(f"limits must be among {', '.join(known)}, got {unknown[0]!r}")
+    return Limits(**values)
+
+
+def _is_repr(name: str, value: Any) -> bool:
+    if name == "tool_parser":
+        from strands_sglang.tool_parsers.registry import is_tool_parser_name
+
+        return value not in (None, "auto") and not is_tool_parser_name(value)
+    return isinstance(value, str) and name != "chat_template" and _REPR.fullmatch(value) is not None

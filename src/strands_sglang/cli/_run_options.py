@@ -1,0 +1,350 @@
+"""The options of `rollout` and `eval`: everything that the function `rollout` takes, as command line options.
+
+Invariant: an option that is not given is not passed on, so that the defaults are those of the function.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from strands_sglang.cli._command import function_option, import_function, json_object
+from strands_sglang.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from strands_sglang.engine import SGLangClient
+
+API_KEY = "STRANDS_SGLANG_API_KEY"
+"""Environment variable with the server's API key: an option would be visible to other users of the machine."""
+
+LIMITS = {
+    "max_turns": "turns of an episode",
+    "max_tool_calls": "tool calls of an episode",
+    "max_new_tokens": "tokens sampled in one turn",
+    "max_episode_tokens": "tokens sampled in an episode",
+    "max_response_tokens": "tokens of a branch after its first prompt",
+    "max_context_tokens": "tokens of prompt and turn together",
+    "tool_timeout": "seconds of one tool call",
+    "episode_timeout": "seconds of an episode",
+}
+"""The limits of an episode, with what each limits."""
+
+TRACKERS = ("wandb", "mlflow", "tensorboard")
+"""The built-in trackers. Listed here because their module imports much."""
+
+_RUN_OPTIONS = (
+    *("durability", "rerun_tools", "tool_arguments", "reward_timeout", "prefix_warmup", "stop_after_failures"),
+    *("metrics_interval", "preflight", "tune_runtime"),
+)
+_PLAIN = ("samples_per_task", "concurrency", "workers", "stop_after_groups", "min_samples_per_task", "directory")
+
+
+def task_params(*, required: bool) -> list[click.Parameter]:
+    """Return the parameters that say what is run."""
+    return [
+        click.Argument(["tasks"], metavar="TASKS" if required else "[TASKS]", required=required),
+        function_option("--agent", "build function: build(task, model) returns an agent", required=required),
+        function_option("--reward", "reward function: reward(episode) returns a number"),
+        click.Option(["--base-url"], metavar="URL", help="address of the SGLang server or router"),
+        function_option("--client", "function that returns the engine, in place of --base-url"),
+        click.Option(["--tokenizer"], metavar="NAME", required=required, help="the model's tokenizer: a name or path"),
+        click.Option(
+            ["--prompt-key"], default="prompt", show_default=True, metavar="KEY", help="key of the prompt in a task"
+        ),
+        click.Option(
+            ["--answer-key"], default="answer", show_default=True, metavar="KEY", help="key of the answer in a task"
+        ),
+        click.Option(["--id-key"], default="id", show_default=True, metavar="KEY", help="key of the id in a task"),
+        click.Option(["--first"], type=click.IntRange(min=1), metavar="N", help="only the first N tasks"),
+        click.Option(
+            ["-n", "--samples-per-task"],
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="episodes of each task (default: 1)",
+        ),
+        click.Option(
+            ["--concurrency"], type=click.IntRange(min=1), metavar="N", help="episodes that run at once (default: 256)"
+        ),
+        click.Option(
+            ["--workers"],
+            type=click.IntRange(min=0),
+            metavar="N",
+            help="Ray processes (default: 0, run in this process)",
+        ),
+    ]
+
+
+def model_params() -> list[click.Parameter]:
+    """Return the parameters for limits, sampling and the model; `model_arguments` reads them."""
+    limits: list[click.Parameter] = [
+        click.Option(
+            [f"--{name.replace('_', '-')}"],
+            type=float if name.endswith("timeout") else int,
+            metavar="N",
+            help=f"limit of {what}",
+        )
+        for name, what in LIMITS.items()
+    ]
+    return [
+        *limits,
+        click.Option(["--temperature"], type=float, metavar="X", help="sampling temperature"),
+        click.Option(
+            ["--sampling-params"], type=json_object, metavar="JSON", help="further sampling parameters of SGLang"
+        ),
+        click.Option(["--model-options"], type=json_object, metavar="JSON", help="further arguments of SGLangModel"),
+    ]
+
+
+def model_arguments(given: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Return `limits`, `sampling_params` and the other arguments of the model.
+
+    Args:
+        given: Values of the parameters of `model_params` by name.
+        function: The function that they are passed to.
+
+    Raises:
+        ConfigurationError: A value is invalid.
+    """
+    from strands_sglang.rollout import Limits
+
+    arguments: dict[str, Any] = dict(given["model_options"] or {})
+    check_model_options(arguments, function)
+    sampling = {**(arguments.pop("sampling_params", None) or {}), **(given["sampling_params"] or {})}
+    if given["temperature"] is not None:
+        sampling["temperature"] = given["temperature"]
+    if sampling:
+        arguments["sampling_params"] = sampling
+    return {**arguments, "limits": Limits(**{name: given[name] for name in LIMITS if given[name] is not None})}
+
+
+def check_model_options(options: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    """Raise ConfigurationError if `--model-options` names an argument of the function itself, or of the client.
+
+    Args:
+        options: Value of `--model-options`.
+        function: The function that they are passed to.
+    """
+    own = {*inspect.signature(function).parameters, "client", "base_url"}
+    if wrong := sorted(own & set(options)):
+        raise ConfigurationError(f"--model-options must contain arguments of SGLangModel only, got {wrong[0]!r}")
+
+
+def setting_params() -> list[click.Parameter]:
+    """Return the parameters that say how it is run."""
+    return [
+        *model_params(),
+        click.Option(["--client-options"], type=json_object, metavar="JSON", help="further arguments of SGLangClient"),
+        click.Option(
+            ["--progress"],
+            type=click.Choice(["auto", "live", "lines", "none"]),
+            default="auto",
+            show_default=True,
+            help="progress display, on standard error",
+        ),
+        click.Option(
+            ["--tracker"],
+            metavar="NAME",
+            help=f"experiment tracker: {', '.join(TRACKERS)}, or MODULE:FUNCTION that returns one",
+        ),
+        function_option("--on-episode", "called with each episode that ends"),
+        function_option("--on-metrics", "called with the metrics of the run"),
+        click.Option(
+            ["--metrics-interval"], type=float, metavar="N", help="seconds between two reports of metrics (default: 10)"
+        ),
+        click.Option(["--reward-timeout"], type=float, metavar="N", help="seconds that scoring an episode may take"),
+        click.Option(
+            ["--prefix-warmup"],
+            type=float,
+            metavar="N",
+            help="seconds that samples wait for the first one's prompt to be cached (default: 1; 0: none)",
+        ),
+        click.Option(
+            ["--stop-after-failures"],
+            type=click.IntRange(min=0),
+            metavar="N",
+            help="stop if the first N episodes fail with the same error (default: 8; 0: never)",
+        ),
+        click.Option(
+            ["--rerun-tool", "rerun_tools"],
+            metavar="NAME",
+            multiple=True,
+            help="tool that is run again when an episode is resumed; can be repeated",
+        ),
+        click.Option(
+            ["--tool-arguments"],
+            type=click.Choice(["record", "digest"]),
+            help="how the ledger records arguments of tools (default: record)",
+        ),
+        click.Option(
+            ["--durability"],
+            type=click.Choice(["process", "machine"]),
+            help="which crashes a written event survives (default: process)",
+        ),
+        click.Option(
+            ["--preflight/--no-preflight"], default=None, help="check the server before the run (default: yes)"
+        ),
+        click.Option(
+            ["--tune-runtime/--no-tune-runtime"],
+            default=None,
+            help="more tool threads and fewer garbage collections (default: yes)",
+        ),
+    ]
+
+
+def group_params() -> list[click.Parameter]:
+    """Return the parameters that say which groups are kept."""
+    return [
+        function_option("--filter", "function that says whether a group is kept; can be repeated", multiple=True),
+        click.Option(
+            ["--stop-after-groups"], type=click.IntRange(min=1), metavar="N", help="stop when N groups are kept"
+        ),
+        click.Option(
+            ["--min-samples-per-task"],
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="episodes that complete a task; its others are stopped",
+        ),
+    ]
+
+
+def rollout_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the function `rollout`.
+
+    Args:
+        given: Values of the parameters by name.
+
+    Raises:
+        ConfigurationError: A value is invalid, or a function cannot be imported.
+    """
+    from strands_sglang.ledger.writer import Durability
+    from strands_sglang.rollout import RunOptions, rollout
+
+    if given["tokenizer"] is None:
+        raise ConfigurationError("--tokenizer must be given: the name or path of the model's tokenizer")
+    options = {name: given[name] for name in _RUN_OPTIONS if given.get(name) not in (None, ())}
+    if "durability" in options:
+        options["durability"] = Durability(options["durability"])
+    for name in ("prefix_warmup", "stop_after_failures"):
+        if options.get(name) == 0:
+            options[name] = None
+    if given["on_metrics"] is not None:
+        options["on_metrics"] = import_function(given["on_metrics"], "--on-metrics", "my_agent:on_metrics")
+    arguments: dict[str, Any] = {name: given[name] for name in _PLAIN if given.get(name) is not None}
+    arguments |= {
+        "build": import_function(given["agent"], "--agent", "my_agent:build"),
+        "tasks": read_tasks(given),
+        "tokenizer": given["tokenizer"],
+        "options": RunOptions(**options),
+        "progress": given["progress"],
+        **_engine(given),
+        **model_arguments(given, rollout),
+    }
+    for option, name, example in (
+        ("reward", "--reward", "my_agent:reward"),
+        ("on_episode", "--on-episode", "my_agent:on_episode"),
+    ):
+        if given.get(option) is not None:
+            arguments[option] = import_function(given[option], name, example)
+    if given.get("filter"):
+        arguments["filters"] = [import_function(one, "--filter", "my_agent:keep") for one in given["filter"]]
+    if (tracker := given["tracker"]) is not None:
+        arguments["tracker"] = (
+            import_function(tracker, "--tracker", "my_agent:tracker")() if ":" in tracker else tracker
+        )
+    return arguments
+
+
+def _engine(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the argument `base_url` or `client`."""
+    if given["client"] is not None:
+        if given["base_url"] is not None or given["client_options"]:
+            raise ConfigurationError("--client must not be given together with --base-url or --client-options")
+        return {"client": import_function(given["client"], "--client", "my_agent:engine")()}
+    if given["base_url"] is None:
+        raise ConfigurationError("--base-url must be given, such as http://localhost:30000")
+    if not given["client_options"] and API_KEY not in os.environ:
+        return {"base_url": given["base_url"]}
+    return {"client": engine_client(given["base_url"], given["client_options"], given["concurrency"] or 256)}
+
+
+def engine_client(base_url: str, options: Mapping[str, Any] | None, connections: int) -> SGLangClient:
+    """Return a client of a server; an API key comes from the environment.
+
+    Args:
+        base_url: Address of the server or router.
+        options: Further arguments of `SGLangClient`; None: none.
+        connections: Maximum number of connections, unless the options name another.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+    """
+    from strands_sglang.engine import SGLangClient
+
+    arguments: dict[str, Any] = {"max_connections": connections, **(options or {})}
+    if key := os.environ.get(API_KEY):
+        arguments.setdefault("api_key", key)
+    try:
+        return SGLangClient(base_url, **arguments)
+    except TypeError as error:
+        raise ConfigurationError(f"--client-options must contain arguments of SGLangClient: {error}") from error
+
+
+def read_tasks(given: Mapping[str, Any]) -> list[Any]:
+    """Return the tasks of a JSON Lines file: an object with the prompt, or a string, on each line.
+
+    Args:
+        given: Values of the parameters `tasks` (a path, or "-" for standard input), `prompt_key`, `answer_key`,
+            `id_key` and `first`.
+
+    Raises:
+        ConfigurationError: A line is not a task; the message names it.
+    """
+    from strands_sglang.rollout import Task
+
+    path = given["tasks"]
+    name = "standard input" if path == "-" else str(path)
+    keys = {given[f"{field}_key"]: field for field in ("prompt", "answer", "id")}
+    tasks: list[Task] = []
+    with _opened(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            if given["first"] is not None and len(tasks) == given["first"]:
+                break
+            try:
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    hidden = {field for key, field in keys.items() if key != field and key in value}
+                    value = {keys.get(key, key): item for key, item in value.items() if key not in hidden}
+                    if value.get("id") is not None:
+                        value["id"] = str(value["id"])
+                tasks.append(Task.of(value))
+            except ValueError as error:  # ConfigurationError is one too
+                raise ConfigurationError(
+                    f"{name}, line {number}: {error}; each line must be a JSON object with {given['prompt_key']!r}, or "
+                    "a JSON string"
+                ) from error
+    if not tasks:
+        raise ConfigurationError(f"{name} has no tasks")
+    return tasks
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[IO[str]]:
+    if path == "-":
+        yield sys.stdin
+        return
+    try:
+        file = Path(path).open(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigurationError(f"TASKS must be a JSON Lines file, got {path!r}: {error.strerror}") from error
+    with file:
+        yield file

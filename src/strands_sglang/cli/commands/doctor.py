@@ -1,0 +1,141 @@
+"""`strands-sglang doctor`: checks a server, a tokenizer, an agent and this machine before a run.
+
+Invariant: the exit code is 0 only if no check failed or warned. Nothing is written and the server is not changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Any
+
+import click
+
+from strands_sglang._terminal import escape_for_terminal
+from strands_sglang.cli._command import Command, function_option, import_function, json_option
+from strands_sglang.cli._run_options import API_KEY, model_arguments, model_params
+
+_DESCRIPTION = """\
+Check that a server or router, a tokenizer, your agent and this machine fit together, before you run episodes. Each
+line of the report passes, warns or fails; below a warning or failure it says what to do. About a hundred small requests
+are sent; no tool is run.
+
+Give the limits and options of your run, so that they are checked too. The server's API key is read from the
+environment variable STRANDS_SGLANG_API_KEY.
+"""
+CHECKS = (
+    *("server", "versions", "workers", "sampling", "router", "tokenizer", "template", "soundness", "parser", "agent"),
+    *("dtype", "logprobs", "return_logprob", "stop tokens", "prefix cache", "context", "weight version", "abort"),
+    *("clock", "open files", "sandbox", "ray"),
+)
+"""Values of `--only`. Listed here because their module imports much."""
+_STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "SKIP": "dim"}
+
+
+def run(
+    base_url: str,
+    tokenizer: str,
+    agent: str | None,
+    concurrency: int,
+    workers: int,
+    dtype: str | None,
+    timeout: float,
+    only: tuple[str, ...],
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Check everything; return the exit code.
+
+    Raises:
+        ConfigurationError: An argument is invalid. A server that is missing or wrong is in the report instead.
+    """
+    from strands_sglang._run_async import run_async
+    from strands_sglang.cli._output import Paint, json_text, wants_colours
+    from strands_sglang.doctor import diagnose
+
+    build = None if agent is None else import_function(agent, "--agent", "my_agent:build")
+    if not as_json and sys.stderr.isatty():
+        waiting = f"checking {escape_for_terminal(base_url)}, for {timeout:g} seconds at most ..."
+        print(waiting, file=sys.stderr, flush=True)
+    report = run_async(
+        diagnose(
+            base_url,
+            tokenizer,
+            agent=build,
+            concurrency=concurrency,
+            workers=workers,
+            dtype=dtype,
+            api_key=os.environ.get(API_KEY) or None,
+            timeout=timeout,
+            only=only or None,
+            **model_arguments(given, diagnose),
+        )
+    )
+    if as_json:
+        print(json_text(report.to_dict(), indent=2))
+        return report.exit_code
+    paint = Paint(wants_colours())
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in report.text(width).splitlines():
+        word = line[:4]
+        print(paint(word, _STYLES[word], "bold") + line[4:] if word in _STYLES else line)
+    return report.exit_code
+
+
+command = Command(
+    "doctor",
+    callback=run,
+    help=_DESCRIPTION,
+    params=[
+        click.Option(["--base-url"], metavar="URL", required=True, help="address of the SGLang server or router"),
+        click.Option(["--tokenizer"], metavar="NAME", required=True, help="the model's tokenizer: a name or path"),
+        function_option("--agent", "build function: build(task, model) returns an agent; it is built and not run"),
+        click.Option(
+            ["--concurrency"],
+            type=click.IntRange(min=1),
+            default=1000,
+            show_default=True,
+            metavar="N",
+            help="episodes that will run at once",
+        ),
+        click.Option(
+            ["--workers"],
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            metavar="N",
+            help="Ray processes that will be used",
+        ),
+        click.Option(
+            ["--dtype"],
+            metavar="NAME",
+            help="number format in which your trainer computes logprobs, such as bfloat16 (default: the checkpoint's)",
+        ),
+        click.Option(
+            ["--timeout"], type=float, default=20.0, show_default=True, metavar="N", help="seconds of each check"
+        ),
+        click.Option(
+            ["--only"],
+            type=click.Choice(CHECKS),
+            metavar="CHECK",
+            multiple=True,
+            help=f"only this check: {', '.join(CHECKS)}; can be repeated",
+        ),
+        *model_params(),
+        json_option(),
+    ],
+    exit_codes={
+        0: "every check passed or was skipped",
+        1: "a check failed: a run would not work, or would record something other than you expect",
+        2: "invalid arguments",
+        3: "there are warnings: a run would work, but slower or with a risk",
+    },
+    examples=[
+        "doctor --base-url http://localhost:30000 --tokenizer Qwen/Qwen3-8B",
+        "doctor --base-url http://router:30000 --tokenizer Qwen/Qwen3-8B --agent my_agent:build \\\n"
+        "      --max-context-tokens 32768 --concurrency 2048 --dtype bfloat16",
+        "doctor --base-url http://localhost:30000 --tokenizer Qwen/Qwen3-8B --only router --only 'prefix cache' --json",
+    ],
+)
+"""The command."""

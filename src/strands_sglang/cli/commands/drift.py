@@ -1,0 +1,147 @@
+"""`strands-sglang drift`: measures how turns would differ had they not been recorded as tokens.
+
+Invariant: differences are a result, not a failure: the exit code is 0 if everything could be measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from strands_sglang._terminal import counted, escape_for_terminal
+from strands_sglang.cli._command import Command, episode_option, json_object, json_option, tokenizer_option
+from strands_sglang.errors import ConfigurationError
+
+MEASURED, INCOMPLETE, NOTHING = 0, 1, 3
+"""Exit codes: everything was measured; something could not be read; there is nothing to measure."""
+
+_DESCRIPTION = """\
+Measure how many turns and tokens would differ had they not been recorded: had the text of each turn been tokenized
+again, or the messages been rendered again by the chat template. Differences are counted by cause, with examples.
+
+SOURCE is the directory of a run, or a JSON Lines file with one conversation per line: {"messages": [...]} in the form
+of OpenAI or Strands, or an exported trajectory.
+"""
+
+
+def run(
+    source: str,
+    tokenizer: str | None,
+    html: str | None,
+    episode: tuple[str, ...],
+    examples: int,
+    processes: int,
+    model_options: dict[str, Any],
+    as_json: bool,
+) -> int:
+    """Measure a run or a file; return the exit code.
+
+    Raises:
+        LedgerError: There is no such run, episode or file.
+        ConfigurationError: An argument is invalid.
+    """
+    from strands_sglang.cli._output import json_text
+    from strands_sglang.drift import measure
+
+    name, options = _tokenizer_and_options(source, tokenizer, model_options)
+    report = measure(
+        source,
+        name,
+        episodes=episode or None,
+        processes=processes,
+        examples=max(examples, 3 if html else 0),
+        **options,
+    )
+    if html is not None:
+        from strands_sglang._files import replace_file
+        from strands_sglang.drift import html_page
+
+        with replace_file(Path(html)) as temporary:
+            temporary.write_text(html_page(report), encoding="utf-8")
+    if as_json:
+        print(json_text(report.to_dict(), indent=2))
+    else:
+        print(report.text(examples))
+    if html is not None:
+        print(f"strands-sglang: {escape_for_terminal(html)} was written", file=sys.stderr)
+    if not any(drift.turns for drift in report.methods.values()):
+        return NOTHING
+    if report.problems:
+        problems = counted(len(report.problems), "problem")
+        print(f"strands-sglang: {problems}: the figures do not cover everything", file=sys.stderr)
+        return INCOMPLETE
+    return MEASURED
+
+
+def _tokenizer_and_options(source: str, tokenizer: str | None, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the tokenizer, and the arguments of `measure` that a run's settings or the user name."""
+    from strands_sglang.cli._recorded_run import open_run, run_settings, tokenizer_of
+    from strands_sglang.provider.config import template_arguments
+
+    run_file: dict[str, Any] = {}
+    if Path(source).is_dir():
+        run_file = open_run(source)
+        name = tokenizer_of(run_file, tokenizer)
+    elif tokenizer is None:
+        raise ConfigurationError("--tokenizer must be given for a file: the name or path of the model's tokenizer")
+    else:
+        name = tokenizer
+    settings = run_settings(run_file, None, given)
+    settings.report_left_out()
+    options = dict(settings.model_options)
+    chat_template = options.get("chat_template")
+    arguments = template_arguments(chat_template or "", options)
+    chosen = {"tool_parser": options.get("tool_parser", "auto"), "chat_template": chat_template}
+    return name, {**chosen, "chat_template_kwargs": arguments}
+
+
+command = Command(
+    "drift",
+    callback=run,
+    help=_DESCRIPTION,
+    params=[
+        click.Argument(["source"], metavar="SOURCE", type=click.Path()),
+        tokenizer_option("the one in run.json; required for a file"),
+        click.Option(["--html"], type=click.Path(dir_okay=False), metavar="FILE", help="also write a page with plots"),
+        episode_option("only this episode, or this line of a file; can be repeated"),
+        click.Option(
+            ["--examples"],
+            type=click.IntRange(min=0),
+            default=1,
+            show_default=True,
+            metavar="N",
+            help="examples of each method and cause",
+        ),
+        click.Option(
+            ["--processes"],
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            metavar="N",
+            help="processes to use",
+        ),
+        click.Option(
+            ["--model-options"],
+            type=json_object,
+            default={},
+            metavar="JSON",
+            help="tool_parser, chat_template, chat_template_kwargs or enable_thinking (default: as in run.json)",
+        ),
+        json_option(),
+    ],
+    exit_codes={
+        0: "everything was measured",
+        1: "some episodes or lines could not be read",
+        2: "invalid arguments, or no such run, episode or file",
+        3: "there are no turns to measure",
+    },
+    examples=[
+        "drift runs/first",
+        "drift runs/first --html drift.html --processes 2",
+        "drift messages.jsonl --tokenizer Qwen/Qwen3-8B --json",
+    ],
+)
+"""The command."""

@@ -1,0 +1,144 @@
+"""`strands-sglang eval`: runs an agent on tasks and reports pass@k and mean rewards with confidence intervals.
+
+Invariant: the exit code is 0 only if every episode has a reward, so that the figures are complete.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from strands_sglang._terminal import counted
+from strands_sglang.cli._command import RUN_DIRECTORY, Command, int_list, json_option
+from strands_sglang.cli._run_options import setting_params, task_params
+from strands_sglang.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from strands_sglang.rollout import Episode, RunResult
+    from strands_sglang.rollout.offline.evaluation import Scored
+
+COMPLETE, INCOMPLETE, NOTHING = 0, 1, 3
+"""Exit codes: every episode has a reward; some have none; no episode has one."""
+
+_TASKS = 50  # listed in the text
+
+_DESCRIPTION = """\
+Run an agent on every task of a JSON Lines file, as rollout does, and report pass@k and the mean reward with confidence
+intervals, per task and overall. With --recorded, a recorded run is evaluated and nothing is run.
+
+pass@k is the unbiased estimator 1 - C(n-c, k) / C(n, k). Overall figures are means over tasks, with Student's t
+intervals over tasks: samples of one task are not independent of each other. Episodes without a reward, such as those
+that an engine failure ended, are left out and counted.
+"""
+
+
+def run(
+    recorded: str | None,
+    k: tuple[int, ...] | None,
+    threshold: float,
+    confidence: float,
+    unscored: str,
+    as_json: bool,
+    markdown: bool,
+    **given: Any,
+) -> int:
+    """Evaluate; return the exit code.
+
+    Raises:
+        LedgerError: There is no such run.
+        ConfigurationError: An argument is invalid, or does not fit the server.
+        EngineError: The server cannot be reached.
+    """
+    from strands_sglang.cli._output import json_text
+    from strands_sglang.cli._recorded_run import open_run
+    from strands_sglang.cli.commands.rollout import perform
+    from strands_sglang.rollout.offline.evaluation import evaluate, recorded_scores
+
+    if as_json and markdown:
+        raise ConfigurationError("only one of --json and --markdown can be given")
+    if recorded is not None:
+        if given["tasks"] is not None:
+            raise ConfigurationError("TASKS must not be given with --recorded, which runs nothing")
+        open_run(recorded, needs_run_file=True)
+        scores: Sequence[Scored]
+        scores, unfinished = recorded_scores(recorded)
+        if unfinished:
+            print(f"strands-sglang: {counted(unfinished, 'unfinished episode')} left out", file=sys.stderr)
+    else:
+        for name, option in (("tasks", "TASKS"), ("agent", "--agent"), ("reward", "--reward")):
+            if given[name] is None:
+                raise ConfigurationError(f"{option} must be given, or --recorded with the directory of a run")
+        result = perform(given)
+        if result is None:
+            return INCOMPLETE
+        scores = _all_episodes(result)
+    found = evaluate(scores, ks=k, threshold=threshold, confidence=confidence, unscored_as_zero=unscored == "zero")
+    if as_json:
+        print(json_text(found.to_dict(), indent=2))
+    else:
+        print(found.markdown() if markdown else found.text(_TASKS))
+    if found.unscored == found.episodes:
+        return NOTHING
+    return INCOMPLETE if found.unscored else COMPLETE
+
+
+def _all_episodes(result: RunResult) -> list[Episode]:
+    """Return every episode of a run, also those of groups that were dropped or not completed."""
+    groups = [episode for group in (*result.groups, *result.dropped) for episode in group.episodes]
+    return list({episode.id: episode for episode in (*groups, *result.left_over)}.values())
+
+
+command = Command(
+    "eval",
+    callback=run,
+    help=_DESCRIPTION,
+    params=[
+        *task_params(required=False),
+        click.Option(["-d", "--directory"], metavar="DIR", help="directory of the run, to record and resume it"),
+        click.Option(["--recorded"], type=RUN_DIRECTORY, metavar="RUN", help="evaluate the run in this directory"),
+        click.Option(
+            ["-k", "--k"], type=int_list, metavar="N,N,...", help="values of k (default: 1, 2, 4, ... samples per task)"
+        ),
+        click.Option(
+            ["--threshold"],
+            type=float,
+            metavar="X",
+            default=1.0,
+            show_default=True,
+            help="reward from which an episode passes",
+        ),
+        click.Option(
+            ["--confidence"],
+            type=float,
+            default=0.95,
+            show_default=True,
+            help="confidence of the intervals",
+        ),
+        click.Option(
+            ["--unscored"],
+            type=click.Choice(["skip", "zero"]),
+            default="skip",
+            show_default=True,
+            help="episodes without a reward: leave them out, or count them as 0",
+        ),
+        *setting_params(),
+        click.Option(["--markdown"], is_flag=True, help="print Markdown tables"),
+        json_option(),
+    ],
+    exit_codes={
+        0: "every episode has a reward",
+        1: "some episodes have no reward",
+        2: "invalid arguments, no such run, or the server cannot be used",
+        3: "no episode has a reward",
+    },
+    examples=[
+        "eval tasks.jsonl --agent my_agent:build --reward my_agent:reward --base-url http://localhost:30000 \\\n"
+        "      --tokenizer Qwen/Qwen3-8B -n 8 -k 1,8 -d runs/eval",
+        "eval --recorded runs/first --markdown",
+        "eval --recorded runs/first --threshold 0.5 --json",
+    ],
+)
+"""The command."""

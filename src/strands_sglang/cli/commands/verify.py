@@ -1,0 +1,168 @@
+"""`strands-sglang verify`: verifies a ledger, and optionally compares it with an export, an engine or a template.
+
+Invariant: the exit code is 0 only if everything that was requested is proved.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option
+from strands_sglang.errors import EngineError, LedgerError
+
+if TYPE_CHECKING:
+    from strands_sglang.proof import Certificate, RescoreReport
+
+PROVED, BROKEN, UNDECIDED = 0, 1, 3
+"""Exit codes: everything is proved; the record contradicts itself; data is missing or not written yet."""
+
+_DESCRIPTION = """\
+Verify a run offline, from its files alone: every prompt that was sent equals the recorded branch, and every trained
+token was sampled at its position.
+"""
+
+
+def run(**arguments: Any) -> int:
+    """Verify a ledger; return the exit code.
+
+    Raises:
+        LedgerError: There is no such ledger or episode.
+    """
+    from strands_sglang._terminal import escape_for_terminal
+    from strands_sglang.cli._output import json_text
+    from strands_sglang.proof.finding import FindingKind
+    from strands_sglang.proof.verify import verify
+
+    options = SimpleNamespace(**arguments)
+    certificate = verify(
+        options.directory,
+        exported=options.exported,
+        exported_part=options.exported_part,
+        episodes=options.episode or None,
+        root=options.root,
+        public_key=options.public_key,
+    )
+    if options.episode:
+        missing = [finding.episode for finding in certificate.findings if finding.kind is FindingKind.NOT_BEGUN]
+        if missing:
+            raise LedgerError(f"the ledger in {options.directory} has no episode {', '.join(map(repr, missing))}")
+    report, failure = None, ""
+    if options.rescore:
+        try:
+            report = _rescore(options)
+        except EngineError as error:
+            failure = f"{options.rescore}: {error}"
+    templates = _check_templates(options) if options.templates else None
+    if options.as_json:
+        result: dict[str, Any] = certificate.to_dict()
+        if options.rescore:
+            result["rescore"] = {"verdict": "nothing", "failures": [failure]} if report is None else report.to_dict()
+        if templates is not None:
+            result["templates"] = templates.to_dict()
+        print(json_text(result, indent=2))
+    else:
+        print(certificate.text())
+        if options.rescore:
+            print("\n" + (f"NOTHING  {escape_for_terminal(failure)}" if report is None else report.text()))
+        if templates is not None:
+            print("\n" + "\n".join(map(escape_for_terminal, templates.text().splitlines())))
+    if templates is not None and templates.differences:
+        return BROKEN
+    return _exit_code(certificate, report, rescored=bool(options.rescore))
+
+
+def _rescore(options: SimpleNamespace) -> RescoreReport:
+    from strands_sglang._run_async import run_async
+    from strands_sglang.proof.rescore import TOLERANCE, rescore
+
+    return run_async(
+        rescore(
+            options.directory,
+            options.rescore,
+            episodes=options.episode or None,
+            tolerance=TOLERANCE if options.tolerance is None else options.tolerance,
+            all_versions=options.all_versions,
+            temperature=options.temperature,
+        )
+    )
+
+
+def _check_templates(options: SimpleNamespace) -> Any:
+    from strands_sglang.cli._recorded_run import open_run, run_settings
+    from strands_sglang.rollout.offline.template_check import check_templates
+
+    settings = run_settings(open_run(options.directory), None, {})
+    return check_templates(
+        options.directory, tokenizer=options.templates, episodes=options.episode or None, **settings.model_options
+    )
+
+
+def _exit_code(certificate: Certificate, report: RescoreReport | None, *, rescored: bool) -> int:
+    """Return the exit code.
+
+    Args:
+        certificate: Result of verifying the ledger.
+        report: Result of rescoring; None if the engine did not respond or rescoring was not requested.
+        rescored: Whether rescoring was requested.
+    """
+    from strands_sglang.proof.finding import Verdict
+    from strands_sglang.proof.rescore import RescoreVerdict
+
+    verdict = None if not rescored else RescoreVerdict.NOTHING if report is None else report.verdict
+    if certificate.verdict is Verdict.BROKEN or verdict is RescoreVerdict.DIFFERS:
+        return BROKEN
+    if certificate.verdict is not Verdict.PROVED or verdict is RescoreVerdict.NOTHING:
+        return UNDECIDED
+    return PROVED
+
+
+command = Command(
+    "verify",
+    callback=run,
+    help=_DESCRIPTION,
+    params=[
+        click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY),
+        episode_option(),
+        click.Option(
+            ["--exported"], metavar="PATH", help="compare exported trajectories (JSON Lines or Parquet) with the ledger"
+        ),
+        click.Option(["--exported-part"], is_flag=True, help="allow whole episodes to be missing from the export"),
+        click.Option(["--root"], metavar="HEX", help="root digest kept elsewhere, to compare with the ledger's"),
+        click.Option(["--public-key"], metavar="KEY", help="key that must have signed the run: a path, or hex"),
+        click.Option(["--rescore"], metavar="URL", help="recompute logprobs on this engine and compare"),
+        click.Option(
+            ["--tolerance"], type=float, metavar="X", help="largest accepted difference of logprobs (default: 0.001)"
+        ),
+        click.Option(
+            ["--temperature"],
+            type=float,
+            metavar="X",
+            help="temperature the run was sampled with (default: the one in run.json)",
+        ),
+        click.Option(["--all-versions"], is_flag=True, help="also rescore tokens of other weight versions"),
+        click.Option(
+            ["--templates"],
+            metavar="TOKENIZER",
+            help="compare every conversation with a full rendering of this tokenizer's chat template (name or path)",
+        ),
+        json_option(),
+    ],
+    exit_codes={
+        0: "proved",
+        1: "broken; or logprobs (--rescore) or rendered conversations (--templates) differ",
+        2: "invalid arguments, or no such run, episode, export or key",
+        3: "unfinished or truncated; or logprobs could not be compared (--rescore)",
+    },
+    examples=[
+        "verify runs/first",
+        "verify runs/first --exported train.jsonl",
+        "verify runs/first --root 3f0c... --json",
+        "verify runs/first --public-key public.pem",
+        "verify runs/first --rescore http://localhost:30000",
+        "verify runs/first --templates Qwen/Qwen3-8B",
+    ],
+)
+"""The command."""

@@ -1,0 +1,95 @@
+"""`strands-sglang view`: shows a recorded run in the browser, or writes chosen episodes as one HTML file.
+
+Invariant: the page is served on 127.0.0.1 only, and the run is never changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from strands_sglang._terminal import counted, escape_for_terminal
+from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option, tokenizer_option
+from strands_sglang.errors import ConfigurationError
+
+_DESCRIPTION = """\
+Show a recorded run in the browser: a table of its episodes, and each episode token by token beside its messages. The
+page is served on 127.0.0.1 until you press Ctrl-C; a run that is being written is followed.
+
+With --export, chosen episodes are written as one HTML file instead, which works without a server. It contains
+everything that the tools of these episodes returned: treat it like the run itself.
+"""
+
+
+def run(
+    directory: str,
+    tokenizer: str | None,
+    port: int,
+    no_browser: bool,
+    export: str | None,
+    episode: tuple[str, ...],
+    as_json: bool,
+) -> int:
+    """Serve or export a run; return the exit code.
+
+    Raises:
+        LedgerError: There is no such run or episode.
+        ConfigurationError: An argument is invalid, or there is too much to export.
+    """
+    from strands_sglang.cli._output import json_text
+    from strands_sglang.viewer import export_html, view
+
+    if export is not None:
+        written = export_html(directory, export, tokenizer=tokenizer, episodes=list(episode) or None)
+        size = Path(export).stat().st_size
+        if as_json:
+            print(json_text({"file": export, "episodes": written, "bytes": size}))
+        else:
+            print(f"{escape_for_terminal(export)}: {counted(written, 'episode')}, {size:,} bytes")
+        return 0
+    if episode:
+        raise ConfigurationError("--episode chooses what is exported: give --export FILE.html, too")
+
+    def announce(address: str) -> None:
+        if as_json:
+            print(json_text({"address": address}), flush=True)
+        else:
+            print(f"{escape_for_terminal(directory)} is shown at {address}", flush=True)
+            print("press Ctrl-C to end the viewer", file=sys.stderr, flush=True)
+
+    view(directory, tokenizer=tokenizer, port=port, browser=not no_browser, ready=announce)
+    return 0
+
+
+command = Command(
+    "view",
+    callback=run,
+    help=_DESCRIPTION,
+    params=[
+        click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY),
+        tokenizer_option("the one in run.json; without any, ids are shown"),
+        click.Option(
+            ["--port"],
+            type=click.IntRange(0, 65535),
+            default=0,
+            metavar="N",
+            help="port on 127.0.0.1 (default: any free one)",
+        ),
+        click.Option(["--no-browser"], is_flag=True, help="print the address and open no browser"),
+        click.Option(["--export"], type=click.Path(dir_okay=False), metavar="FILE.html", help="write one HTML file"),
+        episode_option("episode to export (default: all of a small run); can be repeated"),
+        json_option("print the address, or what was exported, as one JSON object"),
+    ],
+    exit_codes={
+        0: "the viewer was ended with Ctrl-C, or the file was written",
+        2: "invalid arguments, no such run or episode, or too much to export",
+    },
+    examples=[
+        "view runs/first",
+        "view runs/first --export bad.html --episode task-7/0 --episode task-7/3",
+        "view runs/first --port 8000 --no-browser    # then, elsewhere: ssh -L 8000:127.0.0.1:8000 HOST",
+    ],
+)
+"""The command."""

@@ -1,0 +1,12 @@
+"""Drift: how recorded turns would differ had they not been recorded as tokens: `measure`.
+
+`conversations` reads runs and message logs, `compare` finds and explains differences of tokens, `measure` counts them,
+`report` has the result, `page` and `plots` show it as HTML and SVG.
+"""
+
+from strands_sglang.drift.compare import Cause, Difference
+from strands_sglang.drift.measure import measure
+from strands_sglang.drift.page import html_page
+from strands_sglang.drift.report import DriftReport, Example, Method, MethodDrift
+
+__all__ = ["Cause", "Difference", "DriftReport", "Example", "Method", "MethodDrift", "html_page", "measure"]

@@ -1,0 +1,106 @@
+"""The directory of a run: which files it holds, and its JSON files (`run.json`, and the format of `seal.json`).
+
+    run.json           written once, when the run begins
+    ledger/*.ledger    shards: the events of one process each (`shard.py`)
+    index/*.jsonl      summary rows of ended episodes: derived, may be deleted (`summary.py`)
+    seal.json          written when the run ends (`seal.py`)
+
+Invariant: a JSON file in this directory exists complete, or not at all.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from strands_sglang._files import loads, open_file, replace_file
+from strands_sglang.errors import LedgerError
+
+_MAX_JSON_BYTES = 1 << 28  # a seal takes about 40 bytes for each MiB of the ledger
+
+FORMAT = 1
+"""Format version of everything in a run directory except seals."""
+SEAL_FORMAT = 2
+"""Format version of new seals. The root digest covers run.json since version 2; in version 1, only the episodes."""
+SEAL_FORMATS = (1, SEAL_FORMAT)
+"""Format versions of seals that can be read."""
+
+
+def shard_paths(directory: Path) -> list[Path]:
+    """Return the shards of a run directory, sorted by name."""
+    return sorted((directory / "ledger").glob("*.ledger"))
+
+
+def write_run(directory: Path | str, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Write run.json.
+
+    Args:
+        directory: The run directory; created if it does not exist.
+        about: JSON data: samples per task, fingerprint, settings. "run" (a random id) and "created" (Unix time) are
+            added if missing.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        LedgerError: run.json exists already, or cannot be written.
+    """
+    path = Path(directory) / "run.json"
+    if path.exists():
+        raise LedgerError(f"{path} exists already: use another directory for a new run")
+    values = {"format": FORMAT, "run": secrets.token_hex(16), "created": round(time.time(), 3), **about}
+    write_json(path, values)
+    return values
+
+
+def read_run(directory: Path | str) -> dict[str, Any] | None:
+    """Return the content of run.json, or None if the file does not exist.
+
+    Raises:
+        LedgerError: The file cannot be read.
+    """
+    return read_json(Path(directory) / "run.json")
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically and sync it to disk. Replaces an existing file.
+
+    Raises:
+        LedgerError: The file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(path, sync=True) as temporary:
+            temporary.write_bytes(orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    except (OSError, TypeError) as error:
+        raise LedgerError(f"{path} cannot be written: {error}") from error
+
+
+def read_json(path: Path, formats: Collection[int] = (FORMAT,)) -> dict[str, Any] | None:
+    """Return the content of a JSON file, or None if the file does not exist.
+
+    Args:
+        path: The file.
+        formats: Accepted format versions.
+
+    Raises:
+        LedgerError: The file is not a JSON object of an accepted format version.
+    """
+    try:
+        with open_file(path) as file:
+            content = file.read(_MAX_JSON_BYTES + 1)
+        if len(content) > _MAX_JSON_BYTES:
+            raise ValueError(f"the file has more than {_MAX_JSON_BYTES} bytes")
+        values = loads(content)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise LedgerError(f"{path} cannot be read: {error}") from error
+    if not isinstance(values, dict) or type(values.get("format")) is not int or values["format"] not in formats:
+        raise LedgerError(f"{path} must have format {' or '.join(map(str, formats))}")
+    return values

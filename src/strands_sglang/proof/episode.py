@@ -1,0 +1,377 @@
+"""Verification of one episode from its events: `prove_episode`.
+
+Invariant: an episode is proved only if every prompt that was sent equals the branch recorded before it, every sampled
+token has its logprob and weight version, and its last end event declares exactly the trajectories that follow from the
+turns, with every sampled token trained once or excluded for a declared reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from strands_sglang.errors import LedgerError
+from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.proof.call import CallFacts, PartialCalls, read_call
+from strands_sglang.proof.chain import ChainEntry, EventChain
+from strands_sglang.proof.finding import Finding, FindingKind, Verdict, worst
+from strands_sglang.proof.trajectories import (
+    SAMPLED,
+    FlatTrajectory,
+    TokenCounts,
+    find_branches,
+    flatten_branch,
+    trainable_turns,
+)
+
+REOPENED = ("engine_error", "agent_error", "not_needed", "engine", "agent", "cut_short")
+"""End reasons after which an episode may be resumed; the last three as development versions spelled them. The end event
+then no longer counts."""
+
+
+@dataclass(slots=True)
+class EpisodeProof:
+    """Result of verifying one episode."""
+
+    id: str
+    """Id of the episode."""
+    head: bytes = b""
+    """Digest of its last event."""
+    last: EventKind | None = None
+    """Kind of the last event that was checked, ignoring rewards after an end; None if there is no event."""
+    finished: bool = False
+    """Whether it has a well-formed end event."""
+    reward: float | None = None
+    """Its reward; None if it has none."""
+    turns: list[CallFacts] = field(default_factory=list)
+    """Its turns, by id, without those that were rolled back."""
+    trajectories: list[FlatTrajectory] = field(default_factory=list)
+    """Trajectories that its end must declare, or would have to declare if it ended here."""
+    findings: list[Finding] = field(default_factory=list)
+    """Problems that were found."""
+    events: Counter[EventKind] = field(default_factory=Counter)
+    """Events on the winning chain, by kind."""
+    orphans: int = 0
+    """Number of events written by processes that lost the episode to another."""
+    tokens: TokenCounts = field(default_factory=TokenCounts)
+    """Its token counts."""
+    versions: Counter[str | None] = field(default_factory=Counter)
+    """Sampled tokens by weight version, including those that were rolled back."""
+
+    audits: int = 0
+    """Conversations compared with a full rendering during the run, as declared in its end event."""
+    audit_differences: int = 0
+    """Number of these that differed."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Worst verdict of its findings."""
+        return worst(finding.kind.verdict for finding in self.findings)
+
+
+def prove_episode(id: str, chain: EventChain, run: Mapping[str, Any] | None = None) -> EpisodeProof:
+    """Verify one episode.
+
+    Args:
+        id: Id of the episode.
+        chain: Its events in order.
+        run: Content of run.json; None if it is unknown.
+    """
+    proof = EpisodeProof(id, findings=list(chain.findings), orphans=chain.orphans)
+    checker = _EventChecker(proof)
+    if chain.entries:
+        proof.head = chain.entries[-1].event.digest
+    for entry in chain.entries:
+        proof.events[entry.event.kind] += 1
+        if not checker.check(entry, run or {}):
+            break  # later events cannot be checked, and the reason is reported
+    else:
+        checker.finish(checker.end or (chain.entries[-1] if chain.entries else None))
+    return proof
+
+
+class _EventChecker:
+    """Checks the events of one episode in order and fills in its proof."""
+
+    def __init__(self, proof: EpisodeProof) -> None:
+        self.proof = proof
+        self.last: Event | None = None
+        self.end: ChainEntry | None = None  # the end event that counts; only rewards may follow it
+        self.states: list[Any] = []  # for each turn, the hash state of its branch including its sampled tokens
+        self.partial_calls = PartialCalls()
+        self.after_wrong_prompt: set[int] = set()  # turns after a wrong prompt: their prompts are not reported again
+
+    def check(self, entry: ChainEntry, run: Mapping[str, Any]) -> bool:
+        """Check the next event; return False if later events cannot be checked."""
+        event, proof = entry.event, self.proof
+        order = _order_error(self.last, event.kind, self.end)
+        if order is not None:
+            proof.findings.append(entry.finding(FindingKind.ORDER, order))
+            return False
+        self.last = event
+        if self.end is None or event.kind is not EventKind.REWARD:
+            proof.last, self.end = event.kind, entry if event.kind is EventKind.END else None
+        try:
+            if event.kind is EventKind.BEGIN:
+                proof.findings += [entry.finding(FindingKind.TASK, why) for why in _task_errors(event, run)]
+            elif event.kind is EventKind.CALL:
+                return self._check_call(entry, read_call(event))
+            elif event.kind is EventKind.PARTIAL_CALL:
+                if (wrong := self.partial_calls.add(event)) is not None:
+                    proof.findings.append(entry.finding(FindingKind.SAMPLED, f"partial call: {wrong}"))
+            elif event.kind is EventKind.ROLLBACK:
+                self._roll_back(event)
+            elif event.kind is EventKind.RESUME:
+                proof.reward = None  # a resumed episode is scored again
+            elif event.kind is not EventKind.END:
+                _check_fields(event)
+                if event.kind is EventKind.REWARD:
+                    proof.reward = event.data["value"]
+        except LedgerError as error:
+            proof.findings.append(entry.finding(FindingKind.FORM, f"{event.kind.value} event: {error}"))
+            return False
+        return True
+
+    def finish(self, entry: ChainEntry | None) -> None:
+        """Check the end event, or report that there is none."""
+        proof, rejected = self.proof, set[int]()
+        if entry is not None and entry.event.kind is EventKind.END:
+            try:
+                rejected = _rejected_turns(entry.event, len(proof.turns))
+            except LedgerError as error:
+                proof.findings.append(entry.finding(FindingKind.FORM, f"end event: {error}"))
+                return
+            proof.finished = True
+            metrics = entry.event.data["metrics"]
+            proof.audits, proof.audit_differences = (
+                value if type(value := metrics.get(name)) is int and value >= 0 else 0
+                for name in ("audits", "audit_differences")
+            )
+        elif entry is not None:
+            proof.findings.append(entry.finding(FindingKind.NO_END, "the episode has no end event"))
+        trained = trainable_turns(proof.turns, rejected)
+        proof.trajectories = [
+            flatten_branch(proof.id, path, here) for path, here in find_branches(proof.turns, trained)
+        ]
+        proof.tokens.count(proof.turns, trained, proof.trajectories, finished=proof.finished)
+        if entry is not None and proof.finished:
+            proof.findings += [
+                entry.finding(FindingKind.SAMPLED, why, turn=turn) for turn, why in self.partial_calls.errors()
+            ]
+            proof.findings += _check_end(entry, proof.turns, proof.trajectories)
+
+    def _check_call(self, entry: ChainEntry, facts: CallFacts) -> bool:
+        proof, turns = self.proof, self.proof.turns
+        wrong = _place_error(facts, turns)
+        if wrong is not None:
+            proof.findings.append(entry.finding(FindingKind.PLACE, wrong, turn=facts.turn))
+            return False
+        self.partial_calls.continue_with(entry.event, facts)
+        if (invalid := facts.invalid_token()) is not None:
+            token, why = invalid
+            proof.findings.append(entry.finding(FindingKind.SAMPLED, why, turn=facts.turn, token=token))
+        state = hashlib.blake2b(digest_size=16) if facts.parent is None else self.states[facts.parent].copy()
+        state.update(facts.closing.astype("<i4", copy=False).data)
+        state.update(facts.context.astype("<i4", copy=False).data)
+        if facts.parent in self.after_wrong_prompt:
+            self.after_wrong_prompt.add(facts.turn)
+        elif state.hexdigest() != facts.prompt:
+            self.after_wrong_prompt.add(facts.turn)
+            first = 0 if facts.parent is None else turns[facts.parent].first
+            what = "closing or context" if facts.parent is None else "the parent's sampled tokens, closing or context"
+            why = (
+                f"the prompt that was sent differs from the recorded branch: a token in positions {first} to "
+                f"{facts.first - 1} ({what}) was changed"
+            )
+            proof.findings.append(entry.finding(FindingKind.PROMPT, why, turn=facts.turn, token=first))
+        counts = {"sent": facts.sent, "detail.prompt_tokens": facts.detail.get("prompt_tokens")}
+        for name, count in counts.items():
+            if count is not None and count != facts.first:
+                why = f"the recorded prompt has {facts.first} tokens, but {name} is {count!r:.50}"
+                proof.findings.append(entry.finding(FindingKind.PROMPT, why, turn=facts.turn))
+        state.update(facts.sampled.astype("<i4", copy=False).data)
+        self.states.append(state)
+        turns.append(facts)
+        for version, count in facts.spans:
+            proof.versions[version] += count
+        return True
+
+    def _roll_back(self, event: Event) -> None:
+        left, turns = event.data.get("turns"), self.proof.turns
+        if type(left) is not int or not 0 <= left <= len(turns):
+            raise LedgerError(f"turns must be an int from 0 to {len(turns)}, got {left!r:.50}")
+        if not isinstance(event.data.get("kind", ""), str):
+            raise LedgerError(f"kind must be a string, got {event.data['kind']!r:.50}")
+        self.proof.tokens.cut += sum(len(turn.sampled) for turn in turns[left:])
+        del turns[left:], self.states[left:]
+        self.partial_calls.clear()
+        self.after_wrong_prompt = {turn for turn in self.after_wrong_prompt if turn < left}
+
+
+def _order_error(last: Event | None, kind: EventKind, end: ChainEntry | None) -> str | None:
+    """Return why an event of this kind cannot follow, or None if it can. `end` is the end event before it, if any."""
+    if (last is None) != (kind is EventKind.BEGIN):
+        return "the first event is not a begin event" if last is None else "the episode begins a second time"
+    if end is not None:
+        ended = end.event.data.get("ended")
+        if kind is (EventKind.RESUME if ended in REOPENED else EventKind.REWARD):
+            return None  # the episode was resumed, or scored again
+        return f"a {kind.value} event after the end of the episode ({ended!r:.50})"
+    if last is not None and last.kind is EventKind.REWARD and kind not in (EventKind.END, EventKind.RESUME):
+        return f"a {kind.value} event after the reward; only the end event may follow it"
+    return None
+
+
+def _place_error(facts: CallFacts, turns: Sequence[CallFacts]) -> str | None:
+    """Return why a turn cannot follow the turns so far, or None if it can."""
+    if facts.turn != len(turns):
+        return f"turn {len(turns)} is next, got turn {facts.turn}"
+    for id in (facts.parent, *facts.referenced_turns):
+        if id is not None and id >= len(turns):
+            return f"the turn refers to turn {id}, which is not recorded before it"
+    start = 0 if facts.parent is None else turns[facts.parent].end
+    if facts.start != start:
+        return f"the turn starts at position {facts.start}, but its parent ends at {start}"
+    return facts.join_error()
+
+
+def _task_errors(event: Event, run: Mapping[str, Any]) -> list[str]:
+    """Return how a begin event contradicts the episode's id or run.json."""
+    task, sample = event.data.get("task"), event.data.get("sample")
+    if not isinstance(task, dict) or not isinstance(task.get("id"), str) or type(sample) is not int:
+        raise LedgerError(f"task must have an id and sample must be an int, got {task!r:.100} and {sample!r:.50}")
+    found = []
+    if f"{task['id']}/{sample}" != event.episode:
+        found.append(f"the event records sample {sample} of task {task['id']}")
+    if "run" in run and event.data.get("run") != run["run"]:
+        found.append(f"the episode belongs to run {event.data.get('run')}, not to {run['run']}")
+    ours, theirs = event.data.get("fingerprint"), run.get("fingerprint")
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        found += [
+            f"{name} of the episode is {ours[name]}, that of the run is {theirs[name]}"
+            for name in ours
+            if name in theirs and ours[name] != theirs[name]
+        ]
+    return found
+
+
+_FIELDS: dict[EventKind, dict[str, tuple[type, ...]]] = {
+    EventKind.CALL_ERROR: {"error": (str,), "message": (str,), "prompt": (str,), "sent": (int,)},
+    EventKind.TOOL: {"id": (str,), "name": (str,), "input": (str,), "outcome": (str,), "calls": (int,)},
+    EventKind.REWARD: {"value": (int, float, type(None)), "parts": (dict,), "error": (str, type(None))},
+}
+
+
+def _check_fields(event: Event) -> None:
+    for name, types in _FIELDS.get(event.kind, {}).items():
+        if name not in event.data:
+            raise LedgerError(f"{name} is missing")
+        if not isinstance(event.data[name], types):
+            expected = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
+            raise LedgerError(f"{name} must be of type {expected}, got {event.data[name]!r:.50}")
+
+
+def _rejected_turns(event: Event, count: int) -> set[int]:
+    """Return the ids of the turns that an end event declares as rejected.
+
+    Args:
+        event: The end event.
+        count: Number of turns of the episode.
+
+    Raises:
+        LedgerError: The event does not have the format of an end event.
+    """
+    rejected = event.data.get("rejected")
+    if not isinstance(rejected, list) or not all(type(id) is int and 0 <= id < count for id in rejected):
+        raise LedgerError(f"rejected must be a list of turn ids below {count}, got {rejected!r:.100}")
+    if len(set(rejected)) != len(rejected):
+        raise LedgerError(f"rejected must name each turn once, got {rejected!r:.100}")
+    if not isinstance(event.data.get("ended"), str) or not isinstance(event.data.get("metrics"), dict):
+        raise LedgerError("ended or metrics is missing")
+    declared = event.data.get("trajectories")
+    if not isinstance(declared, list) or not all(isinstance(one, dict) for one in declared):
+        raise LedgerError(f"trajectories must be a list of objects, got {declared!r:.100}")
+    return set(rejected)
+
+
+def _check_end(
+    entry: ChainEntry, turns: Sequence[CallFacts], trajectories: Sequence[FlatTrajectory]
+) -> Iterator[Finding]:
+    """Compare an end event with the turns.
+
+    Args:
+        entry: The end event.
+        turns: Turns of the episode, by id.
+        trajectories: Trajectories that follow from them.
+
+    Yields:
+        A finding for each difference.
+    """
+    event = entry.event
+    declared = event.data["trajectories"]
+    leaves, stated = [flat.leaf for flat in trajectories], [one.get("leaf") for one in declared]
+    if leaves != stated:
+        message = f"the turns give trajectories that end with turns {leaves}, but {stated!r:.200} are declared"
+        yield entry.finding(FindingKind.TRAJECTORY, message)
+    else:
+        for flat, one in zip(trajectories, declared, strict=True):
+            for message in _trajectory_errors(flat, one):
+                yield entry.finding(FindingKind.TRAJECTORY, message, turn=flat.leaf)
+    for turn, times in _trained_twice(trajectories):
+        message = f"the sampled tokens of this turn are trained {times} times"
+        yield entry.finding(FindingKind.TRAJECTORY, message, turn=turn)
+    for name, value in _recomputed_metrics(turns, trajectories).items():
+        if name in event.data["metrics"] and event.data["metrics"][name] != value:
+            message = f"metric {name} is {event.data['metrics'][name]!r:.100}, but the turns give {value!r:.100}"
+            yield entry.finding(FindingKind.METRICS, message)
+
+
+def _trajectory_errors(flat: FlatTrajectory, declared: Mapping[str, Any]) -> Iterator[str]:
+    trained = [flat.turn_ids[number] for number in np.unique(flat.turns[flat.loss_mask == 1])]
+    for name, value in (
+        ("tokens", len(flat.token_ids)),
+        ("loss", int(flat.loss_mask.sum(dtype=np.int64))),
+        ("trained", trained),
+    ):
+        if declared.get(name) != value:
+            yield f"{name} of the trajectory is {value}, but {declared.get(name)!r:.100} is declared"
+            return
+    if bool(np.any((flat.loss_mask == 1) & (flat.origins != SAMPLED))):
+        yield "loss mask 1 on a token that was not sampled"
+    digest = flat.digest()
+    if declared.get("digest") != digest:
+        yield (
+            f"the trajectory recomputed from turns {list(flat.turn_ids)} has digest {digest}, but "
+            f"{declared.get('digest')!r:.50} is declared: a token, logprob or weight version of these turns was changed"
+        )
+
+
+def _trained_twice(trajectories: Sequence[FlatTrajectory]) -> Iterator[tuple[int, int]]:
+    """Return each turn that is trained in several trajectories, and in how many."""
+    times: dict[int, int] = {}
+    for flat in trajectories:
+        for number in np.unique(flat.turns[flat.loss_mask == 1]):
+            id = flat.turn_ids[number]
+            times[id] = times.get(id, 0) + 1
+    return ((id, count) for id, count in times.items() if count > 1)
+
+
+def _recomputed_metrics(turns: Sequence[CallFacts], trajectories: Sequence[FlatTrajectory]) -> dict[str, Any]:
+    """Return the metrics that can be recomputed from the turns."""
+    cached = (turn.detail.get("cached_tokens") for turn in turns)
+    failed = (turn.detail.get("failed_calls") for turn in turns)
+    return {
+        "turns": len(turns),
+        "branches": len(trajectories),
+        "tokens": sum(turn.end - turn.start for turn in turns),
+        "sampled_tokens": sum(len(turn.sampled) for turn in turns),
+        "prompt_tokens": sum(turn.first for turn in turns),
+        "cached_tokens": sum(count for count in cached if type(count) is int),
+        "failed_calls": sum(len(calls) for calls in failed if isinstance(calls, list)),
+        "versions": list(dict.fromkeys(version for turn in turns for version, _ in turn.spans)),
+    }

@@ -1,0 +1,211 @@
+"""Renders new messages after a branch, and determines whether the result is exact.
+
+A stand-in conversation is used only if all evidence supports it: the probes, the check of a long conversation, a real
+conversation of the same kind that was compared, and texts that the template does not inspect. Otherwise the real
+conversation is rendered and compared with the branch, which costs time in proportion to its length.
+
+Invariant: a result is `proved` only if the probes proved the step and, in case of doubt, the whole conversation was
+compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from strands_sglang.chat.bridge import Bridge
+from strands_sglang.chat.conversation_index import IndexedTurn, Preamble
+from strands_sglang.chat.conversation_shape import ConversationShape, is_probed, step_of
+from strands_sglang.chat.differences import Comparison, Difference, SampledTurn, first_difference
+from strands_sglang.chat.messages import TemplateMessage, template_messages, tool_schemas
+from strands_sglang.chat.prompt_text import PromptText
+from strands_sglang.chat.soundness import UNPROBED, FailureReason, RuntimeSoundness, StandIn, StepResult
+from strands_sglang.errors import TemplateRefusedError
+from strands_sglang.tool_parsers import ToolParser
+
+_NOT_COMPARED = StepResult(
+    FailureReason.UNPROBED, "the template inspects texts of this conversation, which no longer equals one rendering"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation, with everything that appending to it may need."""
+
+    preamble: Preamble
+    """System prompt and tools."""
+    tools: Any
+    """The tools in the template's form; None if there are none."""
+    messages: Sequence[Mapping[str, Any]]
+    """All its messages."""
+    call_ids: Mapping[str, str]
+    """Call ids that the model itself wrote, by the call ids in the messages."""
+    known_count: int
+    """Number of messages up to and including the reply of the turn that is continued."""
+    aligned: bool = True
+    """Whether the messages are complete; False if the oldest ones were dropped."""
+
+    def rendered(self) -> list[TemplateMessage]:
+        """Return the system prompt and the first `known_count` messages, in the template's form."""
+        messages = template_messages(self.messages[: self.known_count], call_ids=self.call_ids)
+        if self.preamble.system is not None:
+            messages.insert(0, {"role": "system", "content": self.preamble.system})
+        return messages
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The text that continues a branch."""
+
+    prompt: PromptText | None
+    """The text; None if it cannot be derived."""
+    result: StepResult
+    """Whether the text equals what one rendering of the whole conversation contains."""
+    plain: bool
+    """Whether the template treats all texts so far like those of a stand-in (see `soundness.inspection`)."""
+
+
+class Appender:
+    """Appends messages to branches, for one template."""
+
+    def __init__(self, bridge: Bridge, soundness: RuntimeSoundness, parser: ToolParser) -> None:
+        self.soundness = soundness
+        """What this process knows about the template."""
+        self._bridge = bridge
+        self._parser = parser
+
+    def inspected_shape(self, shape: ConversationShape, messages: Iterable[TemplateMessage]) -> ConversationShape:
+        """Return the shape with `plain` unset if the template inspects the texts of these messages."""
+        inspections = self.soundness.inspections(self._bridge)
+        if not shape.plain or all(inspections.plain(message) for message in messages):
+            return shape
+        return replace(shape, plain=False)
+
+    def append(self, parent: IndexedTurn, new: list[TemplateMessage], conversation: Conversation) -> Appended:
+        """Render new messages after a turn, and determine whether the result is exact."""
+        step, shape, soundness = step_of(new), parent.shape, self.soundness
+        tools = conversation.tools is not None
+        result = soundness.result(self._bridge, step, shape, tools=tools) if is_probed(shape, new) else UNPROBED
+        stand_in = soundness.stand_in(conversation.preamble, step, shape)
+        plain = self.inspected_shape(shape, new).plain
+        if result.proved and (not plain or stand_in in (None, StandIn.NONE)):
+            return Appended(*self._with_history(parent, new, conversation, learn=plain and stand_in is None), plain)
+        return Appended(self._with_stand_in(parent, new, conversation, result, stand_in), result, plain)
+
+    def _with_stand_in(
+        self,
+        parent: IndexedTurn,
+        new: list[TemplateMessage],
+        conversation: Conversation,
+        result: StepResult,
+        stand_in: StandIn | None,
+    ) -> PromptText | None:
+        shape, extend = parent.shape, self._bridge.extend
+        if stand_in is StandIn.WITHOUT_PREAMBLE:
+            return extend(replace(shape, system=None), parent.ended_by, new)
+        prompt = extend(shape, parent.ended_by, new, conversation.tools)
+        if prompt is None and shape.calls and not result.proved:
+            # A template that does not write calls may still accept results, after a turn that is text for it.
+            prompt = extend(replace(shape, calls=()), parent.ended_by, new, conversation.tools)
+        return prompt
+
+    def _with_history(
+        self, parent: IndexedTurn, new: list[TemplateMessage], conversation: Conversation, *, learn: bool
+    ) -> tuple[PromptText | None, StepResult]:
+        """Render new messages after the real conversation, and compare the rendering with the branch."""
+        step, shape, extend = step_of(new), parent.shape, self._bridge.extend
+        tools, soundness = conversation.tools, self.soundness
+        before = conversation.rendered()
+        real = (
+            self._bridge.extend_with_history(shape, before, parent.ended_by, new, tools)
+            if conversation.aligned
+            else None
+        )
+        prompt = real or extend(shape, parent.ended_by, new, tools)
+        if prompt is None:
+            detail = "the text that the template writes after a turn cannot be determined"
+            return None, StepResult(FailureReason.LACKS, detail)
+        stand_in = StandIn.NONE
+        if real is None or not soundness.depends_on_position(self._bridge, step, shape, tools=tools is not None):
+            stand_in = self._find_stand_in(parent, new, tools, prompt)
+        turns = branch_text(parent)
+        if turns is None or real is None:
+            # The branch no longer equals one rendering: only the step itself is checked.
+            result = self._check_step(before, new, tools) if learn and stand_in is not StandIn.NONE else _NOT_COMPARED
+        else:
+            found = self.difference(turns, prompt.text, [*before, *new], conversation)
+            result = StepResult() if found is None else StepResult(FailureReason.REWRITES, found.excerpt)
+        if learn and result.proved:
+            soundness.learn(conversation.preamble, step, shape, stand_in)
+        return prompt, result
+
+    def _check_step(self, before: Sequence[TemplateMessage], new: Sequence[TemplateMessage], tools: Any) -> StepResult:
+        """Check whether the prompt of a turn is unchanged in a rendering with the turn and new messages after it."""
+        render = self._bridge.template.render
+        try:
+            prompt, whole = render(before[:-1], tools=tools), render([*before, *new], tools=tools)
+        except TemplateRefusedError as error:
+            return StepResult(FailureReason.REFUSES, error.template_message)
+        prompt_text, whole_text = (one.escapes.restore(one.text) for one in (prompt, whole))
+        return (
+            StepResult()
+            if whole_text.startswith(prompt_text)
+            else StepResult(FailureReason.REWRITES, first_difference(prompt_text, whole_text))
+        )
+
+    def _find_stand_in(
+        self, parent: IndexedTurn, new: list[TemplateMessage], tools: Any, prompt: PromptText
+    ) -> StandIn:
+        """Return which stand-in gives the same continuation as the real conversation."""
+        shape, extend = parent.shape, self._bridge.extend
+        for stand_in, stand_in_shape, offered in (
+            (StandIn.WITHOUT_PREAMBLE, replace(shape, system=None), None),
+            (StandIn.WITH_PREAMBLE, shape, tools),
+        ):
+            continuation = extend(stand_in_shape, parent.ended_by, new, offered)
+            if continuation is not None and (continuation.closing, continuation.text) == (prompt.closing, prompt.text):
+                return stand_in
+        return StandIn.NONE
+
+    def difference(
+        self,
+        turns: Sequence[SampledTurn],
+        following: str,
+        messages: Sequence[TemplateMessage],
+        conversation: Conversation,
+        *,
+        recoded: bool = False,
+    ) -> Difference | None:
+        """Return the first difference between one rendering of a conversation and its branch; None if they are equal.
+
+        Args:
+            turns: The turns of the branch.
+            following: The text that the template wrote after the last turn.
+            messages: The conversation up to the end of `following`.
+            conversation: The conversation that provides the tools.
+            recoded: Whether the branch was decoded from its tokens. Not every tokenizer decodes to the original text,
+                so the rendering is then encoded and decoded as well.
+        """
+        try:
+            rendered = self._bridge.template.render(messages, tools=conversation.tools)
+        except TemplateRefusedError as error:
+            return Difference(len(turns), error.template_message)
+        encoder = self._bridge.encoder
+        whole = rendered.escapes.restore(rendered.text)
+        if recoded:
+            whole = encoder.decode(encoder.encode(rendered.text, rendered.escapes))
+        comparison = Comparison(encoder, self._parser, tool_schemas(conversation.preamble.tools))
+        return comparison.difference(turns, following, whole)
+
+
+def branch_text(entry: IndexedTurn) -> list[SampledTurn] | None:
+    """Return the turns of a branch as text; None if it is not one rendering, or if not all its text was kept."""
+    turns: list[SampledTurn] = []
+    node: IndexedTurn | None = entry
+    while node is not None:
+        if node.sampled is None or not node.exact:
+            return None
+        turns.append(node.sampled)
+        node = node.parent
+    return turns[::-1]

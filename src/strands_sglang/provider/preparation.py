@@ -1,0 +1,210 @@
+"""Prepares a turn: turns a conversation into a prompt. Also defines the three states of a turn.
+
+A turn is a `TurnRequest`, then a `PreparedCall` that can be sampled, then a `CommittedTurn`.
+
+Invariant: preparing a turn changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel
+
+from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, Preamble
+from strands_sglang.chat.messages import tool_schemas
+from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.planning import Plan, Planner
+from strands_sglang.provider.stream_events import Block
+from strands_sglang.tokens import PreparedTurn, TokenTree, Turn, TurnPurpose
+from strands_sglang.tool_parsers import ParsedTurn, SampledText, ToolParser
+
+STATE_KEY = "strands_sglang"
+"""Key in an agent's model state that stores its last turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One call of the model."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """The conversation, as passed by the framework."""
+    system: str | None
+    """The system prompt; None if there is none."""
+    tool_specs: Sequence[Mapping[str, Any]] | None
+    """The available tools, as described by the framework; None if there are none."""
+    state: dict[str, Any] | None
+    """The agent's state for this model; None for calls that are not made by an agent's loop."""
+    cycle: str | None = None
+    """Id of the cycle of the agent's loop that makes this call; None if unknown. A second call in the same cycle means
+    that the reply to the first was discarded."""
+    schema: str | None = None
+    """JSON schema that the reply must follow; None: free text."""
+    side: bool = False
+    """Whether this is a side turn regardless of `state`."""
+    transient_blocks: int = 0
+    """Number of blocks at the end of the last user message that are sent in this call only and not kept."""
+
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Return the JSON schema of the parameters of each available tool, by tool name."""
+        return dict(tool_schemas(self.tool_specs))
+
+    @property
+    def lasting_messages(self) -> Sequence[Mapping[str, Any]]:
+        """The conversation as later calls will repeat it: without the blocks that are sent in this call only."""
+        at = next((at for at in range(len(self.messages) - 1, -1, -1) if self.messages[at]["role"] == "user"), -1)
+        if self.transient_blocks <= 0 or at < 0:
+            return self.messages
+        message = self.messages[at]
+        kept = list(message.get("content") or ())[: -self.transient_blocks]
+        return [*self.messages[:at], *([{**message, "content": kept}] if kept else []), *self.messages[at + 1 :]]
+
+    @property
+    def is_side(self) -> bool:
+        """Whether this is a side turn: only an agent's loop passes a state."""
+        return self.side or self.state is None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A turn that can be sampled."""
+
+    request: TurnRequest
+    """The call."""
+    preamble: Preamble
+    """System prompt and tools of the conversation."""
+    tree: TokenTree
+    """The tree that it is committed to. An episode that is reset meanwhile has another."""
+    index: ConversationIndex
+    """The conversation index that belongs to the tree."""
+    plan: Plan
+    """How it joins its branch."""
+    turn: PreparedTurn
+    """The prompt as token ids, and its place in the tree."""
+    reasoning_open: bool
+    """Whether the prompt ends with an open reasoning block."""
+
+    @property
+    def response(self) -> int:
+        """Number of prompt tokens after the first prompt of its branch."""
+        parent = self.turn.parent
+        return 0 if parent is None else len(self.turn.ids) - self.tree.path(parent)[0].sampled_start
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedTurn:
+    """A turn that was sampled and committed."""
+
+    turn: Turn
+    """The turn in the tree."""
+    entry: IndexedTurn
+    """Its entry in the conversation index."""
+    blocks: list[Block]
+    """The reply as content blocks of the framework."""
+    text: SampledText
+    """The sampled text."""
+    parsed: ParsedTurn
+    """The parsed reply."""
+    truncated: bool
+    """Whether the turn ended before the model ended it: the budget was used up, or the engine aborted it."""
+
+
+def schema_of(output_model: type[BaseModel] | None) -> str | None:
+    """Return the JSON schema of an output model; None: free text."""
+    return None if output_model is None else json.dumps(output_model.model_json_schema())
+
+
+@lru_cache(maxsize=1)
+def _threads_of(process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(4, thread_name_prefix="strands-sglang-encode")
+
+
+def _threads() -> ThreadPoolExecutor:
+    """Return our own thread pool: the loop's may be busy with tools, and a forked process has no parent threads."""
+    return _threads_of(os.getpid())
+
+
+async def prepare(
+    planner: Planner,
+    episode: TokenEpisode,
+    request: TurnRequest,
+    parser: ToolParser,
+    *,
+    turns_in_messages: Collection[int] = (),
+    **policy: Any,
+) -> PreparedCall:
+    """Find the branch of a conversation and build its next prompt.
+
+    Args:
+        planner: Finds the branch and renders new messages.
+        episode: The episode of the call.
+        request: The call.
+        parser: The parser of the model; defines the reasoning markers.
+        turns_in_messages: Ids of the turns found in the metadata of the messages of the agent.
+        **policy: See `Planner.plan`.
+    """
+    preamble = planner.preamble(request.system, request.tool_specs)
+    with episode.lock:
+        index, tree = episode.index, episode.tree
+        turn, cycle = _last_turn_in(episode, request.state)
+        hint, is_retry = index.get(turn), cycle is not None and cycle == request.cycle
+        if is_retry and hint is not None and not episode.reply_status(hint.turn):
+            # Its reply was discarded, which is not a rewrite: this turn continues from where that one did.
+            before, is_retry = tree[hint.turn], False
+            hint = index.get(before.parent if before.parent is not None else before.forked_from)
+        plan = planner.plan(
+            index,
+            preamble,
+            request.lasting_messages,
+            hint,
+            is_retry=is_retry,
+            turns_in_messages=turns_in_messages,
+            status=episode.reply_status,
+            full_messages=request.messages,
+            **policy,
+        )
+        parent = tree[plan.parent.turn] if plan.parent is not None else None
+        caller = episode.caller(_question(request.messages), hint, side=request.is_side) if parent is None else None
+    if planner.bridge.is_slow(plan.prompt):
+        extension = await asyncio.get_running_loop().run_in_executor(_threads(), planner.bridge.encode, plan.prompt)
+    else:
+        extension = planner.bridge.encode(plan.prompt)
+    # Use the tree and parent of the plan: the episode may have been reset during encoding.
+    prepared = tree.prepare(
+        parent,
+        context=extension.context,
+        closing=extension.closing,
+        purpose=_purpose(request),
+        join=plan.join,
+        forked_from=plan.rewritten_from.turn if plan.rewritten_from is not None else None,
+        caller=caller,
+    )
+    opened = request.schema is None and extension.tail.rstrip().endswith(parser.reasoning_markers[0])
+    return PreparedCall(request, preamble, tree, index, plan, prepared, opened)
+
+
+def _purpose(request: TurnRequest) -> TurnPurpose:
+    if request.is_side:
+        return TurnPurpose.SIDE
+    return TurnPurpose.CONSTRAINED if request.schema is not None else TurnPurpose.EPISODE
+
+
+def _last_turn_in(episode: TokenEpisode, state: Mapping[str, Any] | None) -> tuple[int | None, str | None]:
+    """Return the last turn in an agent's state, if it belongs to this episode, and the cycle it was made in."""
+    known = (state or {}).get(STATE_KEY)
+    if not isinstance(known, Mapping) or known.get("tree") != episode.id:
+        return None, None
+    turn, cycle = known.get("turn"), known.get("cycle")
+    return turn if isinstance(turn, int) else None, cycle if isinstance(cycle, str) else None
+
+
+def _question(messages: Sequence[Mapping[str, Any]]) -> str:
+    blocks = (messages[0].get("content") or ()) if messages else ()
+    return next((str(block["text"]) for block in blocks if "text" in block), "")

@@ -1,0 +1,139 @@
+"""Tracks which replies become part of a conversation, instead of inferring it.
+
+A user's hook may discard a reply and repeat the call, or raise; a middleware may choose among several replies; and the
+same text may occur twice. Therefore a turn of an agent's loop starts as rejected, and is kept once the framework has
+added its reply to the agent's messages. The message identifies the turn: its metadata contain the turn's tree and id.
+
+Invariant: a tracked turn is kept only if its reply was added to an agent's messages, or is found there; once kept, it
+stays kept. Only if the agent is unknown (its calls share their invocation state with other agents, or are made without
+an agent's loop) does a turn count as kept from the start.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from strands.hooks import MessageAddedEvent
+
+from strands_sglang.chat.conversation_index import IndexedTurn
+from strands_sglang.chat.differences import canonical
+from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.preparation import TurnRequest
+from strands_sglang.tokens import TokenTree, Turn
+
+TURN_KEY = "sglang"
+"""Key in the metrics of a reply under which its tree and turn are stored."""
+
+_HOOK_ORDER = -1_000_000  # before every other hook, since one of them may raise
+_MAX_PENDING = 64  # pending replies per agent; those that are never added would accumulate
+
+
+class _PendingReply(NamedTuple):
+    """A reply that was passed to its agent and is not yet in the agent's messages."""
+
+    tree: weakref.ref[TokenTree]
+    turn: Turn
+    reply: Any
+
+
+_pending: weakref.WeakKeyDictionary[Any, list[_PendingReply]] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+reply_listeners: weakref.WeakKeyDictionary[TokenTree, Callable[[], None]] = weakref.WeakKeyDictionary()
+"""Callbacks for each tree, called when a reply of it was added to an agent's messages."""
+
+
+def can_track_reply(agent: Any, request: TurnRequest) -> bool:
+    """Return whether the reply of a call can be tracked: only an agent's loop adds it to the agent's messages."""
+    return agent is not None and request.cycle is not None and not request.is_side and hasattr(agent, "add_hook")
+
+
+def track_reply(agent: Any, tree: TokenTree, turn: Turn, entry: IndexedTurn) -> None:
+    """Register the reply of a turn as pending: the turn stays rejected until the agent's messages contain it.
+
+    Args:
+        agent: The agent that made the turn.
+        tree: The turn's tree.
+        turn: The turn.
+        entry: The turn in the conversation index.
+    """
+    with _lock:
+        known = _pending.get(agent)
+        replies = _pending.setdefault(agent, [])
+        replies.append(_PendingReply(weakref.ref(tree), turn, entry.reply))
+        del replies[:-_MAX_PENDING]
+    if known is None:
+        agent.add_hook(_on_message_added, MessageAddedEvent, order=_HOOK_ORDER)
+
+
+def turns_named_in(agent: Any, tree: str) -> dict[int, Any]:
+    """Return the turns of a tree that an agent's messages name as their origin, each with the message."""
+    named: dict[int, Any] = {}
+    for message in getattr(agent, "messages", ()):
+        if message.get("role") == "assistant" and (place := _turn_reference(message)) is not None and place[0] == tree:
+            named[place[1]] = message
+    return named
+
+
+def restore_kept_turns(agent: Any, episode: TokenEpisode) -> frozenset[int]:
+    """Keep every turn whose reply is found unchanged in an agent's messages.
+
+    Returns:
+        The turns that the messages name as their origin, including those whose message was edited.
+    """
+    with episode.lock:
+        index, tree = episode.index, episode.tree
+        named = turns_named_in(agent, tree.id)
+        for turn, message in named.items():
+            entry = index.get(turn)
+            if entry is not None and tree[turn].rejected and canonical(message) == entry.reply:
+                tree.restore(tree[turn])
+    return frozenset(named)
+
+
+def _on_message_added(event: MessageAddedEvent) -> None:
+    """Keep the turn whose reply was added to an agent's messages."""
+    message = event.message
+    if message["role"] != "assistant":
+        return
+    place = _turn_reference(message)
+    with _lock:
+        replies = _pending.get(event.agent, [])
+        for number in reversed(range(len(replies))):
+            reply = replies[number]
+            tree = reply.tree()
+            if tree is None or not _matches(reply, tree, place, message):
+                continue
+            del replies[number]
+            tree.restore(reply.turn)
+            break
+        else:
+            return
+    if (listener := reply_listeners.get(tree)) is not None:
+        listener()
+
+
+def _matches(
+    pending: _PendingReply, tree: TokenTree, place: tuple[str, int] | None, message: Mapping[str, Any]
+) -> bool:
+    """Return whether a message is a pending reply."""
+    if place is not None:
+        return place == (tree.id, pending.turn.id)
+    # The message was rebuilt from its content. A message without metadata does not come from a model.
+    return "metadata" in message and canonical(message) == pending.reply
+
+
+def _turn_reference(message: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return tree and turn in the metadata of a reply; None if it names none."""
+    if message.get("role") != "assistant":
+        return None
+    try:
+        known = message["metadata"]["metrics"][TURN_KEY]
+        tree, turn = known["tree"], known["turn"]
+    except (KeyError, TypeError):
+        return None
+    return (tree, turn) if isinstance(tree, str) and isinstance(turn, int) else None

@@ -1,0 +1,91 @@
+"""The end reason of an episode: `EndReason`.
+
+`agent_runner.py` decides the reasons that follow from the agent's own run, `workers/local.py` those from outside it:
+`timeout`, `paused`, `not_needed`, and `engine_error` if the agent ignored an error of the engine.
+
+Invariant: every episode has exactly one end reason, also one that failed or was stopped by the run.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from strands_sglang.errors import StrandsSGLangError
+
+
+class EndReason(str, Enum):
+    """Why an episode ended. None of these is an error of the run: a failed episode is data.
+
+    Example:
+        ```python
+        truncated = [episode for episode in run if episode.end_reason is EndReason.TURN_TRUNCATED]
+        failed = [episode for episode in run if episode.end_reason.failed]
+        ```
+    """
+
+    ANSWERED = "answered"
+    """The agent finished by itself, with the end of its last turn."""
+    STOPPED = "stopped"
+    """The agent's own code stopped it: a hook, `cancel()`, an interrupt."""
+    TURN_LIMIT = "turn_limit"
+    """`Limits.max_turns` was reached."""
+    TOOL_LIMIT = "tool_limit"
+    """`Limits.max_tool_calls`, or a `ToolLimiter` of the agent, was reached."""
+    TOKEN_LIMIT = "token_limit"
+    """`Limits.max_episode_tokens` or `Limits.max_response_tokens` was reached."""
+    TURN_TRUNCATED = "turn_truncated"
+    """A turn reached `Limits.max_new_tokens` before it ended."""
+    CONTEXT_LENGTH = "context_length"
+    """The conversation no longer fits into the context."""
+    FAILED_CALL = "failed_call"
+    """A tool call was malformed, and `on_failed_call` is "end"."""
+    TIMEOUT = "timeout"
+    """`Limits.episode_timeout` was reached."""
+    NOT_NEEDED = "not_needed"
+    """The run had enough episodes and stopped this one; its requests were aborted on the engine."""
+    PAUSED = "paused"
+    """The episode was paused before its end and can be resumed: see `Episode.record`."""
+    ENGINE_ERROR = "engine_error"
+    """The engine failed permanently."""
+    AGENT_ERROR = "agent_error"
+    """The agent's code, or `build`, raised an error."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> EndReason | None:
+        """Accept the spellings of ledgers written by development versions."""
+        return _EARLIER.get(value) if isinstance(value, str) else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the agent itself ended the episode; False if a limit or the run stopped it, or if it failed."""
+        return self in (EndReason.ANSWERED, EndReason.STOPPED)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a resumed run continues this episode, unless its group is complete without it."""
+        return self.failed or self in (EndReason.NOT_NEEDED, EndReason.PAUSED)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine or the agent's code failed; such an episode keeps the tokens it has."""
+        return self in (EndReason.ENGINE_ERROR, EndReason.AGENT_ERROR)
+
+
+_EARLIER = {
+    "turn_cut": EndReason.TURN_TRUNCATED,
+    "context": EndReason.CONTEXT_LENGTH,
+    "cut_short": EndReason.NOT_NEEDED,
+    "suspended": EndReason.PAUSED,
+    "engine": EndReason.ENGINE_ERROR,
+    "agent": EndReason.AGENT_ERROR,
+}
+"""End reasons by their spelling in ledgers of development versions."""
+
+
+class LimitReachedError(StrandsSGLangError):
+    """Stops an episode with several agents when it reaches one of its limits."""
+
+    def __init__(self, message: str, end_reason: EndReason = EndReason.STOPPED) -> None:
+        super().__init__(message)
+        self.end_reason = end_reason
+        """End reason of the episode."""

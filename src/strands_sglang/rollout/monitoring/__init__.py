@@ -1,0 +1,1 @@
+"""Metrics (`metrics`), progress displays (`progress`, `live_view`, `text_view`) and OpenTelemetry (`telemetry`)."""

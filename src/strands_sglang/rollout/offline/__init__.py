@@ -1,0 +1,1 @@
+"""Works on recorded runs without sampling: `replay.py`, `score_run.py`, `template_check.py`."""

@@ -1,0 +1,324 @@
+"""Converts engine answers, engine errors and tool results to event payloads, and back.
+
+Invariant: an answer or a tool result rebuilt from its event equals the one that was written; a rebuilt error has the
+same class, message and fields. A tool result that cannot be rebuilt exactly is recorded as None, never as something
+else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import os
+import sysconfig
+import traceback
+from array import array
+from base64 import b64encode
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from enum import Enum
+from typing import Any, NamedTuple, cast
+
+import orjson
+from strands.middleware import ToolResultEvent
+
+from strands_sglang import errors
+from strands_sglang._json import dump_bytes
+from strands_sglang.engine import FinishReason, Generation, RoutedExperts
+from strands_sglang.engine.protocol import SpecInfo
+from strands_sglang.errors import EngineError, StrandsSGLangError
+from strands_sglang.ledger.event import Event
+from strands_sglang.ledger.schema import (
+    CallArrays,
+    CallData,
+    CallDetail,
+    CallErrorData,
+    PartialCallData,
+    SampledArrays,
+    SampledData,
+    SpeculationData,
+    ToolData,
+    arrays_of,
+    data_of,
+)
+from strands_sglang.tokens import Turn, VersionSpan
+
+
+class PendingAnswer(NamedTuple):
+    """An answer that is not committed as a turn yet."""
+
+    generation: Generation
+    """The answer; identified by its object identity."""
+    prompt: str
+    """Digest of the prompt that was sent."""
+    prompt_tokens: int
+    """Length of that prompt in tokens."""
+    event: Event | None
+    """The recorded event it was rebuilt from; None: it was sampled in this run."""
+    within: tuple[str, ...]
+    """Ids of the tool calls it was sampled inside, outermost first."""
+    earlier_tokens: int = 0
+    """Number of its tokens that were sampled before the episode was last paused."""
+
+
+def call_event(
+    turn: Turn, generation: Generation, prompt: str, sent: int, within: Sequence[str]
+) -> tuple[CallData, CallArrays]:
+    """Return data and arrays of the `CALL` event of a turn.
+
+    Args:
+        turn: The committed turn.
+        generation: The engine's answer.
+        prompt: Digest of the prompt that was sent.
+        sent: Length of that prompt in tokens.
+        within: Ids of the tool calls that the turn was made inside, outermost first.
+    """
+    data: CallData = {
+        "turn": turn.id,
+        "parent": turn.parent,
+        "start": turn.start,
+        "finish": turn.finish,
+        "purpose": turn.purpose.value,
+        "join": turn.join.value,
+        "forked_from": turn.forked_from,
+        "caller": None if turn.caller is None else list(turn.caller),
+        "versions": [list(span) for span in turn.versions],
+        "detail": cast(CallDetail, turn.detail),
+        "prompt": prompt,
+        "sent": sent,
+        "within": list(within),
+        "finish_detail": generation.finish_detail,
+        "requests": generation.requests,
+    }
+    arrays: CallArrays = {
+        "closing": turn.closing,
+        "context": turn.context,
+        "sampled": generation.token_ids,
+        "logprobs": generation.logprobs,
+    }
+    _add_experts(generation, data, arrays)
+    return data, arrays
+
+
+def partial_call_event(
+    part: Generation, prompt: str, sent: int, within: Sequence[str]
+) -> tuple[PartialCallData, SampledArrays]:
+    """Return data and arrays of the `PARTIAL_CALL` event of a turn that was interrupted; see `call_event`."""
+    detail: CallDetail = {
+        "cached_tokens": part.cached_tokens,
+        "rid": part.rid,
+        "continuations": part.continuations,
+        "discarded_tokens": part.discarded_tokens,
+        "spec": None if part.spec is None else cast(SpeculationData, asdict(part.spec)),
+    }
+    data: PartialCallData = {
+        "finish": part.finish_reason.value,
+        "finish_detail": part.finish_detail,
+        "versions": [list(span) for span in part.versions],
+        "detail": detail,
+        "prompt": prompt,
+        "sent": sent,
+        "within": list(within),
+        "requests": part.requests,
+    }
+    arrays: SampledArrays = {"sampled": part.token_ids, "logprobs": part.logprobs}
+    _add_experts(part, data, arrays)
+    return data, arrays
+
+
+def _add_experts(generation: Generation, data: SampledData, arrays: SampledArrays) -> None:
+    experts = generation.routed_experts
+    if experts is not None:
+        data["experts"] = {"rows": list(experts.rows), "start": experts.start}
+        arrays["experts"] = array("B", experts.decode().astype("<i4").tobytes())
+
+
+def same_position(event: Event, data: CallData, arrays: CallArrays) -> bool:
+    """Return whether a turn has the position in the tree and the prompt that a recorded call has."""
+    return _position(data_of(event, CallData), arrays_of(event, CallArrays)) == _position(data, arrays)
+
+
+def _position(call: CallData, arrays: CallArrays) -> tuple[Any, ...]:
+    tree = (call["turn"], call["parent"], call["start"], call["purpose"], call["join"], call["forked_from"])
+    return (*tree, call["caller"], call["prompt"], arrays["closing"], arrays["context"])
+
+
+def generation_of(event: Event) -> Generation:
+    """Return the engine's answer, or partial answer, as it was received."""
+    data, arrays = data_of(event, SampledData), arrays_of(event, SampledArrays)
+    detail = data["detail"]
+    spec = detail.get("spec")
+    return Generation(
+        token_ids=array("i", arrays["sampled"]),
+        logprobs=array("d", arrays["logprobs"]),
+        finish_reason=FinishReason(data["finish"]),
+        finish_detail=data.get("finish_detail"),
+        versions=tuple(VersionSpan(*span) for span in data["versions"]),
+        prompt_tokens=data["sent"],
+        cached_tokens=detail.get("cached_tokens"),
+        rid=detail.get("rid", ""),
+        requests=data.get("requests", 1),
+        continuations=detail.get("continuations", 0),
+        discarded_tokens=detail.get("discarded_tokens", 0),
+        routed_experts=_experts(data, arrays),
+        spec=SpecInfo(**spec) if spec else None,
+    )
+
+
+def call_error_event(error: StrandsSGLangError, prompt: str, sent: int, within: Sequence[str]) -> CallErrorData:
+    """Return the data of the `CALL_ERROR` event of an engine call that failed; see `call_event`."""
+    fields = {
+        name: value for name, value in vars(error).items() if value is None or isinstance(value, (str, int, float))
+    }
+    return {
+        "error": type(error).__name__,
+        "message": str(error),
+        "fields": fields,
+        "prompt": prompt,
+        "sent": sent,
+        "within": list(within),
+    }
+
+
+def error_of(event: Event) -> StrandsSGLangError:
+    """Return the error that an engine call failed with."""
+    data = data_of(event, CallErrorData)
+    kind = getattr(errors, data["error"], EngineError)
+    error: StrandsSGLangError = kind(data["message"])
+    for name, value in data["fields"].items():
+        setattr(error, name, value)
+    return error
+
+
+def _experts(data: SampledData, arrays: SampledArrays) -> RoutedExperts | None:
+    info = data.get("experts")
+    if info is None:
+        return None
+    raw, rows = arrays["experts"].tobytes(), info["rows"]
+    row = len(raw) // sum(rows) if sum(rows) else 0
+    parts, at = [], 0
+    for count in rows:
+        parts.append(b64encode(raw[at : at + count * row]).decode())
+        at += count * row
+    return RoutedExperts(tuple(parts), tuple(rows), info["start"])
+
+
+_LIBRARY_PATHS = (
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    "<frozen",
+)
+"""Path prefixes of code that is not the user's: the standard library and installed packages."""
+_BYTES, _TUPLE, _NUMBER, _TEXT = "__bytes__", "__tuple__", "__number__", "__text__"
+
+
+class ToolOutcome(str, Enum):
+    """How a tool call ended."""
+
+    RESULT = "result"
+    """The tool returned a result."""
+    RAISED = "raised"
+    """The tool raised an error; the result is the error message."""
+    TIMEOUT = "timeout"
+    """The tool exceeded its time limit; the result is an error message."""
+    REFUSED = "refused"
+    """The tool was not run because the episode had reached its limit of tool calls; the result is an error message."""
+
+
+class ToolArguments(str, Enum):
+    """How the arguments of tool calls are recorded."""
+
+    RECORD = "record"
+    """Completely, as plain data."""
+    DIGEST = "digest"
+    """Only their digest: for tools that receive secrets from hooks."""
+
+
+class RecordedToolError(Exception):
+    """Replaces the error that a tool raised when it was recorded; it has the message of that error."""
+
+
+def arguments_digest(arguments: Any) -> str:
+    """Return a digest of a call's arguments; equal arguments have equal digests."""
+    try:
+        data = dump_bytes(arguments, sort_keys=True, non_str_keys=True)
+    except (TypeError, ValueError):
+        data = repr(arguments).encode(errors="replace")
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def plain_arguments(arguments: Any) -> Any:
+    """Return a call's arguments as plain data; None if they cannot be rebuilt exactly from it."""
+    try:
+        plain = _wrap(arguments)
+        return plain if orjson.loads(orjson.dumps(plain)) == plain else None
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def raise_location(error: BaseException | None) -> str | None:
+    """Return file, line and function where a tool raised an error, in the user's code if possible; None: unknown."""
+    frames = [] if error is None else traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_PATHS)]
+    at = next(reversed(own or frames), None)
+    return None if at is None else f"{at.filename}:{at.lineno} in {at.name}"
+
+
+def result_data(event: ToolResultEvent) -> dict[str, Any] | None:
+    """Return a tool result as plain data; None if it cannot be rebuilt exactly from it."""
+    result = event.tool_result
+    try:
+        plain = {name: _wrap(value) for name, value in result.items() if name != "toolUseId"}
+        return plain if orjson.loads(orjson.dumps(plain)) == plain else None
+    except (TypeError, ValueError):
+        return None
+
+
+def result_of(event: Event, call_id: str) -> ToolResultEvent:
+    """Return the recorded result of a tool call, for the call with the given id."""
+    data = data_of(event, ToolData)
+    result = {"toolUseId": call_id, **_unwrap(data["result"])}
+    raised = data.get("raised")
+    return ToolResultEvent(result, exception=None if raised is None else RecordedToolError(raised))  # type: ignore[arg-type]
+
+
+def _wrap(value: Any) -> Any:
+    """Return a value as JSON data; values that JSON cannot represent are wrapped in a dict with one key."""
+    if isinstance(value, (bytes, bytearray)):
+        return {_BYTES: base64.b64encode(value).decode()}
+    if isinstance(value, dict):
+        if len(value) == 1 and next(iter(value)) in _UNWRAP:
+            raise ValueError("the value has the form of a wrapped value")
+        return {name: _wrap(item) for name, item in value.items()}
+    if type(value) is tuple:
+        return {_TUPLE: [_wrap(item) for item in value]}
+    if isinstance(value, list):
+        return [_wrap(item) for item in value]
+    if type(value) is float and not math.isfinite(value):
+        return {_NUMBER: repr(value)}
+    if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+        return {_NUMBER: str(value)}
+    if type(value) is str and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # a lone surrogate
+            return {_TEXT: base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
+    return value
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, dict):
+        if len(value) == 1:
+            [(name, item)] = value.items()
+            if name in _UNWRAP:
+                return _UNWRAP[name](item)
+        return {name: _unwrap(item) for name, item in value.items()}
+    return [_unwrap(item) for item in value] if isinstance(value, list) else value
+
+
+_UNWRAP: dict[str, Callable[[Any], Any]] = {
+    _BYTES: base64.b64decode,
+    _TUPLE: lambda items: tuple(_unwrap(item) for item in items),
+    _NUMBER: lambda text: float(text) if text in ("nan", "inf", "-inf") else int(text),
+    _TEXT: lambda text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
+}

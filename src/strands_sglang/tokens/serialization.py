@@ -1,0 +1,104 @@
+"""Turns as plain data that is written as JSON and read back exactly.
+
+Invariant: reading what was written returns the same turns, logprobs bit for bit. Anything that does not conform to the
+format is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+from strands_sglang.errors import CountMismatchError, RecordError, TreeError
+from strands_sglang.tokens.arrays import copied_spans, logprob_array, token_array
+from strands_sglang.tokens.turn import Join, Turn, TurnPurpose, TurnStatus
+
+RECORD_FORMAT = 1
+"""Version of this format; a change that an older reader would misread gets a new number."""
+
+_FIELDS = [field.name for field in fields(Turn)]
+_PLAIN = (str, int, float, bool)
+_KINDS: dict[str, tuple[type, ...]] = {
+    "id": (int,),
+    "parent": (int, type(None)),
+    "start": (int,),
+    "finish": (str,),
+    "forked_from": (int, type(None)),
+    "detail": (dict,),
+}
+
+
+def record_of(tree: str, turns: Iterable[Turn]) -> dict[str, Any]:
+    """Return the turns of a tree, in order of their ids, as plain data.
+
+    Args:
+        tree: Id of the tree.
+        turns: Its turns.
+    """
+    return {"format": RECORD_FORMAT, "id": tree, "turns": [_written(turn) for turn in turns]}
+
+
+def read_record(data: Mapping[str, Any]) -> tuple[str, list[Turn]]:
+    """Return the id and the turns of a serialized tree. The tree itself checks that the turns fit together.
+
+    Raises:
+        RecordError: The format is unknown, or a turn is inconsistent.
+    """
+    if not isinstance(data, Mapping) or data.get("format") != RECORD_FORMAT:
+        found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+        raise RecordError(f"the format of a recorded tree must be {RECORD_FORMAT}, got {found!r}")
+    tree, turns = data.get("id"), data.get("turns")
+    if not isinstance(tree, str) or not isinstance(turns, list):
+        raise RecordError("a recorded tree must have an id and a list of turns")
+    return tree, [_read(number, turn) for number, turn in enumerate(turns)]
+
+
+def plain_copy(value: Any) -> Any:
+    """Return a copy of plain JSON data: tuples become lists, enums their values.
+
+    Raises:
+        TreeError: A value is not plain JSON data.
+    """
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or type(value) in _PLAIN:
+        return value
+    if isinstance(value, list | tuple):
+        return [plain_copy(item) for item in value]
+    if isinstance(value, Mapping) and all(type(key) is str for key in value):
+        return {key: plain_copy(item) for key, item in value.items()}
+    raise TreeError(f"a value must be plain JSON data, got {value!r:.100}")
+
+
+def _written(turn: Turn) -> dict[str, Any]:
+    data: dict[str, Any] = {name: getattr(turn, name) for name in _FIELDS}
+    for name in ("closing", "context", "sampled", "logprobs"):
+        data[name] = data[name].tolist()
+    for name in ("versions", "caller", "purpose", "status", "join", "detail"):
+        data[name] = plain_copy(data[name])
+    return data
+
+
+def _read(number: int, data: Any) -> Turn:
+    if not isinstance(data, Mapping) or set(data) != set(_FIELDS):
+        wrong = sorted(set(_FIELDS).symmetric_difference(data)) if isinstance(data, Mapping) else repr(data)[:100]
+        raise RecordError(f"turn {number} has missing or unknown fields: {wrong}")
+    try:
+        values = dict(data)
+        for name in ("closing", "context", "sampled"):
+            values[name] = token_array(values[name], name)
+        values["logprobs"] = logprob_array(values["logprobs"])
+        values["versions"] = copied_spans(values["versions"])
+        values["purpose"] = TurnPurpose(values["purpose"])
+        values["status"] = TurnStatus(values["status"])
+        values["join"] = Join(values["join"])
+        values["caller"] = None if values["caller"] is None else tuple(values["caller"])
+        values["detail"] = plain_copy(values["detail"])
+        for name, kinds in _KINDS.items():
+            if type(values[name]) not in kinds:
+                raise TypeError(f"{name} has the wrong type: {values[name]!r:.100}")
+        return Turn(**values)
+    except (TypeError, ValueError, TreeError, CountMismatchError) as error:
+        raise RecordError(f"turn {number} is inconsistent: {error}") from error

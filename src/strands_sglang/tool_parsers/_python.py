@@ -1,0 +1,258 @@
+r"""Python literals inside sampled text, read strictly and in place: `1`, `"a\n"`, `[True, {"k": None}]`, `a=1, b="x"`.
+
+Supported are strings, integers, finite floats, `True`, `False`, `None`, lists, dicts with string keys, and keyword
+arguments, all with Python's meaning: an unknown escape keeps its backslash, and a trailing comma is allowed. Not
+supported are tuples, sets, names, calls, operators, comments, prefixes (`r""`), implicit concatenation (`"a" "b"`) and
+underscores in numbers. A reserved word may name an argument, because a tool may have one called `from`.
+
+Invariant: a value that is read can be written as JSON and encoded as UTF-8, equals what Python would read, and is the
+same on every machine: the limits are this module's, not the interpreter's. Python's own parser is never used. Time and
+memory are proportional to the text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import partial
+from typing import Any
+
+from strands_sglang.tool_parsers._json import MAX_DEPTH, MAX_DIGITS, float_problem
+from strands_sglang.tool_parsers.parsed import CallFault, ParseFailure
+
+_BLANKS = r"[ \t\n\r\f]*"
+_SPACE = re.compile(_BLANKS)
+_ITEM = re.compile(
+    r"(?:([+-]?(?:0|[1-9][0-9]{0,17})(?![\w.]))"
+    r"|([+-]?[0-9]{1,18}(?:\.[0-9]{0,18}(?:[eE][+-]?[0-9]{1,2})?|[eE][+-]?[0-9]{1,2})(?![\w.]))"
+    r"|(['\"])([^'\"\\\n\r\0\ud800-\udfff]*)\3(?!\3)"
+    r"|(True|False|None)(?!\w))"
+    rf"{_BLANKS}([,\])}}]?){_BLANKS}"
+)
+"""Nearly every value that is not a list or a dict, with what follows it, so that one match reads one value."""
+_AFTER = re.compile(rf"{_BLANKS}([,\])}}]?){_BLANKS}")
+_NUMBER = re.compile(
+    r"([+-]?(?:0+|[1-9][0-9]*)(?![\w.]))"
+    r"|[+-]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)(?![\w.])"
+)
+_CONSTANT = re.compile(r"(?:True|False|None)(?!\w)")
+_KEYWORD = re.compile(rf"(\w*){_BLANKS}((?:=(?!=))?){_BLANKS}")
+_KEY = re.compile(rf"(['\"])([^'\"\\\n\r\0\ud800-\udfff]*)\1{_BLANKS}:{_BLANKS}")
+_COLON = re.compile(rf"{_BLANKS}(:?){_BLANKS}")
+_CUT = re.compile(rf"{_BLANKS}|[+-]?\.?|[+-]?[0-9.]+[eE][+-]?|T(?:ru?)?|F(?:a(?:ls?)?)?|N(?:on?)?")
+"""What can be between an error and the end of a text that was cut off in the middle of a value."""
+
+_CONSTANTS = {"True": True, "False": False, "None": None}
+# The content of a string up to its end; a backslash escapes the next character, whatever it is.
+_BODIES = {
+    "'": re.compile(r"[^'\\\n\r\0]*(?:\\(?:\r\n|[^\0])[^'\\\n\r\0]*)*"),
+    '"': re.compile(r'[^"\\\n\r\0]*(?:\\(?:\r\n|[^\0])[^"\\\n\r\0]*)*'),
+    "'''": re.compile(r"[^'\\\0]*(?:(?:\\[^\0]|'(?!''))[^'\\\0]*)*"),
+    '"""': re.compile(r'[^"\\\0]*(?:(?:\\[^\0]|"(?!""))[^"\\\0]*)*'),
+}
+_ESCAPE = re.compile(
+    r"\\(\r\n|[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\}|.)|\r\n?", re.DOTALL
+)
+_PLAIN_ESCAPES = dict(zip("\\'\"abfnrtv", "\\'\"\a\b\f\n\r\t\v", strict=True)) | {"\n": "", "\r": "", "\r\n": ""}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def skip_blanks(text: str, at: int) -> int:
+    """Return the offset at which the whitespace at `at` ends; the whitespace that Python allows between brackets."""
+    if text[at : at + 1] not in " \t\n\r\f":
+        return at
+    return _SPACE.match(text, at).end()  # type: ignore[union-attr]  # matches everywhere
+
+
+class PythonReader:
+    """Reads Python literals inside a text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def read(self, at: int) -> tuple[Any, int]:
+        """Read the literal at `at`, or after whitespace there.
+
+        Returns:
+            The value and the offset at which it ends.
+
+        Raises:
+            CallFault: There is no literal, or none that can be used as it is.
+        """
+        at = skip_blanks(self._text, at)
+        if self._text.startswith(("[", "{"), at):
+            return self._container("]" if self._text[at] == "[" else "}", at + 1)
+        return self._scalar(at)
+
+    def read_keywords(self, at: int) -> tuple[dict[str, Any], int]:
+        """Read keyword arguments, starting after their opening parenthesis.
+
+        Returns:
+            The arguments and the offset after their closing parenthesis.
+
+        Raises:
+            CallFault: There are no arguments, or none that can be used as they are.
+        """
+        return self._container(")", at)
+
+    def was_cut(self, fault: CallFault) -> bool:
+        """Return whether the only error is that the text ends in the middle of the value."""
+        return fault.at is not None and _CUT.fullmatch(self._text, fault.at) is not None
+
+    def _container(self, closing: str, at: int) -> tuple[Any, int]:
+        """Read a list, a dict or arguments, starting after the opening bracket. Not recursive."""
+        text, next_item = self._text, _ITEM.match
+        keys: dict[str, None] = {}  # in order; empty in a list
+        values: list[Any] = []
+        around: list[tuple[dict[str, None], list[Any], str]] = []
+        at = skip_blanks(text, at)
+        while True:
+            # After an opening bracket or a comma: another value, or the end.
+            stop, first = at, text[at : at + 1]
+            if first != closing:
+                if closing != "]":
+                    at = self._key(keys, closing, at)
+                    first = text[at : at + 1]
+                if first == "[" or first == "{":
+                    around.append((keys, values, closing))
+                    if len(around) == MAX_DEPTH:
+                        message = f"The Python value is nested more than {MAX_DEPTH} levels deep"
+                        raise CallFault(ParseFailure.INVALID_LITERAL, message, past=at)
+                    keys, values, closing = {}, [], "]" if first == "[" else "}"
+                    at = skip_blanks(text, at + 1)
+                    continue
+                if (found := next_item(text, at)) is None:
+                    value, at = self._scalar(at)
+                    separator, stop, at = self._after(at)
+                else:
+                    integer, floating, _, value, constant, separator = found.groups()
+                    if integer is not None:
+                        value = int(integer)
+                    elif value is None:
+                        value = float(floating) if constant is None else _CONSTANTS[constant]
+                    stop, at = found.start(6), found.end()
+                values.append(value)
+                if separator == ",":
+                    continue
+                if separator != closing:
+                    raise _fault(f"expecting , or {closing}", stop)
+            # The container that ends at `stop` is a value of the enclosing one, which may end as well.
+            while True:
+                value = values if closing == "]" else dict(zip(keys, values, strict=True))
+                stop += 1
+                if not around:
+                    return value, stop
+                keys, values, closing = around.pop()
+                values.append(value)
+                if text[stop : stop + 1] != closing:
+                    separator, stop, at = self._after(stop)
+                    if separator == ",":
+                        break
+                    if separator != closing:
+                        raise _fault(f"expecting , or {closing}", stop)
+
+    def _after(self, at: int) -> tuple[str, int, int]:
+        """Return the comma or closing bracket after a value, its offset, and where the text continues after it."""
+        found = _AFTER.match(self._text, at)
+        assert found is not None  # matches everywhere
+        return found[1], found.start(1), found.end()
+
+    def _key(self, keys: dict[str, None], closing: str, at: int) -> int:
+        """Read the next key of a dict or name of an argument; return where its value begins."""
+        if closing == ")":
+            found = _KEYWORD.match(self._text, at)
+            assert found is not None  # matches everywhere
+            key = found[1]
+            if found.end() == len(self._text):
+                raise _fault("expecting an argument", found.end())
+            if not found[2] or not key.isidentifier():
+                message = "The arguments of a call must be written as name=value"
+                raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=at, at=at)
+        elif found := _KEY.match(self._text, at):
+            key = found[2]
+        else:
+            if not self._text.startswith(("'", '"'), at):
+                raise _fault("expecting a key of a dict, which is a string in quotes", at)
+            key, end = self._string(at)
+            found = _COLON.match(self._text, end)
+            assert found is not None  # matches everywhere
+            if not found[1]:
+                raise _fault("expecting : after a key", found.start(1))
+        if key in keys:
+            message = f"The key {_quoted(key)} occurs twice in one {'call' if closing == ')' else 'dict'}"
+            raise CallFault(ParseFailure.DUPLICATE_KEY, message, past=at, at=at)
+        keys[key] = None
+        return found.end()
+
+    def _scalar(self, at: int) -> tuple[Any, int]:
+        """Read a value that is neither a list nor a dict."""
+        if self._text.startswith(("'", '"'), at):
+            return self._string(at)
+        if found := _CONSTANT.match(self._text, at):
+            return _CONSTANTS[found[0]], found.end()
+        found = _NUMBER.match(self._text, at)
+        if found is None:
+            raise _fault("expecting a string in quotes, a number, a list, a dict, True, False or None", at)
+        digits = found[0]
+        try:
+            if len(digits.lstrip("+-")) > MAX_DIGITS:
+                raise ValueError
+            value = int(digits) if found[1] else float(digits)
+        except ValueError:  # or this process has a lower limit
+            raise _fault(f"a number has {len(digits)} digits, which is too many", at) from None
+        if isinstance(value, float) and (fault := float_problem(value, digits)):
+            raise _fault(f"a number is {fault}", at)
+        return value, found.end()
+
+    def _string(self, at: int) -> tuple[str, int]:
+        """Read the string whose first quote is at `at`."""
+        text = self._text
+        quote = text[at] * 3 if text.startswith(text[at] * 3, at) else text[at]
+        start = at + len(quote)
+        end = _BODIES[quote].match(text, start).end()  # type: ignore[union-attr]  # matches everywhere
+        if not text.startswith(quote, end):
+            raise _open_string(text, quote, end)
+        string = text[start:end]
+        if "\\" in string or "\r" in string:
+            string = _ESCAPE.sub(partial(_unescaped, start), string)
+        if not string.isascii() and _SURROGATE.search(string):
+            raise _fault("a string contains a lone surrogate", at)
+        return string, end + len(quote)
+
+
+def _open_string(text: str, quote: str, end: int) -> CallFault:
+    """Return what is wrong with a string that has no closing quote at `end`."""
+    if text.startswith(("\0", "\\\0"), end):
+        return _fault("a string contains the character U+0000, which must be written as \\x00", end)
+    if text.startswith(("\n", "\r"), end):
+        return _fault(f"a string in {quote} must end in the line it begins in; write a line break as \\n", end)
+    return _fault(f"a string has no closing {quote}", len(text))
+
+
+def _unescaped(start: int, found: re.Match[str]) -> str:
+    """Return the meaning of an escape, or of a literal line break, in a string whose content begins at `start`."""
+    escape = found[1]
+    if escape is None:
+        return "\n"
+    if escape in _PLAIN_ESCAPES:
+        return _PLAIN_ESCAPES[escape]
+    try:
+        if escape[0] in "01234567":
+            return chr(int(escape, 8))
+        if escape[0] in "xuU":
+            return chr(int(escape[1:], 16))
+        if escape[0] == "N" and len(character := unicodedata.lookup(escape[2:-1])) == 1:
+            return character
+    except (KeyError, ValueError, OverflowError):
+        pass
+    if escape[0] in "xuUN":
+        raise _fault(f"the escape {_quoted(found[0])} means no character", start + found.start())
+    return found[0]
+
+
+def _fault(message: str, at: int) -> CallFault:
+    return CallFault(ParseFailure.INVALID_LITERAL, f"The Python value is not valid: {message}", past=at, at=at)
+
+
+def _quoted(string: str) -> str:
+    return ascii(string)[:60]

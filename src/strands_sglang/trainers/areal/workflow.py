@@ -1,0 +1,200 @@
+"""A Strands agent as a rollout workflow of AReaL: `StrandsWorkflow`.
+
+    trainer.train(
+        workflow="strands_sglang.trainers.areal.StrandsWorkflow",
+        workflow_kwargs=dict(build="my_agent.build", reward="my_agent.score", gconfig=..., tokenizer=...),
+    )
+
+Invariant: `arun_episode` returns a valid trajectory however the episode ends, or None if failed episodes are rejected.
+It raises nothing but cancellation. All per-token tensors of a trajectory have the same length.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+from uuid import uuid4
+
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.rollout import Episode, Limits, Task
+from strands_sglang.rollout.workers.local import LocalWorker
+from strands_sglang.rollout.workers.spec import EpisodeSpec, RunSpec
+from strands_sglang.trainers.areal.engine import ArealEngine, InferenceEngine
+from strands_sglang.trainers.chat_tasks import chat_task
+from strands_sglang.trainers.rows import PlainRow, plain_rows
+from strands_sglang.trainers.statuses import is_trainable
+from strands_sglang.trainers.worker_pool import PerLoop, import_by_path, run_episode
+
+try:
+    from areal import workflow_context
+    from areal.api import ModelRequest, RolloutWorkflow
+    from areal.api.cli_args import GenerationHyperparameters
+    from areal.utils import stats_tracker
+except ImportError as error:
+    raise ImportError(
+        "StrandsWorkflow requires AReaL (tested with 1.0): pip install areal, or import it in the environment that "
+        "AReaL runs in"
+    ) from error
+
+
+class Failed(str, Enum):
+    """What AReaL gets for an episode that failed.
+
+    Example:
+        >>> StrandsWorkflow(build, score, gconfig, tokenizer, failed=Failed.REJECT)
+    """
+
+    MASK = "mask"
+    """Its tokens with loss mask 0 and reward 0.
+
+    This is the default because AReaL normalises rewards over a fixed number of consecutive rows: a missing row would
+    shift all groups after it.
+    """
+    REJECT = "reject"
+    """None, so that AReaL drops the episode."""
+
+
+class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
+    """Runs one episode of a Strands agent on AReaL's engine.
+
+    Example:
+        >>> workflow = StrandsWorkflow(build, score, config.gconfig, tokenizer, limits=Limits(max_turns=10))
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., Any] | str,
+        reward: Callable[..., Any] | str,
+        gconfig: Any,
+        tokenizer: Any,
+        *,
+        task: Callable[..., Any] | str | None = None,
+        limits: Limits | Mapping[str, Any] | None = None,
+        model: Mapping[str, Any] | None = None,
+        failed: Failed | str = Failed.MASK,
+        reward_timeout: float | None = None,
+    ) -> None:
+        """Make a workflow. Functions may be given as dotted paths, for workflows that another process makes.
+
+        Args:
+            build: Makes the agent of an episode: `build(task, model)`.
+            reward: Scores an episode.
+            gconfig: AReaL's `GenerationHyperparameters`, or a dict of them. `max_new_tokens` limits a turn,
+                `max_tokens` limits prompt and response of all turns together.
+            tokenizer: The model's tokenizer, or the path it is loaded from.
+            task: Makes a task from a row of the dataset; None: `row_task`.
+            limits: Limits of an episode, in addition to those of `gconfig`.
+            model: Further arguments of `SGLangModel`.
+            failed: What AReaL gets for an episode that failed.
+            reward_timeout: Time limit for scoring an episode, in seconds; None means no limit.
+
+        Raises:
+            ConfigurationError: If an argument cannot work.
+        """
+        self._build, self._reward = import_by_path(build), import_by_path(reward)
+        if not callable(self._build) or not callable(self._reward):
+            raise ConfigurationError(
+                f"build and reward must be functions or their dotted paths, got {build!r} and {reward!r}"
+            )
+        self._task, self._reward_timeout = import_by_path(task) or row_task, reward_timeout
+        self._failed = Failed(failed)
+        self.tokenizer = _loaded(tokenizer)
+        given = GenerationHyperparameters(**gconfig) if isinstance(gconfig, Mapping) else gconfig
+        self.gconfig = given.new_with_stop_and_pad_token_ids(self.tokenizer)
+        bounds = Limits(**limits) if isinstance(limits, Mapping) else limits or Limits()
+        self._limits = replace(
+            bounds, max_context_tokens=min(bounds.max_context_tokens or given.max_tokens, given.max_tokens)
+        )
+        self._model = dict(model or {})
+        self._workers: PerLoop[LocalWorker] = PerLoop()
+
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> dict[str, Any] | None:
+        """Run one episode.
+
+        Args:
+            engine: AReaL's inference engine.
+            data: A row of the dataset.
+
+        Returns:
+            Tensors of shape [1, tokens] (rewards: [1]); None if the episode is rejected.
+        """
+        episode = await run_episode(self._worker(engine), lambda: self._episode_spec(data))
+        if self._failed is Failed.REJECT and not is_trainable(episode, scored=True):
+            return None
+        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
+        (row,) = plain_rows(episode, pad_id=pad or 0, scored=True)
+        self._log_stats(episode, row.reward or 0.0)
+        return trajectory(row)
+
+    def _episode_spec(self, data: Mapping[str, Any]) -> EpisodeSpec:
+        """Return the episode specification of a row, with a new id: AReaL may run a row any number of times."""
+        id = uuid4().hex
+        task = Task.of(self._task(dict(data)))
+        return EpisodeSpec(replace(task, id=f"{task.id[:150]}-{id}"), 0, session=id)
+
+    def _worker(self, engine: InferenceEngine) -> LocalWorker:
+        return self._workers.get(lambda: LocalWorker(self._run_spec(engine)), id(engine))
+
+    def _run_spec(self, engine: InferenceEngine) -> RunSpec:
+        sampling: dict[str, Any] = {"max_new_tokens": self.gconfig.max_new_tokens}
+        # These decide whether an interrupted turn can be continued; the other parameters are in AReaL's gconfig.
+        sampling |= {name: getattr(self.gconfig, name) for name in ("stop", "frequency_penalty")}
+        return RunSpec(
+            build=self._build,
+            reward=self._reward,
+            tokenizer=self.tokenizer,
+            client=ArealEngine(engine, ModelRequest, self.gconfig, self.tokenizer),
+            limits=self._limits,
+            model_options={**self._model, "sampling_params": {**sampling, **self._model.get("sampling_params", {})}},
+            reward_timeout=self._reward_timeout,
+        )
+
+    def _log_stats(self, episode: Episode | None, reward: float) -> None:
+        """Report an episode to AReaL's statistics, as its own workflows do."""
+        numbers = {"reward": reward, "failed": float(not is_trainable(episode, scored=True))}
+        if episode is not None:
+            used = episode.metrics
+            numbers |= {"num_turns": used.turns, "tool_calls": used.tool_calls, "tool_seconds": used.tool_seconds}
+            numbers |= {name: part for name, part in episode.reward_detail.parts.items() if name not in numbers}
+        stats_tracker.get(workflow_context.stat_scope()).scalar(**numbers)
+
+
+def row_task(data: Mapping[str, Any]) -> Task:
+    """Return the task of a row with `messages`: the last user message, `answer` as answer, the other fields as data."""
+    rest = {name: value for name, value in data.items() if name not in ("messages", "answer")}
+    return chat_task(data["messages"], answer=data.get("answer"), data=rest)
+
+
+def trajectory(row: PlainRow) -> dict[str, Any]:
+    """Return a row as the tensors that AReaL's workflows return; versions are -1 on tokens that were not sampled."""
+    torch = _torch()
+    before, ids = len(row.prompt_ids), row.token_ids
+    versions = [-1] * before + [-1 if version is None else int(version) for version in row.versions]
+    tensors = {
+        "input_ids": torch.tensor(ids, dtype=torch.int32),
+        "loss_mask": torch.tensor([0] * before + row.loss_mask, dtype=torch.int32),
+        "logprobs": torch.tensor([0.0] * before + row.logprobs, dtype=torch.float32),
+        "versions": torch.tensor(versions, dtype=torch.int32),
+        "attention_mask": torch.ones(len(ids), dtype=torch.bool),
+        "rewards": torch.tensor(row.reward, dtype=torch.float32),
+    }
+    return {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
+
+
+def _torch() -> Any:
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("AReaL trajectories require PyTorch: pip install torch") from error
+    return torch
+
+
+def _loaded(tokenizer: Any) -> Any:
+    if not isinstance(tokenizer, (str, os.PathLike)):
+        return tokenizer
+    from areal.utils.hf_utils import load_hf_tokenizer
+
+    return load_hf_tokenizer(str(tokenizer))

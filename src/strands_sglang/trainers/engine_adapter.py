@@ -1,0 +1,198 @@
+"""Adapts a trainer's own engine client to the `TokenEngine` protocol: `TrainerEngine`.
+
+verl, SkyRL and AReaL each give their users an object that takes ids and returns sampled ids. This module holds what
+their adapters have in common; each adapter implements `request`.
+
+Invariant: a turn is returned complete, every token with its logprob, or an error is raised. Tokens of an interrupted
+turn are kept and continued, or discarded and counted. Any exception of a trainer's client is raised as an
+`EngineError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from strands_sglang.engine import AbortPolicy, CancelSignal, FinishReason, Generation, RoutedExperts, TokenIds
+from strands_sglang.engine.cancellation import CancelPoller, CancelScope
+from strands_sglang.engine.continuation import Continuation, NextStep, no_progress
+from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
+from strands_sglang.errors import ConfigurationError, CountMismatchError, EngineUnavailableError, StrandsSGLangError
+from strands_sglang.tokens.arrays import VersionSpan
+
+_DELAY_SECONDS = 1.0
+_MAX_RETRIES = 60  # requests in a row that the engine may interrupt before a token is kept
+
+
+class TrainerEngine(ABC):
+    """An engine that is reached through a trainer's client.
+
+    That client retries failed requests; only interrupted turns are sent again here.
+    """
+
+    owner = "the trainer"
+    """Name of the trainer, for error messages."""
+
+    def __init__(self) -> None:
+        self.delay = _DELAY_SECONDS
+        """Seconds to wait before an interrupted turn is continued: the trainer is updating its weights."""
+        self._poller: tuple[asyncio.AbstractEventLoop, CancelPoller] | None = None
+
+    @abstractmethod
+    async def request(
+        self, input_ids: list[int], sampling: dict[str, Any], key: str, experts_start: int | None
+    ) -> Generation:
+        """Send one request.
+
+        Args:
+            input_ids: The whole prompt; may be modified.
+            sampling: SGLang sampling parameters with `max_new_tokens`; may be modified.
+            key: Requests with the same key belong to one episode.
+            experts_start: First position whose routed experts are returned; None: none are.
+
+        Returns:
+            What was sampled; with `FinishReason.ABORT` if the engine interrupted it.
+        """
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        routing_key: str | None = None,
+        deadline: float | None = None,
+        cancel_signal: CancelSignal | None = None,
+        on_abort: AbortPolicy = AbortPolicy.CONTINUE,
+        routed_experts_start: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Generation:
+        """Sample a continuation of `input_ids`; `TokenEngine.generate` explains the arguments.
+
+        Raises:
+            EngineUnavailableError: The trainer's client failed (`__cause__` is its error), or only interrupts the turn.
+            CountMismatchError: The counts of ids, logprobs or versions do not match.
+            DeadlineExceededError: The deadline passed.
+            CallCancelledError: The cancel signal was set.
+        """
+        if extra:
+            raise ConfigurationError(
+                f"extra must be empty, got {list(extra)}: {self.owner} passes no further fields to the engine"
+            )
+        sampling = dict(sampling_params or {})
+        if not isinstance(sampling.get("max_new_tokens"), int):
+            raise ConfigurationError(
+                "sampling_params must contain an int max_new_tokens: it decides whether a turn was truncated"
+            )
+        prompt: list[int] = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
+        key = routing_key or uuid4().hex
+        work = self._whole(prompt, Continuation(sampling, on_abort=on_abort), key, routed_experts_start)
+        if deadline is None and cancel_signal is None:
+            return await work
+        loop = asyncio.get_running_loop()
+        expires_at = None if deadline is None else loop.time() + deadline
+        try:
+            with CancelScope(loop, self._poller_of(loop), expires_at, deadline, cancel_signal):
+                return await work
+        finally:
+            work.close()
+
+    async def _whole(
+        self, prompt: list[int], continuation: Continuation, key: str, experts_start: int | None
+    ) -> Generation:
+        policy = RetryPolicy(_MAX_RETRIES, Backoff(base=0.0, cap=0.0))  # the delay is set by each fault
+        retries = Retries(policy, f"{self.owner}'s engine")
+        while True:
+            ids, sampling, start = continuation.rest(prompt, experts_start)
+            part = await self._part(list(ids), sampling, key, start)
+            step = continuation.add(part)
+            if step is NextStep.WHOLE or step is NextStep.SPENT:
+                return continuation.turn()
+            if step is NextStep.CONTINUE:
+                retries.progressed()
+                await asyncio.sleep(self.delay)
+            else:
+                await retries.after(no_progress(part, retry_after=self.delay))
+
+    async def _part(
+        self, input_ids: list[int], sampling: dict[str, Any], key: str, experts_start: int | None
+    ) -> Generation:
+        """Send one request; raise any exception of the trainer's client as an error of this package."""
+        try:
+            return await self.request(input_ids, sampling, key, experts_start)
+        except StrandsSGLangError:
+            raise
+        except Exception as error:
+            raise EngineUnavailableError(
+                f"{self.owner}'s engine failed: {type(error).__name__}: {error}", attempts=1
+            ) from error
+
+    def _poller_of(self, loop: asyncio.AbstractEventLoop) -> CancelPoller:
+        if self._poller is None or self._poller[0] is not loop:
+            self._poller = (loop, CancelPoller(loop))
+        return self._poller[1]
+
+
+def sampled(
+    owner: str,
+    token_ids: Sequence[int],
+    logprobs: Sequence[float] | None,
+    versions: tuple[VersionSpan, ...],
+    finish: tuple[FinishReason, int | str | None],
+    **more: Any,
+) -> Generation:
+    """Return a `Generation` for what a trainer's client returned.
+
+    Raises:
+        CountMismatchError: There are tokens without logprobs.
+    """
+    if logprobs is None and len(token_ids):
+        raise CountMismatchError(
+            f"{owner}'s engine returned {len(token_ids)} tokens without logprobs, which were requested"
+        )
+    ids, chances = array("i", token_ids), array("d", logprobs or ())
+    return Generation(ids, chances, finish[0], finish[1], versions if len(ids) else (), **more)
+
+
+def finished(reason: str | None, token_ids: Sequence[int], budget: int) -> tuple[FinishReason, int | str | None]:
+    """Return why a turn ended, for an engine's own stop reason.
+
+    Some engines report "completed" both for a turn that ended and for one that was truncated. A turn that used up its
+    budget counts as truncated here; whether its last token ended it is decided later, from the token itself.
+    """
+    if reason in ("abort", "aborted"):
+        return FinishReason.ABORT, reason
+    if reason == "length" or (reason in ("completed", None) and len(token_ids) >= budget):
+        return FinishReason.LENGTH, budget
+    if reason in ("stop", "completed", "tool_calls", None):
+        return FinishReason.STOP, int(token_ids[-1]) if len(token_ids) else None
+    return FinishReason.UNKNOWN, reason
+
+
+def spans_of(versions: Sequence[Any]) -> tuple[VersionSpan, ...]:
+    """Return the version spans for the version of each token."""
+    spans: list[VersionSpan] = []
+    for version, run in groupby(versions):
+        start = spans[-1].end if spans else 0
+        spans.append(VersionSpan(None if version is None else str(version), start, start + len(list(run))))
+    return tuple(spans)
+
+
+def experts_from(choices: Any, start: int | None) -> RoutedExperts | None:
+    """Return routed experts for an array with one row per position, starting with the first of the prompt.
+
+    Args:
+        choices: Of shape (rows, ...); None if there are none.
+        start: First position to return; None to return none.
+    """
+    if choices is None or start is None:
+        return None
+    rows = np.asarray(choices)[start:]
+    return RoutedExperts((base64.b64encode(rows.astype("<i4").tobytes()).decode(),), (len(rows),), start)

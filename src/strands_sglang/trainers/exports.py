@@ -1,0 +1,307 @@
+"""Episodes for your own trainer: padded batches (`padded_batch`) and JSON lines (`write_jsonl`, `read_jsonl`).
+
+A line of a file has the fields of `Trajectory.to_dict` and those of a `Branch`. `strands-sglang verify --exported`
+checks such a file against the ledger.
+
+Invariants: every array of a batch has one row per input row, in the same order, and position i of a row is the same
+token in each array; padding is neither trained nor attended to. Reading a file returns what was written, logprobs bit
+for bit. A file exists completely or not at all, and one line is in memory at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from strands_sglang._files import replace_file
+from strands_sglang.errors import ConfigurationError, RecordError
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.rollout.end_reason import EndReason
+from strands_sglang.rollout.episode import Episode
+from strands_sglang.tokens import Trajectory
+from strands_sglang.trainers.rows import Branch, Branches, Row, Source, branches_of, rows
+from strands_sglang.trainers.statuses import STATUS_BY_END
+
+_EPSILON = 1e-6
+"""Added to a standard deviation before dividing by it, as trainers do."""
+
+
+class Side(str, Enum):
+    """The side that is padded.
+
+    Example:
+        >>> padded_batch(run, pad_token_id=0, side=Side.LEFT)
+    """
+
+    LEFT = "left"
+    """Before the tokens, so that all rows end at the same position."""
+    RIGHT = "right"
+    """After the tokens, so that all rows begin at the same position."""
+
+
+class Advantages(str, Enum):
+    """Which advantages a batch contains.
+
+    Example:
+        >>> padded_batch(run, pad_token_id=0, advantages=Advantages.GROUP)["advantages"]
+    """
+
+    NONE = "none"
+    """None."""
+    GROUP = "group"
+    """Reward minus the mean of the group's episodes, divided by their standard deviation. Each episode counts once; an
+    episode without a reward does not count and gets 0.0."""
+
+
+class PaddedBatch(dict[str, Any]):
+    """Arrays by name, with `version_names` and `agents` as attributes. `L` is the length of the longest row.
+
+    ===============  ========  =======  ==========================================================================
+    name             shape     type     content
+    ===============  ========  =======  ==========================================================================
+    input_ids        (rows, L) int64    tokens; `pad_token_id` on padding
+    attention_mask   (rows, L) int64    1 on tokens
+    position_ids     (rows, L) int64    0, 1, ... on tokens; 0 on padding
+    response_mask    (rows, L) int64    1 from the first sampled token to the last
+    loss_mask        (rows, L) int64    1 on tokens to train; 0 throughout if the episode is not trained
+    logprobs         (rows, L) float32  as the engine reported them; 0.0 on tokens not sampled
+    versions         (rows, L) int32    index into `version_names`; -1 on tokens not sampled
+    rewards          (rows,)   float32  of the episode; nan if it has none
+    group_ids        (rows,)   int64    the same for rows of one task, from 0
+    rollout_ids      (rows,)   int64    the same for rows of one episode, from 0
+    main             (rows,)   bool     whether it is the branch in which the task's agent finished
+    advantages       (rows, L) float32  on tokens to train, else 0.0; only if requested
+    ===============  ========  =======  ==========================================================================
+
+    Example:
+        >>> batch = padded_batch(run, pad_token_id=0)
+        >>> tensors = batch.to_torch()
+    """
+
+    version_names: tuple[str | None, ...] = ()
+    """Weight versions of the batch in order of first use; None if the engine did not report a version."""
+    agents: tuple[str | None, ...] = ()
+    """For each row the name of the agent, or of the graph node, that produced it; None if unknown."""
+
+    def to_torch(self) -> dict[str, Any]:
+        """Return the arrays as tensors on the CPU.
+
+        Raises:
+            ImportError: If torch is not installed.
+        """
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError("to_torch() requires PyTorch: pip install torch (the arrays do not)") from error
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in self.items()}
+
+
+class _Item(NamedTuple):
+    row: Row
+    reward: float | None
+    group: str
+    rollout: str
+    trained: bool
+
+
+def padded_batch(
+    source: Source | Iterable[Row | Branch],
+    *,
+    pad_token_id: int,
+    side: Side | str = Side.RIGHT,
+    max_length: int | None = None,
+    multiple_of: int = 1,
+    branches: Branches = Branches.ALL,
+    advantages: Advantages | str = Advantages.NONE,
+    train_unscored: bool = False,
+) -> PaddedBatch:
+    """Return rows as one padded block.
+
+    Args:
+        source: Rows, branches or episodes; or the result of a run, a ledger, or the directory of a run. Rows of
+            episodes in which nothing is trained are left out. A `Row` on its own has no reward; rows of one tree form
+            a group.
+        pad_token_id: Token used for padding.
+        side: Side that is padded.
+        max_length: Maximum number of tokens of a row; the rest is cut off at the end. None means no maximum.
+        multiple_of: The length of the block is rounded up to a multiple of this.
+        branches: Which branches of episodes to include.
+        advantages: Which advantages to compute.
+        train_unscored: Whether episodes without a reward keep their loss mask, for runs without a reward function.
+            Failed and aborted episodes are not trained in any case.
+
+    Raises:
+        ConfigurationError: If there are no rows, or a length is below 1.
+
+    Example:
+        >>> batch = padded_batch(run, pad_token_id=tokenizer.pad_token_id, advantages="group")
+        >>> batch["input_ids"].shape == batch["loss_mask"].shape
+        True
+    """
+    if multiple_of < 1 or (max_length is not None and max_length < 1):
+        raise ConfigurationError(
+            f"max_length and multiple_of must be at least 1, got max_length={max_length}, multiple_of={multiple_of}"
+        )
+    items = list(_items(source, branches, train_unscored))
+    if not items:
+        raise ConfigurationError("source must contain a row with a sampled token, got none to make a batch of")
+    lengths = [min(len(item.row.token_ids), max_length or len(item.row.token_ids)) for item in items]
+    width = -(-max(lengths) // multiple_of) * multiple_of
+    names: dict[str | None, int] = {}
+    batch = PaddedBatch(_empty(len(items), width, pad_token_id))
+    for at, (item, length) in enumerate(zip(items, lengths, strict=True)):
+        first = width - length if Side(side) is Side.LEFT else 0
+        _fill(batch, at, slice(first, first + length), item, length, names)
+    batch.version_names, batch.agents = tuple(names), tuple(item.row.trajectory.agent for item in items)
+    batch["main"] = np.array([item.row.trajectory.main for item in items])
+    batch["rewards"] = np.array([np.nan if one.reward is None else one.reward for one in items], np.float32)
+    batch["group_ids"], batch["rollout_ids"] = (
+        _numbered(one.group for one in items),
+        _numbered(one.rollout for one in items),
+    )
+    if Advantages(advantages) is Advantages.GROUP:
+        compared = _group_advantages([one.reward for one in items], batch["group_ids"], batch["rollout_ids"])
+        batch["advantages"] = (compared[:, None] * batch["loss_mask"]).astype(np.float32)
+    return batch
+
+
+def _items(source: Any, branches: Branches, unscored: bool) -> Iterator[_Item]:
+    if isinstance(source, (Ledger, str, Path)):
+        source = branches_of(source, branches=branches)
+    for one in source:
+        if isinstance(one, Episode):
+            for row in rows(one, branches):
+                yield _Item(row, one.reward, one.task.id, one.id, _trained(one.end_reason, one.reward, unscored))
+        elif isinstance(one, Branch):
+            found = one.row
+            if found is not None:
+                trained = _trained(EndReason(one.end_reason), one.reward, unscored)
+                yield _Item(found, one.reward, one.task_id, one.episode, trained)
+        else:
+            yield _Item(one, None, one.trajectory.tree, one.trajectory.tree, True)
+
+
+def _trained(ended: EndReason, reward: float | None, unscored: bool) -> bool:
+    return STATUS_BY_END[ended].trained and (unscored or reward is not None)
+
+
+def _empty(count: int, width: int, pad_token_id: int) -> dict[str, npt.NDArray[Any]]:
+    shape = (count, width)
+    whole = {
+        name: np.zeros(shape, np.int64) for name in ("attention_mask", "position_ids", "response_mask", "loss_mask")
+    }
+    ids = np.full(shape, pad_token_id, np.int64)
+    return {
+        "input_ids": ids,
+        **whole,
+        "logprobs": np.zeros(shape, np.float32),
+        "versions": np.full(shape, -1, np.int32),
+    }
+
+
+def _fill(batch: PaddedBatch, at: int, place: slice, item: _Item, length: int, names: dict[str | None, int]) -> None:
+    """Write a row into the batch; weight versions are numbered over the whole batch."""
+    row = item.row
+    first = min(len(row.prompt_ids), length)
+    response, kept = slice(place.start + first, place.stop), length - first
+    batch["input_ids"][at, place] = row.token_ids[:length]
+    batch["attention_mask"][at, place] = 1
+    batch["position_ids"][at, place] = np.arange(length)
+    batch["response_mask"][at, response] = 1
+    batch["loss_mask"][at, response] = row.loss_mask[:kept] if item.trained else 0
+    batch["logprobs"][at, response] = row.logprobs[:kept]
+    numbers = np.array([*(names.setdefault(name, len(names)) for name in row.version_names), -1], np.int32)
+    batch["versions"][at, response] = numbers[row.versions[:kept]]  # index -1 finds the last entry, which is -1
+
+
+def _numbered(keys: Iterable[str]) -> npt.NDArray[np.int64]:
+    known: dict[str, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+
+
+def _group_advantages(
+    rewards: list[float | None], groups: npt.NDArray[np.int64], rollouts: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Return the advantage of each row within its group; every episode counts once."""
+    values = np.array([np.nan if reward is None else reward for reward in rewards])
+    compared = np.zeros(len(values))
+    for group in np.unique(groups):
+        places = np.flatnonzero((groups == group) & np.isfinite(values))
+        worth = values[places][np.unique(rollouts[places], return_index=True)[1]]
+        if len(worth) > 1 and worth.min() < worth.max():
+            compared[places] = (values[places] - worth.mean()) / (worth.std(ddof=1) + _EPSILON)
+    return compared
+
+
+_FIELDS = ("episode", "task_id", "sample", "reward", "end_reason", "main", "parts", "agent")
+
+
+def write_jsonl(
+    source: Source,
+    path: Path | str,
+    *,
+    branches: Branches = Branches.ALL,
+    keep: Callable[[Episode], bool] | None = None,
+) -> int:
+    """Write one line per branch, replacing the file if it exists.
+
+    Args:
+        source: The result of a run, any episodes, a ledger, or the directory of a run.
+        path: The file to write. It appears under this name only when it is complete.
+        branches: Which branches of each episode to write.
+        keep: Returns whether to include an episode; None includes all.
+
+    Returns:
+        The number of lines.
+
+    Example:
+        >>> write_jsonl("runs/first", "rows.jsonl", keep=lambda episode: episode.reward is not None)
+        128
+    """
+    lines = 0
+    with replace_file(Path(path)) as temporary, temporary.open("wb") as file:
+        for branch in branches_of(source, branches=branches, keep=keep):
+            file.write(orjson.dumps(_plain(branch), option=orjson.OPT_APPEND_NEWLINE))
+            lines += 1
+    return lines
+
+
+def read_jsonl(path: Path | str) -> Iterator[Branch]:
+    """Read what `write_jsonl` wrote, one line at a time.
+
+    Raises:
+        RecordError: If a line is not a valid branch; the message names the file and the line.
+
+    Example:
+        >>> rewards = [branch.reward for branch in read_jsonl("rows.jsonl")]
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                branch = _branch(orjson.loads(line))
+            except (orjson.JSONDecodeError, KeyError, TypeError, RecordError) as error:
+                raise RecordError(f"{path}, line {number}: {error}") from error
+            yield branch
+
+
+def _plain(branch: Branch) -> dict[str, Any]:
+    return {**{name: getattr(branch, name) for name in _FIELDS}, **branch.trajectory.to_dict()}
+
+
+def _branch(line: dict[str, Any]) -> Branch:
+    trajectory = Trajectory.from_dict(line)
+    known: dict[str, Any] = {name: line[name] for name in _FIELDS if name != "agent"}
+    known["agent"] = line.get("agent")  # older files do not have it
+    if not isinstance(known["main"], bool) or not isinstance(known["reward"], (int, float, type(None))):
+        raise RecordError(
+            f"main must be a bool and reward a number or null, got {known['main']!r:.50} and {known['reward']!r:.50}"
+        )
+    return Branch(trajectory, **known)

@@ -1,0 +1,251 @@
+"""The function that slime calls for every sample, made from an agent: `slime_rollout`.
+
+    generate = slime_rollout(build_agent, reward=score)      # --custom-generate-function-path my.module.generate
+
+Invariant: slime gets complete samples and never an exception, however an episode ends. Only arguments that cannot work
+raise, at the first sample. Once slime has set its abort flag, no request and no tool call begins.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from strands_sglang.engine import TokenEngine
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.record import PortableRecord
+from strands_sglang.rollout.agent_runner import failure_of
+from strands_sglang.rollout.end_reason import EndReason
+from strands_sglang.rollout.episode import Episode
+from strands_sglang.rollout.limits import Limits
+from strands_sglang.rollout.task import Task
+from strands_sglang.rollout.workers.spec import EpisodeSpec
+from strands_sglang.tokens import TokenTree
+from strands_sglang.trainers.rows import Branches
+from strands_sglang.trainers.slime.host import AbortFlag, SlimeHost
+from strands_sglang.trainers.slime.samples import (
+    METADATA_KEY,
+    RECORD_KEY,
+    SampleGroup,
+    SessionField,
+    SlimeSpecs,
+    check_args,
+    samples_of,
+    with_partial_turn,
+)
+from strands_sglang.trainers.worker_pool import log_failure
+
+logger = logging.getLogger(__name__)
+
+
+class Generate(Protocol):
+    """The function that slime calls for every sample. slime inspects the names of its parameters."""
+
+    def __call__(self, args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Awaitable[Any]:
+        """Run the episode of a sample."""
+        ...
+
+
+def slime_rollout(
+    build: Callable[..., Any],
+    *,
+    reward: Callable[..., Any] | None = None,
+    branches: Branches | str = Branches.MAIN,
+    limits: Limits | None = None,
+    task: Callable[[Any], Any] | None = None,
+    mask_off_policy: bool | None = None,
+    directory: str | Path | None = None,
+    workers: int = 0,
+    rerun_tools: Iterable[str] = (),
+    reward_timeout: float | None = None,
+    tokenizer: Any = None,
+    client: TokenEngine | None = None,
+    preflight: bool = True,
+    **model_options: Any,
+) -> Generate:
+    """Make the function that slime calls for every sample.
+
+    Args:
+        build: Makes the agent of an episode: `build(task, model)`, as for `rollout`.
+        reward: Scores an episode: `reward(episode)`, as for `rollout`. None leaves scoring to slime's reward model.
+        branches: Which branches of an episode become samples. "main": one sample per episode; slime's flags work as
+            usual. "all": a list of samples, which needs `grpo_by_group` as --custom-reward-post-process-path.
+        limits: Limits of an episode, in addition to slime's own lengths, which apply to all turns together.
+        task: Makes a `Task` from a sample. None: the last user message of its prompt is the question, its label the
+            answer, its metadata the data.
+        mask_off_policy: Whether tokens sampled before an episode was paused are kept out of the loss. None: as
+            in --mask-offpolicy-in-partial-rollout.
+        directory: Where ledgers are written, one folder per start of slime. None writes none.
+        workers: Number of Ray worker processes that run the episodes; 0 runs them in slime's own process.
+        rerun_tools: Names of tools that run again when an episode continues, because they keep state between calls.
+        reward_timeout: Time limit for scoring an episode, in seconds; None means no limit.
+        tokenizer: The model's tokenizer. None: the one of slime's --hf-checkpoint.
+        client: The engine. None: slime's router.
+        preflight: Whether to check slime's engines before the first sample, for at most 5 seconds.
+        **model_options: Further arguments of `SGLangModel`. Sampling parameters come from slime.
+
+    Returns:
+        `generate(args, sample, sampling_params, evaluation=False)`.
+
+    Raises:
+        ConfigurationError: If an argument cannot work.
+
+    Example:
+        >>> generate = slime_rollout(build_agent, reward=score, limits=Limits(max_turns=10))
+    """
+    runner = SampleRunner(
+        build,
+        reward=reward,
+        branches=branches,
+        limits=limits,
+        task=task,
+        mask_off_policy=mask_off_policy,
+        directory=directory,
+        workers=workers,
+        rerun_tools=rerun_tools,
+        reward_timeout=reward_timeout,
+        tokenizer=tokenizer,
+        client=client,
+        preflight=preflight,
+        **model_options,
+    )
+
+    async def generate(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any:
+        """Run the episode of a sample, or continue it."""
+        return await runner.run(args, sample, sampling_params, AbortFlag.of_slime(args), evaluation=evaluation)
+
+    return generate
+
+
+class SampleRunner:
+    """Runs the episodes of samples for slime and Miles. The arguments are those of `slime_rollout`."""
+
+    def __init__(
+        self,
+        build: Callable[..., Any],
+        *,
+        reward: Callable[..., Any] | None = None,
+        branches: Branches | str = Branches.MAIN,
+        limits: Limits | None = None,
+        task: Callable[[Any], Any] | None = None,
+        mask_off_policy: bool | None = None,
+        directory: str | Path | None = None,
+        workers: int = 0,
+        rerun_tools: Iterable[str] = (),
+        reward_timeout: float | None = None,
+        tokenizer: Any = None,
+        client: TokenEngine | None = None,
+        preflight: bool = True,
+        session_field: SessionField = SessionField.SLIME,
+        **model_options: Any,
+    ) -> None:
+        """Check the arguments; nothing is started before the first sample.
+
+        Besides the arguments of `slime_rollout`, `session_field` is the field of a sample that holds its routing key.
+
+        Raises:
+            ConfigurationError: If an argument cannot work.
+        """
+        try:
+            self._branches = Branches(branches)
+        except ValueError:
+            raise ConfigurationError(f"branches must be 'main' or 'all', got {branches!r}") from None
+        if {"sampling_params", "params"} & set(model_options):
+            raise ConfigurationError(
+                "sampling parameters must not be given, slime sets them: use --rollout-temperature, "
+                "--rollout-max-response-len"
+            )
+        self._mask_off_policy = mask_off_policy
+        self._specs = SlimeSpecs(limits or Limits(), task, session_field)
+        self._host = SlimeHost(
+            build,
+            reward,
+            limits or Limits(),
+            directory,
+            workers,
+            rerun_tools,
+            reward_timeout,
+            tokenizer,
+            client,
+            model_options,
+            preflight,
+        )
+
+    async def run(self, args: Any, sample: Any, sampling_params: Any, flag: AbortFlag, *, evaluation: bool) -> Any:
+        """Run the episode of a sample, or continue it.
+
+        Args:
+            args: slime's arguments.
+            sample: The sample, or the list that an earlier call returned for it.
+            sampling_params: slime's sampling parameters; not modified.
+            flag: slime's abort flag.
+            evaluation: Whether this is an evaluation, which always gets one sample.
+        """
+        check_args(args, self._branches, evaluation=evaluation)
+        given = sample[0] if isinstance(sample, list) else sample
+        host, spec, episode = self._host, None, None
+        try:
+            spec = self._specs.spec(args, given, sampling_params, evaluation=evaluation)
+            episode = await host.run(args, spec, flag)
+            log_failure(episode)
+            _log_missing_experts(args, episode, evaluation)
+            masked = self._mask_off_policy
+            if masked is None:
+                masked = getattr(args, "mask_offpolicy_in_partial_rollout", False)
+            samples = samples_of(
+                given,
+                with_partial_turn(episode),
+                branches=Branches.MAIN if evaluation else self._branches,
+                decode=host.decode,
+                response_limit=None if spec.limits is None else spec.limits.max_response_tokens,
+                off_policy=episode.earlier if masked else None,
+                reward_key=_reward_key(args, evaluation),
+                **_experts(args, episode, evaluation),
+            )
+        except Exception as error:
+            if isinstance(error, ConfigurationError) and not host.has_run:
+                raise  # at the first sample: all others would fail in the same way
+            logger.exception("sample=<%s> | sample could not be run", given.index)
+            failed = _failed_episode(spec or EpisodeSpec(Task("", id="none"), 0), error)
+            options = {"reward_key": _reward_key(args, evaluation), **_experts(args, failed, evaluation)}
+            samples = samples_of(given, failed, decode=lambda ids: "", **options)
+        host.has_run = True
+        if episode is not None and episode.record is not None:
+            samples[0].metadata[METADATA_KEY][RECORD_KEY] = PortableRecord(episode.record)
+        return samples[0] if evaluation or self._branches is Branches.MAIN else SampleGroup(samples)
+
+
+def _reward_key(args: Any, evaluation: bool) -> str | None:
+    key = getattr(args, "reward_key", None)
+    return (getattr(args, "eval_reward_key", None) or key) if evaluation else key
+
+
+def _experts(args: Any, episode: Episode, evaluation: bool) -> dict[str, Any]:
+    if evaluation or not getattr(args, "use_rollout_routing_replay", False):
+        return {}
+    shape = (int(args.num_layers), int(args.moe_router_topk))
+    return {"experts": lambda leaf: episode.routed_experts.get(leaf.id), "expert_shape": shape}
+
+
+def _log_missing_experts(args: Any, episode: Episode, evaluation: bool) -> None:
+    """Log an error, once per process, if the engine does not return routed experts: no sample could be trained."""
+    wanted = _experts(args, episode, evaluation)
+    if wanted and episode.tree and not episode.routed_experts and "experts" not in _logged:
+        _logged.add("experts")
+        logger.error(
+            "episode=<%s> | engine returned no routed experts, so no sample is trained: start it with "
+            "--enable-return-routed-experts; sglang-router 0.3.2 drops the request for them (logged once)",
+            episode.id,
+        )
+
+
+_logged: set[str] = set()
+
+
+def _failed_episode(spec: EpisodeSpec, error: Exception) -> Episode:
+    """Return the episode of a sample that could not be run at all."""
+    return Episode(
+        spec.id, spec.task, spec.sample, EndReason.AGENT_ERROR, TokenTree(spec.id), failure=failure_of(error)
+    )

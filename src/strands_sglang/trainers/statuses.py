@@ -1,0 +1,101 @@
+"""What an end reason means to a trainer: one table from `EndReason` to `TrainerStatus`.
+
+Every adapter reads this table, so that an end reason means the same to all trainers. The status decides three things:
+
+==========  =======  ===================  ===============  ====================================================
+status      trained  slime, Miles         stop reason      meaning
+==========  =======  ===================  ===============  ====================================================
+COMPLETED   yes      `Status.COMPLETED`   "stop"           the agent ended the episode
+TRUNCATED   yes      `Status.TRUNCATED`   "length"         a limit ended the episode
+ABORTED     no       `Status.ABORTED`     "abort"          the run ended the episode; it may continue later
+FAILED      no       `Status.FAILED`      "abort"          the engine or the agent's code failed
+==========  =======  ===================  ===============  ====================================================
+
+SkyRL gets the stop reason, which its `zero_reward_on_non_stop` and `apply_overlong_filtering` act on.
+verl, AReaL and TRL have no status field: an episode that is not trained gets loss mask 0 (verl, AReaL: and reward 0;
+TRL: and no reward). `padded_batch` does the same.
+
+Invariant: every `EndReason` has exactly one status, and effects of the infrastructure are never trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from strands_sglang.rollout.end_reason import EndReason
+from strands_sglang.rollout.episode import Episode
+
+
+class TrainerStatus(str, Enum):
+    """Status of an episode, as trainers distinguish it.
+
+    Example:
+        >>> TrainerStatus.TRUNCATED.trained, TrainerStatus.TRUNCATED.stop_reason
+        (True, 'length')
+    """
+
+    COMPLETED = "completed"
+    """The agent ended the episode itself."""
+    TRUNCATED = "truncated"
+    """A limit on turns, tool calls, tokens or seconds ended the episode."""
+    ABORTED = "aborted"
+    """The run or the trainer ended the episode from outside."""
+    FAILED = "failed"
+    """The engine or the agent's code failed."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether the tokens of the episode may be trained."""
+        return self in (TrainerStatus.COMPLETED, TrainerStatus.TRUNCATED)
+
+    @property
+    def stop_reason(self) -> str:
+        """The stop reason in an engine's vocabulary: "stop", "length" or "abort"."""
+        return _STOP_REASONS[self]
+
+
+_STOP_REASONS: Mapping[TrainerStatus, str] = {
+    TrainerStatus.COMPLETED: "stop",
+    TrainerStatus.TRUNCATED: "length",
+    TrainerStatus.ABORTED: "abort",
+    TrainerStatus.FAILED: "abort",
+}
+
+STATUS_BY_END: Mapping[EndReason, TrainerStatus] = {
+    EndReason.ANSWERED: TrainerStatus.COMPLETED,
+    EndReason.STOPPED: TrainerStatus.COMPLETED,
+    EndReason.FAILED_CALL: TrainerStatus.COMPLETED,
+    EndReason.TURN_LIMIT: TrainerStatus.TRUNCATED,
+    EndReason.TOOL_LIMIT: TrainerStatus.TRUNCATED,
+    EndReason.TOKEN_LIMIT: TrainerStatus.TRUNCATED,
+    EndReason.TURN_TRUNCATED: TrainerStatus.TRUNCATED,
+    EndReason.CONTEXT_LENGTH: TrainerStatus.TRUNCATED,
+    EndReason.TIMEOUT: TrainerStatus.TRUNCATED,
+    EndReason.NOT_NEEDED: TrainerStatus.ABORTED,
+    EndReason.PAUSED: TrainerStatus.ABORTED,
+    EndReason.ENGINE_ERROR: TrainerStatus.FAILED,
+    EndReason.AGENT_ERROR: TrainerStatus.FAILED,
+}
+"""The status of every way an episode can end."""
+
+
+def status_of(episode: Episode | None) -> TrainerStatus:
+    """Return the status of an episode.
+
+    Args:
+        episode: A finished episode; None means that no task could be made of the dataset's row, which is a failure.
+    """
+    return TrainerStatus.FAILED if episode is None else STATUS_BY_END[episode.end_reason]
+
+
+def is_trainable(episode: Episode | None, *, scored: bool) -> bool:
+    """Return whether an episode may be trained.
+
+    Args:
+        episode: A finished episode; None means that no task could be made of the dataset's row.
+        scored: Whether a reward function was given; then an episode without a reward is not trained.
+    """
+    if episode is None or not status_of(episode).trained:
+        return False
+    return not scored or episode.reward is not None

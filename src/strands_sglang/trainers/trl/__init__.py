@@ -1,0 +1,22 @@
+"""TRL: a `rollout_func` for `GRPOTrainer` from a Strands agent, on an SGLang engine.
+
+`trl_rollout` makes the function and `trl_reward` goes with it. `DiskSync`, or a `WeightSync` of your own, brings the
+trainer's weights to the engine. `logprob_drift` compares trainer and engine. TRL and torch are not imported here.
+"""
+
+from strands_sglang.trainers.trl.batch import LogprobDrift, logprob_drift, trl_reward
+from strands_sglang.trainers.trl.engine_thread import EngineThread
+from strands_sglang.trainers.trl.rollout import TrlRollout, TrlStep, trl_rollout
+from strands_sglang.trainers.trl.weight_sync import DiskSync, WeightSync
+
+__all__ = [
+    "trl_rollout",
+    "trl_reward",
+    "TrlRollout",
+    "TrlStep",
+    "DiskSync",
+    "WeightSync",
+    "EngineThread",
+    "logprob_drift",
+    "LogprobDrift",
+]

@@ -1,0 +1,363 @@
+"""Updates the engine's weights whenever the trainer's step has changed, and checks the result: `WeightUpdater`.
+
+Invariant: no episode of a step begins before every worker that responds has loaded that step's weights and the engine
+reports their version. A failed update raises an error; a step never runs with old weights.
+
+Brings a trainer's weights to the engine through a folder: `DiskSync`, `save_weights`.
+
+Invariant: a folder with a version's name is complete. Every worker that responds loads it, or an error is raised. What
+is saved is what the trainer's forward pass computes with, and the trainer's model stays bit for bit the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import orjson
+
+from strands_sglang.engine.control import EngineControl
+from strands_sglang.errors import ConfigurationError, EngineError, EngineUnavailableError, RequestRejectedError
+from strands_sglang.trainers.trl.engine_thread import EngineThread
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PATIENCE = 600.0
+"""Seconds for which a request to an engine that does not respond is retried."""
+
+_PAUSE, _LONGEST_PAUSE = 1.0, 15.0
+_SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "TP")
+
+
+class DiskSync:
+    """Saves the weights to a folder, has every worker load them, and removes the previous ones.
+
+    Only the main process saves. Adapters (PEFT) are merged in the saved copy; the trainer's own weights do not change.
+
+    Example:
+        >>> rollouts = trl_rollout(build, reward=score, base_url=url, sync=DiskSync("/dev/shm/weights"))
+    """
+
+    def __init__(self, folder: str | Path | None = None, *, patience: float = PATIENCE) -> None:
+        """Keep the settings.
+
+        Args:
+            folder: Where weights are saved; every worker must see it under this path. A folder in memory
+                (`/dev/shm/weights`) is fastest on one machine. None: a temporary folder, removed by `close`.
+            patience: Seconds for which an engine that does not respond is retried, so that it can be restarted. After
+                that an error is raised.
+        """
+        self.patience = patience
+        self._folder = None if folder is None else Path(folder).absolute()
+        self._temporary: Path | None = None
+        self._last: Path | None = None
+
+    def __call__(self, trainer: Any, version: str, engine: EngineThread) -> None:
+        """Save the weights, have the engine load them, and remove the previous ones.
+
+        Raises:
+            ConfigurationError: If the model is sharded, or its adapters cannot be merged.
+            EngineError: If a worker does not load the weights, or none responds.
+        """
+        if (kind := sharded_by(trainer)) is not None:
+            raise ConfigurationError(
+                f"the model must be complete on the main process for sync='disk', got one sharded by {kind}: pass a "
+                "function as sync=, called on every process as sync(trainer, version, engine), that gathers and saves "
+                "the model, and calls engine.run(engine.control.swap_weights(path, version=version)) on one of them"
+            )
+        if not trainer.accelerator.is_main_process:
+            return
+        path = self._save(trainer, version)
+        retry(lambda: engine.run(_load(engine.control, path, version)), self.patience)
+        if self._last is not None and self._last != path:
+            shutil.rmtree(self._last, ignore_errors=True)
+        self._last = path
+
+    def close(self) -> None:
+        """Remove saved weights."""
+        for path in (self._last, self._temporary):
+            if path is not None:
+                shutil.rmtree(path, ignore_errors=True)
+        self._last = self._temporary = None
+
+    def _save(self, trainer: Any, version: str) -> Path:
+        """Save under a temporary name, then rename: a folder with a version's name is complete."""
+        if self._folder is None and self._temporary is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="strands-sglang-weights-"))
+        folder = self._folder or self._temporary
+        assert folder is not None
+        folder.mkdir(parents=True, exist_ok=True)
+        partial, path = folder / f".partial-{version}", folder / f"weights-{version}"
+        for left in (partial, path):
+            shutil.rmtree(left, ignore_errors=True)
+        save_weights(trainer.accelerator.unwrap_model(trainer.model), partial)
+        partial.rename(path)
+        return path
+
+
+async def _load(control: EngineControl, path: Path, version: str) -> None:
+    """Have every worker load weights. A worker that responds but does not load them is an error.
+
+    A worker that does not respond is not an error: it samples nothing. If it comes back with older weights, what it
+    samples is masked until the next update.
+    """
+    results = await control.swap_weights(str(path), version=version)
+    refused = {result.worker: result.message for result in results if not (result.ok and _succeeded(result.message))}
+    if not refused:
+        return
+    messages = "; ".join(f"{worker}: {message}" for worker, message in refused.items())
+    responding = await control.open_requests()
+    if any(worker in responding for worker in refused):
+        raise RequestRejectedError(
+            f"all workers must load the weights, got {len(refused)} of {len(results)} that did not load {path}, which "
+            f"they must see under that path: {messages:.1000}"
+        )
+    if len(refused) == len(results):
+        raise EngineUnavailableError(f"no worker responds to load the weights of step {version}: {messages:.1000}")
+    logger.warning(
+        "gone=<%d>, of=<%d>, messages=<%.300s> | some workers do not respond, the others continue",
+        len(refused),
+        len(results),
+        messages,
+    )
+
+
+def retry(work: Callable[[], T], seconds: float) -> T:
+    """Call a function until it succeeds, the engine rejects it, or the time is over."""
+    until, pause = time.monotonic() + seconds, _PAUSE
+    while True:
+        try:
+            return work()
+        except RequestRejectedError:
+            raise
+        except EngineError as error:
+            if time.monotonic() + pause > until:
+                raise
+            logger.warning("error=<%.300s>, seconds=<%.0f> | engine does not respond, retrying", error, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def sharded_by(trainer: Any) -> str | None:
+    """Return the backend that shards the trainer's model over processes; None if each process has the whole model."""
+    kind = str(getattr(getattr(trainer.accelerator, "distributed_type", None), "value", "NO"))
+    return kind if kind in _SHARDED else None
+
+
+def _succeeded(message: str) -> bool:
+    """Return whether a worker's response reports that the update succeeded."""
+    try:
+        response = orjson.loads(message)
+    except orjson.JSONDecodeError:
+        return True
+    return not (isinstance(response, dict) and response.get("success") is False)
+
+
+def save_weights(model: Any, path: Path) -> None:
+    """Save a Hugging Face model, or a PEFT model with its adapters merged, as a checkpoint.
+
+    Args:
+        model: The unwrapped model, complete on this process.
+        path: Folder to create.
+
+    Raises:
+        ConfigurationError: If the adapters cannot be merged exactly.
+    """
+    if hasattr(model, "get_base_model"):  # PEFT's
+        with merged(model):
+            model.get_base_model().save_pretrained(str(path), state_dict=_plain_state(model))
+    else:
+        model.save_pretrained(str(path))
+    if not any(path.glob("*.safetensors")):
+        raise ConfigurationError(
+            f"{type(model).__name__}.save_pretrained must write safetensors, which the engine loads, got none in {path}"
+        )
+
+
+@contextmanager
+def merged(model: Any) -> Iterator[None]:
+    """Merge a PEFT model's adapters into its weights inside the context, then restore the weights.
+
+    The weights are restored from a copy: subtracting the adapters again would accumulate rounding errors.
+    """
+    if not hasattr(model, "merge_adapter"):
+        raise ConfigurationError(
+            "adapters must be mergeable into the weights for sync='disk', got prompt learning: the engine would sample "
+            "without them. Train LoRA or similar adapters, or pass your own sync="
+        )
+    layers = [module.base_layer for module in model.modules() if hasattr(module, "base_layer")]
+    base = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
+    if any(not parameter.dtype.is_floating_point for parameter in base):
+        raise ConfigurationError(
+            "the base model of the adapters must not be quantised for sync='disk': merged weights would be rounded "
+            "and differ from those that are trained. Use a base model that is not quantised, or pass your own sync="
+        )
+    before = [parameter.detach().to("cpu", copy=True) for parameter in base]
+    model.merge_adapter()
+    try:
+        yield
+    finally:
+        model.unmerge_adapter()
+        for parameter, value in zip(base, before, strict=True):
+            parameter.data.copy_(value)
+
+
+def _plain_state(model: Any) -> dict[str, Any]:
+    """Return the tensors of a merged PEFT model under their names without PEFT."""
+    plain: dict[str, Any] = {}
+    for name, tensor in model.state_dict().items():
+        if f".{model.prefix}" in name or ".original_module." in name:
+            continue  # the adapters themselves, and originals of modules that are trained as a whole
+        name = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        parts = name.split(".")
+        if "modules_to_save" in parts:
+            at = parts.index("modules_to_save")
+            del parts[at : at + 2]  # the second part is the adapter's name
+        plain[".".join(parts)] = tensor
+    return plain
+
+
+class SyncKind(str, Enum):
+    """How the engine gets the trainer's weights."""
+
+    DISK = "disk"
+    """Through a folder that the engine can read: `DiskSync()`."""
+    NONE = "none"
+    """Not by this package: you update the engine yourself."""
+
+
+class WeightSync(Protocol):
+    """A function that brings the trainer's weights to the engine. Called on every process, in the trainer's thread.
+
+    Example:
+        >>> def sync(trainer, version, engine):
+        ...     path = gather_and_save(trainer)
+        ...     if trainer.accelerator.is_main_process:
+        ...         engine.run(engine.control.swap_weights(path, version=version))
+    """
+
+    def __call__(self, trainer: Any, version: str, engine: EngineThread) -> None:
+        """Return when the engine samples from the weights of `trainer.model`, under the name `version`."""
+        ...
+
+
+class WeightUpdater:
+    """Updates the engine's weights when the trainer's step has changed, and checks that it did."""
+
+    def __init__(
+        self,
+        sync: WeightSync | SyncKind | str,
+        engine: EngineThread,
+        check: Callable[[EngineThread, Any], None] | None = None,
+    ) -> None:
+        """Keep the settings; the first `update` always updates.
+
+        Args:
+            sync: How the engine gets the weights.
+            engine: The engine to update.
+            check: Called once, on the main process, before the first update; raises if it is the wrong engine.
+
+        Raises:
+            ConfigurationError: If `sync` is not valid, or the engine's weights cannot be updated.
+        """
+        try:
+            kind = sync if callable(sync) else SyncKind(sync)
+        except ValueError:
+            raise ConfigurationError(
+                f"sync must be 'disk', 'none', a DiskSync(...) or a function, got {sync!r}"
+            ) from None
+        self._sync = None if kind is SyncKind.NONE else DiskSync() if kind is SyncKind.DISK else kind
+        self._engine, self._engine_check = engine, check
+        self._done: tuple[weakref.ref[Any], int] | None = None  # a trainer and its step
+        self.version: str | None = None
+        """Name of the weights that the engine has; None if this package did not update them."""
+        if self._sync is not None:
+            _ = engine.control  # raises now if weights cannot be updated
+
+    def update(self, trainer: Any) -> float | None:
+        """Bring the trainer's weights to the engine.
+
+        Returns:
+            The seconds it took; None if the engine already had them.
+
+        Raises:
+            EngineError: If the engine does not have the weights afterwards.
+        """
+        step = int(trainer.state.global_step)
+        if self._sync is None or (self._done is not None and self._done == (weakref.ref(trainer), step)):
+            return None
+        began = time.monotonic()
+        version = str(_from_main(trainer, lambda: self._new_name(trainer, step)))
+        failed: Exception | None = None
+        try:
+            self._sync(trainer, version, self._engine)
+        except Exception as error:  # raised below, after the other processes know: they would wait forever
+            failed = error
+        _from_main(trainer, lambda: self._check(version, failed))
+        if failed is not None:
+            raise failed
+        self._done, self.version = (weakref.ref(trainer), step), version
+        seconds = time.monotonic() - began
+        logger.info(
+            "step=<%d>, version=<%s>, seconds=<%.2f> | engine loaded the trainer's weights", step, version, seconds
+        )
+        return seconds
+
+    def close(self) -> None:
+        """Remove saved weights; the next `update` updates again."""
+        self._done = self.version = None
+        if isinstance(self._sync, DiskSync):
+            self._sync.close()
+
+    def _engine_version(self) -> str | None:
+        return self._engine.run(self._engine.control.model_info()).weight_version
+
+    def _new_name(self, trainer: Any, step: int) -> str:
+        """Return a name for the weights of a step that differs from the engine's current one, to detect the change."""
+        if self._engine_check is not None:
+            self._engine_check(self._engine, trainer)
+            self._engine_check = None
+        name = str(step)
+        current = retry(self._engine_version, getattr(self._sync, "patience", PATIENCE))
+        return name if current != name else f"{name}-{uuid.uuid4().hex[:6]}"
+
+    def _check(self, version: str, failed: Exception | None) -> None:
+        if failed is not None:
+            raise failed
+        now = self._engine_version()
+        if now != version:
+            raise EngineError(
+                f"the engine must sample from the weights {version!r} after the update, but reports {now!r}: the "
+                "update did not take place, or another process updates this engine too"
+            )
+
+
+def _from_main(trainer: Any, work: Callable[[], Any]) -> Any:
+    """Call a function on the main process; return or raise its result on all processes."""
+    accelerator = trainer.accelerator
+    if getattr(accelerator, "num_processes", 1) == 1:
+        return work()
+    from accelerate.utils import broadcast_object_list
+
+    outcome: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            outcome[0] = work()
+        except Exception as error:
+            outcome[1] = error
+    # This also synchronises the processes: no episode begins before the update is complete.
+    broadcast_object_list(outcome, from_process=0)
+    if outcome[1] is not None:
+        raise outcome[1]
+    return outcome[0]

@@ -1,0 +1,267 @@
+"""One episode as compact JSON for the page: `episode_view`.
+
+Every token is sent once, in the order of turns, as an index into the distinct ids of the episode; arrays are base64 of
+little-endian numbers. An episode of 100,000 tokens is about a megabyte, and the page needs no parsing per token. What
+is not needed for the first look comes later: the verdict (`verdict.py`) and drift (`drift.py`).
+
+Invariants: the ids, logprobs, versions and origins are those of the ledger, unchanged. A damaged record is shown as far
+as it can be read, with its problems. Text from the ledger is data: the page shows it and never interprets it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from strands_sglang._json import jsonable
+from strands_sglang.errors import StrandsSGLangError
+from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.ledger.schema import EndData, data_of
+from strands_sglang.provider.episode import read_conversations
+from strands_sglang.rollout.resume import messages_of
+from strands_sglang.tokens import TokenTree, Turn
+from strands_sglang.viewer.conversation import TurnItems, TurnText, items_by_turn
+from strands_sglang.viewer.timeline import timeline
+from strands_sglang.viewer.token_text import TokenTexts
+
+FORMAT = 1
+"""Version of the JSON, which the page checks."""
+_LARGEST_ID = 1 << 22  # ids up to this one are numbered by a table
+_MAX_RESULT = 200_000  # characters of a tool result that are sent to the page
+
+
+def episode_view(record: EpisodeRecord, texts: TokenTexts | None = None) -> dict[str, Any]:
+    """Return everything the page shows of one episode.
+
+    Args:
+        record: The episode.
+        texts: The tokenizer; None: tokens are shown as ids.
+
+    Example:
+        ```python
+        view = episode_view(Ledger("runs/first").episode("sum/0"), TokenTexts.load("Qwen/Qwen3-8B"))
+        print(len(view["turns"]), view["branches"][0]["leaf"])
+        ```
+    """
+    end: Mapping[str, Any] = {} if record.end is None else record.end.data
+    metrics = end.get("metrics")
+    used: dict[str, Any] = metrics if isinstance(metrics, dict) else {}
+    begin: Mapping[str, Any] = {} if record.begin is None else record.begin.data
+    problems = [str(problem) for problem in record.problems]
+    calls: dict[int, Event] = {}
+    try:
+        tree = record.tree()
+        calls = {event.data["turn"]: event for event in record.calls}
+    except StrandsSGLangError as error:
+        problems.append(f"the turns cannot be read: {error}")
+        tree = TokenTree(record.id)
+    store = _TokenStore(tree, texts)
+    items = _items(record, tree)
+    view: dict[str, Any] = {
+        "format": FORMAT,
+        "id": record.id,
+        "task": begin.get("task"),
+        "sample": begin.get("sample"),
+        "fingerprint": begin.get("fingerprint"),
+        "epoch": record.epoch,
+        "orphans": record.orphans,
+        "problems": problems,
+        "decoded": texts is not None,
+        **store.arrays(),
+        "vocabulary": store.vocabulary(),
+        "turns": [_turn(turn, calls.get(turn.id), items.get(turn.id), store) for turn in tree],
+        "branches": _branches(tree),
+        "tools": [_tool(event) for event in record.tools],
+        "call_errors": [_plain(event, "error", "message", "sent", "within") for event in record.call_errors],
+        "others": _other_events(record.events, texts),
+        "rewards": [
+            _plain(event, "value", "parts", "steps", "error", "time")
+            for event in record.events
+            if event.kind is EventKind.REWARD
+        ],
+        "reward": None if record.reward is None else _plain(record.reward, "value", "parts", "steps", "error"),
+        "end": _plain(record.end, "ended", "time", "failure", "text") if record.end is not None else None,
+        "metrics": used,
+        "timeline": timeline(record.events, used),
+        "events": [[event.number, event.epoch, event.kind.value, event.data.get("turn")] for event in record.events],
+    }
+    plain: dict[str, Any] = jsonable(view)
+    return plain
+
+
+class _TokenStore:
+    """The tokens of all turns, and the distinct ids among them."""
+
+    def __init__(self, tree: TokenTree, texts: TokenTexts | None) -> None:
+        self.texts = texts
+        self.offsets: dict[int, int] = {}
+        flat: list[npt.NDArray[np.int32]] = []
+        logprobs: list[npt.NDArray[np.float64]] = []
+        at = 0
+        for turn in tree:
+            self.offsets[turn.id] = at
+            flat += [np.asarray(part, np.int32) for part in (turn.closing, turn.context, turn.sampled)]
+            logprobs.append(np.asarray(turn.logprobs, np.float64))
+            at += len(turn)
+        ids = np.concatenate(flat) if flat else np.zeros(0, np.int32)
+        unique, self._index = _distinct(ids)
+        self._unique: list[int] = unique.tolist()
+        self._logprobs = np.concatenate(logprobs) if logprobs else np.zeros(0)
+
+    def arrays(self) -> dict[str, Any]:
+        return {"tokens": _base64(self._index), "logprobs": _base64(self._logprobs.astype("<f8"))}
+
+    def vocabulary(self) -> dict[str, Any]:
+        """Return the distinct ids with their text; bytes as hex where they are not whole characters."""
+        pieces: list[str | None] = []
+        partial: dict[str, str] = {}
+        special: list[int] = []
+        for number, id in enumerate(self._unique):
+            piece = None if self.texts is None else self.texts.text_of(id)
+            pieces.append(piece)
+            if self.texts is not None and piece is None:
+                partial[str(number)] = self.texts.bytes_of(id).hex()
+            if self.texts is not None and self.texts.is_special(id):
+                special.append(number)
+        return {
+            "ids": _base64(np.asarray(self._unique, "<i4")),
+            "pieces": pieces,
+            "partial": partial,
+            "special": special,
+        }
+
+
+def _distinct(ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
+    """Return the distinct ids in order, and the index of each id among them."""
+    if not len(ids) or ids.min() < 0 or ids.max() > _LARGEST_ID:
+        unique, index = np.unique(ids, return_inverse=True)
+        return unique, index.reshape(-1).astype("<u4")
+    numbers = np.zeros(int(ids.max()) + 1, "<u4")  # a table instead of sorting
+    numbers[ids] = 1
+    unique = np.flatnonzero(numbers).astype(np.int32)
+    numbers[unique] = np.arange(len(unique))
+    return unique, numbers[ids]
+
+
+def _items(record: EpisodeRecord, tree: TokenTree) -> dict[int, TurnItems]:
+    if record.end is None or not len(tree):
+        return {}
+    try:
+        end = data_of(record.end, EndData)
+        stored = end.get("messages")
+        leaf = stored.get("leaf") if isinstance(stored, dict) else None
+        main = tree.main_leaf()
+        own = messages_of(end, None if main is None else main.id)
+        return items_by_turn(tree, read_conversations(end), (leaf, own))
+    except (AttributeError, TypeError, ValueError, StrandsSGLangError):
+        return {}  # conversations of another form: the tokens alone are shown
+
+
+def _turn(turn: Turn, event: Event | None, items: TurnItems | None, store: _TokenStore) -> dict[str, Any]:
+    data: Mapping[str, Any] = {} if event is None else event.data
+    texts = store.texts
+    spelled = items or TurnItems()
+    if texts is not None and (spelled.context or spelled.reply):
+        rows, reply = TurnText(turn, texts).place(spelled)
+    else:
+        prompt = len(turn.closing) + len(turn.context)
+        rows, reply = [{"span": [0, prompt], "items": spelled.context}] if prompt else [], spelled.reply
+    return {
+        "id": turn.id,
+        "parent": turn.parent,
+        "start": turn.start,
+        "at": store.offsets[turn.id],
+        "closing": len(turn.closing),
+        "context": len(turn.context),
+        "sampled": len(turn.sampled),
+        "finish": turn.finish,
+        "finish_detail": data.get("finish_detail"),
+        "purpose": turn.purpose.value,
+        "join": turn.join.value,
+        "forked_from": turn.forked_from,
+        "caller": turn.caller,
+        "rejected": turn.rejected,
+        "versions": [list(span) for span in turn.versions],
+        "detail": turn.detail if isinstance(turn.detail, dict) else {},
+        "requests": data.get("requests", 1),
+        "within": data.get("within", []),
+        "event": None if event is None else event.number,
+        "experts": event is not None and "experts" in event.arrays,
+        "known": items is not None,
+        "rows": rows,
+        "reply": reply,
+    }
+
+
+def _branches(tree: TokenTree) -> list[dict[str, Any]]:
+    """Return the branches that are trained, then those that end with a turn that is not."""
+    branches: list[dict[str, Any]] = []
+    covered: set[int] = set()
+    for trajectory in tree.trajectories():
+        trained = np.unique(trajectory.turns[trajectory.loss_mask == 1])
+        path = list(trajectory.turn_ids)
+        covered.update(path)
+        branches.append(
+            {
+                "leaf": trajectory.branch,
+                "path": path,
+                "trained": [path[number] for number in trained],
+                "main": trajectory.main,
+                "agent": trajectory.agent,
+                "exported": True,
+            }
+        )
+    for leaf in tree.leaves():
+        if leaf.id not in covered:
+            path = [turn.id for turn in tree.path(leaf)]
+            branches.append(
+                {"leaf": leaf.id, "path": path, "trained": [], "main": False, "agent": leaf.agent, "exported": False}
+            )
+    return branches
+
+
+def _tool(event: Event) -> dict[str, Any]:
+    tool = _plain(event, "id", "name", "arguments", "outcome", "raised", "raised_at", "seconds", "calls", "within")
+    result = event.data.get("result")
+    if isinstance(result, dict):
+        content = result.get("content")
+        blocks = content if isinstance(content, list) else []
+        text = "\n".join(str(block.get("text", block)) if isinstance(block, dict) else str(block) for block in blocks)
+        tool |= {"status": result.get("status"), "text": text[:_MAX_RESULT]}
+    else:
+        tool |= {"status": None, "text": None}
+    return tool
+
+
+def _other_events(events: Sequence[Event], texts: TokenTexts | None) -> list[dict[str, Any]]:
+    """Return what else happened: takeovers, rollbacks and turns that were interrupted by a pause."""
+    found = []
+    for event in events:
+        if event.kind is EventKind.ROLLBACK:
+            found.append({**_plain(event, "turns", "kind", "reason"), "type": "rollback"})
+        elif event.kind is EventKind.RESUME:
+            found.append({**_plain(event, "from", "pid", "worker"), "type": "resume", "epoch": event.epoch})
+        elif event.kind is EventKind.PARTIAL_CALL:
+            sampled = event.arrays.get("sampled")
+            text = None
+            if texts is not None and sampled is not None:
+                with suppress(OverflowError, TypeError, ValueError):
+                    text = texts.decode(sampled)
+            count = 0 if sampled is None else len(sampled)
+            about = _plain(event, "finish", "finish_detail", "versions", "sent")
+            found.append({**about, "type": "partial_call", "count": count, "text": text})
+    return found
+
+
+def _plain(event: Event, *names: str) -> dict[str, Any]:
+    return {"event": event.number, **{name: event.data.get(name) for name in names}}
+
+
+def _base64(values: npt.NDArray[Any]) -> str:
+    return base64.b64encode(values.tobytes()).decode()

@@ -1,0 +1,131 @@
+"""One self-contained HTML file with chosen episodes, which works from file://: `export_html`.
+
+The page's scripts are joined into one, because a browser does not load modules from file://. Data is embedded as JSON
+in a script element that the browser does not execute.
+
+Invariants: the file makes no request. Its policy names the digests of its own script and style and allows nothing else,
+and no text of the ledger can end the element it is in: `<` is written as an escape.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from strands_sglang._files import replace_file
+from strands_sglang._json import jsonable
+from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.viewer.server import RunViewer, static_file
+from strands_sglang.viewer.verdict import episode_verdict, shortened_certificate
+
+MAX_EPISODES = 200
+"""Maximum number of episodes that are exported without being chosen."""
+MAX_TOKENS = 5_000_000
+"""Maximum number of tokens in an exported file."""
+
+MODULES = (
+    *("dom.js", "format.js", "source.js", "rows.js", "charts.js", "table.js", "run_view.js"),
+    *("episode_data.js", "colours.js", "token_strip.js", "messages.js", "tree.js", "episode_view.js"),
+    *("group_view.js", "keys.js", "main.js"),
+)
+"""Scripts of the page, each after those that it imports."""
+
+_IMPORT = re.compile(r"^import\b[^;]*;\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class)\b)", re.MULTILINE)
+
+
+def export_html(
+    directory: str | Path, path: str | Path, *, tokenizer: Any = None, episodes: Sequence[str] | None = None
+) -> int:
+    """Write episodes of a run as one HTML file; return how many.
+
+    Args:
+        directory: Directory of the run.
+        path: The file; replaced if it exists.
+        tokenizer: The model's tokenizer, or a name or path; None: the one that run.json names.
+        episodes: Ids of the episodes; None: all, if there are at most `MAX_EPISODES`.
+
+    Raises:
+        LedgerError: The directory contains no run, or there is no such episode.
+        ConfigurationError: There is too much to export.
+
+    Example:
+        ```python
+        export_html("runs/first", "bad-episode.html", episodes=["sum/3"])
+        ```
+    """
+    viewer = RunViewer(directory, tokenizer)
+    viewer.index.refresh()
+    chosen = viewer.index.ids() if episodes is None else list(dict.fromkeys(episodes))
+    if episodes is None and len(chosen) > MAX_EPISODES:
+        raise ConfigurationError(
+            f"a whole run must have at most {MAX_EPISODES} episodes to be exported, got {len(chosen)}: choose episodes"
+        )
+    rows = {id: viewer.index.row(id) for id in chosen}
+    for id, row in rows.items():
+        if row is None:
+            raise LedgerError(f"the ledger in {viewer.directory} has no episode {id!r}")
+    if (tokens := sum(row["tokens"] for row in rows.values() if row is not None)) > MAX_TOKENS:
+        raise ConfigurationError(f"an exported file must have at most {MAX_TOKENS:,} tokens, got {tokens:,}")
+    data: dict[str, Any] = {
+        "rows": list(rows.values()),
+        "episodes": {id: orjson.Fragment(viewer.episode(id)) for id in chosen},
+        "drifts": {id: orjson.Fragment(viewer.drift(id)) for id in chosen},
+        "verdicts": {id: jsonable(episode_verdict(viewer.index, id, viewer.run)) for id in chosen},
+        "verdict": {"certificate": shortened_certificate(viewer.directory), "running": False, "error": ""},
+        "whole": episodes is None,
+    }
+    data["run"] = {**viewer.about(), "complete": True, "path": str(directory)}
+    page = page_html(orjson.dumps(data, default=str))
+    with replace_file(Path(path)) as temporary:
+        temporary.write_bytes(page)
+    return len(chosen)
+
+
+def bundled_script() -> str:
+    """Return the scripts of the page as one module without imports."""
+    parts = ['"use strict";\n']
+    for name in MODULES:
+        content = (static_file(name) or b"").decode()
+        parts.append(_EXPORT.sub("", _IMPORT.sub("", content)))
+    return "".join(parts)
+
+
+def page_html(data: bytes) -> bytes:
+    """Return the page with embedded data.
+
+    Args:
+        data: JSON.
+    """
+    script, style = bundled_script(), (static_file("style.css") or b"").decode()
+    page = (static_file("index.html") or b"").decode()
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
+    )
+    embedded = data.replace(b"<", b"\\u003c").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    head, body = page.split("</head>", 1)
+    head = re.sub(r"\s*<link rel=[^>]*>", "", head)
+    body = re.sub(r'\s*<script type="module"[^>]*></script>', "", body)
+    body_start, body_end = body.rsplit("</body>", 1)
+    return b"".join(
+        (
+            head.replace("<head>", f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">').encode(),
+            f"<style>{style}</style></head>{body_start}".encode(),
+            b'<script type="application/json" id="embedded">',
+            embedded,
+            b'</script>\n<script type="module">',
+            script.encode(),
+            f"</script></body>{body_end}".encode(),
+        )
+    )
+
+
+def _digest(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

@@ -1,0 +1,300 @@
+"""The table of a run, kept up to date while the run is being written: `RunIndex`.
+
+The rows come from `RUN/index/` first (`ledger/summary.py`), which takes a fraction of a second for 10,000 episodes. A
+background thread then reads the ledger: it counts the events of each episode and where they are, computes rows that are
+missing or outdated, and follows files that grow.
+
+Invariants: nothing is written. Which row of an episode counts is decided as in `run_rows` (`ledger/summary.py`): the
+newest, if it covers all events of the ledger; any other is computed again. Every change of a row increases `version`,
+so a page that knows a version asks only for what changed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from strands_sglang.errors import LedgerError
+from strands_sglang.ledger.event import episode_of
+from strands_sglang.ledger.reader import Placed, resolved
+from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.ledger.run_dir import shard_paths
+from strands_sglang.ledger.shard import Block, ShardReader
+from strands_sglang.ledger.summary import IndexRows, SummaryBuilder, SummaryRow, is_current, row_line, supersedes
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+"""Seconds between two looks at the files of a run."""
+_PUBLISH_SECONDS = 0.25  # how often rows that are computed in a long pass appear
+_KEPT_SECONDS = 5.0  # how long the events of an episode are kept: the page asks for them three times
+_FIRST_DELAY = 1.5  # seconds that the ledger waits for the first table to be delivered
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What the ledger holds of one episode."""
+
+    events: int = 0
+    sections: dict[tuple[str, int], None] = field(default_factory=dict)  # shard name and section offset, in order
+    builder: SummaryBuilder | None = None  # while the episode has no row that covers its events
+
+
+@dataclass(slots=True)
+class _Follower:
+    """Reads the blocks of a shard that were not read before."""
+
+    path: Path
+    section: int = 0
+    last: int = -1  # offset of the last block that was read
+    size: int = -1
+
+    def new_blocks(self) -> Iterator[Block]:
+        size = self.path.stat().st_size
+        if size == self.size:
+            return
+        while True:
+            reader = ShardReader(self.path, start=self.section)
+            for block in reader:
+                if block.at > self.last:
+                    self.last = block.at
+                    yield block
+            if reader.section == self.section or self.section == 0:
+                self.section = reader.section
+                break
+            self.section = reader.section  # another section begins: read on
+        self.size = size
+
+
+class RunIndex:
+    """Rows and locations of the episodes of a run. Thread-safe.
+
+    Example:
+        ```python
+        index = RunIndex(Path("runs/first"))
+        index.start()
+        version, lines = index.rows_since(0)
+        ```
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Read the rows in `index/`; the ledger is read after `start`.
+
+        Args:
+            directory: Directory of the run.
+        """
+        self.directory = directory
+        """Directory of the run."""
+        self.complete = threading.Event()
+        """Set once the whole ledger was read once."""
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self.served = threading.Event()
+        """Set once a table was delivered, or an episode was asked for."""
+        self._thread: threading.Thread | None = None
+        self._rows: dict[str, SummaryRow] = {}
+        self._changes: list[str] = []  # ids of changed rows; the version is its length
+        self._entries: dict[str, _Entry] = {}
+        self._followers: dict[str, _Follower] = {}
+        self._index_rows = IndexRows(directory)
+        self._touched: set[str] = set()
+        self._last: tuple[tuple[str, int], float, list[Placed]] | None = None  # id and events, until when, the events
+        self._read_index_rows()
+
+    # --- what the page asks for ---------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Number of changes of rows so far."""
+        return len(self._changes)
+
+    @property
+    def events(self) -> int:
+        """Number of events that were read from the ledger so far."""
+        return sum(entry.events for entry in list(self._entries.values()))
+
+    def rows_since(self, version: int) -> tuple[int, list[bytes]]:
+        """Return the current version, and the rows that changed after `version`, each once, as JSON objects.
+
+        The row of an episode that is no longer in the ledger is `{"id": ..., "gone": true}`.
+        """
+        with self._lock:
+            now = len(self._changes)
+            changed = dict.fromkeys(self._changes[version:] if 0 <= version <= now else self._rows)
+            rows = [(id, self._rows.get(id)) for id in changed]
+        self.served.set()
+        lines = [row_line(row or {"id": id, "gone": True}).rstrip() for id, row in rows]  # type: ignore[arg-type]
+        return now, lines
+
+    def row(self, id: str) -> SummaryRow | None:
+        """Return the row of an episode; None if it is unknown."""
+        with self._lock:
+            return self._rows.get(id)
+
+    def ids(self) -> list[str]:
+        """Return the ids of all known episodes."""
+        with self._lock:
+            return list(self._rows)
+
+    def places(self, id: str, timeout: float = 60.0) -> list[Placed]:
+        """Return the encoded events of an episode; waits until they were found, or the ledger was read once.
+
+        Events that were read in the last seconds are returned again, unless there are more by now.
+
+        Args:
+            id: Id of the episode.
+            timeout: Maximum time to wait in seconds.
+
+        Raises:
+            LedgerError: The ledger has no such episode.
+        """
+        self.served.set()
+        until = time.monotonic() + timeout
+        while not (self.complete.wait(0.02) or self._found(id) or time.monotonic() > until):
+            pass
+        with self._lock:
+            entry = self._entries.get(id)
+            sections = [] if entry is None else list(entry.sections)
+            key = (id, 0 if entry is None else entry.events)
+            if self._last is not None and self._last[0] == key and time.monotonic() < self._last[1]:
+                return self._last[2]
+        if not sections:
+            raise LedgerError(f"the ledger in {self.directory} has no episode {id!r}")
+        places = list(self._places(id, sections))
+        self._last = (key, time.monotonic() + _KEPT_SECONDS, places)
+        return places
+
+    def _found(self, id: str) -> bool:
+        """Return whether as many events were read as the row of the episode covers."""
+        with self._lock:
+            row, entry = self._rows.get(id), self._entries.get(id)
+            return row is not None and entry is not None and 0 < row["events"] <= entry.events
+
+    def record(self, id: str) -> EpisodeRecord:
+        """Return the record of an episode, from its events (see `places`).
+
+        Raises:
+            LedgerError: The ledger has no such episode.
+        """
+        return resolved(id, self.places(id))
+
+    # --- the background thread ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start reading the ledger in a background thread."""
+        self._thread = threading.Thread(target=self._run, name="viewer-index", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the background thread."""
+        self._stop.set()
+        self.served.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def refresh(self) -> None:
+        """Read everything that is new on disk, in this thread."""
+        self._read_index_rows()
+        published = time.monotonic()
+        for path in shard_paths(self.directory):
+            follower = self._followers.setdefault(path.name, _Follower(path))
+            with suppress(FileNotFoundError):
+                for block in follower.new_blocks():
+                    for raw in block.events:
+                        self._add(raw, path.name, block.section)
+                    if self._stop.is_set():
+                        return
+                    if time.monotonic() - published > _PUBLISH_SECONDS:
+                        self._publish(final=False)
+                        published = time.monotonic()
+        self._publish(final=True)
+        self.complete.set()
+
+    def _run(self) -> None:
+        if self._rows:
+            self.served.wait(_FIRST_DELAY)
+        while not self._stop.is_set():
+            try:
+                self.refresh()
+            except Exception:  # the page keeps what it has; the next pass tries again
+                logger.exception("directory=<%s> | ledger cannot be read", self.directory)
+                self.complete.set()
+            self._stop.wait(POLL_SECONDS)
+
+    def _read_index_rows(self) -> None:
+        rows = self._index_rows.read()
+        with self._lock:
+            for row in rows:
+                if supersedes(row, self._rows.get(row["id"])):
+                    self._set(row)
+
+    def _add(self, raw: bytes, shard: str, section: int) -> None:
+        try:
+            id = episode_of(raw)
+        except LedgerError:
+            return  # reported by `verify`
+        entry = self._entries.get(id)
+        if entry is None:
+            with self._lock:
+                entry = self._entries[id] = _Entry()
+            if id not in self._rows:
+                entry.builder = SummaryBuilder(id)
+        with self._lock:
+            entry.events += 1
+            entry.sections[shard, section] = None
+        self._touched.add(id)
+        if entry.builder is not None:
+            entry.builder.add_encoded(raw)
+
+    def _publish(self, *, final: bool) -> None:
+        """Make the rows of episodes that were read public.
+
+        Args:
+            final: Whether all events on disk were read: rows of other origin are then compared with them.
+        """
+        for id in list(self._touched):
+            entry, known = self._entries[id], self._rows.get(id)
+            if entry.builder is not None:
+                row = entry.builder.row()
+                if row["end"] is not None:
+                    entry.builder = None
+            elif not final or is_current(known, entry.events):
+                continue
+            else:
+                entry.builder = self._rebuilt(id, entry)
+                row = entry.builder.row()
+            with self._lock:
+                self._set(row)
+        if final:
+            with self._lock:
+                for id in [id for id in self._rows if id not in self._entries]:
+                    del self._rows[id]
+                    self._changes.append(id)
+            self._touched.clear()
+
+    def _rebuilt(self, id: str, entry: _Entry) -> SummaryBuilder:
+        """Return a builder with the events that were read; those written since then are added when they are read."""
+        builder = SummaryBuilder(id)
+        for place in self._places(id, list(entry.sections)):
+            if place.byte <= self._followers[place.shard].last:
+                builder.add_encoded(place.data)
+        return builder
+
+    def _places(self, id: str, sections: list[tuple[str, int]]) -> Iterator[Placed]:
+        for shard, section in sections:
+            path = self.directory / "ledger" / shard
+            for block in ShardReader(path, start=section):
+                for raw in block.events:
+                    with suppress(LedgerError):
+                        if episode_of(raw) == id:
+                            yield Placed(raw, shard, block.at)
+
+    def _set(self, row: SummaryRow) -> None:
+        if self._rows.get(row["id"]) != row:
+            self._rows[row["id"]] = row
+            self._changes.append(row["id"])

@@ -1,0 +1,411 @@
+"""The local web server of the viewer: `create_app`, `serve`.
+
+    /                       the page; /static/... its scripts and style
+    /api/run                run.json, counts, progress of reading
+    /api/rows?since=N       rows of the table that changed after version N
+    /api/episode?id=ID      one episode (`episode.py`), with ids for texts while the tokenizer is loading;
+                            &wait=1: with texts, once it is loaded
+    /api/drift?id=ID        what encoding the text of an episode again would have made of its tokens
+    /api/verdict?id=ID      the verdict of one episode; without id: of the run
+    /api/rendered?id=&leaf= what rendering the messages again would have made of a branch
+    /api/events?id=ID       the events of an episode as JSON
+    /api/search?q=TEXT      ids of episodes that contain a text, one per line
+
+Invariants: the server listens on 127.0.0.1 only, answers only GET and HEAD, and changes nothing on disk. It rejects
+requests whose Host header names another machine (DNS rebinding) and requests that another site made. Every response
+forbids the browser to run or load anything that is not part of this package.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from strands_sglang._json import dump_text, jsonable
+from strands_sglang._version import __version__
+from strands_sglang.errors import ConfigurationError, LedgerError, StrandsSGLangError
+from strands_sglang.ledger.event import decoded_head
+from strands_sglang.ledger.run_dir import read_run, shard_paths
+from strands_sglang.viewer.drift import drift_view
+from strands_sglang.viewer.episode import episode_view
+from strands_sglang.viewer.index import RunIndex
+from strands_sglang.viewer.rendering import rendered_view
+from strands_sglang.viewer.search import MAX_QUERY, search_run
+from strands_sglang.viewer.token_text import TokenTexts
+from strands_sglang.viewer.verdict import RunVerdict, episode_verdict
+from strands_sglang.viewer.worker import EpisodeWorker
+
+logger = logging.getLogger(__name__)
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
+"""Headers of every response."""
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+"""Host names under which the page may be opened."""
+
+_STATIC_NAME = re.compile(r"[a-z_]+\.(?:html|js|css|svg)")
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def static_file(name: str) -> bytes | None:
+    """Return a file of the page; None if there is none of this name."""
+    if not _STATIC_NAME.fullmatch(name):
+        return None
+    path = resources.files("strands_sglang.viewer").joinpath("static").joinpath(name)
+    return path.read_bytes() if path.is_file() else None
+
+
+class RunViewer:
+    """Everything that the server knows about one run."""
+
+    def __init__(self, directory: Path | str, tokenizer: Any = None) -> None:
+        """Open a run.
+
+        Args:
+            directory: Directory of the run.
+            tokenizer: The model's tokenizer, or a name or path; None: the one that run.json names, if any.
+
+        Raises:
+            LedgerError: The directory contains no run.
+        """
+        self.directory = Path(directory)
+        """Directory of the run."""
+        if not self.directory.is_dir():
+            raise LedgerError(f"{self.directory} must be the directory of a run, but does not exist")
+        self.run = read_run(self.directory)
+        """Content of run.json; None if it does not exist."""
+        if self.run is None and not shard_paths(self.directory):
+            raise LedgerError(f"{self.directory} must be the directory of a run, but has no run.json and no ledger")
+        self.index = RunIndex(self.directory)
+        """Rows and locations of the episodes."""
+        self.verdict = RunVerdict(self.directory)
+        """Certificate of the run."""
+        named = (self.run or {}).get("tokenizer")
+        self.tokenizer_name = _name(tokenizer) or (named if isinstance(named, str) else None)
+        """Name of the tokenizer; None if it is unknown."""
+        self.tokenizer_error = ""
+        """Why the tokenizer could not be loaded; "" if it was, or is not loaded yet."""
+        self.tokenizer = self.tokenizer_name if tokenizer is None else tokenizer
+        """The tokenizer, or its name or path; None if it is unknown."""
+        self._texts: TokenTexts | None = None
+        self._loaded = False
+        self._loading = threading.Lock()
+
+    def texts(self) -> TokenTexts | None:
+        """Return the tokenizer, loaded at the first call; None if there is none or it cannot be loaded."""
+        with self._loading:
+            if not self._loaded and self.tokenizer is not None:
+                try:
+                    self._texts = TokenTexts.load(self.tokenizer)
+                except ConfigurationError as error:
+                    self.tokenizer_error = str(error)
+                    logger.warning("tokenizer=<%s> | tokens are shown as ids: %s", self.tokenizer_name, error)
+            self._loaded = True
+            return self._texts
+
+    def about(self) -> dict[str, Any]:
+        """Return what the page shows of the run as a whole."""
+        if self.run is None:
+            self.run = read_run(self.directory)
+        return {
+            "version": __version__,
+            "directory": str(self.directory),
+            "path": str(self.directory.resolve()),
+            "run": self.run,
+            "sealed": (self.directory / "seal.json").exists(),
+            "complete": self.index.complete.is_set(),
+            "rows": self.index.version,
+            "tokenizer": self.tokenizer_name,
+            "tokenizer_error": self.tokenizer_error,
+            "now": time.time(),
+        }
+
+    def episode(self, id: str) -> bytes:
+        """Return one episode as JSON.
+
+        Raises:
+            LedgerError: The ledger has no such episode.
+        """
+        view = episode_view(self.index.record(id), self.texts())
+        return orjson.dumps({**view, **jsonable({"row": self.index.row(id), "tokenizer_error": self.tokenizer_error})})
+
+    def episode_as_ids(self, id: str) -> bytes:
+        """Return one episode as JSON, without the texts of tokens: for as long as the tokenizer is loading.
+
+        Raises:
+            LedgerError: The ledger has no such episode.
+        """
+        view = episode_view(self.index.record(id))
+        return orjson.dumps({**view, "row": jsonable(self.index.row(id)), "loading": True})
+
+    def drift(self, id: str) -> bytes:
+        """Return what encoding again would have made of the tokens of one episode, as JSON.
+
+        Raises:
+            LedgerError: The ledger has no such episode.
+        """
+        return orjson.dumps(jsonable(drift_view(self.index.record(id), self.texts())))
+
+    def events(self, id: str) -> bytes:
+        """Return the events of an episode as JSON, without their arrays.
+
+        Raises:
+            LedgerError: The ledger has no such episode.
+        """
+        heads = []
+        for place in self.index.places(id):
+            with suppress(LedgerError):  # told as a problem of the episode
+                heads.append(decoded_head(place.data))
+        plain = [
+            {
+                "number": head.number,
+                "epoch": head.epoch,
+                "kind": head.kind.value,
+                "data": head.data,
+                "counts": head.counts,
+            }
+            for head in sorted(heads, key=lambda head: (head.number, head.epoch))
+        ]
+        return dump_text(jsonable(plain)).encode()
+
+
+def create_app(viewer: RunViewer, *, hosts: tuple[str, ...] = HOSTS) -> web.Application:
+    """Return the web application of a run.
+
+    Args:
+        viewer: The run.
+        hosts: Accepted names in the Host header, without port.
+    """
+    app = web.Application(middlewares=[_guard(hosts)])
+    threads = ThreadPoolExecutor(4, "viewer")
+    named = isinstance(viewer.tokenizer, (str, Path))
+    worker = EpisodeWorker(str(viewer.tokenizer)) if named else None  # a tokenizer that is loaded needs none
+    loading: list[asyncio.Task[None]] = []
+
+    async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        return _static(request.match_info.get("name", "index.html"))
+
+    async def about(request: web.Request) -> web.StreamResponse:
+        return _json(orjson.dumps(jsonable(viewer.about())))
+
+    async def rows(request: web.Request) -> web.StreamResponse:
+        since = request.query.get("since", "0")
+        known = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else 0
+        # Not in `threads`: the table never waits for episodes that are being read.
+        version, lines = await asyncio.to_thread(viewer.index.rows_since, known)
+        complete = b"true" if viewer.index.complete.is_set() else b"false"
+        parts = (b'{"version":%d,"complete":%s,"rows":[' % (version, complete), b",".join(lines), b"]}")
+        return _json(b"".join(parts))
+
+    async def episode(request: web.Request) -> web.StreamResponse:
+        id = request.query.get("id", "")
+        if worker is None:
+            return _json(await in_thread(viewer.episode, id))
+        places = await in_thread(viewer.index.places, id)
+        if not worker.loaded and request.query.get("wait") != "1":
+            return _json(await in_thread(viewer.episode_as_ids, id))
+        return _json(await worker.ask({"do": "episode", "id": id, "row": viewer.index.row(id)}, places))
+
+    async def drift(request: web.Request) -> web.StreamResponse:
+        id = request.query.get("id", "")
+        if worker is None:
+            return _json(await in_thread(viewer.drift, id))
+        return _json(await worker.ask({"do": "drift", "id": id}, await in_thread(viewer.index.places, id)))
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        return _json(await in_thread(viewer.events, request.query.get("id", "")))
+
+    async def rendered(request: web.Request) -> web.StreamResponse:
+        leaf = request.query.get("leaf", "")
+        if not (leaf.isascii() and leaf.isdigit() and len(leaf) < 10):
+            raise LedgerError(f"leaf must be the id of a turn, got {leaf!r:.50}")
+        id = request.query.get("id", "")
+        if worker is not None:
+            places = await in_thread(viewer.index.places, id)
+            return _json(await worker.ask({"do": "rendered", "id": id, "leaf": int(leaf), "run": viewer.run}, places))
+
+        def compute() -> bytes:
+            record = viewer.index.record(id)
+            return orjson.dumps(jsonable(rendered_view(record, int(leaf), viewer.texts(), viewer.run)))
+
+        return _json(await in_thread(compute))
+
+    async def verdict(request: web.Request) -> web.StreamResponse:
+        id = request.query.get("id")
+        if id is None:
+            return _json(orjson.dumps(jsonable(viewer.verdict.current())))
+        return _json(orjson.dumps(jsonable(await in_thread(episode_verdict, viewer.index, id, viewer.run))))
+
+    async def search(request: web.Request) -> web.StreamResponse:
+        query = request.query.get("q", "")[:MAX_QUERY]
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        found = search_run(viewer.directory, query)
+        with suppress(ConnectionError):  # the page asks for something else
+            while (ids := await in_thread(_some, found)) is not None:
+                await response.write(b"".join(orjson.dumps(id) + b"\n" for id in ids) or b"\n")
+            await response.write_eof()
+        return response
+
+    async def load_tokenizer(process: EpisodeWorker) -> None:
+        with suppress(LedgerError):
+            viewer.tokenizer_error = orjson.loads(await process.ask({"do": "load"}))["error"]
+        if viewer.tokenizer_error:
+            reason = viewer.tokenizer_error
+            logger.warning("tokenizer=<%s> | tokens are shown as ids: %s", viewer.tokenizer_name, reason)
+
+    async def start(app: web.Application) -> None:
+        viewer.index.start()
+        if worker is not None:
+            loading.append(asyncio.create_task(load_tokenizer(worker)))
+
+    async def stop(app: web.Application) -> None:
+        viewer.index.stop()
+        for task in loading:
+            task.cancel()
+        if worker is not None:
+            await worker.close()
+        await viewer.verdict.close()
+        threads.shutdown(wait=False, cancel_futures=True)
+
+    app.add_routes(
+        [
+            web.get("/", page),
+            web.get("/static/{name}", page),
+            web.get("/api/run", about),
+            web.get("/api/rows", rows),
+            web.get("/api/episode", episode),
+            web.get("/api/drift", drift),
+            web.get("/api/events", events),
+            web.get("/api/rendered", rendered),
+            web.get("/api/verdict", verdict),
+            web.get("/api/search", search),
+        ]
+    )
+    app.on_startup.append(start)
+    app.on_cleanup.append(stop)
+    return app
+
+
+async def serve(
+    viewer: RunViewer,
+    *,
+    port: int = 0,
+    ready: Callable[[str], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve a run on 127.0.0.1 until `stop` is set, or the task is cancelled.
+
+    Args:
+        viewer: The run.
+        port: Port to listen on; 0: any free one.
+        ready: Called with the address once the server listens.
+        stop: Ends the server; None: only cancellation does.
+
+    Raises:
+        ConfigurationError: The port is taken.
+    """
+    runner = web.AppRunner(create_app(viewer), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigurationError(f"port must be free on 127.0.0.1, got {port}: {error}; omit it for any") from error
+        actual = runner.addresses[0][1]
+        if ready is not None:
+            ready(f"http://127.0.0.1:{actual}/")
+        await (stop or asyncio.Event()).wait()
+    finally:
+        await runner.cleanup()
+
+
+def _guard(hosts: tuple[str, ...]) -> Any:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method not in ("GET", "HEAD"):
+            return _error(405, "only GET is supported: the viewer changes nothing")
+        name = re.fullmatch(r"(.*?)(?::\d+)?", request.headers.get("Host", ""))
+        if name is None or name[1] not in hosts:
+            return _error(421, "open the viewer at the address that the command printed")
+        opened = request.path == "/" and request.headers.get("Sec-Fetch-Mode") == "navigate"  # a link to the page
+        if not opened and request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return _error(403, "requests of other sites are not answered")
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            return _error(error.status, error.reason)
+        except StrandsSGLangError as error:
+            return _error(404, str(error))
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            logger.exception("path=<%s> | request failed", request.path)
+            return _error(500, f"{type(error).__name__}: {error}")
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    return guard
+
+
+def _static(name: str) -> web.Response:
+    content = static_file(name)
+    if content is None:
+        return _error(404, "there is no such file")
+    return web.Response(body=content, content_type=_TYPES[Path(name).suffix], charset="utf-8", headers=HEADERS)
+
+
+def _json(content: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=content, status=status, content_type="application/json", headers=HEADERS)
+
+
+def _error(status: int, message: str) -> web.Response:
+    return _json(orjson.dumps({"error": jsonable(message)}), status)
+
+
+def _some(found: Any) -> list[str] | None:
+    """Return the ids found within a moment; None if the search is over."""
+    ids: list[str] = []
+    until = time.monotonic() + 0.1
+    for id in found:
+        if id is not None:
+            ids.append(id)
+        if time.monotonic() > until:
+            return ids
+    return ids or None
+
+
+def _name(tokenizer: Any) -> str | None:
+    if tokenizer is None or isinstance(tokenizer, (str, Path)):
+        return None if tokenizer is None else str(tokenizer)
+    return str(getattr(tokenizer, "name_or_path", type(tokenizer).__name__))

@@ -1,0 +1,173 @@
+// The rows of the table: what is known, which are shown, in which order. No elements here.
+
+export const METRICS = {
+  reward: { label: "reward", value: (row) => row.reward },
+  turns: { label: "turns", value: (row) => row.turns },
+  tokens: { label: "tokens", value: (row) => row.tokens },
+  sampled: { label: "sampled tokens", value: (row) => row.sampled },
+  cached: { label: "cached share", value: (row) => (row.prompt_tokens ? row.cached_tokens / row.prompt_tokens : null) },
+  seconds: { label: "seconds", value: (row) => row.seconds || null },
+  branches: { label: "branches", value: (row) => row.branches || null },
+};
+
+const SORT_KEYS = {
+  id: null,
+  reward: METRICS.reward.value,
+  end: (row) => row.end || "",
+  turns: METRICS.turns.value,
+  tokens: METRICS.tokens.value,
+  sampled: METRICS.sampled.value,
+  cached: METRICS.cached.value,
+  seconds: METRICS.seconds.value,
+  branches: METRICS.branches.value,
+  weights: (row) => (row.versions.length ? String(row.versions[row.versions.length - 1]) : ""),
+  ended: (row) => row.ended,
+};
+
+const naturalOrder = new Intl.Collator("en", { numeric: true });
+
+export class RowStore {
+  constructor() {
+    this.byId = new Map();
+    this.version = 0;
+    this.complete = false;
+    this.filters = { q: "", end: "", weights: "", task: "", failed: "", metric: "reward", low: null, high: null };
+    this.sort = { key: "", descending: false };
+    this.matches = null; // ids that the full-text search found; null: no search
+    this.searching = false;
+    this.order = 0;
+  }
+
+  /** Take rows from the source; return whether anything changed. */
+  merge({ version, complete, rows }) {
+    const changed = rows.length > 0 || complete !== this.complete;
+    for (const row of rows) {
+      if (row.gone) {
+        this.byId.delete(row.id);
+        continue;
+      }
+      const known = this.byId.get(row.id);
+      row.order = known ? known.order : this.order++;
+      row.folded = `${row.id}\n${row.prompt}\n${row.text}\n${row.failure || ""}\n${row.reward_error || ""}`.toLowerCase();
+      this.byId.set(row.id, row);
+    }
+    this.version = version;
+    this.complete = complete;
+    return changed;
+  }
+
+  all() { return [...this.byId.values()]; }
+
+  group(task) {
+    return this.all().filter((row) => row.task === task).sort((one, other) => one.sample - other.sample);
+  }
+
+  /** The rows that pass the filters; `without` names one filter that is left out, for its own chart. */
+  filtered(without) {
+    const { q, end, weights, task, failed, metric, low, high } = this.filters;
+    const wanted = q.trim().toLowerCase();
+    const measure = METRICS[metric].value;
+    const result = [];
+    for (const row of this.byId.values()) {
+      if (end && without !== "end" && (row.end || "running") !== end) continue;
+      if (weights && without !== "weights" && !row.versions.some((one) => String(one) === weights)) continue;
+      if (task && row.task !== task) continue;
+      if (failed && !isTroubled(row)) continue;
+      if (low !== null && without !== "metric") {
+        const value = measure(row);
+        if (value === null || value < low || value > high) continue;
+      }
+      if (wanted && !row.folded.includes(wanted) && !(this.matches && this.matches.has(row.id))) continue;
+      result.push(row);
+    }
+    return result;
+  }
+
+  shown() {
+    const rows = this.filtered();
+    const { key, descending } = this.sort;
+    if (!key) return rows.sort((one, other) => one.order - other.order);
+    const value = SORT_KEYS[key];
+    const sign = descending ? -1 : 1;
+    if (value === null) return rows.sort((one, other) => sign * naturalOrder.compare(one.id, other.id));
+    return rows.sort((one, other) => {
+      const left = value(one);
+      const right = value(other);
+      if (left === right) return one.order - other.order;
+      if (left === null || left === undefined) return 1; // what is missing comes last in both directions
+      if (right === null || right === undefined) return -1;
+      return sign * (left < right ? -1 : 1);
+    });
+  }
+
+  get filterCount() {
+    const { q, end, weights, task, failed, low } = this.filters;
+    return [q.trim(), end, weights, task, failed].filter(Boolean).length + (low === null ? 0 : 1);
+  }
+
+  clearFilters() {
+    Object.assign(this.filters, { q: "", end: "", weights: "", task: "", failed: "", low: null, high: null });
+    this.matches = null;
+  }
+}
+
+export function isTroubled(row) {
+  return Boolean(row.failure || row.reward_error) || row.failed_calls > 0 || row.tool_errors > 0;
+}
+
+/** Split values into bars of equal width: {low, high, count}. Few distinct values get one bar each. */
+export function histogramBars(values, most = 24) {
+  const known = values.filter((value) => value !== null && value !== undefined && Number.isFinite(value));
+  if (!known.length) return [];
+  let low = Infinity;
+  let high = -Infinity;
+  for (const value of known) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  const distinct = new Set(known);
+  if (distinct.size <= 8) {
+    const counts = new Map();
+    for (const value of known) counts.set(value, (counts.get(value) || 0) + 1);
+    return [...counts].sort((one, other) => one[0] - other[0]).map(([value, count]) => ({ low: value, high: value, count }));
+  }
+  const whole = known.every(Number.isInteger);
+  const bars = whole ? Math.min(most, high - low + 1) : most;
+  const width = whole ? Math.ceil((high - low + 1) / bars) : (high - low) / bars;
+  const counts = new Array(bars).fill(0);
+  for (const value of known) counts[Math.min(bars - 1, Math.floor((value - low) / width))]++;
+  return counts.map((count, number) => {
+    const start = low + number * width;
+    return { low: start, high: whole ? start + width - 1 : number === bars - 1 ? high : start + width, count };
+  });
+}
+
+/** Mean reward and number of episodes in steps of time: {start, end, mean, count, scored}. */
+export function rewardOverTime(rows, steps = 48) {
+  const ended = rows.filter((row) => row.ended);
+  if (ended.length < 2) return [];
+  let first = Infinity;
+  let last = -Infinity;
+  for (const row of ended) {
+    if (row.ended < first) first = row.ended;
+    if (row.ended > last) last = row.ended;
+  }
+  const width = (last - first) / steps || 1;
+  const result = Array.from({ length: steps }, (_, number) => (
+    { start: first + number * width, end: first + (number + 1) * width, sum: 0, scored: 0, count: 0 }));
+  for (const row of ended) {
+    const step = result[Math.min(steps - 1, Math.floor((row.ended - first) / width))];
+    step.count++;
+    if (row.reward !== null) {
+      step.sum += row.reward;
+      step.scored++;
+    }
+  }
+  return result.map((step) => ({ ...step, mean: step.scored ? step.sum / step.scored : null }));
+}
+
+export function counted(rows, keys) {
+  const counts = new Map();
+  for (const row of rows) for (const key of keys(row)) counts.set(key, (counts.get(key) || 0) + 1);
+  return [...counts].sort((one, other) => other[1] - one[1]);
+}

@@ -1,0 +1,134 @@
+"""The bytes and the text of single tokens: `TokenTexts`. Used to show tokens, never to make tokens that are trained.
+
+Invariant: the bytes of consecutive tokens, joined, are the bytes of their text, for tokenizers whose decoder works on
+bytes (byte-level BPE, SentencePiece with byte fallback). For any other, a token's bytes are those of its decoded text.
+Decoders treat added tokens as any other token: Gemma's `▁▁` is two spaces.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from strands_sglang.chat.control_tokens import is_blank
+from strands_sglang.chat.tokenization import load_tokenizer
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenTexts:
+    """Bytes, text and encoding of one tokenizer.
+
+    Example:
+        ```python
+        texts = TokenTexts.load("Qwen/Qwen3-8B")
+        print(texts.bytes_of(9707))
+        ```
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Prepare the tables.
+
+        Args:
+            tokenizer: A transformers tokenizer.
+        """
+        self.tokenizer = tokenizer
+        """The tokenizer."""
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        added = _added_tokens(tokenizer, self._backend)
+        self._control = frozenset(id for id, text in added.items() if not is_blank(text))
+        self._kind = _decoder_kind(self._backend)
+        self._cache: dict[int, bytes] = {}
+
+    @classmethod
+    def load(cls, tokenizer: Any) -> TokenTexts:
+        """Return the texts of a tokenizer, or of the name or path of one.
+
+        Raises:
+            ConfigurationError: It cannot be loaded.
+        """
+        return cls(load_tokenizer(tokenizer))
+
+    def is_special(self, id: int) -> bool:
+        """Return whether a token is a control token: an added token that is not white space."""
+        return id in self._control
+
+    def bytes_of(self, id: int) -> bytes:
+        """Return the bytes of one token; b"" if the tokenizer does not have it."""
+        known = self._cache.get(id)
+        if known is None:
+            known = self._cache[id] = self._bytes_of(id)
+        return known
+
+    def text_of(self, id: int) -> str | None:
+        """Return the text of one token; None if its bytes are not whole characters."""
+        try:
+            return self.bytes_of(id).decode()
+        except UnicodeDecodeError:
+            return None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens as serving code decodes it, control tokens included."""
+        if self._backend is not None:
+            return str(self._backend.decode(list(ids), skip_special_tokens=False))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text as a client that only has the text encodes it."""
+        if self._backend is not None:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            return ids
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _bytes_of(self, id: int) -> bytes:
+        try:
+            token = self.tokenizer.convert_ids_to_tokens(int(id))
+        except (IndexError, KeyError, OverflowError, TypeError, ValueError):
+            return b""
+        if not isinstance(token, str):
+            return token if isinstance(token, bytes) else b""
+        if self._kind == "bytes":
+            try:
+                return bytes(_UNICODE_BYTES[character] for character in token)
+            except KeyError:
+                return token.encode("utf-8", "replace")
+        if self._kind == "sentencepiece":
+            if (byte := _BYTE.fullmatch(token)) is not None:
+                return bytes([int(byte[1], 16)])
+            return token.replace("▁", " ").encode("utf-8", "replace")
+        return self.decode([id]).encode("utf-8", "replace")
+
+
+def _added_tokens(tokenizer: Any, backend: Any) -> dict[int, str]:
+    if backend is not None:
+        return {id: str(token.content) for id, token in backend.get_added_tokens_decoder().items()}
+    known: Iterable[tuple[str, int]] = getattr(tokenizer, "get_added_vocab", dict)().items()
+    return {id: text for text, id in known}
+
+
+def _decoder_kind(backend: Any) -> str:
+    """Return how the tokenizer spells tokens: "bytes", "sentencepiece" or "other"."""
+    decoder = None if backend is None else backend.decoder
+    if decoder is None:
+        return "other" if backend is None else "sentencepiece"
+    try:
+        spelled = json.dumps(json.loads(decoder.__getstate__()))
+    except (AttributeError, TypeError, ValueError):
+        spelled = repr(decoder)
+    if "ByteLevel" in spelled:
+        return "bytes"
+    return "sentencepiece" if "ByteFallback" in spelled or "Metaspace" in spelled or "▁" in spelled else "other"
+
+
+def _unicode_bytes() -> dict[str, int]:
+    """Return the byte of each character that byte-level BPE writes in its vocabulary."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table |= {chr(256 + number): byte for number, byte in enumerate(others)}
+    return table
+
+
+_UNICODE_BYTES = _unicode_bytes()

@@ -1,0 +1,177 @@
+"""A process that loads the tokenizer and computes what the page shows of an episode: `EpisodeWorker`.
+
+Loading a tokenizer takes seconds, and for parts of them no other thread of its process runs. In a process of its own,
+it delays neither the table nor any other answer of the server.
+
+    request:  size of the head (4 bytes), head (JSON), encoded events one after the other
+    answer:   0 (done) or 1 (failed) as one byte, size (8 bytes), JSON or the text of the error
+
+Invariants: requests are answered one at a time, in order. The process receives the bytes of the ledger, reads no file
+of the run, and ends when its parent closes the pipe or dies. An episode is computed by `episode_view`, `drift_view` and
+`rendered_view`, as it is without a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
+
+import orjson
+
+from strands_sglang._json import jsonable
+from strands_sglang.errors import LedgerError, StrandsSGLangError
+from strands_sglang.ledger.reader import Placed, resolved
+from strands_sglang.viewer.drift import drift_view
+from strands_sglang.viewer.episode import episode_view
+from strands_sglang.viewer.rendering import rendered_view
+from strands_sglang.viewer.token_text import TokenTexts
+
+_HEAD = struct.Struct("<I")
+_ANSWER = struct.Struct("<BQ")
+# Without the current directory in the path: a directory of untrusted runs may contain Python files.
+_PROGRAM = """
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+from strands_sglang.viewer.worker import work
+work(sys.argv[1])
+"""
+
+
+class EpisodeWorker:
+    """Asks the process. Belongs to one event loop.
+
+    Example:
+        ```python
+        worker = EpisodeWorker("Qwen/Qwen3-8B")
+        content = await worker.ask({"do": "episode", "id": "sum/0", "row": None}, index.places("sum/0"))
+        await worker.close()
+        ```
+    """
+
+    def __init__(self, tokenizer: str) -> None:
+        """Prepare the worker; the process is started by the first request.
+
+        Args:
+            tokenizer: Name or path of the tokenizer.
+        """
+        self.tokenizer = tokenizer
+        """Name or path of the tokenizer."""
+        self.loaded = False
+        """Whether the process has loaded the tokenizer, or failed to: requests are answered at once."""
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._closed = False
+
+    async def ask(self, head: Mapping[str, Any], places: Sequence[Placed] = ()) -> bytes:
+        """Return the answer to a request, as JSON. A caller that is cancelled leaves the worker in order.
+
+        Args:
+            head: `do` ("load", "episode", "drift" or "rendered") and its arguments.
+            places: Events of the episode.
+
+        Raises:
+            LedgerError: The request failed, or the process ended.
+        """
+        return await asyncio.shield(asyncio.ensure_future(self._ask(head, places)))
+
+    async def _ask(self, head: Mapping[str, Any], places: Sequence[Placed]) -> bytes:
+        where = [[place.shard, place.byte, len(place.data)] for place in places]
+        encoded = orjson.dumps(jsonable({**head, "places": where}))
+        async with self._turn:
+            process = await self._started()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                process.stdin.write(_HEAD.pack(len(encoded)) + encoded)
+                for place in places:
+                    process.stdin.write(place.data)
+                await process.stdin.drain()
+                failed, size = _ANSWER.unpack(await process.stdout.readexactly(_ANSWER.size))
+                content = await process.stdout.readexactly(size)
+                self.loaded = True
+            except (OSError, asyncio.IncompleteReadError) as error:
+                self._process, self.loaded = None, False
+                await _end(process)
+                raise LedgerError("the process that reads episodes ended: open the episode again") from error
+        if failed:
+            raise LedgerError(content.decode(errors="replace"))
+        return content
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._closed:
+            raise LedgerError("the viewer is closed")
+        if self._process is None:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", _PROGRAM, self.tokenizer),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=1 << 24,
+            )
+        return self._process
+
+    async def close(self) -> None:
+        """End the process."""
+        self._closed = True
+        if self._process is not None:
+            await _end(self._process)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        try:
+            process.kill()
+        except ProcessLookupError:
+            pass
+    await process.wait()
+
+
+# --- in the process ---------------------------------------------------------------------------------------------------
+
+
+def work(tokenizer: str) -> None:
+    """Answer requests from the standard input until it ends.
+
+    Args:
+        tokenizer: Name or path of the tokenizer.
+    """
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries that print must not write into an answer
+    source, texts, error = sys.stdin.buffer, None, ""
+    try:
+        texts = TokenTexts.load(tokenizer)
+    except StrandsSGLangError as problem:
+        error = str(problem)
+    while size := source.read(_HEAD.size):
+        head = orjson.loads(_exactly(source, _HEAD.unpack(size)[0]))
+        places = [Placed(_exactly(source, count), shard, byte) for shard, byte, count in head["places"]]
+        try:
+            failed, content = 0, orjson.dumps(_answer(head, places, texts, error))
+        except Exception as problem:  # anything that a damaged record causes is an answer
+            told = str(problem) if isinstance(problem, StrandsSGLangError) else f"{type(problem).__name__}: {problem}"
+            failed, content = 1, told.encode(errors="replace")
+        try:
+            output.write(_ANSWER.pack(failed, len(content)) + content)
+            output.flush()
+        except BrokenPipeError:
+            os._exit(0)  # the parent ended
+
+
+def _answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts | None, error: str) -> Any:
+    if head["do"] == "load":
+        return {"error": error}
+    record = resolved(head["id"], places)
+    if head["do"] == "rendered":
+        return jsonable(rendered_view(record, head["leaf"], texts, head["run"]))
+    if head["do"] == "drift":
+        return jsonable(drift_view(record, texts))
+    return {**episode_view(record, texts), "row": head["row"], "tokenizer_error": jsonable(error)}
+
+
+def _exactly(source: BinaryIO, size: int) -> bytes:
+    data = source.read(size)
+    if len(data) != size:
+        raise SystemExit(1)  # the parent ended
+    return data

@@ -1,0 +1,83 @@
+"""Queries of a template on texts are recorded and evaluated on real messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attack.awkward import AWKWARD, chatml
+from strands_sglang.chat.bridge import Bridge
+from strands_sglang.chat.soundness import RuntimeSoundness
+from strands_sglang.chat.soundness.inspection import Inspections
+from strands_sglang.chat.template import ChatTemplate
+from strands_sglang.chat.tokenization import Encoder
+from support.families import tokenizer
+
+
+def inspections(source: str | None = None, family: str = "qwen2.5") -> Inspections:
+    tok = tokenizer(family)
+    encoder = Encoder(tok)
+    return RuntimeSoundness("").inspections(Bridge(ChatTemplate(tok, encoder.control, source), encoder))
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def test_template_without_queries() -> None:
+    found = inspections(chatml(thought="m.reasoning_content is defined"))
+    assert not found.unbounded
+    for text in ("", "/no_think", "<tool_response>", "x" * 5000):
+        assert found.plain(user(text)) and found.plain({"role": "tool", "content": text})
+
+
+def test_substring_query() -> None:
+    found = inspections(AWKWARD["a word in any user message turns reasoning off"])
+    assert not found.plain(user("go on /no_think"))
+    assert found.plain(user("go on")) and found.plain({"role": "tool", "content": "/no_think"})
+
+
+@pytest.mark.parametrize(
+    "asked", ["m.content.startswith('<a>')", "m.content[:3] == '<a>'", "'<a>' in m.content | trim"]
+)
+def test_every_form_of_query(asked: str) -> None:
+    found = inspections(chatml(user="{% if " + asked + " %}!{% endif %}{{ m.content }}"))
+    assert found.plain(user("hello")) and not found.plain(user("<a> hello"))
+
+
+def test_length_query_is_as_precise_as_the_template() -> None:
+    found = inspections(AWKWARD["long results are cut once an answer follows"])
+    assert found.plain({"role": "tool", "content": "x" * 300})
+    assert not found.plain({"role": "tool", "content": "x" * 400})
+
+
+@pytest.mark.parametrize("name", ["a question asked twice is written once"])
+def test_comparison_of_texts_is_unbounded(name: str) -> None:
+    assert inspections(AWKWARD[name]).unbounded
+
+
+def test_query_inside_macro_is_recorded() -> None:
+    macro = "{% macro shown(text) %}{{ text }}{% endmacro %}"
+    found = inspections(chatml(first=macro, user="{% if shown(m.content).endswith('!') %}?{% endif %}{{ m.content }}"))
+    assert found.plain(user("hello")) and not found.plain(user("hello!"))
+
+
+def test_empty_assistant_text_with_calls_is_plain() -> None:
+    found = inspections(chatml(text="{% if m.content | trim | length > 0 %}{{ m.content }}{% endif %}"))
+    assert found.plain({"role": "assistant", "content": ""}) and found.plain({"role": "assistant", "content": "Well."})
+
+
+@pytest.mark.parametrize(("family", "text"), [("qwen3", "<tool_response>x</tool_response>"), ("deepseek-v4", "")])
+def test_published_templates_with_queries(family: str, text: str) -> None:
+    found = inspections(family=family)
+    assert not found.unbounded and found.plain(user("hello")) and not found.plain(user(text))
+
+
+def test_template_that_cannot_be_parsed_is_never_plain() -> None:
+    tok = tokenizer("qwen2.5")
+    template = ChatTemplate(tok, Encoder(tok).control, "{{ messages[0].content }}<|im_end|>")
+    template._source = "{% nonsense %}"
+    from strands_sglang.chat.soundness.inspection import inspect
+
+    assert inspect(template, []).unbounded

@@ -1,0 +1,81 @@
+"""What a process knows about a template at run time."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from strands_sglang.chat.conversation_index import Preamble
+from strands_sglang.chat.conversation_shape import ConversationShape, Step
+from strands_sglang.chat.soundness import FailureReason, RuntimeSoundness, StandIn, runtime_soundness, sound_bridge
+from support.families import tokenizer
+
+CALL = (("f", "1"),)
+
+
+def test_step_is_checked_in_its_conversation() -> None:
+    """This template writes a second series of calls differently; the first one is exact."""
+    tok = tokenizer("deepseek-v3")
+    bridge, sound = sound_bridge(tok)
+    found = RuntimeSoundness("")
+    first, second = (
+        ConversationShape(calls=CALL, no_reasoning=True),
+        ConversationShape(calls=CALL, no_reasoning=True, tool_rounds=True),
+    )
+    assert found.result(bridge, Step.TOOL, first, tools=True).proved
+    assert not found.result(bridge, Step.TOOL, second, tools=True).proved
+    assert "tool" in sound.refused
+
+
+def test_available_tools_affect_the_check() -> None:
+    tok = tokenizer("deepseek-v4")
+    bridge, sound = sound_bridge(tok, arguments={"enable_thinking": True})
+    found, shape = RuntimeSoundness(""), ConversationShape(reasoning=True)
+    assert found.result(bridge, Step.USER, shape, tools=True).proved
+    assert not found.result(bridge, Step.USER, shape, tools=False).proved
+    assert "user without tools" in sound.refused
+
+
+@pytest.mark.parametrize("family", ["deepseek-r1", "deepseek-v3.1", "qwen2.5"])
+def test_unsupported_reasoning_is_a_rewrite(family: str) -> None:
+    tok = tokenizer(family)
+    bridge, _ = sound_bridge(tok)
+    verdict = RuntimeSoundness("").result(bridge, Step.USER, ConversationShape(reasoning=True), tools=False)
+    assert verdict.failure is FailureReason.REWRITES and "reasoning" in verdict.detail
+
+
+def test_withdrawn_result_is_final_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    tok = tokenizer("qwen2.5")
+    bridge, _ = sound_bridge(tok)
+    found, shape = RuntimeSoundness(""), ConversationShape(no_reasoning=True)
+    assert found.result(bridge, Step.USER, shape, tools=True).proved
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            found.withdraw(Step.USER, shape, "a ⟦x⟧→⟦y⟧")
+    assert not found.result(bridge, Step.USER, shape, tools=True).proved
+    assert found.result(bridge, Step.TOOL, ConversationShape(calls=CALL, no_reasoning=True), tools=True).proved
+    assert (found.counts.differences, found.counts.withdrawn) == (2, 1)
+    assert sum("no longer counts as proved" in message for message in caplog.messages) == 1
+
+
+def test_stand_in_is_cached_per_preamble_and_kind() -> None:
+    found, shape = RuntimeSoundness(""), ConversationShape(no_reasoning=True)
+    one, other = Preamble(None, (), "a"), Preamble("Be kind.", (), "b")
+    assert found.stand_in(one, Step.USER, shape) is None
+    found.learn(one, Step.USER, shape, StandIn.WITHOUT_PREAMBLE)
+    assert found.stand_in(one, Step.USER, shape) is StandIn.WITHOUT_PREAMBLE
+    assert found.stand_in(one, Step.USER, ConversationShape(no_reasoning=True, exchanges=True)) is None
+    assert found.stand_in(other, Step.USER, shape) is None
+
+
+def test_cached_preambles_are_limited() -> None:
+    found, shape = RuntimeSoundness(""), ConversationShape()
+    for number in range(1100):
+        found.learn(Preamble(None, (), str(number)), Step.USER, shape, StandIn.WITHOUT_PREAMBLE)
+    assert found.stand_in(Preamble(None, (), "0"), Step.USER, shape) is None
+    assert found.stand_in(Preamble(None, (), "1099"), Step.USER, shape) is StandIn.WITHOUT_PREAMBLE
+
+
+def test_one_runtime_per_digest() -> None:
+    assert runtime_soundness("a digest of this test") is runtime_soundness("a digest of this test")

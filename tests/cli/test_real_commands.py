@@ -1,0 +1,77 @@
+"""On the real engine: an agent is run, shown, evaluated, proved and replayed by commands, and a server is measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.lab_servers import LAB, LabProcess
+
+pytestmark = pytest.mark.engine
+
+TOKENIZER = str(LAB / "tool_policy" / "canonical")
+AGENT = '''
+from strands import Agent, tool
+from strands.agent.conversation_manager import NullConversationManager
+
+
+@tool
+def calculator(expression: str) -> str:
+    """Compute one operation on two integers.
+
+    Args:
+        expression: Such as `615 * 17`.
+    """
+    left, operator, right = expression.split()
+    return str({"+": int.__add__, "-": int.__sub__, "*": int.__mul__}[operator](int(left), int(right)))
+
+
+def build(task, model):
+    return Agent(model=model, tools=[calculator], callback_handler=None, conversation_manager=NullConversationManager())
+
+
+def reward(episode):
+    return float(str(episode.task.answer) in episode.text)
+'''
+
+
+def command(folder: Path, *arguments: str) -> str:
+    """Run a command in a folder; return what it prints."""
+    words = [sys.executable, "-m", "strands_sglang.cli", *arguments]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_from_tasks_to_a_certificate(tool_policy: LabProcess, tmp_path: Path) -> None:
+    (tmp_path / "my_agent.py").write_text(AGENT)
+    tasks = [{"prompt": f"Compute {n} * 17, then - 88.", "answer": n * 17 - 88, "id": f"n-{n}"} for n in (610, 615)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
+    given = ["tasks.jsonl", "--agent", "my_agent:build", "--reward", "my_agent:reward", "--base-url", tool_policy.url]
+    given += ["--tokenizer", TOKENIZER, "-n", "2", "--max-turns", "10", "--max-new-tokens", "64", "--temperature", "0"]
+    given += ["-d", "runs/first"]
+    assert command(tmp_path, "rollout", *given).startswith("4 episodes: 4 answered\n")
+    again: Any = json.loads(command(tmp_path, "rollout", *given, "--json"))
+    assert again["metrics"]["restored"] == 4
+    report: Any = json.loads(command(tmp_path, "eval", *given, "-k", "1,2", "--json"))
+    assert report["tasks"][1]["pass_at"]["2"]["value"] == 1.0 and report["unscored"] == 0
+    shown = command(tmp_path, "show", "runs/first", "n-615/0")
+    assert "<tool_call>" in shown and '  call     {"expression": "615 * 17"}\n  result   10455\n' in shown
+    assert "ended    answered" in shown and "reward   1" in shown
+    assert command(tmp_path, "verify", "runs/first").startswith("PROVED")
+    assert "4 identical" in command(tmp_path, "replay", "runs/first", "--agent", "my_agent:build")
+
+
+def test_a_server_is_measured(tool_policy: LabProcess, tmp_path: Path) -> None:
+    sizes = ["--prompt-tokens", "64", "--output-tokens", "8", "--turn-tokens", "8", "--turns", "3"]
+    given = ["bench", "--base-url", tool_policy.url, "--concurrency", "1,4", "--rounds", "1", *sizes, "--json"]
+    one, four = json.loads(command(tmp_path, *given))["levels"]
+    assert (one["turns"], one["failures"], four["turns"], four["failures"]) == (3, 0, 12, 0)
+    assert one["sampled_tokens"] == 24 and four["sampled_tokens"] == 96
+    assert four["output_tokens_per_second"] > 0 and one["turn_seconds"]["p50"] > 0
+    assert one["cached_share"] is None or one["cached_share"] > 0.3  # 0.67 of the prompt tokens repeat the turn before

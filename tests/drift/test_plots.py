@@ -1,0 +1,25 @@
+"""Charts are well-formed SVG, whatever the texts and numbers are."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from strands_sglang.drift.plots import Line, Row, bars, lines
+
+
+@pytest.mark.parametrize("parts", [(), (0.0, 0.0), (0.2, 0.3), (1.0,)])
+def test_bars(parts: tuple[float, ...]) -> None:
+    svg = bars("a <title> & more", [Row("<b>", parts, '"note"'), Row("\u202ex", parts)], ["one", "two"])
+    root = ElementTree.fromstring(svg)
+    texts = [element.text for element in root.iter() if element.text and element.text.strip()]
+    assert "a <title> & more" in texts and "<b>" in texts and "\\u202ex" in texts
+    drawn = [element for element in root.iter() if element.tag.endswith("rect") and element.get("height") == "16"]
+    assert len(drawn) == 2 * sum(part > 0 for part in parts)
+
+
+def test_lines() -> None:
+    svg = lines("share", [Line("a", (0.1, None, 0.3)), Line("b", ()), Line("c", (0.0,))], "turn")
+    root = ElementTree.fromstring(svg)
+    assert len([element for element in root.iter() if element.tag.endswith("polyline")]) == 1

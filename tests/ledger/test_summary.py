@@ -1,0 +1,149 @@
+"""Summary rows: what a run writes equals what is computed from its ledger, and damage is harmless."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from strands_sglang.ledger.event import decoded, decoded_head
+from strands_sglang.ledger.summary import INDEX_FOLDER, SummaryBuilder, checked_row, read_rows, row_line, run_rows
+from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.proof.verify import verify
+from support.ledger.episodes import plain_episode, reopened_episode, resumed_episode, rich_episode
+
+
+def built(events: list[bytes], id: str) -> dict[str, object]:
+    builder = SummaryBuilder(id)
+    for raw in events:
+        builder.add(decoded_head(raw))
+    return dict(builder.row())
+
+
+def test_head_equals_the_whole_event() -> None:
+    events: list[bytes] = []
+    rich_episode(events.append)
+    for raw in events:
+        event, head = decoded(raw)[0], decoded_head(raw)
+        assert head[:5] == (event.episode, event.epoch, event.number, event.kind, event.data)
+        assert head.counts == {name: len(values) for name, values in event.arrays.items()}
+
+
+def test_row_of_a_finished_episode() -> None:
+    events: list[bytes] = []
+    plain_episode(events.append, sample=2)
+    row = built(events, "add/2")
+    assert row["task"] == "add" and row["sample"] == 2 and row["reward"] == 1.0 and row["end"] == "answered"
+    assert (row["turns"], row["tokens"], row["sampled"], row["branches"]) == (3, 60, 12, 1)
+    assert row["versions"] == ["step-1"] and row["prompt"] == "What is 3 + 4?" and row["text"] == "It is 7."
+    assert row["events"] == len(events)
+
+
+def test_row_of_a_running_episode_counts_its_calls() -> None:
+    events: list[bytes] = []
+    recorder = plain_episode(events.append, end=False)
+    row = built(events[:-1], "add/0")  # without the reward
+    assert row["end"] is None and row["reward"] is None
+    assert row["turns"] == 3 and row["sampled"] == 12 and row["tool_calls"] == 2
+    assert row["tokens"] == sum(len(turn) for turn in recorder.tree.turns)
+    assert row["engine_seconds"] == 3 * 12.5 / 1000
+
+
+def test_events_of_a_process_that_lost_the_episode_do_not_count() -> None:
+    events: list[bytes] = []
+    recorder = resumed_episode(events.append)
+    row = built(events, "resumed/0")
+    assert row["turns"] == len(recorder.tree) and row["end"] == "answered" and row["epoch"] == 1
+
+
+def test_reopened_episode_has_its_last_reward() -> None:
+    events: list[bytes] = []
+    reopened_episode(events.append)
+    assert built(events, "reopened/0")["reward"] == 1.0
+    resumed = next(at for at, raw in enumerate(events) if decoded_head(raw).kind.value == "resume")
+    row = built(events[: resumed + 1], "reopened/0")
+    assert row["end"] is None and row["reward"] is None
+
+
+def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    good = row_line(checked_row("a/0", {"turns": 3, "versions": ["1", 2, None], "reward": "high"}))
+    path.write_bytes(b"\xff\n{}\n[1]\n" + good + b'{"id": 3}\n' + b'{"id": "b/0", "tur')
+    rows, offset = read_rows(path)
+    assert [row["id"] for row in rows] == ["a/0"]
+    assert rows[0]["turns"] == 3 and rows[0]["versions"] == ["1", None] and rows[0]["reward"] is None
+    path.write_bytes(path.read_bytes() + b'ns": 7}\n')
+    more, _ = read_rows(path, offset)
+    assert [(row["id"], row["turns"]) for row in more] == [("b/0", 7)]
+
+
+def test_lines_too_long_for_a_row_are_skipped_without_being_kept(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    whole = row_line(checked_row("a/0", {"reward": 1.0})) + b"[" * 300_000 + b"\n" + row_line(checked_row("a/1", {}))
+    path.write_bytes(whole + b'{"id":"a/2"')
+    rows, end = read_rows(path)
+    assert [row["id"] for row in rows] == ["a/0", "a/1"] and end == len(whole), "an incomplete line is read later"
+    path.write_bytes(whole + b'{"id":"a/2"}\n')
+    assert [row["id"] for row in read_rows(path, end)[0]] == ["a/2"]
+
+
+def test_missing_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "none.jsonl") == ([], 0)
+
+
+def test_a_lone_surrogate_is_written() -> None:
+    line = row_line(checked_row("a/0", {"text": "\ud800"}))
+    assert orjson.loads(line)["text"] == "\\ud800"
+
+
+def test_rows_do_not_change_the_verdict(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path) as writer:
+        plain_episode(writer.write)
+        writer.write_summary(checked_row("add/0", {}))
+    before = verify(tmp_path).to_dict()
+    assert len(list((tmp_path / "index").iterdir())) == 1
+    (tmp_path / "index" / "other.jsonl").write_text("nonsense")
+    assert verify(tmp_path).to_dict() == before
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "index").write_text("a file where the folder should be")
+    with LedgerWriter(tmp_path) as writer:
+        plain_episode(writer.write)
+        writer.write_summary(checked_row("add/0", {}))
+    assert sum(verify(tmp_path).episodes.values()) == 1
+
+
+def test_rows_of_a_run_are_read_where_they_are_current(tmp_path: Path) -> None:
+    with LedgerWriter(tmp_path) as writer:
+        for number in range(3):
+            plain_episode(writer.write, sample=number)
+        plain_episode(writer.write, sample=3, end=False)
+    computed = run_rows(tmp_path)
+    assert [row["id"] for row in computed] == [f"add/{number}" for number in range(4)]
+    assert [row["end"] for row in computed] == ["answered"] * 3 + [None]
+    lines = []
+    for number, row in enumerate(computed[:3]):
+        marked = {**row, "text": f"from the index {number}", "events": row["events"] - (number == 1)}
+        lines += [row_line(checked_row(row["id"], marked)), row_line(checked_row(row["id"], {**marked, "events": 0}))]
+    (tmp_path / INDEX_FOLDER).mkdir(exist_ok=True)
+    gone = checked_row("gone/0", {"events": 9, "end": "answered"})
+    (tmp_path / INDEX_FOLDER / "x.jsonl").write_bytes(b"".join([*lines, row_line(gone), b"damaged\n"]))
+    assert [row["text"] for row in run_rows(tmp_path)] == ["from the index 0", "It is 7.", "from the index 2", ""]
+
+
+def test_events_of_any_form_give_a_row(tmp_path: Path) -> None:
+    from strands_sglang.ledger.event import EventKind
+    from support.ledger.episodes import Recorder
+
+    with LedgerWriter(tmp_path) as writer:
+        values: list[Any] = [None, 7, "x", [], {}, [[[]]], {"a": [1]}]
+        for number, wrong in enumerate(values):
+            recorder = Recorder(writer.write, task=f"t{number}")
+            for kind in EventKind:
+                if kind not in (EventKind.BEGIN, EventKind.END):
+                    recorder.append(
+                        kind, dict.fromkeys(("turn", "turns", "detail", "versions", "result", "value"), wrong)
+                    )
+    assert len(run_rows(tmp_path)) == 7

@@ -1,0 +1,119 @@
+"""Partial calls must begin the turns that continue them, and an engine response must not be recorded as two turns."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout.test_pause import InterruptingEngine, run_to_end
+from strands_sglang.engine.request import GenerateRequest
+from strands_sglang.ledger.event import EventKind
+from strands_sglang.proof.certificate import Certificate
+from strands_sglang.proof.finding import FindingKind, Verdict
+from strands_sglang.proof.verify import verify_events
+from support.ledger.episodes import plain_episode
+from support.proof.tampering import LedgerEditor
+from support.rollout.agent_kinds import Kind, plain
+from support.rollout.scripts import raw, record_of, steps
+
+
+async def suspended_episode(folder: Path) -> list[bytes]:
+    """Return the events of an episode that was suspended twice in one turn and once in another."""
+    kind = Kind("steps", lambda task, model: plain(model), steps(2))
+    engine = InterruptingEngine(kind.engine(), {1: 4, 2: 3, 4: 2}.get)
+    _, times = await run_to_end(engine, kind, folder)
+    assert times == 3
+    return raw(record_of(folder).events)
+
+
+async def test_unchanged_partial_calls_are_proved(tmp_path: Path) -> None:
+    raws = await suspended_episode(tmp_path)
+    certificate = verify_events(raws)
+    assert certificate.verdict is Verdict.PROVED, certificate.text()
+    assert sum(line.event.kind is EventKind.PARTIAL_CALL for line in LedgerEditor(raws).events) == 3
+
+
+@pytest.mark.parametrize("what", ["token", "logprob", "version", "longer", "empty", "not a number"])
+@pytest.mark.parametrize("which", [0, 1, 2])
+async def test_changed_partial_call_is_found(tmp_path: Path, what: str, which: int) -> None:
+    editor = LedgerEditor(await suspended_episode(tmp_path))
+    event = editor.of(EventKind.PARTIAL_CALL)[which].event
+    sampled, logprobs, versions = event.arrays["sampled"], event.arrays["logprobs"], event.data["versions"]
+    if what == "token":
+        sampled[0] += 1
+    elif what == "logprob":
+        memoryview(logprobs).cast("B").cast("Q")[-1] ^= 1
+    elif what == "version":
+        versions[0][0] = "v9"
+    elif what == "longer":
+        sampled.append(5)
+        logprobs.append(-1.0)
+        versions[-1][2] += 1
+    elif what == "empty":
+        event.arrays |= {"sampled": array("i"), "logprobs": array("d")}
+        event.data["versions"] = []
+    else:
+        logprobs[0] = float("nan")
+    certificate = verify_events(editor.forged())
+    assert certificate.verdict is Verdict.BROKEN, certificate.text()
+    assert FindingKind.SAMPLED in certificate.found or FindingKind.FORM in certificate.found
+
+
+async def test_turn_that_declares_discarded_tokens_is_proved(tmp_path: Path) -> None:
+    """A turn that restarts instead of continuing has other tokens and declares how many were discarded."""
+    editor = LedgerEditor(await suspended_episode(tmp_path))
+    last = editor.of(EventKind.PARTIAL_CALL)[-1].event
+    last.arrays["sampled"][0] += 1
+    assert verify_events(editor.forged()).verdict is Verdict.BROKEN
+    call = next(line.event for line in editor.of(EventKind.CALL) if line.event.data["prompt"] == last.data["prompt"])
+    call.data["detail"]["discarded_tokens"] = len(last.arrays["sampled"])
+    assert verify_events(editor.forged()).verdict is Verdict.PROVED
+
+
+def with_ids(name: Any) -> Certificate:
+    """Verify two episodes whose calls have the request ids that `name` returns for an episode and call number."""
+    raws: list[bytes] = []
+    for sample in range(2):
+        plain_episode(raws.append, task="t", sample=sample)
+    editor = LedgerEditor(raws).copy()
+    numbers = {"t/0": 0, "t/1": 0}
+    for line in editor.events:
+        if line.event.kind is EventKind.CALL:
+            line.event.data["detail"]["rid"] = name(line.event.episode, numbers[line.event.episode])
+            numbers[line.event.episode] += 1
+    assert min(numbers.values()) >= 2
+    return verify_events(editor.forged())
+
+
+def new_id(attempt: int = 0) -> str:
+    return GenerateRequest([1]).rid(attempt)
+
+
+def test_distinct_request_ids_are_proved() -> None:
+    assert with_ids(lambda episode, number: new_id()).proved
+
+
+def test_response_in_two_episodes_is_found() -> None:
+    ids = {number: new_id() for number in range(9)}
+    certificate = with_ids(lambda episode, number: ids[number] if number == 0 else new_id())
+    [finding] = certificate.findings
+    assert finding.kind is FindingKind.DUPLICATE and finding.episode == "t/1"
+    assert finding.message == (
+        f"one engine response is recorded as a turn of episode t/0 and one of this episode: request {ids[0][:32]}"
+    )
+    assert not certificate.proved
+
+
+def test_response_in_two_turns_with_another_attempt_is_found() -> None:
+    request = GenerateRequest([1])
+    certificate = with_ids(lambda episode, number: request.rid(number) if episode == "t/0" and number < 2 else new_id())
+    [finding] = certificate.findings
+    assert finding.episode == "t/0" and "two turns of this episode" in finding.message
+
+
+@pytest.mark.parametrize("id", ["session-7", "", None, 5, "0" * 32, ["x"]], ids=repr)
+def test_request_ids_in_other_formats_are_ignored(id: Any) -> None:
+    assert with_ids(lambda episode, number: id).proved

@@ -1,0 +1,173 @@
+"""Live text is emitted while sampled, never withdrawn, and gives the same message as without streaming."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strands_sglang import FinishReason
+from strands_sglang.chat.tokenization import Encoder
+from strands_sglang.errors import EngineError
+from strands_sglang.provider.stream_events import Block, LiveEvents, LiveText, blocks_of, calls_as_blocks
+from strands_sglang.tool_parsers import HermesToolParser
+from support.families import tokenizer
+from support.provider.agents import agent_on, said, scripted_model
+from support.scripted_engine import Reply, assert_exact, tool_call
+
+CALL = tool_call("calculator", expression="1+1")
+PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", CALL, "<thi", "nk>", "<tool", "\n", "\n\n", " ", "\t"]
+PIECES += ["Hello", "é", "日本", "🙂", "𓀀", "x", "<|im_start|>", "�"]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+SPLITS = st.lists(st.integers(1, 4), max_size=40)
+
+
+def encode(text: str) -> list[int]:
+    return list(tokenizer("qwen3").encode(text, add_special_tokens=False))
+
+
+def decode(ids: Any) -> str:
+    return str(tokenizer("qwen3").decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+@cache
+def encoder() -> Encoder:
+    return Encoder(tokenizer("qwen3"))
+
+
+def ends() -> set[int]:
+    return {id for id, token in tokenizer("qwen3").added_tokens_decoder.items() if token.special}
+
+
+def follow(ids: list[int], splits: list[int], reasoning_open: bool) -> tuple[LiveEvents, list[tuple[str, str]]]:
+    """Return the live text and every emitted piece, in order."""
+    text = LiveText(encoder(), HermesToolParser(), reasoning_open=reasoning_open)
+    live, shown, at = LiveEvents(text), [], 0
+    for size in [*splits, len(ids)]:
+        for event in live.feed(ids[at : at + size]):
+            delta = event.get("contentBlockDelta", {}).get("delta", {})
+            if "text" in delta:
+                shown.append(("text", delta["text"]))
+            elif "reasoningContent" in delta:
+                shown.append(("reasoning", delta["reasoningContent"]["text"]))
+        at += size
+    return live, shown
+
+
+def plain(text: str, reasoning_open: bool) -> list[Block]:
+    """Return the blocks of a turn that is not streamed."""
+    parsed = HermesToolParser().parse(text, reasoning_open=reasoning_open)
+    calls = calls_as_blocks(parsed)
+    return blocks_of(parsed, calls, [str(number) for number in range(len(calls))], truncated=False, raw=text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXTS, SPLITS, st.booleans(), st.booleans())
+def test_blocks_do_not_depend_on_how_the_stream_is_split(
+    text: str, splits: list[int], reasoning_open: bool, ended: bool
+) -> None:
+    ids = encode(text)
+    live, shown = follow(ids + ([encode("<|im_end|>")[0]] if ended else []), splits, reasoning_open)
+    whole = decode(ids[:-1] if ids and ids[-1] in ends() and not ended else ids)
+    blocks = plain(whole, reasoning_open)
+    assert live.reconcile(blocks) == blocks
+    for kind in ("reasoning", "text"):
+        told = "".join(piece for name, piece in shown if name == kind)
+        final = [block for block in blocks if "toolUse" not in block and ("text" in block) == (kind == "text")]
+        value: Any = final[0] if final else {"text": ""}
+        said = value["text"] if kind == "text" or not final else value["reasoningContent"]["reasoningText"]["text"]
+        assert said.startswith(told)
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXTS, SPLITS)
+def test_blocks_are_opened_and_closed_in_order(text: str, splits: list[int]) -> None:
+    live = LiveEvents(LiveText(encoder(), HermesToolParser(), reasoning_open=False))
+    ids, at, events = encode(text), 0, []
+    for size in [*splits, len(ids)]:
+        events += live.feed(ids[at : at + size])
+        at += size
+    events += live.finish(live.reconcile(plain(decode(ids[:-1] if ids and ids[-1] in ends() else ids), False)))
+    opened = False
+    for event in events:
+        if "contentBlockStart" in event:
+            assert not opened
+            opened = True
+        elif "contentBlockDelta" in event:
+            assert opened
+        elif "contentBlockStop" in event:
+            assert opened
+            opened = False
+    assert not opened
+
+
+def test_text_is_emitted_while_sampled_and_calls_are_not() -> None:
+    _, shown = follow(encode(f"<think>\nhm hm\n</think>\n\nHello there.\n{CALL}"), [1] * 100, False)
+    assert [kind for kind, _ in shown] == sorted(kind for kind, _ in shown)
+    assert len(shown) > 3
+    assert "".join(piece for kind, piece in shown if kind == "text") == "Hello there."
+
+
+def test_an_incomplete_character_is_held_back() -> None:
+    ids = encode("𓀀")
+    assert len(ids) > 1
+    _, shown = follow(ids, [1] * len(ids), False)
+    assert shown == [("text", "𓀀")]
+
+
+def test_the_end_of_turn_token_is_not_emitted() -> None:
+    _, shown = follow([*encode("Hello"), *encode("<|im_end|>")], [1, 1], False)
+    assert shown == [("text", "Hello")]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_streaming_gives_the_agent_the_same_message(streaming: bool) -> None:
+    replies = [f"<think>\nhm\n</think>\n\nLet me see.\n{CALL}", "<think>\nso\n</think>\n\nIt is two."]
+    model, engine = scripted_model(replies, streaming=streaming)
+    told: list[str] = []
+    agent = agent_on(model)
+    agent.callback_handler = lambda **event: told.append(event["data"]) if "data" in event else None
+    await agent.invoke_async("1+1?")
+
+    assert said(agent)[1:4] == ["thought", "assistant: Let me see.", "call calculator"]
+    assert said(agent)[-1] == "assistant: It is two."
+    assert "".join(told) == "Let me see.It is two."
+    assert (len(told) > 2) == streaming
+    assert_exact(engine, model.current_episode)
+
+
+async def test_a_failed_stream_records_nothing() -> None:
+    async def fail() -> None:
+        raise EngineError("the stream broke")
+
+    model, engine = scripted_model([Reply("some words", before=fail), "other words"], "qwen2.5", streaming=True)
+    agent = agent_on(model)
+    with pytest.raises(EngineError, match="broke"):
+        await agent.invoke_async("go")
+    assert len(model.current_episode.tree) == 0
+    await agent.invoke_async(None)
+    assert said(agent) == ["user: go", "assistant: other words"]
+    assert_exact(engine, model.current_episode)
+
+
+async def test_a_cancelled_stream_ends_without_a_turn() -> None:
+    model, engine = scripted_model([Reply("many words " * 20), "more"], "qwen2.5", streaming=True)
+    agent = agent_on(model)
+    agent.callback_handler = lambda **event: agent.cancel() if "data" in event and len(engine.calls) == 1 else None
+    result = await agent.invoke_async("go")
+    assert result.stop_reason == "cancelled"
+    assert len(model.current_episode.tree) == 0
+    await agent.invoke_async("again")
+    assert_exact(engine, model.current_episode)
+
+
+async def test_a_truncated_turn_emits_its_call_as_text() -> None:
+    truncated = Reply(f"See:\n{CALL}", ended=False, finish=FinishReason.LENGTH)
+    model, _ = scripted_model([truncated], "qwen2.5", streaming=True)
+    agent = agent_on(model)
+    with pytest.raises(Exception, match="maximum token limit"):
+        await agent.invoke_async("go")
+    assert said(agent)[1] == f"assistant: See:\n{CALL}"

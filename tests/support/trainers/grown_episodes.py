@@ -1,0 +1,80 @@
+"""Episodes made up at random of tiny integer tokens: tools, forks, rejected turns, sub-agents, halves, empty turns."""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from strands_sglang.engine import RoutedExperts
+from strands_sglang.rollout.end_reason import EndReason
+from strands_sglang.rollout.episode import Episode, EpisodeMetrics
+from strands_sglang.rollout.reward import Reward
+from strands_sglang.rollout.task import Task
+from strands_sglang.tokens import Join, TokenTree, Turn, TurnPurpose, VersionSpan
+
+ENDS = [*EndReason]
+LAYERS, TOP_K = 2, 2
+VOCABULARY = 50
+
+
+def text_of(ids: Sequence[int]) -> str:
+    """Stand in for a tokenizer."""
+    return " ".join(map(str, ids))
+
+
+def episode_of(tree: TokenTree, ended: EndReason = EndReason.ANSWERED, reward: Any = 1.0, **more: Any) -> Episode:
+    """Return a finished episode with these turns."""
+    task = Task("question", id="t")
+    metrics = EpisodeMetrics(tool_calls=3, tool_seconds=1.5)
+    metrics.count(tree)
+    score = reward if isinstance(reward, Reward) else Reward(reward)
+    return Episode("t/0", task, 0, ended, tree, reward_detail=score, metrics=metrics, **more)
+
+
+def experts_of(tree: TokenTree) -> Callable[[Turn], RoutedExperts]:
+    """Return what a turn's branch chose: of token t, experts t + 1, t + 2, ... over layers and places."""
+
+    def joined(leaf: Turn) -> RoutedExperts:
+        chosen = expected_experts(tree.ids(leaf)[:-1])
+        return RoutedExperts((base64.b64encode(chosen.tobytes()).decode(),), (len(chosen),))
+
+    return joined
+
+
+def expected_experts(ids: Sequence[int]) -> Any:
+    """Return what `experts_of` tells of these tokens."""
+    steps = np.arange(1, LAYERS * TOP_K + 1, dtype=np.int32).reshape(1, LAYERS, TOP_K)
+    return np.asarray(ids, np.int32).reshape(-1, 1, 1) + steps
+
+
+def grown(rng: random.Random) -> TokenTree:
+    """Return a tree as an episode may leave it behind; possibly empty."""
+    tree = TokenTree()
+    for _ in range(rng.choice([0, 1, 1, 2, 3, 4, 6])):
+        turns = tree.turns
+        root = not turns or rng.random() < 0.15
+        parent = None if root else turns[-1] if rng.random() < 0.75 else rng.choice(turns)
+        count = rng.choice([0, 1, 1, 2, 3, 5])
+        sampled = [rng.randrange(VOCABULARY) for _ in range(count)]
+        cut = rng.randrange(1, count) if count > 1 and rng.random() < 0.3 else count
+        spans = [VersionSpan(rng.choice(["1", "2", None]), 0, cut)] if count else []
+        spans += [VersionSpan("3", cut, count)] if cut < count else []
+        prepared = tree.prepare(
+            parent,
+            context=[
+                rng.randrange(VOCABULARY) for _ in range(rng.choice([0, 1, 2, 4]) if parent else rng.choice([2, 3, 5]))
+            ],
+            closing=[VOCABULARY] if parent is not None and rng.random() < 0.2 else [],
+            purpose=rng.choices(list(TurnPurpose), [8, 1, 1])[0],
+            join=(Join.FORKED if turns else Join.ROOT) if parent is None else Join.PROVED,
+            caller=(rng.choice(turns).id, "call") if parent is None and turns and rng.random() < 0.5 else None,
+        )
+        logprobs = [-rng.random() * 3 for _ in range(count)]
+        turn = tree.commit(prepared, sampled, logprobs, spans, detail={"cached_tokens": rng.choice([None, 0, 1])})
+        if rng.random() < 0.12:
+            tree.reject(turn)
+    return tree

@@ -1,0 +1,117 @@
+"""A viewer in a process of its own, and a browser that watches what the page does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from support.families import FAMILIES
+from support.viewer.recorded_run import FAMILY
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+
+_SERVE = """
+import sys
+from strands_sglang.viewer import view, worker
+worker._PROGRAM = sys.argv[3] or worker._PROGRAM
+view(sys.argv[1], tokenizer=sys.argv[2] or None, browser=False, ready=lambda address: print(address, flush=True))
+"""
+
+
+def tokenizer_path() -> str:
+    """Return the path, or the name, of the tokenizer of the recorded run."""
+    fixtures = os.environ.get("STRANDS_SGLANG_FIXTURES")
+    return str(Path(fixtures) / FAMILY) if fixtures else FAMILIES[FAMILY]
+
+
+def gated_worker(gate: Path) -> str:
+    """Return the program of an `EpisodeWorker` whose tokenizer is loaded once a file exists."""
+    from strands_sglang.viewer import worker
+
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.02)\n"
+    return worker._PROGRAM.replace("work(sys.argv[1])", f"{wait}work(sys.argv[1])")
+
+
+@contextmanager
+def running_viewer(directory: Path, tokenizer: str = "", *, worker: str = "") -> Iterator[str]:
+    """Serve a run; yield the address of its page.
+
+    Args:
+        directory: Directory of the run.
+        tokenizer: Name or path of the tokenizer; "": the one that run.json names.
+        worker: Program of the viewer's worker; "": its own.
+    """
+    command = [sys.executable, "-c", _SERVE, str(directory), tokenizer, worker]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert address.startswith("http://127.0.0.1:"), "the viewer did not start"
+            yield address
+        finally:
+            process.kill()
+
+
+@contextmanager
+def running_chromium() -> Iterator[Any]:
+    """Start Chromium; yield it."""
+    from playwright.sync_api import sync_playwright
+
+    assert Path(CHROMIUM).exists(), f"{CHROMIUM} must exist: apt-get install chromium, or set CHROMIUM"
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Watched:
+    """A page, and everything it asked for and complained about."""
+
+    page: Any
+    origin: str
+    requests: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def assert_quiet(self) -> None:
+        """Check that the page reported no error and asked no other machine for anything."""
+        assert self.errors == []
+        assert [url for url in self.requests if not url.startswith(self.origin)] == []
+
+
+_LONG_TASKS = """
+window.longTasks = [];
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) window.longTasks.push(Math.round(entry.duration));
+}).observe({ entryTypes: ["longtask"] });
+"""
+
+
+@contextmanager
+def watched_page(
+    browser: Any, origin: str, *, width: int = 1440, height: int = 900, **context: Any
+) -> Iterator[Watched]:
+    """Open an empty page; check at the end that it was quiet."""
+    made = browser.new_context(viewport={"width": width, "height": height}, **context)
+    page = made.new_page()
+    watched = Watched(page, origin)
+    page.add_init_script(_LONG_TASKS)
+    page.on("request", lambda request: watched.requests.append(request.url))
+    page.on("pageerror", lambda error: watched.errors.append(str(error)))
+    page.on("console", lambda message: watched.errors.append(message.text) if message.type == "error" else None)
+    page.on("dialog", lambda dialog: watched.errors.append(f"dialog: {dialog.message}"))
+    page.set_default_timeout(60_000)  # machines that run tests are busy; speed is measured elsewhere
+    try:
+        yield watched
+        watched.assert_quiet()
+    finally:
+        made.close()

@@ -1,0 +1,76 @@
+"""slime's `--use-rollout-routing-replay` with a real mixture of experts: one row per token except the last."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strands_sglang import SGLangClient, SGLangModel
+from strands_sglang.rollout import Task
+from strands_sglang.trainers.slime import slime_rollout
+from strands_sglang.trainers.slime.validation import validate_batch
+from support.lab_servers import LAB, LabProcess
+from support.rollout_agent import agent_for
+from support.trainers.slime_checks import check_batch
+from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
+
+pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+
+LAYERS, TOP_K = 3, 2
+
+sys.path.append(str(LAB))
+
+import engine  # noqa: E402 - the lab is not a package
+
+
+@pytest.fixture
+def moe_world(tiny_moe: LabProcess, tmp_path: Path) -> Iterator[SlimeWorld]:
+    """Connect slime to the server itself: PyPI's router removes `return_routed_experts` from requests."""
+    with SlimeWorld(tiny_moe.url, tmp_path, str(engine.MODELS["tiny-moe"].folder), alone=True) as world:
+        yield world
+
+
+def two_questions(given: Task, model: SGLangModel) -> Any:
+    async def work() -> str:
+        agent = agent_for(model, tools=[])
+        await agent.invoke_async(str(given.prompt), limits={"turns": 1})
+        if given.data["questions"][0] != given.prompt:
+            agent.messages[:] = agent.messages[:-1]
+        return str(await agent.invoke_async("And what else?", limits={"turns": 1}))
+
+    return work
+
+
+@pytest.mark.parametrize("branches", ["main", "all"])
+async def test_one_row_per_token_except_the_last(moe_world: SlimeWorld, tiny_moe: LabProcess, branches: str) -> None:
+    world = moe_world
+    # The model is random: it says something else every time, and ends a turn on one token of ten.
+    stop = [str(token) for token in range(0, 150000, 10)]
+    flags: list[Any] = ["--use-rollout-routing-replay", "--rollout-max-response-len", 60]
+    args = world.configure(
+        slime_rollout(two_questions, reward=lambda episode: float(episode.metrics.turns), branches=branches),
+        *flags,
+        *("--rollout-stop-token-ids", *stop),
+        groups=2,
+        samples=2,
+        num_layers=LAYERS,
+        moe_router_topk=TOP_K,
+    )
+    batch = world.step()
+    check_batch(batch, rollouts=4)
+    validate_batch(batch.groups, args)
+    async with SGLangClient(tiny_moe.url) as client:
+        for sample, rows in zip(batch.samples, batch.train["rollout_routed_experts"], strict=True):
+            assert not sample.remove_sample
+            assert tuple(rows.shape) == (len(sample.tokens) - 1, LAYERS, TOP_K)
+            again = await client.generate(sample.tokens, {"max_new_tokens": 1}, routed_experts_start=0)
+            assert again.routed_experts is not None
+            second = again.routed_experts.decode(LAYERS, TOP_K)[: len(sample.tokens) - 1]
+            # The same weights over the same tokens choose the same experts, but for ties in the last bits.
+            assert (np.sort(rows.numpy(), -1) == np.sort(second, -1)).all(-1).mean() >= 0.98
+    assert any(len(sample.weight_versions) > 1 for sample in batch.samples), "some have two turns"

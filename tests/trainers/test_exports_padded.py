@@ -1,0 +1,162 @@
+"""Padded batches: every token is at its position, and padding is not trained."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.tokens import TokenTree, VersionSpan
+from strands_sglang.trainers.exports import Advantages, Side, padded_batch
+from strands_sglang.trainers.rows import Branches, branches_of, rows
+from support.rollout.agent_kinds import plain
+from support.rollout.finished import finished
+from support.rollout.scripts import PromptEngine, run, steps
+from support.token_trees import forked, grow
+from support.trainers.grown_episodes import episode_of, grown
+
+PAD = 77
+
+
+def small() -> TokenTree:
+    tree = TokenTree("t/1")
+    grow(tree, None, [1, 2], [3], versions=[VersionSpan("2", 0, 1)])
+    return tree
+
+
+def large() -> TokenTree:
+    tree = TokenTree("t/0")
+    first = grow(tree, None, [1, 2], [10, 11], versions=[VersionSpan("1", 0, 1), VersionSpan("2", 1, 2)])
+    grow(tree, first, [4], [12])
+    return tree
+
+
+def test_right_padding() -> None:
+    batch = padded_batch([episode_of(large()), episode_of(small(), reward=None)], pad_token_id=PAD)
+    assert batch["input_ids"].tolist() == [[1, 2, 10, 11, 4, 12], [1, 2, 3, PAD, PAD, PAD]]
+    assert batch["attention_mask"].tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 0, 0]]
+    assert batch["response_mask"].tolist() == [[0, 0, 1, 1, 1, 1], [0, 0, 1, 0, 0, 0]]
+    assert batch["loss_mask"].tolist() == [[0, 0, 1, 1, 0, 1], [0, 0, 0, 0, 0, 0]]  # the second was not scored
+    expected = np.array([[0, 0, -1, -1.1, 0, -1.2], [0, 0, -0.3, 0, 0, 0]], np.float32)
+    assert batch["logprobs"].tolist() == expected.tolist()
+    assert batch.version_names == ("1", "2", None)
+    assert batch["versions"].tolist() == [[-1, -1, 0, 1, -1, 2], [-1, -1, 1, -1, -1, -1]]
+    assert batch["rewards"][0] == 1.0 and math.isnan(batch["rewards"][1])
+    assert {name: str(array.dtype) for name, array in batch.items()} == {
+        **dict.fromkeys(["input_ids", "attention_mask", "position_ids", "response_mask", "loss_mask"], "int64"),
+        **{"logprobs": "float32", "versions": "int32", "rewards": "float32"},
+        **{"group_ids": "int64", "rollout_ids": "int64", "main": "bool"},
+    }
+
+
+def test_left_padding_shifts_the_rows() -> None:
+    episodes = [episode_of(large()), episode_of(small())]
+    right, left = (padded_batch(episodes, pad_token_id=PAD, side=side) for side in (Side.RIGHT, "left"))
+    for name, array in left.items():
+        if array.ndim == 2:
+            assert np.array_equal(array[1], np.roll(right[name][1], 3)) and np.array_equal(array[0], right[name][0])
+    with pytest.raises(ValueError, match="middle"):
+        padded_batch(episodes, pad_token_id=PAD, side="middle")
+
+
+@pytest.mark.parametrize("side", list(Side))
+def test_random_rows_are_at_their_positions(side: Side) -> None:
+    rng = random.Random(3)
+    episodes = [episode_of(grown(rng)) for _ in range(150)]
+    for branches in Branches:
+        expected = [row for episode in episodes for row in rows(episode, branches)]
+        batch = padded_batch(episodes, pad_token_id=PAD, side=side, branches=branches, multiple_of=8)
+        assert batch["input_ids"].shape[0] == len(expected) and batch["input_ids"].shape[1] % 8 == 0
+        for at, row in enumerate(expected):
+            there = batch["attention_mask"][at].astype(bool)
+            answer = batch["response_mask"][at].astype(bool)
+            assert batch["input_ids"][at][there].tolist() == row.token_ids.tolist()
+            assert (batch["input_ids"][at][~there] == PAD).all()
+            assert batch["loss_mask"][at][answer].tolist() == row.loss_mask.tolist()
+            assert batch["logprobs"][at][answer].tolist() == row.logprobs.astype(np.float32).tolist()
+            names = [None if number < 0 else batch.version_names[number] for number in batch["versions"][at][answer]]
+            assert names == [None if number < 0 else row.version_names[number] for number in row.versions]
+            for name in ("loss_mask", "logprobs"):
+                assert not batch[name][at][~answer].any()
+            assert (batch["versions"][at][~answer] == -1).all() and (answer <= there).all()
+
+
+def test_long_rows_are_truncated() -> None:
+    episodes = [episode_of(large()), episode_of(small())]
+    batch = padded_batch(episodes, pad_token_id=PAD, max_length=4)
+    assert batch["input_ids"].tolist() == [[1, 2, 10, 11], [1, 2, 3, PAD]]
+    assert batch["loss_mask"].tolist() == [[0, 0, 1, 1], [0, 0, 1, 0]]
+    shorter = padded_batch(episodes, pad_token_id=PAD, max_length=1, side=Side.LEFT, multiple_of=2)
+    assert shorter["input_ids"].tolist() == [[PAD, 1], [PAD, 1]] and not shorter["loss_mask"].any()
+    for wrong in ({"max_length": 0}, {"multiple_of": 0}):
+        with pytest.raises(ConfigurationError, match="at least 1"):
+            padded_batch(episodes, pad_token_id=PAD, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="got none to make a batch of"):
+        padded_batch([episode_of(TokenTree())], pad_token_id=PAD)
+
+
+def test_rows_branches_and_episodes_make_the_same_batch() -> None:
+    tree, _ = forked()
+    episode = episode_of(tree)
+    blocks = [
+        padded_batch([episode], pad_token_id=PAD),
+        padded_batch(rows(episode, Branches.ALL), pad_token_id=PAD),
+        padded_batch(sorted(branches_of([episode]), key=lambda one: not one.main), pad_token_id=PAD),
+    ]
+    for name in blocks[0]:
+        if name != "rewards":
+            assert np.array_equal(blocks[0][name], blocks[1][name]), name
+        assert np.array_equal(blocks[0][name], blocks[2][name]), name
+    assert np.isnan(blocks[1]["rewards"]).all() and blocks[0]["rollout_ids"].tolist() == [0, 0, 0]
+
+
+async def test_batch_of_a_ledger(tmp_path: Path) -> None:
+    made = await run(
+        lambda _, model: plain(model), ["one", "two"], PromptEngine(steps(1)), tmp_path, samples_per_task=2
+    )
+    ours = padded_batch(made, pad_token_id=PAD)
+    assert ours["group_ids"].tolist() == [0, 0, 1, 1] and ours["rollout_ids"].tolist() == [0, 1, 2, 3]
+    theirs = padded_batch(tmp_path, pad_token_id=PAD)
+    assert sorted(map(bytes, theirs["input_ids"])) == sorted(map(bytes, ours["input_ids"]))
+
+
+def test_group_advantages() -> None:
+    episodes = [finished("a", at, reward) for at, reward in enumerate([0.0, 1.0, None])]
+    episodes += [finished("b", at, 3.0) for at in range(2)] + [finished("c", 0, 5.0)]
+    batch = padded_batch(episodes, pad_token_id=PAD, advantages=Advantages.GROUP)
+    half = 0.5 / (math.sqrt(0.5) + 1e-6)
+    for row, expected in zip(batch["advantages"], [-half, half, 0.0, 0.0, 0.0, 0.0], strict=True):
+        assert set(row[batch["loss_mask"][0] == 1].tolist()) == {float(np.float32(expected))}
+    assert not batch["advantages"][batch["loss_mask"] == 0].any() and batch["advantages"].dtype == np.float32
+    assert "advantages" not in padded_batch(episodes, pad_token_id=PAD)
+
+
+def test_episode_with_several_branches_counts_once_in_its_group() -> None:
+    tree, _ = forked()
+    other = finished("t", 1, 0.0)
+    assert other.task.id == "t"
+    batch = padded_batch([episode_of(tree, reward=1.0), other], pad_token_id=PAD, advantages="group")
+    assert batch["group_ids"].tolist() == [0, 0, 0, 0] and batch["rollout_ids"].tolist() == [0, 0, 0, 1]
+    half = 0.5 / (math.sqrt(0.5) + 1e-6)  # the mean is 0.5, not 0.75
+    assert batch["advantages"].max(axis=1)[:3].tolist() == [float(np.float32(half))] * 3
+    assert batch["advantages"].min() == np.float32(-half)
+
+
+def test_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = padded_batch([episode_of(large())], pad_token_id=PAD)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ImportError, match="pip install torch"):
+        batch.to_torch()
+    torch: Any = ModuleType("torch")
+    torch.from_numpy = lambda array: ("tensor", array)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    tensors = batch.to_torch()
+    assert set(tensors) == set(batch) and all(made == ("tensor", batch[name]) for name, made in tensors.items())

@@ -1,0 +1,141 @@
+"""TRL on the real engine: GRPO with an agent, in the trainer's own environment.
+
+Ten steps of the example; then what is on record is held against what TRL logged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.proof.verify import verify
+from support.lab_servers import LAB, LabProcess, serve
+
+pytestmark = pytest.mark.engine
+
+ROOT = LAB.parent
+EXAMPLE = ROOT / "examples" / "trl_calculator" / "train.py"
+MODEL = str(LAB / "tool_policy" / "canonical")
+STEPS, GROUPS, SAMPLES = 10, 4, 8
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """The Python of TRL's environment. A missing one is a failure in CI; elsewhere the tests are skipped."""
+    command = [sys.executable, str(ROOT / "scripts" / "setup-trainers"), "--where", "trl"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        words = f"no environment for TRL; make it with: scripts/setup-trainers trl\n{found.stderr}"
+        pytest.fail(words) if os.environ.get("CI") else pytest.skip(words)
+    return found.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def server(engine_logs: Path) -> Iterator[LabProcess]:
+    """Start a separate server, because its weights are changed."""
+    server = serve("tool-policy", engine_logs)
+    try:
+        yield server.start().wait()
+    finally:
+        server.kill()
+
+
+def run(command: list[str], seconds: float = 240) -> str:
+    """Run a command in the trainer's environment, with this checkout's package."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    env |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    env["PYTHONPATH"] = str(ROOT / "src")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=env, check=False)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def train(python: list[str], url: str, folder: Path, *options: str) -> list[dict[str, Any]]:
+    """Train, and return TRL's log of each step."""
+    report = folder / "report.json"
+    where = ["--url", url, "--model", MODEL, "--runs", str(folder / "runs"), "--report", str(report)]
+    run([*python, str(EXAMPLE), *where, *options])
+    logged: list[dict[str, Any]] = [line for line in json.loads(report.read_text()) if "loss" in line]
+    return logged
+
+
+def versions_in(directory: Path) -> set[str | None]:
+    """Return the weight versions of all recorded turns."""
+    trees = [record.tree() for record in Ledger(directory).episodes()]
+    return {span.version for tree in trees for turn in tree.turns for span in turn.versions}
+
+
+def trained_in(directory: Path) -> int:
+    """Return the number of trained tokens in a ledger, which must be proved."""
+    certificate = verify(directory)
+    assert certificate.proved, certificate.text()
+    trees = [record.tree() for record in Ledger(directory).episodes()]
+    return sum(int(one.loss_mask.sum()) for tree in trees for one in tree.trajectories())
+
+
+def test_ten_steps_of_grpo(python: str, server: LabProcess, tmp_path: Path) -> None:
+    logged = train([python], server.url, tmp_path, "--steps", str(STEPS), "--groups", str(GROUPS))
+    assert len(logged) == STEPS
+    runs = sorted((tmp_path / "runs").iterdir())
+    assert [one.name for one in runs] == [f"step-{step:06d}" for step in range(STEPS)]
+
+    seen: set[str | None] = set()
+    for step, (line, directory) in enumerate(zip(logged, runs, strict=True)):
+        assert math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]), line
+        assert line["rollout/masked"] == 0.0 and "sync/seconds" in line, line
+        # The trainer scores the tokens as the engine did when it sampled them: same weights, same tokens, same places.
+        assert 0.0 < line["sampling/sampling_logp_difference/mean"] <= 1e-3, line
+        assert line["sampling/sampling_logp_difference/max"] <= 1e-2, line
+        assert versions_in(directory) == {str(step)}
+        seen |= versions_in(directory)
+        episodes = GROUPS * SAMPLES
+        assert sum(verify(directory).episodes.values()) == episodes
+        # What is proved is what was trained, to the token; TRL logs the mean over its rows.
+        assert trained_in(directory) / episodes == pytest.approx(line["completions/mean_length"])
+    assert len(seen) == STEPS
+    assert sum(line["grad_norm"] > 0 for line in logged) >= STEPS - 1, (
+        "a step without a gradient may be chance, not two"
+    )
+    drifts = [line["sampling/sampling_logp_difference/mean"] for line in logged]
+    seconds = {
+        name: sum(line[name] for line in logged) / STEPS for name in ("sync/seconds", "rollout/seconds", "step_time")
+    }
+    print(f"rewards {[round(line['reward'], 2) for line in logged]}; drift {max(drifts):.1e}; mean seconds {seconds}")
+
+
+def test_adapters_reach_the_engine_merged(python: str, server: LabProcess, tmp_path: Path) -> None:
+    options = ["--steps", "3", "--groups", "2", "--lora", "--learning-rate", "0.003"]
+    logged = train([python], server.url, tmp_path, *options)
+    assert len(logged) == 3
+    for line, directory in zip(logged, sorted((tmp_path / "runs").iterdir()), strict=True):
+        assert line["sampling/sampling_logp_difference/mean"] <= 1e-3, line
+        assert trained_in(directory) > 0
+
+
+def test_two_processes_share_an_engine(python: str, server: LabProcess, tmp_path: Path) -> None:
+    launcher = [python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "--standalone"]
+    logged = train(launcher, server.url, tmp_path, "--steps", "2", "--groups", "1")
+    assert len(logged) == 2
+    runs = sorted((tmp_path / "runs").iterdir())
+    assert [one.name for one in runs] == [f"step-{step:06d}-rank{rank}" for step in (0, 1) for rank in (0, 1)]
+    for number, directory in enumerate(runs):
+        assert sum(verify(directory).episodes.values()) == SAMPLES and trained_in(directory) > 0
+        # One name a step, on both; with a tail where an earlier training left the engine under that very name.
+        (version,) = versions_in(directory)
+        assert str(version).split("-")[0] == str(number // 2)
+    assert all(line["sampling/sampling_logp_difference/mean"] <= 1e-3 for line in logged)
+
+
+def test_logprobs_compared_and_adapters_merged(python: str) -> None:
+    checks = ["drift", "merge", "refused"]
+    output = run([python, str(ROOT / "tests" / "support" / "trainers" / "trl_checks.py"), *checks])
+    assert [line for line in output.splitlines() if line.startswith("checked")] == [f"checked {one}" for one in checks]

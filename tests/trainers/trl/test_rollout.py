@@ -1,0 +1,215 @@
+"""TRL gets one completion per prompt, in order, however the episodes end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strands_sglang import SGLangClient, SGLangModel
+from strands_sglang.errors import ConfigurationError, EngineError, RequestRejectedError
+from strands_sglang.rollout import EndReason, Limits, Task
+from strands_sglang.trainers.trl import TrlRollout, trl_rollout
+from strands_sglang.trainers.trl.batch import MaskReason
+from support.families import tokenizer
+from support.rollout.agent_kinds import plain
+from support.rollout.scripts import FAMILY, PromptEngine, Script, asked, assert_proved, steps
+from support.scripted_engine import Answer
+from support.trainers.trl_doubles import Accelerator, Trainer, Weights, arguments
+
+ROWS = [{"prompt": f"Question {number}", "answer": number} for number in range(6)]
+
+
+def build(task: Task, model: SGLangModel) -> Any:
+    return plain(model)
+
+
+def score(episode: Any) -> float:
+    return float(episode.task.answer)
+
+
+def rollouts(script: Script, **settings: Any) -> TrlRollout:
+    plain_ones: dict[str, Any] = {"reward": score, "client": PromptEngine(script), "sync": "none", "drift_rows": 0}
+    return trl_rollout(build, **{**plain_ones, **settings})
+
+
+def trainer(**given: Any) -> Trainer:
+    return Trainer(**{"processing_class": tokenizer(FAMILY), "train_dataset": ROWS, **given})
+
+
+def prompts(*numbers: int) -> list[str]:
+    return [f"Question {number}" for number in numbers]
+
+
+def test_one_completion_per_prompt_in_order(tmp_path: Path) -> None:
+    func = rollouts(steps(2), directory=tmp_path)
+    requested = prompts(3, 3, 1, 1, 3, 0, 0, 1)
+    batch = func(requested, trainer())
+    assert batch["strands_reward"] == [3.0, 3.0, 1.0, 1.0, 3.0, 0.0, 0.0, 1.0]
+    assert [one.task.prompt for one in batch["episode"]] == requested
+    assert len({one.id for one in batch["episode"]}) == len(requested)
+    family_tokenizer = tokenizer(FAMILY)
+    for prompt, ids, completion, mask, logprobs in zip(
+        requested, *(batch[key] for key in ("prompt_ids", "completion_ids", "env_mask", "logprobs")), strict=True
+    ):
+        assert prompt in family_tokenizer.decode(ids) and len(completion) == len(mask) == len(logprobs)
+        assert family_tokenizer.decode(completion).count("<tool_response>") == 2
+        trained = family_tokenizer.decode([id for id, one in zip(completion, mask, strict=True) if one])
+        assert "<tool_response>" not in trained and trained.count("<tool_call>") == 2 and "the end" in trained
+        assert all(logprob < 0 for logprob, one in zip(logprobs, mask, strict=True) if one)
+    assert_proved(tmp_path / "step-000000")
+    func.close()
+
+
+def test_every_call_has_a_new_directory(tmp_path: Path) -> None:
+    func, train = rollouts(steps(0), directory=tmp_path), trainer(eval_dataset=ROWS)
+    for step in (0, 0, 1):
+        train.state.global_step = step
+        func(prompts(0, 0), train)
+    train.model.training = False
+    func(prompts(0), train)
+    train.accelerator = Accelerator(2, 1)
+    func(prompts(0), train)
+    names = ["step-000000", "step-000000.1", "step-000001", "step-000001-eval", "step-000001-eval-rank1"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == names
+    for name in names:
+        assert_proved(tmp_path / name)
+    func.close()
+
+
+def test_completion_length_covers_all_turns() -> None:
+    func = rollouts(steps(50), limits=Limits(max_turns=40))
+    for longest in (5, 60, 100):
+        batch = func(prompts(0), trainer(args=arguments(max_completion_length=longest)))
+        assert len(batch["completion_ids"][0]) <= longest and any(batch["env_mask"][0])
+        assert batch["episode"][0].end_reason in (EndReason.TOKEN_LIMIT, EndReason.TURN_TRUNCATED)
+    assert len(batch["completion_ids"][0]) > 60
+    func.close()
+
+
+def test_failed_episode_is_a_masked_row(caplog: pytest.LogCaptureFixture) -> None:
+    def script(prompt: str, before: int) -> Answer:
+        if asked(prompt) == "Question 1":
+            return RequestRejectedError("no")
+        return steps(1)(prompt, before)
+
+    def sometimes(task: Task, model: SGLangModel) -> Any:
+        if task.answer == 2:
+            raise RuntimeError("no agent today")
+        return plain(model)
+
+    func = trl_rollout(sometimes, reward=score, client=PromptEngine(script), sync="none", drift_rows=0)
+    batch = func(prompts(0, 1, 2, 3), trainer())
+    assert func.last is not None
+    assert [one.masked for one in func.last.completions] == [None, MaskReason.FAILED, MaskReason.FAILED, None]
+    assert batch["strands_reward"] == [0.0, None, None, 3.0]
+    assert [any(mask) for mask in batch["env_mask"]] == [True, False, False, True]
+    assert all(len(ids) >= 1 for ids in (*batch["completion_ids"], *batch["prompt_ids"]))
+    assert func.last.metrics["rollout/masked"] == 0.5 and len(func.last.rows) == 2
+    assert "masked=<{'failed': 2}>, of=<4>" in caplog.text
+    func.close()
+
+
+def test_reward_error_leaves_no_reward() -> None:
+    def broken(episode: Any) -> float:
+        raise ZeroDivisionError
+
+    func = rollouts(steps(0), reward=broken)
+    batch = func(prompts(0, 1), trainer())
+    assert batch["strands_reward"] == [None, None] and all(any(mask) for mask in batch["env_mask"])
+    func.close()
+
+
+async def test_call_inside_a_running_loop() -> None:
+    func = rollouts(steps(1))
+    assert asyncio.get_running_loop()
+    assert len(func(prompts(0, 0), trainer())["prompt_ids"]) == 2
+    func.close()
+
+
+def test_sampling_parameters_reach_the_engine() -> None:
+    engine = PromptEngine(steps(0))
+    func = rollouts(steps(0), client=engine, sampling_params={"stop_token_ids": [7]})
+    func(prompts(0), trainer(args=arguments(temperature=0.5, top_k=9)))
+    sampling = engine.calls[0].sampling
+    assert (sampling["temperature"], sampling["top_k"], sampling["stop_token_ids"]) == (0.5, 9, [7])
+    with pytest.raises(ConfigurationError, match="temperature=2"):
+        rollouts(steps(0), sampling_params={"temperature": 2})(prompts(0), trainer())
+    func.close()
+
+
+def test_tokenizer_of_a_processor_is_used() -> None:
+    func = rollouts(steps(0))
+    batch = func(prompts(0), trainer(processing_class=SimpleNamespace(tokenizer=tokenizer(FAMILY))))
+    assert any(batch["env_mask"][0])
+    func.close()
+
+
+def test_no_prompts_no_episodes() -> None:
+    batch = rollouts(steps(0))([], trainer())
+    assert {"prompt_ids", "completion_ids", "logprobs"} <= set(batch) and not batch["prompt_ids"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"base_url": "http://127.0.0.1:9"}, "exactly one of client and base_url"),
+        ({"client": None}, "exactly one of client and base_url"),
+        ({"samples_per_task": 4}, "samples_per_task cannot be given"),
+        ({"sync": "disk"}, "must be an SGLangClient to update weights, got a PromptEngine"),
+    ],
+)
+def test_invalid_arguments_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        rollouts(steps(0), **settings)
+
+
+# --- with weights -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def weights() -> Weights:
+    return Weights(ids=tokenizer(FAMILY).encode("the end<|im_end|>"))
+
+
+def test_every_step_uses_its_own_weights(weights: Weights, tmp_path: Path) -> None:
+    with weights.server() as server:
+        func, train = trl_rollout(build, reward=score, base_url=server.url, drift_rows=0, directory=tmp_path), trainer()
+        for step in range(3):
+            train.state.global_step = step
+            func(prompts(0, 0, 1, 1), train)
+            assert func.last is not None and func.last.version == str(step)
+            assert {row.version_names for row in func.last.rows} == {(str(step),)} and len(func.last.rows) == 4
+            assert func.last.metrics["sync/seconds"] > 0
+        func(prompts(2), train)
+        assert func.last is not None and "sync/seconds" not in func.last.metrics and len(weights.updates) == 3
+        folder = Path(weights.updates[-1]["model_path"])
+        assert folder.is_dir()
+        func.close()
+        assert not folder.exists()
+
+
+def test_batch_of_only_old_weights_raises(weights: Weights) -> None:
+    weights.samples_from = "old"
+    with weights.server() as server:
+        func = trl_rollout(build, reward=score, base_url=server.url, drift_rows=0)
+        with pytest.raises(EngineError, match=r"sampled by the weights '0', got \['old'\]"):
+            func(prompts(0, 1), trainer())
+        func.close()
+
+
+def test_given_client_is_not_closed(weights: Weights) -> None:
+    with weights.server() as server:
+        client = SGLangClient(server.url)
+        func = trl_rollout(build, reward=score, client=client, drift_rows=0)
+        func(prompts(0), trainer())
+        func.close()
+
+        async def still() -> None:
+            async with client:
+                assert (await client.control.model_info()).weight_version == "0"
+
+        asyncio.run(still())

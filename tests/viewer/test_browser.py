@@ -1,0 +1,568 @@
+"""The page itself, in Chromium: everything it must show, hostile text, live runs, exports, and its speed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.viewer import export_html
+from support.viewer.browser import (
+    Watched,
+    gated_worker,
+    running_chromium,
+    running_viewer,
+    tokenizer_path,
+    watched_page,
+)
+from support.viewer.generated_run import EpisodeGenerator
+from support.viewer.recorded_run import FAMILY
+from support.viewer.tampered import odd_run, tampered_run
+
+pytestmark = pytest.mark.browser
+
+ROW = ".table-row"
+READY = "html[data-ready]"
+FIRST_TABLE_SECONDS = 2.0
+OPEN_SECONDS = 1.0
+LONGEST_TASK = 100  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with running_chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def address(recorded_run: Path) -> Iterator[str]:
+    with running_viewer(recorded_run, tokenizer_path()) as served:
+        yield served
+
+
+Opened = Callable[..., AbstractContextManager[Watched]]
+
+
+@pytest.fixture
+def opened(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
+    """Return a function that opens the page at a hash; the page must be quiet at the end of the test."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+
+        def open_page(place: str = "", **options: Any) -> Any:
+            watched = stack.enter_context(watched_page(browser, address, **options))
+            watched.page.goto(address + place)
+            watched.page.wait_for_selector(READY)
+            return watched.page
+
+        yield open_page
+
+
+def open_episode(page: Any, id: str) -> None:
+    """Wait until an episode is shown with the texts of its tokens."""
+    page.wait_for_selector(f"html[data-episode='{id}']")
+    page.wait_for_selector(".pair .t")
+    page.wait_for_selector(".loading-tokenizer", state="detached")
+
+
+def wait_until(page: Any, condition: str, timeout: float = 60.0) -> None:
+    """Wait until an expression is true; Playwright's own waiting needs `eval`, which the page's policy forbids."""
+    until = time.monotonic() + timeout
+    while not page.evaluate(condition):
+        assert time.monotonic() < until, f"not true within {timeout} s: {condition}"
+        page.wait_for_timeout(20)
+
+
+def hover(page: Any, target: Any, condition: str, timeout: float = 30.0) -> None:
+    """Point at an element until an expression is true: a page that is still drawing replaces what was pointed at."""
+    until = time.monotonic() + timeout
+    while True:
+        target.hover()
+        for _ in range(10):
+            if page.evaluate(condition):
+                return
+            page.wait_for_timeout(20)
+        assert time.monotonic() < until, f"not true within {timeout} s: {condition}"
+        page.mouse.move(0, 0)
+
+
+def row_ids(page: Any) -> list[str]:
+    ids: list[str] = page.eval_on_selector_all(ROW, "rows => rows.map(row => row.dataset.id)")
+    return ids
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def test_run_shows_figures_charts_and_rows(opened: Any) -> None:
+    page = opened()
+    assert page.locator(".figure").count() == 6
+    assert "44" in page.locator(".figure").first.inner_text()
+    assert page.locator(".mean-line").count() == 1
+    assert page.locator(".histogram .bar").count() > 1
+    assert page.locator(ROW).count() > 10
+    page.wait_for_selector("#top .verdict-proved")
+
+
+def test_histogram_and_end_reasons_filter(opened: Any) -> None:
+    page = opened()
+    page.locator(".bar-row", has_text="agent error").click()
+    wait_until(page, "document.querySelector('.count').textContent.startsWith('4 of 44')")
+    assert {id.partition("-")[0] for id in row_ids(page)} == {"broken"}
+    assert "end=agent_error" in page.evaluate("location.hash")
+    page.locator(".chip", has_text="ended: agent error").click()
+    wait_until(page, "document.querySelector('.count').textContent === '44 episodes'")
+    page.locator(".histogram .bar").last.click()
+    wait_until(page, "document.querySelector('.count').textContent.includes(' of 44')")
+    rewards = page.eval_on_selector_all(".col-reward", "cells => cells.slice(1).map(cell => cell.textContent)")
+    assert set(rewards) == {"1.00"}
+
+
+def test_full_text_search_finds_what_only_a_tool_said(opened: Any) -> None:
+    page = opened()
+    page.keyboard.press("/")
+    page.keyboard.type("東京")
+    wait_until(page, "document.querySelector('.count').textContent === '4 of 44 episodes'")
+    assert {id.partition("/")[0] for id in row_ids(page)} == {"errors-1"}
+
+
+def test_sorting(opened: Any) -> None:
+    page = opened()
+    page.locator(".table-head button", has_text="tokens").click()
+    tokens = page.eval_on_selector_all(
+        ".table-row .col-tokens", "cells => cells.map(cell => +cell.textContent.replaceAll(',', ''))"
+    )
+    assert tokens == sorted(tokens, reverse=True) and "sort=-tokens" in page.evaluate("location.hash")
+
+
+# --- an episode -------------------------------------------------------------------------------------------------------
+
+
+def test_open_an_episode_and_hover_a_token(opened: Any) -> None:
+    page = opened()
+    page.locator(f"{ROW}[data-id='algebra-601/0']").click()
+    open_episode(page, "algebra-601/0")
+    page.wait_for_selector(".episode-head .verdict-proved")
+    token = page.locator(".kind-sampled .t").nth(4)
+    hover(page, token, "document.querySelector('#card').innerText.includes('logprob')")
+    card = page.locator("#card").inner_text()
+    for part in ("token", "id ", "position", "bytes", "logprob", "weights", "trained"):
+        assert part in card
+    hover(page, page.locator(".item-text").first, "document.querySelectorAll('.t.hot').length > 3")
+    assert page.locator(".t.hot").count() > 3, "the tokens of a message are marked"
+    marked = "".join(page.locator(".t.hot").all_inner_texts())
+    assert "Compute 601" in marked
+    word = page.locator(".kind-context .t", has_text=re.compile("Compute")).first
+    hover(page, word, "document.querySelector('.item.hot') !== null")
+    assert "Compute 601" in page.locator(".item.hot").inner_text(), "and the message of a token"
+
+
+def test_reasoning_calls_results_and_closing_tokens(opened: Any) -> None:
+    page = opened("#e=algebra-601%2F0")
+    open_episode(page, "algebra-601/0")
+    text = page.locator(".pairs").inner_text()
+    for part in ("reasoning", "calculator", "601 * 17", "10217", "closing token added and declared", "weights"):
+        assert part in text
+    assert page.locator(".pair-closing .t.o2").count() == 1
+
+
+@pytest.mark.parametrize(
+    "key, mode, classes",
+    [
+        ("2", "loss", ".k1"),
+        ("3", "logprob", "[class*=' p']"),
+        ("4", "weights", ".w0"),
+        ("5", "turn", ".u1"),
+        ("6", "drift", ".d0"),
+    ],
+)
+def test_colours(opened: Any, key: str, mode: str, classes: str) -> None:
+    page = opened("#e=algebra-601%2F0")
+    open_episode(page, "algebra-601/0")
+    page.keyboard.press(key)
+    page.wait_for_selector(f".modes .on[data-mode='{mode}']")
+    assert page.locator(f".kind-sampled .t{classes}").count() > 0
+    assert f"c={mode}" in page.evaluate("location.hash")
+
+
+def drifting_episode(directory: Path) -> str:
+    from strands_sglang.viewer.drift import reencoded
+    from strands_sglang.viewer.token_text import TokenTexts
+    from support.families import tokenizer
+
+    texts = TokenTexts(tokenizer(FAMILY))
+    records = Ledger(directory).episodes()
+    return next(record.id for record in records for turn in record.tree() if reencoded(turn.sampled, texts))
+
+
+def test_drift_is_shown_in_place(opened: Any, recorded_run: Path) -> None:
+    id = drifting_episode(recorded_run)
+    page = opened(f"#e={id.replace('/', '%2F')}&c=drift")
+    open_episode(page, id)
+    page.keyboard.press("d")
+    page.wait_for_selector(".t.chosen.d1")
+    assert page.locator(".became").count() > 0
+    assert "instead of" in page.locator("#card").inner_text()
+
+
+def test_forks_and_their_branches(opened: Any) -> None:
+    page = opened("#e=window-1%2F0")
+    open_episode(page, "window-1/0")
+    names = page.locator(".tree-names button")
+    assert names.count() > 2 and page.locator(".tree-chart .turn").count() > 4
+    names.first.click()
+    wait_until(page, "location.hash.includes('b=')")
+    assert "on" in (names.first.get_attribute("class") or "")
+    page.keyboard.press("]")
+    assert "on" in (names.nth(1).get_attribute("class") or "")
+    assert "rewritten" in page.locator(".pairs").inner_text()
+
+
+def test_failed_calls_and_tool_errors(opened: Any) -> None:
+    page = opened("#e=errors-1%2F0")
+    open_episode(page, "errors-1/0")
+    text = page.locator(".pairs").inner_text()
+    for part in ("malformed call, not run", "timed out", "ValueError", "recorded_run.py"):
+        assert part in text
+    assert page.locator(".lane .span.tool").count() >= 3 and page.locator(".lane .span.engine").count() == 3
+
+
+def test_rendering_again_is_compared(opened: Any) -> None:
+    page = opened("#e=errors-1%2F0&c=drift")
+    open_episode(page, "errors-1/0")
+    page.locator("button", has_text="render messages again").click()
+    page.wait_for_selector(".strip .t.d2")
+    assert page.locator(".became.rendered").count() > 0
+
+
+def test_group_shows_where_two_samples_part(opened: Any) -> None:
+    page = opened("#e=algebra-601%2F0")
+    open_episode(page, "algebra-601/0")
+    page.keyboard.press("g")
+    page.wait_for_selector(".sample")
+    assert page.locator(".sample").count() == 4
+    page.wait_for_selector(".compare h2")
+    heading = page.locator(".compare h2").inner_text()
+    assert "part at token" in heading.lower() or "same tokens" in heading.lower()
+    page.locator(".sample").nth(3).locator("button", has_text="right").click()
+    wait_until(page, "location.hash.includes('r=algebra-601%2F3')")
+
+
+def test_keyboard(opened: Any) -> None:
+    page = opened()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    chosen = page.locator(".table-row.selected").get_attribute("data-id")
+    page.keyboard.press("Enter")
+    open_episode_or_failure(page, chosen)
+    page.keyboard.press("?")
+    page.wait_for_selector("#help[open]")
+    assert "next, previous episode" in page.locator("#help").inner_text()
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#help", state="hidden")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#main.view-run")
+
+
+def open_episode_or_failure(page: Any, id: str) -> None:
+    page.wait_for_selector(f"html[data-episode='{id}']")
+
+
+def test_deep_link_to_a_token(opened: Any) -> None:
+    page = opened("#e=algebra-601%2F0&t=240&c=logprob")
+    open_episode(page, "algebra-601/0")
+    page.wait_for_selector(".t.chosen")
+    assert "position 240" in page.locator("#card").inner_text()
+    assert page.locator(".modes .on").inner_text() == "logprob"
+    page.keyboard.press("ArrowRight")
+    wait_until(page, "location.hash.includes('t=241')")
+    page.go_back() if page.evaluate("history.length") > 2 else None
+
+
+def test_copy_as_json_and_as_script(opened: Any, recorded_run: Path) -> None:
+    page = opened("#e=algebra-601%2F0", permissions=["clipboard-read", "clipboard-write"])
+    open_episode(page, "algebra-601/0")
+    page.keyboard.press("x")
+    page.wait_for_selector("#toast:not([hidden])")
+    script = page.evaluate("navigator.clipboard.readText()")
+    compile(script, "copied", "exec")
+    assert str(recorded_run) in script and "algebra-601/0" in script
+    page.keyboard.press("c")
+    wait_until(page, "document.querySelector('#toast').textContent.startsWith('JSON')")
+    copied = page.evaluate("navigator.clipboard.readText().then(text => JSON.parse(text))")
+    [trajectory] = Ledger(recorded_run).episode("algebra-601/0").trajectories()
+    assert copied["branches"][0]["token_ids"] == trajectory.token_ids.tolist()
+    assert copied["branches"][0]["loss_mask"] == trajectory.loss_mask.tolist()
+
+
+def test_the_failing_token_of_a_broken_proof(browser: Any, recorded_run: Path, tmp_path: Path) -> None:
+    directory = tampered_run(recorded_run, tmp_path / "run", "algebra-601/0")
+    with running_viewer(directory, tokenizer_path()) as address, watched_page(browser, address) as watched:
+        page = watched.page
+        page.goto(f"{address}#e=algebra-601%2F0")
+        page.wait_for_selector(".episode-head .verdict-broken")
+        note = page.locator(".findings .note", has_text="a token in positions")
+        first, last = map(int, re.findall(r"positions (\d+) to (\d+)", note.inner_text())[0])
+        note.click()
+        page.wait_for_selector(".t.flaw.chosen")
+        assert f"position {first}" in page.locator("#card").inner_text()
+        assert page.locator(".t.flaw").count() == 1 and page.locator(".t.suspect").count() == last - first
+        page.wait_for_selector("#top .verdict-broken")
+
+
+def test_an_episode_is_shown_while_the_tokenizer_is_loading(browser: Any, recorded_run: Path, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with running_viewer(recorded_run, tokenizer_path(), worker=gated_worker(gate)) as address:
+        with watched_page(browser, address) as watched:
+            page = watched.page
+            page.goto(f"{address}#e=algebra-601%2F0&t=240")
+            page.wait_for_selector(".t.chosen")
+            assert "Loading the tokenizer" in page.locator(".loading-tokenizer").inner_text()
+            text = page.locator(".pairs").inner_text()
+            assert "Compute 601 * 17" in text and "I multiply 601" in text, "messages are there"
+            id = re.findall(r"id (\d+)", page.locator("#card").inner_text())[0]
+            assert f"[{id}]" in text, "and ids of tokens"
+            page.wait_for_selector(".episode-head .verdict-proved")
+            page.evaluate("location.hash = '#g=algebra-601'")
+            page.wait_for_selector(".compare .loading-tokenizer")
+            assert page.locator(".compare .t").count() > 10
+            page.go_back()
+            page.wait_for_selector(".pair .loading-tokenizer, .notes .loading-tokenizer")
+            gate.touch()
+            page.wait_for_selector(".loading-tokenizer", state="detached")
+            page.wait_for_selector(".t.chosen")
+            wait_until(page, "document.querySelector('#card').innerText.includes('position 240')")
+            assert f"[{id}]" not in page.locator(".pairs").inner_text()
+            wait_until(page, r"/would drift \d+ of 3 turns/.test(document.querySelector('.facts').innerText)")
+
+
+# --- hostile text -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["", "#e=hostile-1%2F0", "#e=broken-1%2F0", "#g=hostile-1"])
+def test_hostile_text_stays_inert(opened: Any, place: str) -> None:
+    page = opened(place)
+    if place.startswith("#e=hostile"):
+        open_episode(page, "hostile-1/0")
+        assert "<script>window.hacked" in page.locator(".item-tool_result").inner_text()
+        marks = set(page.locator(".item-tool_result .odd").all_inner_texts())
+        assert {"RLO", "PDF", "ZWSP", "ESC", "NUL", "BOM", "LRI"} <= marks
+        page.locator(".kind-context .t .odd").first.hover()
+    elif place:
+        page.wait_for_selector(".episode-head, .sample")
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.hacked === undefined")
+    assert page.locator("#main script, #main img, #main iframe, #main object").count() == 0
+    assert not page.evaluate(r"/[\u202a-\u202e\u2066-\u2069\u0000\u001b]/.test(document.body.innerText)")
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_a_damaged_ledger_is_shown(browser: Any, recorded_run: Path, tmp_path: Path, seed: int) -> None:
+    directory = odd_run(recorded_run, tmp_path / "run", seed=seed)
+    with running_viewer(directory, tokenizer_path()) as address, watched_page(browser, address) as watched:
+        page = watched.page
+        page.goto(address)
+        page.wait_for_selector(READY)
+        wait_until(page, "document.querySelector('.count').textContent === '16 episodes'")
+        for id in row_ids(page):
+            page.evaluate("id => { location.hash = '#e=' + encodeURIComponent(id); }", id)
+            page.wait_for_selector(f"html[data-episode='{id}']")
+            assert "cannot be shown" not in page.locator(".stage").inner_text()
+        page.evaluate("location.hash = '#g=algebra-601'")
+        page.wait_for_selector(".group")
+
+
+# --- live runs, exports -----------------------------------------------------------------------------------------------
+
+
+def test_a_live_run_grows(browser: Any, tmp_path: Path) -> None:
+    generator = EpisodeGenerator(tmp_path)
+    first = generator.turns(0, tokens=60)
+    next(first)
+    with running_viewer(tmp_path) as address, watched_page(browser, address) as watched:
+        page = watched.page
+        page.goto(address)
+        wait_until(page, "document.querySelectorAll('.table-row').length === 1")
+        assert "running" in page.locator(ROW).inner_text()
+        for number in range(1, 30):
+            generator.write(number, tokens=60)
+        wait_until(page, "document.querySelector('.count').textContent.startsWith('30 episodes')")
+        assert page.locator("#top .live").count() == 1
+        page.locator(f"{ROW}[data-id='task-00000/0']").click()
+        open_episode(page, "task-00000/0")
+        assert page.locator(".pair-sampled").count() == 1 and "running" in page.locator(".facts").inner_text()
+        assert list(first) == [1, 2, 3]
+        wait_until(page, "document.querySelectorAll('.pair-sampled').length === 4")
+        wait_until(page, "!document.querySelector('.facts').innerText.includes('running')")
+        generator.close()
+
+
+def test_export_works_from_a_file(browser: Any, recorded_run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "episodes.html"
+    export_html(
+        recorded_run, path, tokenizer=tokenizer_path(), episodes=["hostile-1/0", "algebra-601/0", "algebra-601/1"]
+    )
+    address = path.as_uri()
+    with watched_page(browser, address) as watched:
+        page = watched.page
+        page.goto(address)
+        page.wait_for_selector(READY)
+        assert sorted(row_ids(page)) == ["algebra-601/0", "algebra-601/1", "hostile-1/0"]
+        page.locator(f"{ROW}[data-id='hostile-1/0']").click()
+        open_episode(page, "hostile-1/0")
+        page.wait_for_selector(".episode-head .verdict-proved")
+        assert page.evaluate("window.hacked === undefined")
+        token = page.locator(".kind-sampled .t").first
+        hover(page, token, "document.querySelector('#card').innerText.includes('logprob')")
+        page.keyboard.press("Escape")
+        page.keyboard.press("/")
+        page.keyboard.type("601 * 17")
+        wait_until(page, "document.querySelector('.count').textContent.startsWith('2 of 3')")
+    assert watched.requests == [address]
+
+
+# --- both widths, both themes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("place", ["", "#e=errors-1%2F0&c=logprob", "#g=algebra-601"])
+def test_nothing_overflows(opened: Any, width: int, scheme: str, place: str) -> None:
+    page = opened(place, width=width, height=844, color_scheme=scheme)
+    page.wait_for_selector(".pair" if place.startswith("#e") else ".table-row, .sample", state="attached")
+    page.wait_for_timeout(200)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    lines = page.evaluate("new Set([...document.querySelectorAll('.modes button')].map(one => one.offsetTop)).size")
+    assert lines == (1 if place.startswith("#e") else 0), "the choice of colours is one line"
+    colours = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
+    assert ("251, 251, 250" in colours[0]) == (scheme == "light") and colours[0] != colours[1]
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+
+def text_tokens() -> list[int]:
+    """Return the tokens of real text."""
+    from support.families import tokenizer
+
+    docs = Path(__file__).parents[2] / "docs"
+    text = "\n".join(path.read_text() for path in sorted(docs.glob("*.md")))
+    ids: list[int] = tokenizer(FAMILY).encode(text)
+    return ids
+
+
+LARGE_EPISODES = 3
+
+
+@pytest.fixture(scope="module")
+def large_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a run of 10,000 episodes and 50 million tokens, and three episodes of 100,000 tokens each."""
+    directory = tmp_path_factory.mktemp("large") / "run"
+    generator = EpisodeGenerator(directory, pool=text_tokens())
+    for number in range(10_000):
+        generator.write(number)
+    for number in range(LARGE_EPISODES):
+        generator.write(10_000 + number, tokens=100_000, turns=12)
+    generator.close()
+    return directory
+
+
+def best(name: str, unit: str, attempts: list[float]) -> float:
+    """Print all attempts and return the best: other work on the machine only adds time."""
+    print(f"{name}: {', '.join(f'{attempt:.2f}' for attempt in attempts)} {unit}")
+    return min(attempts)
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+def test_first_table_of_ten_thousand_episodes(browser: Any, large_run: Path) -> None:
+    """From asking for the page until rows are on the screen, each time with a viewer that has just started."""
+    taken = []
+    for _ in range(3):
+        with running_viewer(large_run, tokenizer_path()) as address, watched_page(browser, address) as watched:
+            started = time.monotonic()
+            watched.page.goto(address, wait_until="commit")
+            watched.page.wait_for_selector(ROW)
+            taken.append(time.monotonic() - started)
+            count = watched.page.locator(".count").inner_text()
+            assert count.startswith("10,003 episodes"), "all rows are there, not only the first"
+    assert best("first table of 10,003 episodes", "s", taken) <= FIRST_TABLE_SECONDS
+
+
+@pytest.fixture(scope="module")
+def large_address(large_run: Path) -> Iterator[str]:
+    with running_viewer(large_run, tokenizer_path()) as served:
+        yield served
+
+
+def longest_task(page: Any, steps: int, pixels: int) -> float:
+    """Scroll with the mouse wheel; return the longest task of the page in milliseconds (0: none above 50)."""
+    page.evaluate("window.longTasks.length = 0")
+    for _ in range(steps):
+        page.mouse.wheel(0, pixels)
+        page.wait_for_timeout(16)
+    page.wait_for_timeout(200)
+    tasks: list[int] = page.evaluate("window.longTasks")
+    return float(max(tasks, default=0))
+
+
+def wait_until_read(page: Any) -> None:
+    wait_until(page, "!document.querySelector('.count').textContent.includes('reading')", timeout=240)
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+def test_scrolling_ten_thousand_rows(browser: Any, large_address: str) -> None:
+    with watched_page(browser, large_address) as watched:
+        page = watched.page
+        page.goto(large_address)
+        page.wait_for_selector(ROW)
+        wait_until_read(page)
+        page.locator(".table-view").hover()
+        tasks = []
+        for _ in range(3):
+            page.evaluate("document.querySelector('.table-view').scrollTop = 0")
+            tasks.append(longest_task(page, 40, 2500))
+            assert page.evaluate("document.querySelector('.table-view').scrollTop") > 50_000
+            assert len(row_ids(page)) < 80, "only rows in view are elements"
+        assert best("longest task while scrolling the table", "ms", tasks) <= LONGEST_TASK
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+def test_episodes_of_a_hundred_thousand_tokens(browser: Any, large_address: str) -> None:
+    """Each attempt opens another episode, which the viewer has not read before; its tokenizer is loaded."""
+    with watched_page(browser, large_address) as watched:
+        page = watched.page
+        page.goto(large_address + "#e=task-00001%2F0")
+        started = time.monotonic()
+        open_episode(page, "task-00001/0")
+        print(f"first episode, with the tokenizer: {time.monotonic() - started:.2f} s")
+        wait_until_read(page)
+        page.keyboard.press("Escape")
+        page.locator(".table-head button", has_text="tokens").click()  # the largest first
+        opened, tasks = [], []
+        for number in range(LARGE_EPISODES):
+            id = f"task-01250/{number}"
+            page.wait_for_selector("#main.view-run")
+            page.evaluate("document.documentElement.removeAttribute('data-episode')")
+            row = page.locator(f"{ROW}[data-id='{id}']")
+            row.wait_for()
+            started = time.monotonic()
+            row.click()
+            open_episode(page, id)
+            opened.append(time.monotonic() - started)
+            assert "100,0" in page.locator(".facts").inner_text() or "99,9" in page.locator(".facts").inner_text()
+            page.mouse.move(1000, 700)
+            tasks.append(longest_task(page, 60, 1500))
+            assert page.locator(".t").count() < 12_000, "only tokens near the window are elements"
+            page.keyboard.press("Escape")
+        figures = [best("an episode of 100,000 tokens", "s", opened), best("longest task in it", "ms", tasks)]
+        assert figures[0] <= OPEN_SECONDS and figures[1] <= LONGEST_TASK

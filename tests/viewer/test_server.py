@@ -1,0 +1,341 @@
+"""The local server: what it answers, to whom, and with which headers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import ClientTimeout
+from aiohttp.test_utils import TestClient, TestServer
+
+from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.ledger.event import EventKind
+from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.viewer.command import view
+from strands_sglang.viewer.index import RunIndex
+from strands_sglang.viewer.search import search_run
+from strands_sglang.viewer.server import HEADERS, RunViewer, create_app, serve
+from strands_sglang.viewer.verdict import RunVerdict, episode_verdict
+from strands_sglang.viewer.worker import EpisodeWorker
+from support.families import tokenizer
+from support.ledger.episodes import Recorder
+from support.viewer.browser import gated_worker, tokenizer_path
+from support.viewer.recorded_run import FAMILY
+
+
+@pytest.fixture
+async def client(recorded_run: Path) -> AsyncIterator[TestClient[Any, Any]]:
+    app = create_app(RunViewer(recorded_run, tokenizer(FAMILY)))
+    async with TestClient(TestServer(app, host="127.0.0.1")) as client:
+        yield client
+
+
+PATHS = [
+    *("/", "/static/main.js", "/static/style.css", "/static/icon.svg", "/api/run", "/api/rows?since=0", "/api/verdict"),
+    *("/api/episode?id=hostile-1/0", "/api/verdict?id=hostile-1/0", "/api/events?id=hostile-1/0", "/api/search?q=7"),
+    "/api/drift?id=algebra-601/0",
+    *("/api/rendered?id=errors-1/0&leaf=2", "/nothing", "/api/episode?id=none", "/api/rendered?id=x&leaf=y"),
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_every_answer_has_the_headers(client: TestClient[Any, Any], path: str) -> None:
+    async with client.get(path) as response:
+        for name, value in HEADERS.items():
+            assert response.headers[name] == value
+        policy = response.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        content = await response.read()
+        assert (response.status == 200) == (path not in PATHS[-3:]), content
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+async def test_only_get_is_answered(client: TestClient[Any, Any], method: str) -> None:
+    async with client.request(method, "/api/run") as response:
+        assert response.status == 405
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example:1", "", "127.0.0.2:5", "localhost:1:2", "a@127.0.0.1"],
+)
+async def test_other_hosts_are_refused(client: TestClient[Any, Any], host: str) -> None:
+    async with client.get("/api/rows", headers={"Host": host}) as response:
+        assert response.status == 421
+        assert b"algebra" not in await response.read()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:4000", "localhost:1", "[::1]:9", "[::1]"])
+async def test_this_machine_is_served(client: TestClient[Any, Any], host: str) -> None:
+    async with client.get("/api/run", headers={"Host": host}) as response:
+        assert response.status == 200
+
+
+async def test_requests_of_other_sites_are_refused(client: TestClient[Any, Any]) -> None:
+    async with client.get("/api/rows", headers={"Sec-Fetch-Site": "cross-site"}) as response:
+        assert response.status == 403
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    async with client.get("/", headers=headers) as response:
+        assert response.status == 200, "a link to the page may be followed"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../server.py", "%2e%2e%2fserver.py", "..%5cserver.py", ".hidden.js", "none.js", "main.js%00.js"),
+        *("..%5c..%5cmain.js", "c:main.js", "/etc/passwd", "%2fetc%2fpasswd", "main.JS", "style.css%0a"),
+    ],
+)
+async def test_no_other_file_is_served(client: TestClient[Any, Any], name: str) -> None:
+    async with client.get(f"/static/{name}") as response:
+        assert response.status == 404
+
+
+async def test_rows_episode_and_verdict(client: TestClient[Any, Any]) -> None:
+    async with client.get("/api/rows?since=0") as response:
+        rows = await response.json()
+    assert len(rows["rows"]) == 44 and rows["version"] == 44
+    async with client.get(f"/api/rows?since={rows['version']}") as response:
+        assert (await response.json())["rows"] == []
+    async with client.get("/api/episode?id=algebra-601/0") as response:
+        assert (await response.json())["row"]["id"] == "algebra-601/0"
+    async with client.get("/api/verdict?id=algebra-601/0") as response:
+        assert (await response.json())["verdict"] == "proved"
+    for _ in range(300):
+        async with client.get("/api/verdict") as response:
+            state = await response.json()
+        if state["certificate"] is not None or state["error"]:
+            break
+        await asyncio.sleep(0.1)
+    assert state["certificate"]["verdict"] == "proved", state
+
+
+def test_search_finds_what_messages_say(recorded_run: Path) -> None:
+    def found(query: str) -> set[str]:
+        return {id for id in search_run(recorded_run, query) if id is not None}
+
+    assert found("TOKYO: naïve") == {f"errors-1/{sample}" for sample in range(4)}
+    assert found("東京") == found("tokyo: naïve"), "only results hold these"
+    assert found("multiply 601 by") == {f"algebra-601/{sample}" for sample in range(4)}
+    assert {id.partition("/")[0] for id in found('"expression": }')} == {"errors-1"}
+    assert found("conversations") == set() and found("blake2b") == set() and found("  ") == set()
+
+
+def test_search_finds_everything_that_went_wrong(tmp_path: Path) -> None:
+    """Each text occurs in one place of one episode only; fields of the ledger never match."""
+    texts: dict[str, Callable[[Recorder], Any]] = {
+        "reward error": lambda made: made.append(
+            EventKind.REWARD, {"value": None, "parts": {}, "steps": [], "error": 'ZeroDivisionError: "scorer" gave up'}
+        ),
+        "reward part": lambda made: made.append(
+            EventKind.REWARD, {"value": 0.5, "parts": {"brevity_bonus": 0.25}, "steps": [], "error": None}
+        ),
+        "tool error": lambda made: made.append(
+            EventKind.TOOL,
+            {
+                **{"id": "t1", "name": "lookup", "input": "00", "arguments": {"city_name": ["Ulm\nDonau"]}},
+                **{"result": {"status": "error", "content": [{"text": "Error: no such row"}]}, "outcome": "raised"},
+                **{"raised": "KeyError: 'absent_key'", "raised_at": "lookup_tool.py:17 in find"},
+                **{"seconds": 0.1, "calls": 0, "within": []},
+            },
+        ),
+        "engine error": lambda made: made.append(
+            EventKind.CALL_ERROR,
+            {"error": "EngineTimeoutError", "message": "no answer in 3 s", "prompt": "", "sent": 1, "within": []},
+        ),
+        "rollback": lambda made: made.append(EventKind.ROLLBACK, {"turns": 0, "reason": "the agent took another path"}),
+        "failure": lambda made: made.append(
+            EventKind.END,
+            {
+                **{"ended": "agent_error", "metrics": {}, "text": "", "rejected": [], "trajectories": []},
+                "failure": {"kind": "AgentBroke", "message": "spilled coffee", "where": "agent.py:5"},
+            },
+        ),
+        "malformed call": lambda made: made.append(
+            EventKind.CALL, {"turn": 0, "detail": {"failed_calls": ["unclosed_bracket"]}}
+        ),
+    }
+    with LedgerWriter(tmp_path) as writer:
+        for name, add in texts.items():
+            add(Recorder(writer.write, task=name))
+
+    def found(query: str) -> set[str]:
+        return {id.rpartition("/")[0] for id in search_run(tmp_path, query) if id is not None}
+
+    assert found("zerodivisionERROR") == found('"scorer" gave') == {"reward error"}
+    assert found("brevity") == {"reward part"}
+    for query in ("lookup", "city_name", "ulm\ndonau", "no such row", "absent_key", "lookup_tool.py:17"):
+        assert found(query) == {"tool error"}, query
+    assert found("EngineTimeout") == found("no answer in") == {"engine error"}
+    assert found("another path") == {"rollback"}
+    assert found("agentbroke") == found("spilled coffee") == found("agent.py:5") == {"failure"}
+    assert found("unclosed_bracket") == {"malformed call"}
+    assert not any(found(query) for query in ("failed_calls", "raised_at", "parts", "reward_error", "blake2b"))
+
+
+def test_the_verdict_names_the_token_that_fails(recorded_run: Path, tmp_path: Path) -> None:
+    from support.viewer.tampered import tampered_run
+
+    directory = tampered_run(recorded_run, tmp_path / "run", "algebra-601/0")
+    index = RunIndex(directory)
+    index.refresh()
+    verdict = episode_verdict(index, "algebra-601/0", None)
+    assert verdict["verdict"] == "broken"
+    assert any(finding["turn"] is not None and finding["token"] is not None for finding in verdict["findings"])
+    assert episode_verdict(index, "algebra-601/1", None)["verdict"] == "proved"
+
+
+async def test_serve_listens_on_this_machine_only(recorded_run: Path) -> None:
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    stop = asyncio.Event()
+    viewer = RunViewer(recorded_run)
+    task = asyncio.create_task(serve(viewer, ready=ready.set_result, stop=stop))
+    address = await ready
+    assert address.startswith("http://127.0.0.1:")
+    with pytest.raises(ConfigurationError, match="port must be free"):
+        await serve(RunViewer(recorded_run), port=int(address.rstrip("/").rpartition(":")[2]))
+    stop.set()
+    await task
+
+
+def test_errors_say_what_to_do(tmp_path: Path, recorded_run: Path) -> None:
+    with pytest.raises(LedgerError, match="must be the directory of a run"):
+        RunViewer(tmp_path)
+    with pytest.raises(LedgerError, match="does not exist"):
+        RunViewer(tmp_path / "none")
+    with pytest.raises(ConfigurationError, match="port must be an int from 0 to 65535"):
+        view(recorded_run, port=70_000)
+
+
+def test_an_unknown_tokenizer_leaves_ids(recorded_run: Path) -> None:
+    viewer = RunViewer(recorded_run, "/nonexistent/tokenizer")
+    viewer.index.refresh()
+    episode = orjson.loads(viewer.episode("algebra-601/0"))
+    assert not episode["decoded"] and "nonexistent" in viewer.about()["tokenizer_error"]
+
+
+async def test_the_verifier_imports_nothing_from_the_current_directory(
+    recorded_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("orjson", "numpy", "json", "asyncio", "strands_sglang"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    verdict = RunVerdict(recorded_run)
+    while verdict.current()["running"]:
+        await asyncio.sleep(0.05)
+    assert verdict.current()["certificate"]["verdict"] == "proved", verdict.error
+    assert not (tmp_path / "imported").exists()
+
+
+async def test_the_verifier_ends_with_the_viewer(tmp_path: Path) -> None:
+    """Its standard input ends when the viewer does, even if the viewer is killed."""
+    from strands_sglang.viewer.verdict import _VERIFIER
+
+    slow = _VERIFIER.replace("write_certificate(sys.argv[1])", "import time, strands_sglang.viewer.verdict as verdict")
+    slow += "\nverdict.shortened_certificate = lambda directory: time.sleep(600)\nwrite_certificate(sys.argv[1])\n"
+    command = (sys.executable, "-c", slow, str(tmp_path))
+    process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(process.wait(), 1.5)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert await asyncio.wait_for(process.wait(), 30) == 1
+
+
+def files_of(directory: Path) -> dict[str, tuple[int, int]]:
+    found = {str(path): path.stat() for path in [directory, *directory.rglob("*")]}
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found.items()}
+
+
+async def test_the_run_is_not_changed(recorded_run: Path) -> None:
+    before = files_of(recorded_run)
+    app = create_app(RunViewer(recorded_run, tokenizer(FAMILY)))
+    async with TestClient(TestServer(app, host="127.0.0.1")) as client:
+        for path in PATHS:
+            async with client.get(path) as response:
+                await response.read()
+    assert files_of(recorded_run) == before
+
+
+async def test_the_table_does_not_wait_for_episodes(recorded_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    viewer = RunViewer(recorded_run)
+    monkeypatch.setattr(RunIndex, "start", lambda self: None)  # the ledger is never read
+    async with TestClient(TestServer(create_app(viewer), host="127.0.0.1")) as client:
+        waiting = [asyncio.create_task(client.get(f"/api/episode?id=algebra-60{n}/0")) for n in range(6)]
+        await asyncio.sleep(0.1)
+        async with client.get("/api/rows", timeout=ClientTimeout(10)) as response:
+            assert len((await response.json())["rows"]) == 44
+        viewer.index.refresh()
+        for task in waiting:
+            response = await task
+            assert response.status == 200
+            response.release()
+
+
+async def test_a_worker_answers_as_the_viewer_itself_does(recorded_run: Path) -> None:
+    viewer = RunViewer(recorded_run, tokenizer_path())
+    direct = RunViewer(recorded_run, tokenizer(FAMILY))
+    direct.index.refresh()
+    async with TestClient(TestServer(create_app(viewer), host="127.0.0.1")) as client:
+        for id in ("hostile-1/0", "broken-1/0", "window-1/0"):
+            async with client.get("/api/episode", params={"id": id, "wait": "1"}) as response:
+                assert await response.json() == orjson.loads(direct.episode(id))
+            async with client.get("/api/drift", params={"id": id}) as response:
+                assert await response.json() == orjson.loads(direct.drift(id))
+        async with client.get("/api/rendered?id=errors-1/0&leaf=2") as response:
+            assert (await response.json())["spans"]
+        async with client.get("/api/episode?id=none/0") as response:
+            assert response.status == 404
+        async with client.get("/api/run") as response:
+            assert (await response.json())["tokenizer_error"] == ""
+
+
+async def test_an_episode_does_not_wait_for_the_tokenizer(
+    recorded_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer is loaded from the start; until then, messages and ids are shown."""
+    gate = tmp_path / "gate"
+    monkeypatch.setattr("strands_sglang.viewer.worker._PROGRAM", gated_worker(gate))
+    viewer = RunViewer(recorded_run, tokenizer_path())
+    async with TestClient(TestServer(create_app(viewer), host="127.0.0.1")) as client:
+        async with client.get("/api/episode?id=algebra-601/0", timeout=ClientTimeout(30)) as response:
+            first = await response.json()
+        assert first["loading"] and not first["decoded"] and first["row"]["id"] == "algebra-601/0"
+        items = [item["kind"] for turn in first["turns"] for row in turn["rows"] for item in row["items"]]
+        assert items[:3] == ["system", "tools", "text"], "messages are there"
+        waiting = asyncio.create_task(client.get("/api/episode?id=algebra-601/0&wait=1"))
+        async with client.get("/api/verdict?id=algebra-601/0", timeout=ClientTimeout(30)) as response:
+            assert (await response.json())["verdict"] == "proved", "nothing else waits"
+        assert not waiting.done()
+        gate.touch()
+        async with await waiting as response:
+            second = await response.json()
+        assert second["decoded"] and "loading" not in second and second["tokens"] == first["tokens"]
+        async with client.get("/api/episode?id=algebra-601/1") as response:
+            assert (await response.json())["decoded"], "now texts come at once"
+
+
+async def test_a_worker_that_dies_is_replaced(recorded_run: Path) -> None:
+    index = RunIndex(recorded_run)
+    index.refresh()
+    worker = EpisodeWorker("/nonexistent/tokenizer")
+    assert "nonexistent" in orjson.loads(await worker.ask({"do": "load"}))["error"]
+    assert worker._process is not None and worker.loaded
+    worker._process.kill()
+    await worker._process.wait()
+    request = {"do": "episode", "id": "algebra-601/0", "row": None}
+    with pytest.raises(LedgerError, match="open the episode again"):
+        await worker.ask(request, index.places("algebra-601/0"))
+    assert not worker.loaded
+    episode = orjson.loads(await worker.ask(request, index.places("algebra-601/0")))
+    assert episode["id"] == "algebra-601/0" and not episode["decoded"] and "nonexistent" in episode["tokenizer_error"]
+    with pytest.raises(LedgerError, match="KeyError"):
+        await worker.ask({"do": "rendered", "id": "algebra-601/0"}, index.places("algebra-601/0"))
+    await worker.close()
+    with pytest.raises(LedgerError, match="closed"):
+        await worker.ask({"do": "load"})
