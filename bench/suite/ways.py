@@ -142,6 +142,13 @@ class Ways:
             self._clients[kind, url] = make()
         return self._clients[kind, url]
 
+    def _engine(self, job: Job) -> Any:
+        """Return an engine within the process, which is made once."""
+        from played_agent import ScriptedEngine
+
+        made = f"{job.tokens} tokens, {job.turns} turns"
+        return self._client("inside", made, lambda: ScriptedEngine(self.script(job.tokens), job.turns - 1)).alone()
+
     async def run(self, job: Job) -> Done:
         """Run a job.
 
@@ -206,9 +213,7 @@ class Ways:
             ours = self._client("ours", url, lambda: package.SGLangClient(url, max_connections=1024))
             return lambda: package.SGLangModel(client=ours, tokenizer=tokenizer, sampling_params=job.sampling)
         if job.way == "plain_inside":
-            from played_agent import ScriptedEngine
-
-            engine = ScriptedEngine(self.script(job.tokens), job.turns - 1)
+            engine = self._engine(job)
             return lambda: package.SGLangModel(client=engine.alone(), tokenizer=tokenizer, sampling_params=job.sampling)
         raise ValueError(f"way must be one of the table above, got {job.way}")
 
@@ -218,9 +223,7 @@ class Ways:
 
         source: dict[str, Any] = {}
         if job.way == "inside":
-            from played_agent import ScriptedEngine
-
-            source["client"] = ScriptedEngine(self.script(job.tokens), job.turns - 1)
+            source["client"] = self._engine(job)
         else:
             source["client"] = self._client("ours", job.url, lambda: SGLangClient(job.url, max_connections=1024))
         if job.directory:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, Preamble
+from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
 from strands_sglang.chat.conversation_shape import ConversationShape
 from strands_sglang.chat.differences import canonical
+from strands_sglang.chat.preamble import Preamble
 
 NONE = Preamble(None, (), "none")
 OTHER = Preamble("other", (), "other")

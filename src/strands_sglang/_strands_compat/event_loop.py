@@ -282,7 +282,11 @@ def is_flat(agent: Any) -> bool:
     for name, item in _original.items():
         if known.get(name) is not item:
             return False  # replaced by other code, for example an instrumentation
-    return all(getattr(streaming, name, None) is item for name, item in _of_streaming.items())
+    known = vars(streaming)
+    for name, item in _of_streaming.items():
+        if known.get(name) is not item:
+            return False
+    return True
 
 
 def _start_loop(

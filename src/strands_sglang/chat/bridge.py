@@ -59,7 +59,7 @@ class Bridge:
 
     def _open(self, request: PromptRequest) -> PromptText:
         rendered = self.template.render(request.new, tools=request.tools)
-        return PromptText("", rendered.text, rendered.escapes)
+        return PromptText("", rendered.text, rendered.escapes, starts_branch=True)
 
     def extend(
         self, shape: ConversationShape, ended_by: int | None, new: Sequence[TemplateMessage], tools: Tools = None
@@ -146,13 +146,14 @@ class Bridge:
 
     def is_slow(self, prompt: PromptText) -> bool:
         """Return whether encoding takes long enough to be done in a thread."""
-        return self.encoder.is_slow(prompt.context)
+        return self.encoder.is_slow(prompt.context, prompt.escapes, cache=prompt.starts_branch)
 
     def encode(self, prompt: PromptText) -> PromptTokens:
         """Encode a rendered prompt. Call it in a thread if `is_slow`."""
         escapes = prompt.escapes
         closing = self.encoder.encode(prompt.closing, escapes) if prompt.closing else array("i")
-        return PromptTokens(closing, self.encoder.encode(prompt.context, escapes), prompt.context[-64:])
+        context = self.encoder.encode(prompt.context, escapes, cache=prompt.starts_branch)
+        return PromptTokens(closing, context, prompt.context[-64:])
 
     def boundary(self, shape: ConversationShape, role: str) -> TurnBoundary | None:
         """Return the boundary between a conversation of a shape and a message of a role; None if not derivable."""

@@ -194,7 +194,7 @@ class CompiledPrompts:
                 continue
             context = compiled.context(values, self._encoder)
             if context is not None:
-                made = PromptText(compiled.closing, context, escapes, compiled.absorbed)
+                made = PromptText(compiled.closing, context, escapes, compiled.absorbed, request.shape is None)
                 compiled.uses += 1
                 if compiled.uses & (compiled.uses - 1) == 0:
                     return self._checked(made, request, render)

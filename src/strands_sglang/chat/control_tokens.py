@@ -69,6 +69,10 @@ class ControlTokens:
         """Ids of tokens that absorb white space before them."""
         self.rstrip = frozenset(token_id for token_id, token in added.items() if token.rstrip)
         """Ids of tokens that absorb white space after them."""
+        self.cuttable = frozenset(
+            token_id for token_id, token in added.items() if not token.lstrip and not token.single_word
+        )
+        """Ids of tokens that take nothing of the text before them into account."""
         self.special = frozenset(token_id for token_id, token in added.items() if token.special)
         """Ids of tokens that the tokenizer declares special. Such a token at the end of a turn is not part of its
         text."""

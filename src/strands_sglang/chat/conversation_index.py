@@ -13,7 +13,7 @@ of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
 from operator import eq
@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from strands_sglang.chat.conversation_shape import ConversationShape, Step
 from strands_sglang.chat.differences import SampledTurn, canonical, copied, same_numbers
+from strands_sglang.chat.preamble import Preamble
 
 Message = Mapping[str, Any]
 
@@ -43,18 +44,6 @@ StatusLookup: TypeAlias = Callable[[int], ReplyStatus]
 def always_present(turn: int) -> ReplyStatus:
     """Return `PRESENT` for every turn."""
     return ReplyStatus.PRESENT
-
-
-@dataclass(frozen=True, slots=True)
-class Preamble:
-    """What precedes the messages. A different preamble starts a different branch."""
-
-    system: str | None = field(compare=False)
-    """The system prompt; None if there is none."""
-    tools: tuple[Any, ...] = field(compare=False)
-    """The tool specs, as given."""
-    key: str
-    """Both, in a form that can be compared and looked up."""
 
 
 @dataclass(slots=True, eq=False)

@@ -20,6 +20,8 @@ class PromptText:
     """What was escaped in the data of both."""
     absorbed: str = ""
     """White space between both that the control token before it absorbs: in the text, but not a token."""
+    starts_branch: bool = False
+    """Whether it is the first prompt of a branch, of which other episodes often have parts."""
 
     @property
     def text(self) -> str:

@@ -17,6 +17,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from strands_sglang.chat.control_tokens import ControlTokens, Escapes, is_blank
+from strands_sglang.chat.section_cache import SectionCache
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.tool_parsers import SampledText
 
@@ -36,6 +37,7 @@ class Encoder:
         self._plain: Callable[[list[str], list[int]], list[int]] | None = None
         self._offsets: dict[str, tuple[int, ...]] = {}
         self._lock = threading.Lock()
+        self._sections = SectionCache(self.control, self._encode, _LONG_TEXT)
 
     @cached_property
     def digest(self) -> str:
@@ -45,27 +47,34 @@ class Encoder:
         )
         return hashlib.sha256(known.encode()).hexdigest()
 
-    def encode(self, text: str, escapes: Escapes | None = None) -> array[int]:
+    def encode(self, text: str, escapes: Escapes | None = None, *, cache: bool = False) -> array[int]:
         """Encode a rendered text.
 
         Args:
             text: The rendered text, or a part of it that starts at a token boundary.
             escapes: What was escaped in its data; None if nothing was.
+            cache: Whether other texts will have long parts in common with this one.
 
         Returns:
             The token ids (32-bit).
         """
         if escapes is not None and escapes.present(text):
             return self._encode_guarded(text, escapes)
+        if cache and self._cuts_texts:
+            return self._sections.encode(text)
         ids = self._encode(text)
         if self.control.normalized and self.control.among(ids) != [token.id for token in self.control.find(text)]:
             # The tokenizer normalised another spelling into a control token.
             return self._encode_guarded(text, escapes or Escapes(self.control))
         return array("i", ids)
 
-    def is_slow(self, text: str) -> bool:
-        """Return whether encoding a text takes long enough to block an event loop noticeably."""
-        return len(text) > _LONG_TEXT
+    def is_slow(self, text: str, escapes: Escapes | None = None, *, cache: bool = False) -> bool:
+        """Return whether encoding a text takes long enough to block an event loop noticeably (see `encode`)."""
+        if len(text) <= _LONG_TEXT:
+            return False
+        if cache and self._cuts_texts and not (escapes is not None and escapes.present(text)):
+            return self._sections.is_slow(text)
+        return True
 
     def decode(self, ids: Any) -> str:
         """Return the text of token ids, including special tokens, without cleaning up spaces."""
@@ -140,6 +149,11 @@ class Encoder:
         plain, control = self._encode(" a b"), next(iter(self.control.texts))
         pieces = (self.decode(plain), self.control.texts[control], self.decode(plain))
         return self.decode([*plain, control, *plain]) == "".join(pieces)
+
+    @cached_property
+    def _cuts_texts(self) -> bool:
+        """Whether a text is encoded in parts that start with a control token."""
+        return self._backend is not None and self._sections.usable
 
     def _encode(self, text: str) -> list[int]:
         if self._backend is not None:

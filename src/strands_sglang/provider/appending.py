@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from strands_sglang.chat.bridge import Bridge
-from strands_sglang.chat.conversation_index import IndexedTurn, Preamble
+from strands_sglang.chat.conversation_index import IndexedTurn
 from strands_sglang.chat.conversation_shape import ConversationShape, is_probed, step_of
 from strands_sglang.chat.differences import Comparison, Difference, SampledTurn, first_difference
 from strands_sglang.chat.messages import TemplateMessage, template_messages, tool_schemas
+from strands_sglang.chat.preamble import Preamble
 from strands_sglang.chat.prompt_text import PromptText
 from strands_sglang.chat.soundness import UNPROBED, FailureReason, RuntimeSoundness, StandIn, StepResult
 from strands_sglang.errors import TemplateRefusedError

@@ -24,12 +24,11 @@ from functools import lru_cache
 
 from strands_sglang.chat.conversation_index import IndexedTurn
 from strands_sglang.chat.differences import Difference
-from strands_sglang.chat.messages import template_tools
 from strands_sglang.provider.appending import Appender, Conversation, branch_text
 from strands_sglang.provider.episode import TokenEpisode
 from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, ToolParser
 from strands_sglang.tool_parsers.base import Schemas
-from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
+from strands_sglang.tool_parsers.registry import get_tool_parser, registered, tool_parser_names
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +71,7 @@ class Auditor:
             return None
         preamble = node.preamble
         messages = node.history[: node.prompt_count]
-        conversation = Conversation(preamble, template_tools(preamble.tools), messages, call_ids or {}, len(messages))
+        conversation = Conversation(preamble, preamble.template_tools, messages, call_ids or {}, len(messages))
         found = self._appender.difference(turns[:-1], turns[-1].prompt, conversation.rendered(), conversation)
         soundness = self._appender.soundness
         soundness.count_audit()
@@ -185,8 +184,7 @@ class ParserAlarm:
         """Return the names of parsers whose call markers occur in the text."""
         first = text.lstrip()[:1]
         found = []
-        for name in tool_parser_names():
-            markers = get_tool_parser(name).call_markers
+        for name, markers in _call_markers(registered()):
             if any(marker == first if len(marker) == 1 else marker in text for marker in markers):
                 found.append(name)
         return found
@@ -208,6 +206,12 @@ class ParserAlarm:
                 name,
                 name,
             )
+
+
+@lru_cache(maxsize=8)
+def _call_markers(parsers: tuple[type[ToolParser], ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the name and the call markers of each registered parser."""
+    return tuple((name, tuple(get_tool_parser(name).call_markers)) for name in tool_parser_names())
 
 
 @lru_cache(maxsize=1)

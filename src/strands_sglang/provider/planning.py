@@ -5,25 +5,21 @@ Invariant: planning changes nothing. It decides everything that is recorded of a
 
 from __future__ import annotations
 
-import copy
-import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strands_sglang._json import dump_bytes
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.conversation_index import (
     ConversationIndex,
     IndexedTurn,
-    Preamble,
     StatusLookup,
     always_present,
 )
 from strands_sglang.chat.conversation_shape import ConversationShape, Step, opening_shape, step_of
-from strands_sglang.chat.differences import canonical
-from strands_sglang.chat.messages import TemplateMessage, template_messages, template_tools
+from strands_sglang.chat.messages import TemplateMessage, template_messages
+from strands_sglang.chat.preamble import Preamble, preamble_of
 from strands_sglang.chat.prompt_text import PromptText
 from strands_sglang.chat.soundness import Soundness, runtime_soundness
 from strands_sglang.errors import BridgeRefusedError
@@ -35,8 +31,6 @@ from strands_sglang.tool_parsers.base import PlainTextParser
 
 logger = logging.getLogger(__name__)
 
-_MAX_PREAMBLES = 256
-"""Combinations of system prompt and tools that are cached."""
 _logged: set[tuple[str, Step, RewritePolicy]] = set()
 
 
@@ -74,27 +68,10 @@ class Planner:
         """For which steps the bridge is exact, according to the probes."""
         self.appender = Appender(bridge, runtime_soundness(soundness.digest), parser or PlainTextParser())
         """Appends messages to a branch, and determines whether the result is exact."""
-        self._tools: dict[str, Any] = {}
-        self._preambles: dict[str, Preamble] = {}
 
     def preamble(self, system: str | None, tool_specs: Sequence[Mapping[str, Any]] | None) -> Preamble:
         """Return the preamble of a conversation: one object for equal system prompts and tools."""
-        tools = tuple(tool_specs or ())
-        try:
-            key = dump_bytes([system, tools]).decode()
-            if "null" in key:
-                key = json.dumps([system, tools])  # tells null from numbers that are not finite
-        except TypeError:  # not valid JSON: a lone surrogate, an int of more than 64 bits
-            key = repr(canonical({"role": system, "content": tools}))
-        # The framework passes a new copy of all tools at every turn, and every recorded turn keeps its preamble.
-        known = self._preambles.get(key)
-        if known is None:
-            if len(self._preambles) >= _MAX_PREAMBLES:
-                oldest = next(iter(self._preambles))
-                self._preambles.pop(oldest, None)
-                self._tools.pop(oldest, None)
-            known = self._preambles[key] = Preamble(system, copy.deepcopy(tools), key)
-        return known
+        return preamble_of(system, tool_specs)
 
     def plan(
         self,
@@ -157,7 +134,7 @@ class Planner:
         )
         if rewritten_from is not None and parent is not None and _descends(parent, rewritten_from):
             rewritten_from = None
-        tools = self._template_tools(preamble)
+        tools = preamble.template_tools
         messages = messages if full_messages is None else full_messages
         if parent is not None:
             new = template_messages(messages[known - 1 :], call_ids=index.call_ids, first=known - 1)[1:]
@@ -209,15 +186,6 @@ class Planner:
             if policy is RewritePolicy.FORK:
                 return None
         return appended
-
-    def _template_tools(self, preamble: Preamble) -> Any:
-        """Return tools in the template's form: the same object at every turn, as compiled prompts need it."""
-        tools = self._tools.get(preamble.key)
-        if tools is None:
-            tools = template_tools(preamble.tools)
-            if preamble.key in self._preambles:
-                self._tools[preamble.key] = tools
-        return tools
 
 
 def _log_once(digest: str, step: Step, policy: RewritePolicy, first_difference: str) -> None:

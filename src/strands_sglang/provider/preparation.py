@@ -18,8 +18,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, Preamble
+from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
 from strands_sglang.chat.messages import tool_schemas
+from strands_sglang.chat.preamble import Preamble
 from strands_sglang.provider.episode import TokenEpisode
 from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.provider.stream_events import Block

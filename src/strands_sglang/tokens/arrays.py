@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from math import isfinite
 from operator import index
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ LARGEST_LOGPROB = 1e-3
 """Largest logprob that is accepted. Engines subtract 32-bit floats, so a logprob can exceed 0 by a rounding error."""
 
 _LARGEST = 2**31 - 1
+_FEW = 256
+"""Below this length, functions of Python are faster than those of numpy."""
 
 
 def token_array(values: Iterable[int], what: str) -> array[int]:
@@ -33,7 +36,7 @@ def token_array(values: Iterable[int], what: str) -> array[int]:
         TreeError: A value is not a token id.
     """
     ids = _copied("i", values, what)
-    if ids and (lowest := int(np.asarray(ids).min())) < 0:
+    if ids and (lowest := min(ids) if len(ids) < _FEW else int(np.asarray(ids).min())) < 0:
         raise TreeError(f"{what} ids must be integers >= 0, got {lowest}")
     return ids
 
@@ -45,6 +48,8 @@ def logprob_array(values: Iterable[float]) -> array[float]:
         TreeError: A value is not finite, or is above 0 by more than rounding.
     """
     logprobs: array[float] = _copied("d", values, "logprobs")
+    if len(logprobs) < _FEW and (not logprobs or (isfinite(sum(logprobs)) and max(logprobs) <= LARGEST_LOGPROB)):
+        return logprobs
     numbers = np.asarray(logprobs)
     possible = np.isfinite(numbers) & (numbers <= LARGEST_LOGPROB)
     if not possible.all():

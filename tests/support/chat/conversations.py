@@ -61,8 +61,13 @@ class Family:
 
     def official_ids(self, messages: Messages, tools: Any, *, generate: bool = True) -> array[int]:
         """Return the ids that transformers gives for a whole conversation."""
+        fitted = self.bridge.template.fitted(messages)
+        if any(message.get("content", "") is None for message in fitted):
+            # transformers 5.23 removes such content before it renders, and the template then fails on its absence.
+            text = self.official(messages, tools, generate=generate)
+            return array("i", self.tokenizer(text, add_special_tokens=False)["input_ids"])
         ids = self.tokenizer.apply_chat_template(
-            self.bridge.template.fitted(messages),
+            fitted,
             tools=tools,
             add_generation_prompt=generate,
             tokenize=True,

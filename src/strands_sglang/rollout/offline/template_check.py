@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from strands_sglang._terminal import counted
-from strands_sglang.chat.conversation_index import Preamble
-from strands_sglang.chat.messages import template_tools
+from strands_sglang.chat.preamble import preamble_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.model import SGLangModel
@@ -110,10 +109,8 @@ def _check(record: EpisodeRecord, model: SGLangModel, report: TemplateReport) ->
         if len(counts) < 2:
             continue
         turns, count = path[: len(counts)], counts[-1]
-        preamble = Preamble(one["system"], tuple(one["tools"]), "")
-        conversation = Conversation(
-            preamble, template_tools(preamble.tools), one["messages"][:count], one["call_ids"], count
-        )
+        preamble = preamble_of(one["system"], one["tools"])
+        conversation = Conversation(preamble, preamble.template_tools, one["messages"][:count], one["call_ids"], count)
         replies = decode_branch(turns, encoder, model.tool_parser)
         differs = planner.appender.difference(
             replies[:-1], replies[-1].prompt, conversation.rendered(), conversation, recoded=True

@@ -6,8 +6,8 @@ outage, and would be scored and trained on.
 If the engine hangs, no attempt fails: it looks like an engine that samples for a long time. Therefore `EngineMonitor`
 sends the engine a health request whenever calls are outstanding and it has not answered any call for some time, and
 reports a silence to every clock with an outstanding call, from the last sign of life on. An engine that keeps answering
-gets only one health request, at the start. If one of several engine workers is silent, the engine counts as silent,
-because that worker may have the outstanding calls.
+gets a health request at the start, and at most one a minute later. If one of several engine workers is silent, the
+engine counts as silent, because that worker may have the outstanding calls.
 
 Invariant: seconds in which the attempts of a call failed, or in which an engine with an outstanding call gave no sign
 of life, are not counted. Sampling that only takes long is counted.
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -215,6 +216,7 @@ def _unreachable(seconds: float) -> EngineUnreachableError:
     )
 
 
+_WORKERS_KNOWN_SECONDS = 60.0  # seconds for which the reachable workers are known
 _CHECK_SECONDS = 5.0  # seconds between two checks
 _QUIET_SECONDS = 10.0  # seconds without an answer after which a health request is sent
 _BUSY_ANSWER_SECONDS = 3.0  # seconds within which an engine that is only busy answers it
@@ -248,6 +250,7 @@ class EngineMonitor:
         self._check_seconds, self._quiet_seconds, self._sign_timeout = check_seconds, quiet_seconds, sign_timeout
         self._clocks: set[EpisodeClock] = set()
         self._last_sign = time.monotonic()
+        self._asked_at = -math.inf
         self._task: asyncio.Task[None] | None = None
 
     def answered(self) -> None:
@@ -289,6 +292,7 @@ class EngineMonitor:
         # A worker that never answered may not be reachable from this machine, so its silence is ignored.
         alive = bool(signs) and all(health_check or url not in self._reachable for url, health_check in signs.items())
         self._reachable |= {url for url, health_check in signs.items() if health_check}
+        self._asked_at = began if signs else self._asked_at
         if not alive or time.monotonic() - began > _BUSY_ANSWER_SECONDS:  # a late sign ends a silence
             for clock in tuple(self._clocks):
                 clock.exclude_silence(last_sign)
@@ -297,7 +301,9 @@ class EngineMonitor:
         return alive
 
     async def _watch(self) -> None:
-        await self.alive()  # finds which workers can be reached
+        # Watching starts anew whenever no call is under way: the reachable workers are not looked up each time.
+        if time.monotonic() - self._asked_at >= _WORKERS_KNOWN_SECONDS:
+            await self.alive()  # finds which workers can be reached
         while True:
             await asyncio.sleep(self._check_seconds)
             outstanding = any(clock.outstanding_since is not None for clock in tuple(self._clocks))

@@ -1,0 +1,86 @@
+"""Encodes the first prompts of episodes without encoding their repeated parts again.
+
+First prompts have much text in common: system prompt and tools in all of them, the whole task in the episodes of a
+group. A tokenizer splits a text at its control tokens before it does anything else, so a text can be cut before a
+control token and the parts encoded one by one. The ids of long parts are cached.
+
+Invariant: the ids are those of the whole text. A text is cut only before control tokens that take nothing of the text
+before them into account, and tokenizers whose control tokens are matched in normalised text are not used this way.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from strands_sglang.chat.control_tokens import ControlTokens
+
+_SHORTEST: Final = 64
+"""Length in characters of the shortest part that is cached. Shorter ones cost little."""
+_MOST_CHARACTERS: Final = 4_000_000
+"""Total length of the parts that are cached."""
+
+
+class SectionCache:
+    """The cached parts of one tokenizer's first prompts. Thread-safe."""
+
+    def __init__(self, control: ControlTokens, encode: Callable[[str], list[int]], slow: int) -> None:
+        """Start without parts.
+
+        Args:
+            control: The tokenizer's control tokens.
+            encode: Encodes a text that has no escaped data.
+            slow: Length in characters above which `encode` is called in a thread, not on an event loop.
+        """
+        self.usable = not control.normalized
+        """Whether texts may be cut."""
+        self._control, self._encode, self._slow = control, encode, slow
+        self._known: OrderedDict[str, array[int]] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+        self._slow_locks = tuple(threading.Lock() for _ in range(16))
+
+    def encode(self, text: str) -> array[int]:
+        """Return the ids of a text."""
+        ids = array("i")
+        for section in self._sections(text):
+            ids.extend(self._ids(section))
+        return ids
+
+    def is_slow(self, text: str) -> bool:
+        """Return whether encoding a text takes long enough to block an event loop noticeably."""
+        return any(len(section) > self._slow and section not in self._known for section in self._sections(text))
+
+    def _sections(self, text: str) -> Iterator[str]:
+        """Yield the parts of a text: each is long enough to be cached, except the last."""
+        at, single = 0, self._control.cuttable
+        for token, start, _ in self._control.spans(text):
+            if start - at >= _SHORTEST and token in single:
+                yield text[at:start]
+                at = start
+        yield text[at:]
+
+    def _ids(self, section: str) -> array[int]:
+        known = self._known.get(section)
+        if known is not None:
+            return known
+        if len(section) < _SHORTEST:
+            return array("i", self._encode(section))
+        if len(section) <= self._slow:
+            return self._added(section)
+        # In a thread. The episodes of a group ask for the same text at the same time: one of them encodes it.
+        with self._slow_locks[hash(section) % len(self._slow_locks)]:
+            return self._known.get(section) or self._added(section)
+
+    def _added(self, section: str) -> array[int]:
+        ids = array("i", self._encode(section))
+        with self._lock:
+            if section not in self._known and len(section) <= _MOST_CHARACTERS // 4:
+                self._known[section] = ids
+                self._size += len(section)
+                while self._size > _MOST_CHARACTERS:
+                    self._size -= len(self._known.popitem(last=False)[0])
+        return ids
