@@ -83,7 +83,8 @@ def crowd(tokenizer: str, quick: bool, log: Log) -> dict[str, Any]:
     many, rounds, live = ("32", 1, "") if quick else ("256", 3, "4000")
     with AgentLoopback(tokenizer, [2], latency=1.0) as server:
         lags = [_job(tokenizer, "lag", "--url", server.urls[2], "--episodes", many) for _ in range(rounds)]
-        found = {name: Spread.of([one[name] for one in lags]) for name in ("lag_p50_ms", "lag_p99_ms", "lag_max_ms")}
+        names = ("lag_p50_ms", "lag_p99_ms", "lag_own_p99_ms", "lag_max_ms")
+        found = {name: Spread.of([one[name] for one in lags]) for name in names}
         log.row(f"tool results of 8k tokens, {many} episodes", found)
         result: dict[str, Any] = {"lag_episodes": int(many), **{k: value.to_json() for k, value in found.items()}}
         if not live:

@@ -65,6 +65,9 @@ class Watch:
     def __init__(self) -> None:
         self.late: list[float] = []
         """Seconds by which each sleep was too long."""
+        self.own: list[float] = []
+        """The part of them in which the thread of the event loop used the CPU. The rest is the machine's: the thread
+        waited for a CPU."""
         self.most = 0
         """Maximum of resident bytes."""
 
@@ -72,16 +75,19 @@ class Watch:
         """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            began = loop.time()
+            began, used = loop.time(), time.thread_time()
             await asyncio.sleep(_SLEEP)
-            self.late.append(loop.time() - began - _SLEEP)
+            late = loop.time() - began - _SLEEP
+            self.late.append(late)
+            self.own.append(min(late, time.thread_time() - used))
             if len(self.late) % 10 == 0:
                 self.most = max(self.most, resident_bytes())
 
-    def percentile(self, part: float) -> float:
-        """Return a percentile of the lateness in milliseconds; a gap counts once for each sleep that fits in it."""
-        ordered = sorted(late - _SLEEP * step for late in self.late for step in range(int(max(0.0, late) / _SLEEP) + 1))
-        return 1e3 * ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+def percentile(late: list[float], part: float) -> float:
+    """Return a percentile of seconds in milliseconds; a gap counts once for each sleep that fits in it."""
+    ordered = sorted(gap - _SLEEP * step for gap in late for step in range(int(max(0.0, gap) / _SLEEP) + 1))
+    return 1e3 * ordered[min(len(ordered) - 1, int(part * len(ordered)))]
 
 
 async def watched(options: argparse.Namespace, tokenizer: Any, make: Any) -> tuple[Watch, Any, int]:
@@ -114,8 +120,9 @@ async def lag(options: argparse.Namespace, tokenizer: Any) -> dict[str, float]:
         return f"{expression} {texts[len(expression) % len(texts)]}"
 
     watch, run, _ = await watched(options, tokenizer, lambda task, model: build(task, model, [calculator]))
-    late = {f"lag_{name}_ms": watch.percentile(part) for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1))}
-    return {**late, "turns": run.metrics.turns}
+    parts = (("p50", 0.5), ("p99", 0.99), ("max", 1))
+    late = {f"lag_{name}_ms": percentile(watch.late, part) for name, part in parts}
+    return {**late, "lag_own_p99_ms": percentile(watch.own, 0.99), "turns": run.metrics.turns}
 
 
 async def memory(options: argparse.Namespace, tokenizer: Any) -> dict[str, float]:
@@ -125,7 +132,7 @@ async def memory(options: argparse.Namespace, tokenizer: Any) -> dict[str, float
     return {
         "kilobytes_each": ((watch.most - before) / options.episodes - tokens) / 1024,
         "kilobytes_of_tokens": tokens / 1024,
-        "lag_p99_ms": watch.percentile(0.99),
+        "lag_p99_ms": percentile(watch.late, 0.99),
     }
 
 

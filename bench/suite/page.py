@@ -217,6 +217,7 @@ def _long(result: Mapping[str, Any], charts: set[str]) -> list[str]:
             shown(long["lag_p50_ms"], 1),
         ],
         ["p99, ms", shown(long["lag_p99_ms"], 1)],
+        ["p99 without the time in which its thread waited for a CPU, ms", shown(long["lag_own_p99_ms"], 1)],
         ["ledger's share of the CPU of a turn", shown(long["ledger_share"], 3)],
     ]
     if "kilobytes_each" in long:

@@ -124,7 +124,8 @@ def schema_of(output_model: type[BaseModel] | None) -> str | None:
 
 @lru_cache(maxsize=1)
 def _threads_of(process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(4, thread_name_prefix="strands-sglang-encode")
+    # One core is left to the event loop: with more threads than cores it waits for a CPU while they encode.
+    return ThreadPoolExecutor(min(4, max(1, (os.cpu_count() or 2) - 1)), thread_name_prefix="strands-sglang-encode")
 
 
 def _threads() -> ThreadPoolExecutor:
