@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
 from strands_sglang.engine.protocol import outages
 from strands_sglang.errors import EngineUnreachableError
 from strands_sglang.rollout.recording import clock as clocks
-from strands_sglang.rollout.recording.clock import EngineMonitor, EpisodeClock, report_call, wait_in_time
+from strands_sglang.rollout.recording.clock import EpisodeClock, report_call, wait_in_time
 
 
 class Time:
@@ -166,18 +165,3 @@ async def test_engine_that_stays_silent_raises(monkeypatch: pytest.MonkeyPatch) 
 
     with report_call([clock]), pytest.raises(EngineUnreachableError, match="restart it and start the same run again"):
         await wait_in_time({work}, clock, 0.1, alive)
-
-
-async def test_an_engine_that_answers_gets_one_health_request() -> None:
-    asked: list[float] = []
-
-    async def signs_of_life(timeout: float) -> dict[str, bool]:
-        asked.append(timeout)
-        return {"http://engine": True}
-
-    monitor = EngineMonitor(SimpleNamespace(control=SimpleNamespace(signs_of_life=signs_of_life)))
-    for _ in range(20):  # every tool call is watched, and between two of them nothing is
-        with monitor.watching(EpisodeClock()):
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(0)
-    assert len(asked) == 1

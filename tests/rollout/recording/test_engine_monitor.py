@@ -71,3 +71,27 @@ async def test_engine_without_health_requests_counts_as_alive() -> None:
     monitor, clock = quick(object()), EpisodeClock()
     with monitor.watching(clock):
         assert await monitor.alive()
+
+
+async def test_many_short_watches_share_one_health_request() -> None:
+    engine = Engine()
+    monitor = EngineMonitor(engine)
+    for _ in range(20):  # every tool call is watched, and between two of them nothing is
+        with monitor.watching(EpisodeClock()):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+    assert engine.control.asked == 1
+
+
+def test_a_monitor_continues_on_another_event_loop() -> None:
+    engine = Engine()
+    monitor = quick(engine)
+
+    async def silent() -> int:
+        clock = EpisodeClock()
+        with monitor.watching(clock), report_call([clock]):
+            await asyncio.sleep(0.3)
+        return engine.control.asked
+
+    first = asyncio.run(silent())
+    assert first >= 2 and asyncio.run(silent()) > first

@@ -251,7 +251,9 @@ class EngineMonitor:
         self._clocks: set[EpisodeClock] = set()
         self._last_sign = time.monotonic()
         self._asked_at = -math.inf
-        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._request: asyncio.Future[bool] | None = None
 
     def answered(self) -> None:
         """Register an answer of the engine, which is a sign of life."""
@@ -265,15 +267,15 @@ class EngineMonitor:
             return
         if not self._clocks:
             self._last_sign = time.monotonic()
-            self._task = asyncio.ensure_future(self._watch())
         self._clocks.add(clock)
+        self._start()
         try:
             yield
         finally:
             self._clocks.discard(clock)
-            if not self._clocks and self._task is not None:
-                self._task.cancel()
-                self._task = None
+            if not self._clocks and self._request is not None:
+                self._request.cancel()
+                self._request = None
 
     async def alive(self) -> bool:
         """Send the engine a health request; if the answer is late or missing, report the silence to the clocks.
@@ -300,12 +302,25 @@ class EngineMonitor:
             self._last_sign = time.monotonic()
         return alive
 
-    async def _watch(self) -> None:
-        # Watching starts anew whenever no call is under way: the reachable workers are not looked up each time.
+    def _start(self) -> None:
+        """Start the timer of the checks, unless it runs. It ends at a check at which there is nothing to watch."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and self._loop is loop:
+            return
+        self._loop = loop
+        self._timer = loop.call_later(self._check_seconds, self._check)
         if time.monotonic() - self._asked_at >= _WORKERS_KNOWN_SECONDS:
-            await self.alive()  # finds which workers can be reached
-        while True:
-            await asyncio.sleep(self._check_seconds)
-            outstanding = any(clock.outstanding_since is not None for clock in tuple(self._clocks))
-            if outstanding and time.monotonic() - self._last_sign >= self._quiet_seconds:
-                await self.alive()
+            self._ask()  # finds which workers can be reached
+
+    def _check(self) -> None:
+        self._timer = None
+        if not self._clocks or self._loop is None:
+            return
+        outstanding = any(clock.outstanding_since is not None for clock in tuple(self._clocks))
+        if outstanding and time.monotonic() - self._last_sign >= self._quiet_seconds:
+            self._ask()
+        self._timer = self._loop.call_later(self._check_seconds, self._check)
+
+    def _ask(self) -> None:
+        if self._request is None or self._request.done():
+            self._request = asyncio.ensure_future(self.alive())

@@ -132,6 +132,8 @@ class ToolRecorder:
         try:
             if recorded is not None and recorded.data["outcome"] == ToolOutcome.TIMEOUT.value:
                 await self._wait_for_turns(task, call_id, recorded.data["calls"])
+            elif self.seconds is None:
+                await asyncio.wait({task})
             else:
                 with self.recorder.timed(call_id) as clock:
                     await wait_in_time({task}, clock, self.seconds, self.recorder.alive)
