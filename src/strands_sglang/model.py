@@ -85,7 +85,7 @@ class SGLangModel(WholeReplyModel):
         """
         if (client is None) == (base_url is None):
             raise ConfigurationError("pass either client=SGLangClient(...) or base_url='http://...', and not both")
-        if client is not None and not isinstance(client, TokenEngine):
+        if not (client is None or isinstance(client, SGLangClient) or isinstance(client, TokenEngine)):  # fast first
             raise ConfigurationError(
                 f"client must be an SGLangClient or another TokenEngine, got {client!r}; pass an address as base_url"
             )
