@@ -121,6 +121,7 @@ class Ways:
         self._scripts: dict[int, Script] = {}
         self._clients: dict[tuple[str, str], Any] = {}
         self._contexts: dict[int, str] = {}
+        self._runs = 0
 
     def script(self, tokens: int) -> Script:
         """Return the script of so many tokens per turn."""
@@ -135,7 +136,9 @@ class Ways:
             self._contexts[job.context] = text_of(self.tokenizer, job.context)
 
     def _questions(self, job: Job) -> list[dict[str, str]]:
-        return questions(job.episodes, self._contexts[job.context])
+        """Return the tasks of a job: no two jobs have a text in common, so that nothing can be reused."""
+        self._runs += 1
+        return questions(job.episodes, f"Run {self._runs}. {self._contexts[job.context]}")
 
     def _client(self, kind: str, url: str, make: Callable[[], Any]) -> Any:
         if (kind, url) not in self._clients:

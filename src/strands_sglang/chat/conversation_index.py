@@ -7,7 +7,7 @@ kept by the agent are used to look in the likely place first; they never decide 
 
 Invariant: a turn is found only if every message up to and including its reply has the same content as when it was
 recorded, and its reply was not discarded: otherwise equal messages belong to a different turn. The index holds copies
-of its own.
+of its own, or messages that nobody modifies.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
-from operator import eq
 from typing import Any, TypeAlias
 
 from strands_sglang.chat.conversation_shape import ConversationShape, Step
-from strands_sglang.chat.differences import SampledTurn, canonical, copied, same_numbers
+from strands_sglang.chat.differences import SampledTurn, canonical, copied, holds_numbers, same_numbers
 from strands_sglang.chat.preamble import Preamble
 
 Message = Mapping[str, Any]
@@ -116,11 +115,11 @@ class IndexedTurn:
 
     def _equals(self, messages: Sequence[Message], count: int, start: int) -> bool:
         """Return whether the first `count` messages equal this turn's conversation from index `start` on."""
-        end = start + count
-        # Every message is compared at every turn, since any may have been edited: without copies, and in C.
-        if end > len(self.history) or not all(map(eq, islice(self.history, start, end), messages)):
+        end, history = start + count, self.history
+        # Every message is compared at every turn, since any may have been edited: in C, and the same object at once.
+        if end > len(history) or history[start:end] != list(islice(messages, count)):
             return False
-        numeric = [at for at in self.numeric if start <= at < end]
+        numeric = [at for at in self.numeric if start <= at < end and history[at] is not messages[at - start]]
         return not numeric or same_numbers(
             [messages[at - start] for at in numeric], [self.history[at] for at in numeric]
         )
@@ -250,6 +249,7 @@ class ConversationIndex:
         sampled: SampledTurn | None = None,
         exact: bool = False,
         step: Step | None = None,
+        shared: bool = False,
     ) -> IndexedTurn:
         """Add a committed turn.
 
@@ -266,6 +266,7 @@ class ConversationIndex:
             sampled: Its prompt and what was sampled, as text; None if not kept.
             exact: Whether its prompt equals one rendering of its conversation.
             step: How its prompt was appended; None if it started a branch.
+            shared: Whether the messages are never modified, so that the index keeps them instead of copies.
 
         Returns:
             The indexed turn.
@@ -281,6 +282,11 @@ class ConversationIndex:
         # Copies: the caller may modify its messages later.
         new = messages[known:]
         for at, message in enumerate(new, known):
+            if shared:
+                history.append(message)
+                if holds_numbers(message.get("content")):
+                    numeric.append(at)
+                continue
             # Numbers count only in the content: the rest of a message is not compared by type.
             content, numbers = copied(message.get("content"))
             if type(message) is dict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
+from strands_sglang._strands_compat.copies import SharedMessages
 from strands_sglang.chat.differences import sampled_turn
 from strands_sglang.chat.failed_call import reject_reserved_name, reject_unprintable_names, template_call
 from strands_sglang.engine import FinishReason, Generation
@@ -116,6 +117,7 @@ def commit_turn(
             sampled=replace(sampled, whole=not truncated and not parsed.failures),
             exact=prepared.plan.exact and request.transient_blocks <= 0,
             step=prepared.plan.step,
+            shared=type(request.messages) is SharedMessages and not request.transient_blocks,
         )
         entry.transient = request.transient_blocks > 0
         if episode.tree is prepared.tree:

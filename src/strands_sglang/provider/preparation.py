@@ -60,8 +60,10 @@ class TurnRequest:
     @property
     def lasting_messages(self) -> Sequence[Mapping[str, Any]]:
         """The conversation as later calls will repeat it: without the blocks that are sent in this call only."""
+        if self.transient_blocks <= 0:
+            return self.messages
         at = next((at for at in range(len(self.messages) - 1, -1, -1) if self.messages[at]["role"] == "user"), -1)
-        if self.transient_blocks <= 0 or at < 0:
+        if at < 0:
             return self.messages
         message = self.messages[at]
         kept = list(message.get("content") or ())[: -self.transient_blocks]

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, NamedTuple
 
 from strands.hooks import MessageAddedEvent
@@ -70,16 +72,43 @@ def track_reply(agent: Any, tree: TokenTree, turn: Turn, entry: IndexedTurn) -> 
         agent.add_hook(_on_message_added, MessageAddedEvent, order=_HOOK_ORDER)
 
 
-def turns_named_in(agent: Any, tree: str) -> dict[int, Any]:
-    """Return the turns of a tree that an agent's messages name as their origin, each with the message."""
-    named: dict[int, Any] = {}
-    for message in getattr(agent, "messages", ()):
+@dataclass(slots=True)
+class _NamedTurns:
+    """The turns of a tree that an agent's messages name as their origin, as far as the messages were read."""
+
+    tree: str
+    read: list[Any] = field(default_factory=list)
+    """The messages that were read: the objects themselves, in order."""
+    turns: dict[int, Any] = field(default_factory=dict)
+    """The turns, each with the message that names it."""
+
+
+_named: weakref.WeakKeyDictionary[Any, _NamedTurns] = weakref.WeakKeyDictionary()
+
+
+def turns_named_in(agent: Any, tree: str) -> Mapping[int, Any]:
+    """Return the turns of a tree that an agent's messages name as their origin, each with the message.
+
+    Messages are read once, while they stay in the agent's list at their place: the metadata of a message, which name
+    the turn, are not edited in place.
+    """
+    messages = getattr(agent, "messages", ())
+    known = _named.get(agent)
+    if known is None or known.tree != tree or not _starts_with(messages, known.read):
+        known = _named[agent] = _NamedTurns(tree)
+    for message in messages[len(known.read) :]:
+        known.read.append(message)
         if message.get("role") == "assistant" and (place := _turn_reference(message)) is not None and place[0] == tree:
-            named[place[1]] = message
-    return named
+            known.turns[place[1]] = message
+    return known.turns
 
 
-def restore_kept_turns(agent: Any, episode: TokenEpisode) -> frozenset[int]:
+def _starts_with(messages: Sequence[Any], read: Sequence[Any]) -> bool:
+    """Return whether a list starts with the same objects as another."""
+    return len(messages) >= len(read) and all(map(is_, read, messages))
+
+
+def restore_kept_turns(agent: Any, episode: TokenEpisode) -> Collection[int]:
     """Keep every turn whose reply is found unchanged in an agent's messages.
 
     Returns:
@@ -88,11 +117,11 @@ def restore_kept_turns(agent: Any, episode: TokenEpisode) -> frozenset[int]:
     with episode.lock:
         index, tree = episode.index, episode.tree
         named = turns_named_in(agent, tree.id)
-        for turn, message in named.items():
+        for turn in named.keys() & tree.rejected:
             entry = index.get(turn)
-            if entry is not None and tree[turn].rejected and canonical(message) == entry.reply:
+            if entry is not None and canonical(named[turn]) == entry.reply:
                 tree.restore(tree[turn])
-    return frozenset(named)
+    return named.keys()
 
 
 def _on_message_added(event: MessageAddedEvent) -> None:

@@ -46,6 +46,7 @@ class TokenTree:
         """Name of the tree; by default 32 random hex digits."""
         self._turns: list[Turn] = []
         self._children: dict[int, list[int]] = {}
+        self._rejected: set[int] = set()
         self._flat: dict[int, array[int]] = {}  # ids of whole branches by the id of their tip, newest last
         self._lock = threading.Lock()
 
@@ -53,6 +54,11 @@ class TokenTree:
     def turns(self) -> tuple[Turn, ...]:
         """Every turn so far, in commit order."""
         return tuple(self._turns)
+
+    @property
+    def rejected(self) -> frozenset[int]:
+        """Ids of the turns whose output the agent discarded."""
+        return frozenset(self._rejected)
 
     def __len__(self) -> int:
         """Return the number of turns."""
@@ -96,7 +102,8 @@ class TokenTree:
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
             children = {id: list(ids) for id, ids in self._children.items()}
-            return {**self.__dict__, "_turns": list(self._turns), "_children": children, "_flat": {}, "_lock": None}
+            own = {"_turns": list(self._turns), "_rejected": set(self._rejected), "_children": children}
+            return {**self.__dict__, **own, "_flat": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -215,6 +222,7 @@ class TokenTree:
         self._check_ours(turn)
         with self._lock:
             turn.status = TurnStatus.REJECTED
+            self._rejected.add(turn.id)
             self._flat.pop(turn.id, None)
 
     def restore(self, turn: Turn) -> None:
@@ -222,6 +230,7 @@ class TokenTree:
         self._check_ours(turn)
         with self._lock:
             turn.status = TurnStatus.KEPT
+            self._rejected.discard(turn.id)
 
     def branches(self, *, purpose: TurnPurpose | None = TurnPurpose.EPISODE, rejected: bool = False) -> list[Turn]:
         """Return the last turn of each branch, in commit order.
@@ -303,6 +312,8 @@ class TokenTree:
         if (turn.id, turn.start) != (len(self._turns), start):
             raise TreeError(f"the next turn must be {len(self._turns)} at {start}, got {turn.id} at {turn.start}")
         self._turns.append(turn)
+        if turn.rejected:
+            self._rejected.add(turn.id)
         if parent is not None:
             self._children.setdefault(parent.id, []).append(turn.id)
 

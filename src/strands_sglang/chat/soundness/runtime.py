@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 _MAX_PREAMBLES = 1024
 """Combinations of system prompt and tools for which stand-ins are cached."""
 
-_bridges: weakref.WeakKeyDictionary[Any, dict[str, tuple[Bridge, Soundness]]] = weakref.WeakKeyDictionary()
+_bridges: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], tuple[Bridge, Soundness]]] = weakref.WeakKeyDictionary()
 _reports: dict[str, Soundness] = {}
 """By digest: another copy of the same tokenizer is not checked again."""
 
@@ -55,20 +55,24 @@ def sound_bridge(
     The bridge is cached as long as the tokenizer lives, and holds only a weak reference to it: a caller that keeps the
     bridge must keep the tokenizer, too.
     """
-    added = sorted(added_tokens(tokenizer))
+    added = tuple(added_tokens(tokenizer))
     known = _bridges.setdefault(tokenizer, {})
     own = getattr(tokenizer, "chat_template", None) if chat_template is None else chat_template
-    key = f"{own!r} {sorted((arguments or {}).items())!r} {added!r}"
-    if key not in known:
+    own = own if isinstance(own, str) else repr(own)
+    given = repr(sorted(arguments.items())) if arguments else "[]"
+    key = (own, given, added)
+    found = known.get(key)
+    if found is None:
         # A proxy: a bridge with a strong reference would keep its tokenizer in this table forever.
         held = weakref.proxy(tokenizer)
         encoder = Encoder(held)
         bridge = Bridge(ChatTemplate(held, encoder.control, chat_template, arguments), encoder)
-        digest = hashlib.sha256(f"{bridge.template.source}\n{key}\n{encoder.digest}".encode()).hexdigest()[:16]
+        named = f"{bridge.template.source}\n{own!r} {given} {sorted(added)!r}\n{encoder.digest}"
+        digest = hashlib.sha256(named.encode()).hexdigest()[:16]
         if digest not in _reports:
             _reports[digest] = prove(bridge, digest)
-        known[key] = (bridge, _reports[digest])
-    return known[key]
+        found = known[key] = (bridge, _reports[digest])
+    return found
 
 
 def soundness(
