@@ -92,8 +92,15 @@ def test_parts_that_prompts_have_in_common_are_encoded_once() -> None:
     long = "You are helpful. " * 40
     for number in range(20):
         cache.encode(prompt(long, f"question {number}"))
-    assert sum(long in text for text in encoded) == 1
-    assert all(len(text) < 300 for text in encoded if long not in text)
+    assert sum(long in text for text in encoded) == 2  # as a part of the first text, and alone
+    assert all(len(text) < 300 for text in encoded if long not in text) and len(encoded) == 21
+
+
+def test_parts_that_occur_once_are_encoded_together() -> None:
+    cache, encoded = counted(tokenizer("qwen3"))
+    for number in range(5):
+        cache.encode(prompt(f"{number} is the number. " * 40, f"{number}? " * 40))
+    assert len(encoded) == 5
 
 
 def test_a_group_that_starts_at_the_same_time_encodes_its_task_once() -> None:
@@ -116,8 +123,9 @@ def test_cached_text_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(section_cache, "_MOST_CHARACTERS", 10_000)
     cache, _ = counted(tokenizer("qwen3"))
     for number in range(100):
-        cache.encode(prompt(f"{number} " * 300, "?"))
-        cache.encode(prompt(f"{number} " * 3_000, "?"))
+        for _ in range(2):
+            cache.encode(prompt(f"{number} " * 300, "?"))
+            cache.encode(prompt(f"{number} " * 3_000, "?"))
     kept = list(cache._known)
     assert sum(map(len, kept)) <= 10_000 and kept[-1].startswith("<|im_start|>system\n99 ")
 

@@ -2,7 +2,8 @@
 
 First prompts have much text in common: system prompt and tools in all of them, the whole task in the episodes of a
 group. A tokenizer splits a text at its control tokens before it does anything else, so a text can be cut before a
-control token and the parts encoded one by one. The ids of long parts are cached.
+control token and the parts encoded one by one. The ids of long parts are cached when they occur for the second time;
+parts that are new are encoded together.
 
 Invariant: the ids are those of the whole text. A text is cut only before control tokens that take nothing of the text
 before them into account, and tokenizers whose control tokens are matched in normalised text are not used this way.
@@ -22,6 +23,8 @@ _SHORTEST: Final = 64
 """Length in characters of the shortest part that is cached. Shorter ones cost little."""
 _MOST_CHARACTERS: Final = 4_000_000
 """Total length of the parts that are cached."""
+_MOST_SEEN: Final = 100_000
+"""Parts that are remembered, by their hash, because they occurred once."""
 
 
 class SectionCache:
@@ -39,6 +42,7 @@ class SectionCache:
         """Whether texts may be cut."""
         self._control, self._encode, self._slow = control, encode, slow
         self._known: OrderedDict[str, array[int]] = OrderedDict()
+        self._seen: set[int] = set()
         self._size = 0
         self._lock = threading.Lock()
         self._slow_locks = tuple(threading.Lock() for _ in range(16))
@@ -46,8 +50,18 @@ class SectionCache:
     def encode(self, text: str) -> array[int]:
         """Return the ids of a text."""
         ids = array("i")
+        at = end = 0  # of the parts that are not encoded yet
         for section in self._sections(text):
+            end += len(section)
+            if not self._is_repeated(section):
+                continue
+            start = end - len(section)
+            if start > at:
+                ids.extend(self._encode(text[at:start]))
             ids.extend(self._ids(section))
+            at = end
+        if end > at:
+            ids.extend(self._encode(text[at:end]))
         return ids
 
     def is_slow(self, text: str) -> bool:
@@ -63,12 +77,24 @@ class SectionCache:
                 at = start
         yield text[at:]
 
+    def _is_repeated(self, section: str) -> bool:
+        """Return whether a part is cached, or is to be: it occurred before, or takes long to encode."""
+        if len(section) < _SHORTEST:
+            return False
+        if section in self._known or len(section) > self._slow:
+            return True
+        once = hash(section)
+        if once in self._seen:
+            return True
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        self._seen.add(once)
+        return False
+
     def _ids(self, section: str) -> array[int]:
         known = self._known.get(section)
         if known is not None:
             return known
-        if len(section) < _SHORTEST:
-            return array("i", self._encode(section))
         if len(section) <= self._slow:
             return self._added(section)
         # In a thread. The episodes of a group ask for the same text at the same time: one of them encodes it.

@@ -185,8 +185,10 @@ class ParserAlarm:
         first = text.lstrip()[:1]
         found = []
         for name, markers in _call_markers(registered()):
-            if any(marker == first if len(marker) == 1 else marker in text for marker in markers):
-                found.append(name)
+            for marker in markers:
+                if marker == first if len(marker) == 1 else marker in text:
+                    found.append(name)
+                    break
         return found
 
     def _warn(self, name: str) -> None:
