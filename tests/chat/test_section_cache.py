@@ -119,6 +119,15 @@ def test_a_group_that_starts_at_the_same_time_encodes_its_task_once() -> None:
     assert not cache.is_slow(text)
 
 
+def test_many_new_parts_are_slow_together() -> None:
+    cache, _ = counted(tokenizer("qwen3"))
+    text = "".join(f"<|im_start|>user\n{number} words " * 30 for number in range(20))
+    assert cache.is_slow(text)
+    for _ in range(2):
+        cache.encode(text)
+    assert not cache.is_slow(text)
+
+
 def test_cached_text_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(section_cache, "_MOST_CHARACTERS", 10_000)
     cache, _ = counted(tokenizer("qwen3"))

@@ -8,11 +8,14 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from strands.hooks import AfterModelCallEvent, MessageAddedEvent
 from strands.middleware import InvokeModelStage
 from strands.types.exceptions import EventLoopException
 
 from strands_sglang import SGLangModel
+from strands_sglang.provider.reply_tracking import TURN_KEY, turns_named_in
 from strands_sglang.tokens import TokenTree
 from support.provider.agents import agent_on, outline, said, scripted_model
 from support.scripted_engine import Reply, assert_exact, tool_call
@@ -204,3 +207,42 @@ async def test_a_long_lived_agent_gets_one_hook(monkeypatch: pytest.MonkeyPatch)
         assert trained(episode.tree) == [0]
     assert len(agent.hooks._registered_callbacks[MessageAddedEvent]) == 1
     assert isinstance(agent.model, SGLangModel) and len(engine.calls) == 3
+
+
+def named(turn: int, tree: str = "t") -> dict[str, Any]:
+    """Return a reply that names a turn."""
+    metrics = {TURN_KEY: {"tree": tree, "turn": turn}}
+    return {"role": "assistant", "content": [{"text": "x"}], "metadata": {"metrics": metrics}}
+
+
+class Holder:
+    """Has messages, as an agent does."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=30))
+def test_turns_named_in_messages_are_those_of_the_whole_list(edits: list[tuple[int, int]]) -> None:
+    agent = Holder()
+    for number, (kind, at) in enumerate(edits):
+        message = named(number, "t" if at % 3 else "other") if at % 2 else {"role": "user", "content": []}
+        if kind == 0 and agent.messages:
+            del agent.messages[at % len(agent.messages)]
+        elif kind == 1 and agent.messages:
+            agent.messages[at % len(agent.messages)] = message
+        elif kind == 2:
+            agent.messages = [*agent.messages[at:], message]
+        else:
+            agent.messages.append(message)
+        fresh = Holder()
+        fresh.messages = agent.messages
+        assert turns_named_in(agent, "t") == turns_named_in(fresh, "t")
+
+
+def test_the_newest_message_may_get_its_metadata_later() -> None:
+    agent = Holder()
+    agent.messages.append({"role": "assistant", "content": []})
+    assert turns_named_in(agent, "t") == {}
+    agent.messages[-1].update(named(4))
+    assert list(turns_named_in(agent, "t")) == [4] and list(turns_named_in(agent, "u")) == []

@@ -184,6 +184,11 @@ def test_reject_is_idempotent() -> None:
     before = tree.to_dict()
     tree.reject(turns["d"])
     assert tree.to_dict() == before and turns["d"].rejected
+    again = TokenTree.from_dict(tree.to_dict())
+    for one in (tree, again, pickle.loads(pickle.dumps(tree))):
+        assert one.rejected == {turn.id for turn in one if turn.rejected} and turns["d"].id in one.rejected
+        one.restore(one[turns["d"].id])
+        assert one.rejected == {turn.id for turn in one if turn.rejected} and turns["d"].id not in one.rejected
 
 
 def test_commits_from_several_threads() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -72,5 +73,6 @@ def _key(value: Any) -> str:
 def _keep(table: dict[str, Any], key: str, value: Any) -> Any:
     """Add a value to a table of limited size, and return the value that the table has: another thread may be first."""
     while len(table) >= _MAX_PREAMBLES:
-        table.pop(next(iter(table), ""), None)
+        with suppress(RuntimeError, StopIteration):  # another thread changed the table meanwhile
+            table.pop(next(iter(table)), None)
     return table.setdefault(key, value)

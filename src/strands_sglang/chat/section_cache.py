@@ -66,7 +66,7 @@ class SectionCache:
 
     def is_slow(self, text: str) -> bool:
         """Return whether encoding a text takes long enough to block an event loop noticeably."""
-        return any(len(section) > self._slow and section not in self._known for section in self._sections(text))
+        return sum(len(section) for section in self._sections(text) if section not in self._known) > self._slow
 
     def _sections(self, text: str) -> Iterator[str]:
         """Yield the parts of a text: each is long enough to be cached, except the last."""

@@ -96,6 +96,7 @@ def turns_named_in(agent: Any, tree: str) -> Mapping[int, Any]:
     known = _named.get(agent)
     if known is None or known.tree != tree or not _starts_with(messages, known.read):
         known = _named[agent] = _NamedTurns(tree)
+    del known.read[-1:]  # the newest is read again: its metadata may have been added since
     for message in messages[len(known.read) :]:
         known.read.append(message)
         if message.get("role") == "assistant" and (place := _turn_reference(message)) is not None and place[0] == tree:
