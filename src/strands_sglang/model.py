@@ -85,7 +85,8 @@ class SGLangModel(WholeReplyModel):
         """
         if (client is None) == (base_url is None):
             raise ConfigurationError("pass either client=SGLangClient(...) or base_url='http://...', and not both")
-        if not (client is None or isinstance(client, SGLangClient) or isinstance(client, TokenEngine)):  # fast first
+        # The usual client first: a check against a protocol is slow, and programs create a model for every episode.
+        if not (client is None or isinstance(client, SGLangClient) or isinstance(client, TokenEngine)):
             raise ConfigurationError(
                 f"client must be an SGLangClient or another TokenEngine, got {client!r}; pass an address as base_url"
             )

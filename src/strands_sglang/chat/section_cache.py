@@ -34,12 +34,10 @@ class SectionCache:
         """Start without parts.
 
         Args:
-            control: The tokenizer's control tokens.
+            control: The tokenizer's control tokens, none of which may be matched in normalised text.
             encode: Encodes a text that has no escaped data.
             slow: Length in characters above which `encode` is called in a thread, not on an event loop.
         """
-        self.usable = not control.normalized
-        """Whether texts may be cut."""
         self._control, self._encode, self._slow = control, encode, slow
         self._known: OrderedDict[str, array[int]] = OrderedDict()
         self._seen: set[int] = set()
@@ -70,9 +68,9 @@ class SectionCache:
 
     def _sections(self, text: str) -> Iterator[str]:
         """Yield the parts of a text: each is long enough to be cached, except the last."""
-        at, single = 0, self._control.cuttable
+        at, cuttable = 0, self._control.cuttable
         for token, start, _ in self._control.spans(text):
-            if start - at >= _SHORTEST and token in single:
+            if start - at >= _SHORTEST and token in cuttable:
                 yield text[at:start]
                 at = start
         yield text[at:]

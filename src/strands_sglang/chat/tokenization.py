@@ -37,7 +37,9 @@ class Encoder:
         self._plain: Callable[[list[str], list[int]], list[int]] | None = None
         self._offsets: dict[str, tuple[int, ...]] = {}
         self._lock = threading.Lock()
-        self._sections = SectionCache(self.control, self._encode, _LONG_TEXT)
+        # None: texts are not cut, because parts of them might have other ids.
+        cuts = self._backend is not None and not self.control.normalized
+        self._sections = SectionCache(self.control, self._encode, _LONG_TEXT) if cuts else None
 
     @cached_property
     def digest(self) -> str:
@@ -60,7 +62,7 @@ class Encoder:
         """
         if escapes is not None and escapes.present(text):
             return self._encode_guarded(text, escapes)
-        if cache and self._cuts_texts:
+        if cache and self._sections is not None:
             return self._sections.encode(text)
         ids = self._encode(text)
         if self.control.normalized and self.control.among(ids) != [token.id for token in self.control.find(text)]:
@@ -72,7 +74,7 @@ class Encoder:
         """Return whether encoding a text takes long enough to block an event loop noticeably (see `encode`)."""
         if len(text) <= _LONG_TEXT:
             return False
-        if cache and self._cuts_texts and not (escapes is not None and escapes.present(text)):
+        if cache and self._sections is not None and not (escapes is not None and escapes.present(text)):
             return self._sections.is_slow(text)
         return True
 
@@ -149,11 +151,6 @@ class Encoder:
         plain, control = self._encode(" a b"), next(iter(self.control.texts))
         pieces = (self.decode(plain), self.control.texts[control], self.decode(plain))
         return self.decode([*plain, control, *plain]) == "".join(pieces)
-
-    @cached_property
-    def _cuts_texts(self) -> bool:
-        """Whether a text is encoded in parts that start with a control token."""
-        return self._backend is not None and self._sections.usable
 
     def _encode(self, text: str) -> list[int]:
         if self._backend is not None:

@@ -99,7 +99,7 @@ def turns_named_in(agent: Any, tree: str) -> Mapping[int, Any]:
     del known.read[-1:]  # the newest is read again: its metadata may have been added since
     for message in messages[len(known.read) :]:
         known.read.append(message)
-        if message.get("role") == "assistant" and (place := _turn_reference(message)) is not None and place[0] == tree:
+        if (place := _turn_reference(message)) is not None and place[0] == tree:
             known.turns[place[1]] = message
     return known.turns
 
