@@ -24,8 +24,16 @@ LAB = Path(__file__).resolve().parent
 REQUIREMENTS = LAB / "requirements.txt"
 MODEL_MAKER = LAB / "models.py"
 
-# Installed with --no-deps, on top of requirements.txt.
-PINS = ("sglang==0.5.21", "torchvision==0.28.0", "sglang-router==0.3.2")
+# Installed with --no-deps, on top of requirements.txt. Other versions get an environment of their own:
+#   STRANDS_SGLANG_LAB_PINS="sglang==0.5.23 torchvision==0.28.0 smg==1.13.0" lab/setup
+PINS = tuple(os.environ.get("STRANDS_SGLANG_LAB_PINS", "").split()) or (
+    "sglang==0.5.21",
+    "torchvision==0.28.0",
+    "sglang-router==0.3.2",
+)
+ENGINE_VERSION = next(pin.partition("==")[2] for pin in PINS if pin.startswith("sglang=="))
+ROUTER = "smg" if any(pin.startswith("smg==") for pin in PINS) else "sglang_router"
+"""Package of the router: `smg` is the successor of `sglang-router`."""
 PYTHONS = ((3, 10), (3, 11), (3, 12))
 
 COMPLETE = ".complete"

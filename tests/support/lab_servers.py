@@ -20,7 +20,7 @@ sys.path.append(str(LAB / "tool_policy"))
 
 import task  # noqa: E402 - the lab is not a package; its task is a file of the standard library alone
 
-__all__ = ["LAB", "LabProcess", "Routed", "route", "serve", "task"]
+__all__ = ["LAB", "LabProcess", "Routed", "engine_version", "route", "serve", "task"]
 
 # A first start compiles the engine's own Python files, on a machine that may be busy with other tests.
 START_SECONDS = 420.0
@@ -110,6 +110,14 @@ class Routed:
     def url(self) -> str:
         """Where the router is."""
         return self.router.url
+
+
+def engine_version() -> str:
+    """Return the version of SGLang that the lab has."""
+    sys.path.append(str(LAB))
+    import engine
+
+    return str(engine.ENGINE_VERSION)
 
 
 def serve(model: str, logs: Path) -> LabProcess:

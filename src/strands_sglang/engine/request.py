@@ -56,6 +56,7 @@ _STATEFUL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (None, 0),
     "repetition_penalty": (None, 1),
     "custom_params": (None,),
+    "watermark": (None,),  # SGLang 0.5.23; depends on the tokens before
 }
 
 
