@@ -31,7 +31,6 @@ PINS = tuple(os.environ.get("STRANDS_SGLANG_LAB_PINS", "").split()) or (
     "torchvision==0.28.0",
     "sglang-router==0.3.2",
 )
-ENGINE_VERSION = next(pin.partition("==")[2] for pin in PINS if pin.startswith("sglang=="))
 ROUTER = "smg" if any(pin.startswith("smg==") for pin in PINS) else "sglang_router"
 """Package of the router: `smg` is the successor of `sglang-router`."""
 PYTHONS = ((3, 10), (3, 11), (3, 12))
@@ -113,6 +112,20 @@ MODELS = {
 
 class LabError(Exception):
     """An error with its cause and what to do; printed without a traceback."""
+
+
+def engine_version() -> str:
+    """Return the version of SGLang that is installed.
+
+    Raises:
+        LabError: STRANDS_SGLANG_LAB_PINS does not say which.
+    """
+    for pin in PINS:
+        name, _, version = pin.partition("==")
+        if name == "sglang" and version:
+            return version
+    given = " ".join(PINS)
+    raise LabError(f"STRANDS_SGLANG_LAB_PINS must contain sglang==VERSION, such as sglang==0.5.21, got {given!r}.")
 
 
 def digest(*parts: bytes) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from strands_sglang.rollout import Limits, rollout
 from strands_sglang.rollout import preflight as looks
 from strands_sglang.rollout.preflight import RunRequirements, preflight
 from support.families import tokenizer
-from support.lab_servers import LAB, LabProcess, engine_version
+from support.lab_servers import LabProcess, engine
 from support.rollout_agent import TOKENIZER, build, score, tasks
 
 pytestmark = pytest.mark.engine
@@ -100,9 +99,6 @@ async def test_other_models_fit_their_own_tokenizers(
 
 
 def test_the_names_are_those_of_the_engine() -> None:
-    sys.path.append(str(LAB))
-    import engine
-
     found = engine.environment()
     assert found is not None
     (source,) = Path(found).glob("lib/python3*/site-packages/sglang/srt/sampling/sampling_params.py")
@@ -114,5 +110,5 @@ def test_the_names_are_those_of_the_engine() -> None:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
     }
     internal = {name for name in fields if name.endswith(("_strs", "_max_len", "_full_assistant"))} | {"is_normalized"}
-    newer = {"watermark"} if engine_version() != "0.5.21" else set()
+    newer = {"watermark"} if engine.engine_version() != "0.5.21" else set()
     assert fields - internal == KNOWN | newer, "a name of a newer engine is passed with sampling_names"

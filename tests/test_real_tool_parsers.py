@@ -13,7 +13,6 @@ import json
 import math
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -26,13 +25,9 @@ from strands_sglang.chat.control_tokens import ControlTokens
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
 from support.families import tokenizer
-from support.lab_servers import LAB
+from support.lab_servers import LAB, engine
 from support.tool_parsers.grammars import GRAMMARS, SCHEMAS, Call, Grammar
 from support.tool_parsers.mutations import turn
-
-sys.path.append(str(LAB))
-
-import engine
 
 pytestmark = pytest.mark.engine
 

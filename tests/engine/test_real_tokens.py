@@ -12,7 +12,7 @@ import pytest
 from strands_sglang import FinishReason, Generation, SGLangClient
 from strands_sglang.errors import ContextOverflowError, RequestRejectedError
 from support.engine_probes import prefill_logprobs
-from support.lab_servers import LabProcess, engine_version
+from support.lab_servers import LabProcess, engine
 
 pytestmark = pytest.mark.engine
 
@@ -105,7 +105,7 @@ async def test_control_calls(tool_policy: LabProcess) -> None:
         assert await client.control.health()
         info = await client.control.model_info()
         assert info.model_path.endswith("canonical") and info.weight_version
-        assert (await client.control.server_info())["version"] == engine_version()
+        assert (await client.control.server_info())["version"] == engine.engine_version()
         assert list((await client.control.open_requests()).values()) == [0]
 
 

@@ -120,6 +120,8 @@ def test_params_that_are_not_json_are_refused() -> None:
         ({"max_new_tokens": 9, "presence_penalty": 0.1}, None, False),
         ({"max_new_tokens": 9, "frequency_penalty": 0.1}, None, False),
         ({"max_new_tokens": 9, "repetition_penalty": 1.1}, None, False),
+        ({"max_new_tokens": 9, "watermark": {"key": 1}}, None, False),
+        ({"max_new_tokens": 9, "watermark": None}, None, True),
         ({"max_new_tokens": 9}, {"custom_logit_processor": "x"}, False),
     ],
 )

@@ -85,7 +85,7 @@ async def test_callers_on_other_loops_never_wait() -> None:
     for one in threads:
         one.start()
     for _ in range(300):
-        await asyncio.wait_for(scheduler.wait(), 60)
+        await asyncio.wait_for(scheduler.wait(), 2)
     until = time.monotonic() + 60
     while turns < 300 and time.monotonic() < until:  # the threads may start late
         await asyncio.sleep(0.01)

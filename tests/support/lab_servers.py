@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LAB = Path(__file__).resolve().parents[2] / "lab"
-sys.path.append(str(LAB / "tool_policy"))
+sys.path += [str(LAB), str(LAB / "tool_policy")]
 
-import task  # noqa: E402 - the lab is not a package; its task is a file of the standard library alone
+import task  # noqa: E402
 
-__all__ = ["LAB", "LabProcess", "Routed", "engine_version", "route", "serve", "task"]
+import engine  # noqa: E402 - the lab is not a package; these files need the standard library alone
+
+__all__ = ["LAB", "LabProcess", "Routed", "engine", "route", "serve", "task"]
 
 # A first start compiles the engine's own Python files, on a machine that may be busy with other tests.
 START_SECONDS = 420.0
@@ -110,14 +112,6 @@ class Routed:
     def url(self) -> str:
         """Where the router is."""
         return self.router.url
-
-
-def engine_version() -> str:
-    """Return the version of SGLang that the lab has."""
-    sys.path.append(str(LAB))
-    import engine
-
-    return str(engine.ENGINE_VERSION)
 
 
 def serve(model: str, logs: Path) -> LabProcess:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.rollout import Task
 from strands_sglang.trainers.slime import slime_rollout
 from strands_sglang.trainers.slime.validation import validate_batch
-from support.lab_servers import LAB, LabProcess
+from support.lab_servers import LabProcess, engine
 from support.rollout_agent import agent_for
 from support.trainers.slime_checks import check_batch
 from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
@@ -22,10 +21,6 @@ from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
 pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
 
 LAYERS, TOP_K = 3, 2
-
-sys.path.append(str(LAB))
-
-import engine  # noqa: E402 - the lab is not a package
 
 
 @pytest.fixture
