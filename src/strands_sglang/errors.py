@@ -29,6 +29,7 @@
         ├── MalformedResponseError            the answer violates the contract of /generate
         │                                     (SGLangDecodingError)
         │   └── CountMismatchError            ids, logprobs, prompt or version spans do not match
+        │       └── KeptSetsMissingError      the answer has no kept sets, although they were requested
         ├── ConnectionLostError               one attempt lost its connection (only as a __cause__)
         ├── AttemptTimeoutError               one attempt exceeded `timeout` (only as a __cause__)
         └── StreamInterruptedError            a stream broke where it could not be continued exactly
@@ -255,6 +256,10 @@ class MalformedResponseError(EngineError, SGLangDecodingError):
 
 class CountMismatchError(MalformedResponseError):
     """Counts that must be equal are not: training on any of these tokens would be wrong."""
+
+
+class KeptSetsMissingError(CountMismatchError):
+    """The answer has no kept sets, although they were requested."""
 
 
 class ConnectionLostError(EngineError, SGLangConnectionError):

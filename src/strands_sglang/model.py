@@ -33,6 +33,7 @@ from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.errors import CallCancelledError, ConfigurationError
 from strands_sglang.provider.config import checked_config, template_arguments
 from strands_sglang.provider.episode import TokenEpisode, check_not_observed, scopes
+from strands_sglang.provider.images import ImageSupport
 from strands_sglang.provider.planning import Planner
 from strands_sglang.provider.preparation import TurnRequest, schema_of
 from strands_sglang.provider.published_rollout import Rollout, RolloutViews
@@ -66,17 +67,20 @@ class SGLangModel(WholeReplyModel):
         base_url: str | None = None,
         tool_parser: ToolParser | str | None = "auto",
         chat_template: str | None = None,
+        image_processor: Any = None,
         **config: Any,
     ) -> None:
         """Create a model. The chat template is checked here, once for each tokenizer (about a second).
 
         Args:
-            tokenizer: The model's tokenizer from `transformers`, or the name or path to load it from.
+            tokenizer: The model's tokenizer or processor from `transformers`, or the name or path to load it from.
             client: The engine: an `SGLangClient`, or any other `TokenEngine`.
             base_url: Address of the server or router, if no client is passed.
             tool_parser: Parses tool calls: a parser, the name of one, or "auto" (also None) for the parser that reads
                 the calls that the chat template itself writes.
             chat_template: Text of a template to use instead of the tokenizer's own.
+            image_processor: The model's image processor from `transformers`, its settings, or the name or path to load
+                them from; None: where the tokenizer comes from. It is read when the first image arrives.
             **config: Settings, see `SGLangConfig`; and arguments of the chat template: `enable_thinking`,
                 `chat_template_kwargs`, or any name that the template reads.
 
@@ -94,6 +98,9 @@ class SGLangModel(WholeReplyModel):
             raise ConfigurationError(
                 f"tool_parser must be 'auto', a name such as 'hermes', or a ToolParser, got {tool_parser!r}"
             )
+        if hasattr(tokenizer, "image_processor"):  # a processor of transformers, which has both
+            image_processor = image_processor or tokenizer.image_processor
+            tokenizer = tokenizer.tokenizer
         tokenizer = load_tokenizer(tokenizer)
         source = chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None)
         arguments = template_arguments(source if isinstance(source, str) else "", config)
@@ -105,7 +112,8 @@ class SGLangModel(WholeReplyModel):
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
         detected = resolve_tool_parser(tool_parser, bridge)
         parser = detected.parser or PlainTextParser()
-        self._runner = TurnRunner(engine, Planner(bridge, sound, parser), parser, detected.problem)
+        images = ImageSupport(bridge.encoder, image_processor or getattr(tokenizer, "name_or_path", ""))
+        self._runner = TurnRunner(engine, Planner(bridge, sound, parser), parser, images, detected.problem)
         self._key = uuid.uuid4().hex
         self._own = TokenEpisode()
         self._rollouts = RolloutViews()

@@ -12,16 +12,16 @@ import threading
 from array import array
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from strands_sglang.engine import AbortPolicy, FinishReason, Generation, GenerationChunk, RoutedExperts
+from strands_sglang.engine import AbortPolicy, FinishReason, Generation, GenerationChunk, PromptImage, RoutedExperts
 from strands_sglang.engine.protocol import CancelSignal, TokenIds
 from strands_sglang.errors import CallCancelledError
 from strands_sglang.provider.episode import TokenEpisode
-from strands_sglang.tokens import Origin, TokenTree, TurnPurpose, VersionSpan
+from strands_sglang.tokens import KeptSets, Origin, TokenTree, TurnPurpose, VersionSpan
 
 
 @dataclass
@@ -75,6 +75,7 @@ class ScriptedEngine:
     tokenizer: Any
     script: Script
     end: str = "<|im_end|>"
+    gives_kept_sets: bool = True
     calls: list[EngineCall] = field(default_factory=list)
     """Every call, in order."""
 
@@ -106,18 +107,25 @@ class ScriptedEngine:
         on_abort: AbortPolicy = AbortPolicy.CONTINUE,
         routed_experts_start: int | None = None,
         extra: Mapping[str, Any] | None = None,
+        images: Sequence[PromptImage] = (),
+        kept_sets: bool = False,
     ) -> Generation:
-        asked = {
+        asked: dict[str, Any] = {
             "routing_key": routing_key,
             "deadline": deadline,
             "on_abort": on_abort,
             "routed_experts_start": routed_experts_start,
             "extra": extra,
         }
+        if images:
+            asked["images"] = list(images)
+        if kept_sets:
+            asked["kept_sets"] = True
         call, reply = self._next(input_ids, sampling_params, asked)
         await _wait(reply, cancel_signal)
         call.answered = True
-        return self._generation(call, reply)
+        turn = self._generation(call, reply)
+        return turn if not kept_sets else replace(turn, kept=kept_of(turn.token_ids, turn.logprobs))
 
     async def stream(
         self,
@@ -180,6 +188,14 @@ class ScriptedEngine:
             rid=f"rid-{number}",
             routed_experts=reply.experts,
         )
+
+
+def kept_of(ids: Sequence[int], logprobs: Sequence[float]) -> KeptSets:
+    """Return kept sets for sampled tokens: those with an even id have two others beside them."""
+    sets = [[token, token + 1, token + 2] if token % 2 == 0 else [token] for token in ids]
+    return KeptSets.of(
+        sets, [logprob / 2 if len(one) > 1 else 0.0 for one, logprob in zip(sets, logprobs, strict=True)]
+    )
 
 
 async def _wait(reply: Reply, cancel_signal: CancelSignal | None) -> None:

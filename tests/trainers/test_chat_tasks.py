@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.trainers.chat_tasks import _warn_once, chat_task, plain
+from support.pictures import png
 
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "why?"}]
 
@@ -51,3 +55,21 @@ def test_dataset_values_become_plain_data() -> None:
 
     odd = {"a": Tensor(), "b": np.array([1.5]), "c": b"x", "d": (1, np.bool_(True)), "e": frozenset({"y"})}
     assert plain(odd) == {"a": [1, 2], "b": [1.5], "c": "b'x'", "d": [1, True], "e": ["y"]}
+
+
+def test_questions_may_have_images() -> None:
+    data, text = png(4, 4), {"type": "text", "text": "What is it?"}
+    url = "data:image/png;base64," + base64.b64encode(data).decode()
+    picture = Image.open(io.BytesIO(data))
+    for image in (
+        {"type": "image", "image": data},
+        {"type": "image", "image": {"bytes": data, "path": None}},
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "image", "image": picture},
+    ):
+        prompt = chat_task([{"role": "user", "content": [image, text]}]).prompt
+        assert isinstance(prompt, list) and prompt[1] == {"text": "What is it?"}
+        shown = Image.open(io.BytesIO(prompt[0]["image"]["source"]["bytes"]))
+        assert shown.tobytes() == picture.tobytes()
+    with pytest.raises(ConfigurationError, match="must be text and images"):
+        chat_task([{"role": "user", "content": [{"type": "image", "image": "http://elsewhere/x.png"}, text]}])

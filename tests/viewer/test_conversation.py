@@ -123,3 +123,14 @@ def test_a_call_of_a_trimmed_history_has_its_own_row() -> None:
     items = [*preamble(), *message_items({"role": "assistant", "content": [use]}), *user()]
     rows = rows_of("qwen3", f"{head}{call}<|im_start|>user\n{QUESTION}<|im_end|>\n", items)
     assert rows == [head, call, f"<|im_start|>user\n{QUESTION}<|im_end|>\n"]
+
+
+def test_images_are_items_with_the_digest_of_their_file() -> None:
+    block = {"image": {"format": "png", "source": {"bytes": {"__file__": "ab" * 32}}}}
+    result = {"toolResult": {"toolUseId": "x", "content": [{"text": "see"}, block]}}
+    assert message_items({"role": "user", "content": [block, result]}) == [
+        {"role": "user", "kind": "image", "text": "", "images": ["ab" * 32]},
+        {"role": "user", "kind": "tool_result", "id": "x", "status": "success", "text": "see", "images": ["ab" * 32]},
+    ]
+    inline = {"image": {"format": "png", "source": {"bytes": {"__bytes__": "AAAA"}}}}
+    assert message_items({"role": "user", "content": [inline]})[0]["kind"] == "other"

@@ -67,6 +67,55 @@ _library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor col_ind
 _library.impl("murmur_hash32_cpu", _murmur_hash32, "CPU")
 
 
+def _gemma_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * (1 + weight.float())).to(x.dtype)
+
+
+def _qk_gemma_norm(
+    q: torch.Tensor, k: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, eps: float, head_dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both norms of Qwen3.5's attention, one row per head."""
+    return (
+        _gemma_norm(q.reshape(-1, head_dim), q_weight, eps),
+        _gemma_norm(k.reshape(-1, head_dim), k_weight, eps),
+    )
+
+
+def _qk_gemma_norm_gate(
+    q_gate: torch.Tensor,
+    k: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    head_dim: int,
+    num_heads: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same, with the output gate taken out of the queries: each head is its query, then its gate."""
+    q, gate = q_gate.reshape(-1, num_heads, 2 * head_dim).split(head_dim, dim=-1)
+    return (*_qk_gemma_norm(q, k, q_weight, k_weight, eps, head_dim), gate.reshape(-1, head_dim).contiguous())
+
+
+def _sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> None:
+    x.mul_(torch.sigmoid(gate.reshape(x.shape)))
+
+
+# The Qwen-VL processor imports Qwen3.5's model, which looks these up when it is imported.
+_library.define("fused_sigmoid_mul_cpu(Tensor(a!) x, Tensor gate) -> ()")
+_library.impl("fused_sigmoid_mul_cpu", _sigmoid_mul, "CPU")
+_library.define(
+    "fused_qk_gemma_rmsnorm_cpu(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, float eps, int head_dim)"
+    " -> (Tensor, Tensor)"
+)
+_library.impl("fused_qk_gemma_rmsnorm_cpu", _qk_gemma_norm, "CPU")
+_library.define(
+    "fused_qk_gemma_rmsnorm_with_gate_cpu(Tensor q_gate, Tensor k, Tensor q_weight, Tensor k_weight, float eps,"
+    " int head_dim, int num_heads) -> (Tensor, Tensor, Tensor)"
+)
+_library.impl("fused_qk_gemma_rmsnorm_with_gate_cpu", _qk_gemma_norm_gate, "CPU")
+_library.define("fused_qkvzba_split_reshape_cat_contiguous_cpu(Tensor x) -> Tensor")  # linear attention: never called
+
+
 def __getattr__(name: str) -> Callable[..., NoReturn]:
     """Any other kernel: importable, not callable."""
     if name.startswith("__"):

@@ -1,8 +1,9 @@
 """Converts Strands messages, system prompts and tool specs to the form that chat templates take.
 
 To support another kind of content block, start here: `_text_parts` for blocks that are text; `_user`, `_assistant` and
-`_result` (tool results) for the rest. Content reaches the template as a string: a block that is not text also needs a
-field of the engine's request (`engine/request.py`) and checks of the template (`soundness/checks.py`).
+`_result` (tool results) for the rest. Content reaches the template as a string, or, if it has images, as a list of
+parts. A block that is not text also needs a field of the engine's request (`engine/request.py`) and checks of the
+template (`soundness/checks.py`).
 
 Invariant: all content of the messages reaches the template verbatim and in order, or `UnsupportedContentError` names
 the block that cannot. No text is added, such as an "Error:" prefix on a failed tool result or a note about a missing
@@ -17,13 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from strands_sglang.chat.failed_call import result_text, template_call
+from strands_sglang.chat.image_files import ImageDigest, image_bytes, image_file
 from strands_sglang.errors import UnsupportedContentError
 
 TemplateMessage: TypeAlias = dict[str, Any]
 """A message in the form that chat templates take: `role`, `content` and, if present, `reasoning_content`, `tool_calls`,
-`tool_call_id`, `name`."""
+`tool_call_id`, `name`. Content with images is a list of parts, `{"type": "text", "text": ...}` or
+`{"type": "image", "image": ImageDigest}`; any other content is a string."""
 
-_MEDIA = ("image", "document", "video", "audio")
+_MEDIA = ("document", "video", "audio")
 
 
 class _Place(NamedTuple):
@@ -45,7 +48,9 @@ class _Place(NamedTuple):
     def refuse_block(self, kind: str, inside: str) -> NoReturn:
         """Raise for a block kind that is not supported inside a message of some role, a tool result, ..."""
         if kind in _MEDIA:
-            advice = "only text reaches the model: describe it as text, or remove the block before the model is called"
+            advice = (
+                "the model takes text and images: describe it as text, or remove the block before the model is called"
+            )
         else:
             advice = "remove the block, or convert it to a text block, before the model is called"
         self.refuse(kind, f"a block of kind {kind!r} cannot be rendered inside {inside}", advice)
@@ -57,7 +62,7 @@ def template_messages(
     """Convert Strands messages to template messages.
 
     Tool results become messages of their own (role "tool"), in the order of the calls they answer; text of the same
-    user message follows them. Several texts are joined with a newline. Cache points are dropped.
+    user message follows them. Consecutive texts are joined with a newline. Cache points are dropped.
 
     Args:
         messages: The conversation, oldest first, as `Model.stream` receives it.
@@ -172,8 +177,8 @@ def _user(
     uses: Mapping[str, Mapping[str, Any]],
     order: Mapping[str, int],
 ) -> list[TemplateMessage]:
-    """Return the tool results of a user message in the order of their calls, then its text."""
-    texts: list[str] = []
+    """Return the tool results of a user message in the order of their calls, then its text and images."""
+    parts: list[str | ImageDigest] = []
     results: list[tuple[int, TemplateMessage]] = []
     for place, kind, value in _blocks(index, message.get("content")):
         if kind == "toolResult":
@@ -182,34 +187,62 @@ def _user(
             result["content"] = _result(place, value)
             if use_id in uses:
                 result["name"], _ = template_call(uses[use_id])
-                result["content"] = result_text(uses[use_id], result["content"])
+                if isinstance(result["content"], str):
+                    result["content"] = result_text(uses[use_id], result["content"])
             results.append((order.get(use_id, len(order)), result))
+        elif kind == "image":
+            parts.append(_image(place, value))
         elif (found := _text_parts(place, kind, value)) is not None:
-            texts.extend(found)
+            parts.extend(found)
         else:
             place.refuse_block(kind, "a user message")
     results.sort(key=lambda numbered: numbered[0])  # stable: results without a call come last, in order
     rendered = [result for _, result in results]
-    if texts or not results:
-        rendered.append({"role": "user", "content": "\n".join(texts)})
+    if parts or not results:
+        rendered.append({"role": "user", "content": _joined(parts)})
     return rendered
 
 
-def _result(place: _Place, result: Mapping[str, Any]) -> str:
-    """Return the text of a tool result."""
-    texts: list[str] = []
+def _joined(parts: Sequence[str | ImageDigest]) -> str | list[dict[str, Any]]:
+    """Return content as one string, or as a list of parts if it has images."""
+    if not any(isinstance(part, ImageDigest) for part in parts):
+        return "\n".join(parts)
+    content: list[dict[str, Any]] = []
+    for part in parts:
+        if isinstance(part, ImageDigest):
+            content.append({"type": "image", "image": part})
+        elif content and content[-1]["type"] == "text":
+            content[-1]["text"] += f"\n{part}"
+        else:
+            content.append({"type": "text", "text": part})
+    return content
+
+
+def _image(place: _Place, block: Any) -> ImageDigest:
+    """Return the image of a block."""
+    try:
+        return ImageDigest(image_file(image_bytes(block)))
+    except UnsupportedContentError as error:
+        place.refuse("image", str(error), "remove the block, or replace the image, before the model is called")
+
+
+def _result(place: _Place, result: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    """Return the text of a tool result, or its parts if it has images."""
+    parts: list[str | ImageDigest] = []
     for _, kind, value in _blocks(place.message, result.get("content"), within=place):
         if kind == "json":
             try:
-                texts.append(json.dumps(value, ensure_ascii=False))
+                parts.append(json.dumps(value, ensure_ascii=False))
             except (TypeError, ValueError, RecursionError) as error:
                 place.refuse("json", f"the JSON of a tool result cannot be serialized ({error})", "return text instead")
+        elif kind == "image":
+            parts.append(_image(place, value))
         elif (found := _text_parts(place, kind, value)) is not None:
-            texts.extend(found)
+            parts.extend(found)
         else:
             place.refuse_block(kind, "a tool result")
-    text = "\n".join(texts)
-    return "error" if not text and result.get("status") == "error" else text
+    content = _joined(parts)
+    return "error" if not content and result.get("status") == "error" else content
 
 
 def _blocks(message: int | None, content: Any, *, within: _Place | None = None) -> Iterator[tuple[_Place, str, Any]]:

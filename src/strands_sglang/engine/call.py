@@ -21,6 +21,7 @@ from strands_sglang.engine import response as faults
 from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import MAX_BODY_BYTES, LoopPool, attempt_timeout, exchange
 from strands_sglang.engine.continuation import Continuation, NextStep, is_interrupted, no_progress
+from strands_sglang.engine.pinning import WorkerPin
 from strands_sglang.engine.protocol import AbortPolicy, Generation, pause_requested
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.response import TransientFault
@@ -49,6 +50,7 @@ class Call:
         policy: How often to retry.
         timeout: Seconds one attempt may take; None for no limit.
         on_abort: What to do when the engine interrupts the turn.
+        pin: Chooses the address of each attempt; None: always `url`.
     """
 
     __slots__ = (
@@ -56,6 +58,7 @@ class Call:
         "_continuation",
         "_headers",
         "_on_abort",
+        "_pin",
         "_policy",
         "_pool",
         "_request",
@@ -75,8 +78,10 @@ class Call:
         policy: RetryPolicy,
         timeout: float | None,
         on_abort: AbortPolicy,
+        pin: WorkerPin | None = None,
     ) -> None:
         self._pool = pool
+        self._pin = pin
         self._url = url
         self._request = request
         self._on_abort = on_abort
@@ -157,8 +162,14 @@ class Call:
         self._requests += 1
         return self._request.rid(number), self._request.body(number)
 
+    async def _choose_worker(self) -> None:
+        """Choose the worker of the next attempt, if the router must be passed by."""
+        if self._pin is not None:
+            self._url = await self._pin.url(self._pool, self._headers[ROUTING_HEADER], again=self._requests > 0)
+
     async def _attempt(self) -> Generation:
         pool = self._pool
+        await self._choose_worker()
         rid, body = self._next()
         if not pool.slots.take():
             await pool.slots.wait()
@@ -216,7 +227,7 @@ class Call:
         pool = self._pool
         return CancelScope(pool.loop, pool.cancel_poller, expires_at, self._timeout, None, AttemptTimeoutError)
 
-    def _parsed(self, answer: Any, rid: str, *, partial: bool = False) -> Generation:
+    def _parsed(self, answer: Any, rid: str, *, partial: bool = False, ended: bool = True) -> Generation:
         """Check an answer; raise the error for an abort that is a refusal or a server fault."""
         request = self._request
         try:
@@ -227,6 +238,9 @@ class Call:
                 requests=self._requests - self._requests_counted,
                 experts_start=request.experts_start,
                 partial=partial,
+                computed_ids=request.computed_ids if ended else None,
+                counts_images="image_data" not in (request.extra or ()),
+                kept_sets=request.kept_sets,
             )
         except response.RefusedInside as refusal:
             raise faults.from_message(refusal.status, refusal.message, str(self._url)) from None

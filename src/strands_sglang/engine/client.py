@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any
 
 from yarl import URL
@@ -21,8 +21,9 @@ from strands_sglang.engine.call import Call, check_header
 from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import LoopPool, Pools, attempt_timeout
 from strands_sglang.engine.control import Aborter, EngineControl, WorkerDirectory
+from strands_sglang.engine.pinning import WorkerPin
 from strands_sglang.engine.probe import Probe
-from strands_sglang.engine.protocol import AbortPolicy, CancelSignal, Generation, TokenIds
+from strands_sglang.engine.protocol import AbortPolicy, CancelSignal, Generation, PromptImage, TokenIds
 from strands_sglang.engine.request import KNOWN, GenerateRequest, check_sampling_names, request_fields
 from strands_sglang.engine.retry import Backoff, RetryPolicy, server_history
 from strands_sglang.engine.streaming import GenerationChunk, StreamingCall
@@ -44,6 +45,9 @@ class SGLangClient:
             print(list(turn.token_ids), list(turn.logprobs), turn.versions)
         ```
     """
+
+    gives_kept_sets = True
+    """Whether `generate` accepts `kept_sets`, and returns the tokens that truncated sampling left to choose from."""
 
     def __init__(
         self,
@@ -110,6 +114,7 @@ class SGLangClient:
         self.sampling_names = KNOWN.union(sampling_names)
         """Sampling parameters that may be sent."""
         self._directory = WorkerDirectory(self._url)
+        self._pin = WorkerPin(self._url, self._directory)
         self._pools = Pools(self._make_pool)
 
     @classmethod
@@ -157,13 +162,16 @@ class SGLangClient:
         on_abort: AbortPolicy = AbortPolicy.CONTINUE,
         routed_experts_start: int | None = None,
         extra: Mapping[str, Any] | None = None,
+        images: Sequence[PromptImage] = (),
+        kept_sets: bool = False,
         **fields: Any,
     ) -> Generation:
         """Sample a continuation of `input_ids`; `TokenEngine.generate` explains the arguments.
 
         `fields` are fields of SGLang's own request, as the published package accepts them: `return_routed_experts=True`
         requests the experts of every token, `return_logprob` has no effect, `stream` must not be set, and all others
-        are treated like `extra`.
+        are treated like `extra`. `kept_sets` requests the tokens that truncated sampling left to choose from
+        (`Generation.kept`); `top_k` must then be 1 to 4096.
 
         Raises:
             ConfigurationError: A sampling parameter is unknown, or another argument is invalid.
@@ -178,8 +186,16 @@ class SGLangClient:
         self.check_sampling(sampling_params)
         if fields:
             routed_experts_start, extra = request_fields(fields, routed_experts_start, extra)
-        request = GenerateRequest(input_ids, sampling_params, routed_experts_start=routed_experts_start, extra=extra)
-        call = Call(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort)
+        request = GenerateRequest(
+            input_ids,
+            sampling_params,
+            routed_experts_start=routed_experts_start,
+            extra=extra,
+            images=images,
+            kept_sets=kept_sets,
+        )
+        pin = self._pin if request.asks_for_more else None
+        call = Call(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin)
         seconds = self._deadline if deadline is None else deadline
         if seconds is None and cancel_signal is None:
             return await call.run()
@@ -197,6 +213,8 @@ class SGLangClient:
         cancel_signal: CancelSignal | None = None,
         on_abort: AbortPolicy = AbortPolicy.CONTINUE,
         extra: Mapping[str, Any] | None = None,
+        images: Sequence[PromptImage] = (),
+        kept_sets: bool = False,
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Sample a continuation and yield tokens as they are sampled; the last chunk carries the whole `Generation`.
 
@@ -210,8 +228,11 @@ class SGLangClient:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop) or await self._pools.open()
         self.check_sampling(sampling_params)
-        request = GenerateRequest(input_ids, sampling_params, stream=True, extra=extra)
-        call = StreamingCall(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort)
+        request = GenerateRequest(
+            input_ids, sampling_params, stream=True, extra=extra, images=images, kept_sets=kept_sets
+        )
+        pin = self._pin if request.asks_for_more else None
+        call = StreamingCall(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin)
         seconds = self._deadline if deadline is None else deadline
         expires_at = None if seconds is None else loop.time() + seconds
         chunks = call.chunks(lambda: CancelScope(loop, pool.cancel_poller, expires_at, seconds, cancel_signal))

@@ -20,6 +20,7 @@ from strands_sglang.engine.request import can_continue, remaining_sampling
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.errors import EngineUnavailableError
 from strands_sglang.tokens.arrays import VersionSpan, joined_spans
+from strands_sglang.tokens.kept_sets import KeptSets
 
 
 class NextStep(Enum):
@@ -186,6 +187,7 @@ class Continuation:
             continuations=len(parts) - 1 + sum(part.continuations for part in parts),
             discarded_tokens=discarded + sum(part.discarded_tokens for part in parts),
             routed_experts=_joined_experts(part.routed_experts for part in parts),
+            kept=_joined_kept(part.kept for part in parts),
             spec=_summed(part.spec for part in parts),
             text=parts[-1].text if len(parts) == 1 else None,
         )
@@ -196,6 +198,16 @@ def _joined_experts(parts: Iterable[RoutedExperts | None]) -> RoutedExperts | No
     for part in parts:
         if part is not None:
             joined = part if joined is None else joined.joined(part)
+    return joined
+
+
+def _joined_kept(parts: Iterable[KeptSets | None]) -> KeptSets | None:
+    """Return the kept sets of all parts; None if some part has none."""
+    joined: KeptSets | None = None
+    for number, part in enumerate(parts):
+        if part is None:
+            return None
+        joined = part if joined is None and number == 0 else None if joined is None else joined.joined(part)
     return joined
 
 

@@ -41,6 +41,8 @@ class Worker:
     """Its own base URL."""
     healthy: bool = True
     """Whether the router considers it healthy; True for a server without a router."""
+    regular: bool = True
+    """Whether it takes whole calls: neither a prefill nor a decode server."""
 
 
 class WorkerDirectory:
@@ -52,6 +54,11 @@ class WorkerDirectory:
         self._known: tuple[Worker, ...] | None = None
         self._known_at = float("-inf")
         self._failing = False
+
+    @property
+    def known(self) -> bool:
+        """Whether the servers were listed at least once; otherwise the base URL is assumed to be one."""
+        return self._known is not None
 
     async def workers(self, pool: LoopPool, *, fresh: bool = True) -> tuple[Worker, ...]:
         """Return the servers that take control calls.
@@ -81,8 +88,11 @@ class WorkerDirectory:
                 raise
             return self._base_only  # not a router
         # The ranks of a data-parallel server are listed one by one, but the server takes a control call once for all.
-        listed = ((_without_rank(entry["url"]), bool(entry.get("is_healthy", True))) for entry in answer["workers"])
-        return tuple(Worker(url, healthy) for url, healthy in dict(listed).items())
+        listed = {_without_rank(entry["url"]): entry for entry in answer["workers"]}
+        return tuple(
+            Worker(url, bool(entry.get("is_healthy", True)), entry.get("worker_type", "regular") == "regular")
+            for url, entry in listed.items()
+        )
 
 
 async def _get(pool: LoopPool, url: URL) -> Any:

@@ -19,15 +19,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, TypeAlias, Union, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, Union, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from strands_sglang.errors import CountMismatchError, MalformedResponseError
 from strands_sglang.tokens.arrays import LARGEST_LOGPROB, VersionSpan, check_spans
+from strands_sglang.tokens.kept_sets import KeptSets
 
-__all__ = ["FinishReason", "Generation", "RoutedExperts", "SpecInfo", "VersionSpan"]
+__all__ = ["FinishReason", "Generation", "PromptImage", "RoutedExperts", "SpecInfo", "VersionSpan"]
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -177,6 +178,9 @@ class Generation:
     """Speculative decoding counts; None if the engine does not use it."""
     meta: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     """The rest of the engine's `meta_info` of the last request."""
+    kept: KeptSets | None = None
+    """The tokens that truncated sampling left to choose from, for each sampled token, and its logprob under that
+    behaviour policy; None if not requested."""
     text: str | None = field(default=None, compare=False, repr=False)
     """The tokens decoded by the engine (`skip_special_tokens` applies); None if the turn took several requests or does
     not come from a server."""
@@ -186,6 +190,8 @@ class Generation:
         if len(self.logprobs) != count:
             raise CountMismatchError(f"{count} sampled tokens but {len(self.logprobs)} logprobs")
         check_spans(self.versions, count)
+        if self.kept is not None:
+            self.kept.check_members(self.token_ids)
         if count:
             self._check_values()
 
@@ -249,6 +255,26 @@ def _int32(part: str) -> npt.NDArray[np.int32]:
         return np.frombuffer(base64.b64decode(part, validate=True), dtype="<i4").astype(np.int32, copy=False)
     except (binascii.Error, ValueError) as error:
         raise MalformedResponseError(f"routed experts must be base64 of int32: {error}") from error
+
+
+class PromptImage(NamedTuple):
+    """An image of a prompt, and where it is among the ids.
+
+    Example:
+        ```python
+        ids = [*before, *[image_pad] * 64, *after]
+        turn = await client.generate(ids, images=[PromptImage(len(before), 64, png)])
+        ```
+    """
+
+    start: int
+    """Position of its first placeholder in the ids."""
+    positions: int
+    """Number of placeholders: the ids have one for every position that the image takes."""
+    png: bytes
+    """The image, as a PNG file."""
+    digest: str = ""
+    """SHA-256 of the file in hex; "" if nothing needs it."""
 
 
 TokenIds: TypeAlias = Union[Sequence[int], "npt.NDArray[np.integer[Any]]"]
@@ -331,6 +357,9 @@ class TokenEngine(Protocol):
         extra: Mapping[str, Any] | None = None,
     ) -> Generation:
         """Sample a continuation of `input_ids`.
+
+        An engine that takes images also accepts `images`, a sequence of `PromptImage`: the images of the prompt, in
+        order. The argument is passed only if there are any.
 
         Args:
             input_ids: The whole prompt; sent exactly as given.

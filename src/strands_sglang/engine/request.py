@@ -8,6 +8,7 @@ specifies.
 Invariants:
 
 - The ids sent are exactly the caller's ids, followed by every token sampled so far in this call. Ids are encoded once.
+  Of the placeholders of an image only one is sent, as the engine expects; its answer says which ids it computed.
 - An unknown sampling parameter is refused before anything is sent; names are never dropped or changed.
 """
 
@@ -16,15 +17,17 @@ from __future__ import annotations
 import logging
 import os
 from array import array
-from collections.abc import Collection, Iterable, Mapping
+from base64 import b64encode
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import orjson
 
 from strands_sglang._checks import did_you_mean
-from strands_sglang.engine.protocol import TokenIds
+from strands_sglang.engine.protocol import PromptImage, TokenIds
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.tokens.images import compact
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ _RESERVED = frozenset(
         "routed_experts_start_len",
     }
 )
+_WITH_IMAGES = _RESERVED | {"image_data", "return_prompt_token_ids"}
 
 # Parameters whose effect depends on the tokens already sampled in the same request, with the values that disable them.
 # A turn that uses one cannot be continued by another request, because the state is lost with the first.
@@ -111,7 +115,18 @@ _IDS_AT = _RID_AT + _RID_LENGTH + len(b'","input_ids":')
 class GenerateRequest:
     """The body of a `/generate` call, encoded once and patched for further attempts."""
 
-    __slots__ = ("_body", "_experts_start", "_extra", "_sampling", "_stream", "call_id", "prompt_tokens")
+    __slots__ = (
+        "_body",
+        "_experts_start",
+        "_extra",
+        "_image_data",
+        "_kept_sets",
+        "_sampling",
+        "_stream",
+        "call_id",
+        "computed_ids",
+        "prompt_tokens",
+    )
 
     def __init__(
         self,
@@ -121,17 +136,25 @@ class GenerateRequest:
         stream: bool = False,
         routed_experts_start: int | None = None,
         extra: Mapping[str, Any] | None = None,
+        images: Sequence[PromptImage] = (),
+        kept_sets: bool = False,
     ) -> None:
         self.call_id = os.urandom(16).hex()
         """32 hex digits, the common prefix of all request ids of this call."""
         self.prompt_tokens = len(input_ids)
-        """Tokens in the prompt; grows when the turn is continued."""
+        """Tokens in the prompt, counting every position of its images; grows when the turn is continued."""
+        self.computed_ids: array[int] | None = array("i", input_ids) if images else None
+        """The ids that the engine must report to have computed; None without images."""
+        self._kept_sets = kept_sets
+        self._image_data = [image_url(image.png) for image in images]
         self._sampling = dict(sampling_params) if sampling_params else {}
         self._stream = stream
         self._experts_start = routed_experts_start
         self._extra = extra
         if not self.prompt_tokens or extra or "n" in self._sampling:
             self._check()
+        if self.computed_ids is not None:
+            input_ids = _compact(self.computed_ids, images)
         self._body = self._encode(_encodable(input_ids))
         _check_ids(self._body)
 
@@ -142,14 +165,27 @@ class GenerateRequest:
             raise ConfigurationError(
                 f"sampling_params['n'] must be 1, got {self._sampling['n']!r}: make one call per sample"
             )
-        if self._extra and not _RESERVED.isdisjoint(self._extra):
-            names = ", ".join(sorted(_RESERVED.intersection(self._extra)))
+        reserved = _WITH_IMAGES if self._image_data else _RESERVED
+        if self._kept_sets:
+            reserved = reserved | {"return_sampling_mask", "sampling_logprobs_mode"}
+        if self._extra and not reserved.isdisjoint(self._extra):
+            names = ", ".join(sorted(reserved.intersection(self._extra)))
             raise ConfigurationError(f"extra must not contain {names}: the client sets it")
 
     @property
     def experts_start(self) -> int | None:
         """First position whose routed experts are requested; None: none are."""
         return self._experts_start
+
+    @property
+    def asks_for_more(self) -> bool:
+        """Whether the answer must have something that not every router asks the engine for."""
+        return self._kept_sets or bool(self._image_data) or self._experts_start is not None
+
+    @property
+    def kept_sets(self) -> bool:
+        """Whether the kept sets of truncated sampling are requested."""
+        return self._kept_sets
 
     @property
     def sampling(self) -> Mapping[str, Any]:
@@ -182,6 +218,8 @@ class GenerateRequest:
         if not len(token_ids):
             return
         self.prompt_tokens += len(token_ids)
+        if self.computed_ids is not None:
+            self.computed_ids += token_ids
         if experts_start is not None:
             self._experts_start = experts_start
         self._sampling = remaining_sampling(self._sampling, len(token_ids))
@@ -201,6 +239,12 @@ class GenerateRequest:
         if self._experts_start is not None:
             fields["return_routed_experts"] = True
             fields["routed_experts_start_len"] = self._experts_start
+        if self._image_data:
+            fields["image_data"] = self._image_data
+            fields["return_prompt_token_ids"] = True
+        if self._kept_sets:
+            fields["return_sampling_mask"] = True
+            fields["sampling_logprobs_mode"] = "selected"
         if self._extra:
             fields.update(self._extra)
         try:
@@ -209,6 +253,28 @@ class GenerateRequest:
             raise ConfigurationError(
                 f"input_ids must be a flat sequence of integers, sampling_params and extra must be plain JSON: {error}"
             ) from error
+
+
+def image_url(png: bytes) -> str:
+    """Return an image as the engine takes it."""
+    return f"data:image/png;base64,{b64encode(png).decode()}"
+
+
+def _compact(ids: array[int], images: Sequence[PromptImage]) -> array[int]:
+    """Return the ids with one placeholder for each image.
+
+    Raises:
+        ConfigurationError: An image is not where placeholders are.
+    """
+    at = 0
+    for start, positions, *_ in images:
+        end = start + positions
+        if start < at or positions < 1 or end > len(ids) or ids[start:end].count(ids[start]) != positions:
+            raise ConfigurationError(
+                f"an image must be at {positions} equal ids from position {start} on, after the image before it"
+            )
+        at = end
+    return compact(ids, images)
 
 
 def _encodable(ids: TokenIds) -> Any:

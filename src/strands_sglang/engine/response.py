@@ -33,10 +33,13 @@ from strands_sglang.errors import (
     CountMismatchError,
     EngineError,
     EngineUnavailableError,
+    KeptSetsMissingError,
     MalformedResponseError,
     RequestRejectedError,
+    TreeError,
 )
 from strands_sglang.tokens.arrays import VersionSpan
+from strands_sglang.tokens.kept_sets import KeptSets
 
 _KEY = b'"output_token_logprobs":[['
 _END = b"null]]"
@@ -56,6 +59,8 @@ _TAKEN = (
     "output_token_logprobs_length",
     "routed_experts",
 )
+KEPT_KEYS = ("output_token_sampling_mask", "output_token_sampling_logprobs")
+"""Keys of meta_info with one entry per sampled token, if kept sets were requested."""
 # The engine's finish reasons, and the key of their detail.
 _KINDS = {
     "stop": (FinishReason.STOP, "matched"),
@@ -103,6 +108,9 @@ def parse(
     requests: int = 1,
     experts_start: int | None = None,
     partial: bool = False,
+    computed_ids: array[int] | None = None,
+    counts_images: bool = True,
+    kept_sets: bool = False,
 ) -> Generation:
     """Check an answer and convert it to a `Generation`.
 
@@ -113,6 +121,9 @@ def parse(
         requests: Requests that this answer took, including failed attempts.
         experts_start: First position whose routed experts were requested; None: none were.
         partial: Whether the answer comes from the middle of a stream and may be unfinished.
+        computed_ids: The ids that the engine must have computed; None: it is not asked.
+        counts_images: Whether `sent_tokens` counts every position of images; if not, the engine's count is taken.
+        kept_sets: Whether the kept sets of truncated sampling were requested.
 
     Raises:
         RefusedInside: The answer is a refusal or a server fault.
@@ -125,6 +136,10 @@ def parse(
     ids, logprobs = _tokens(answer, meta)
     count = len(ids)
     counted = meta.get("prompt_tokens")
+    if not counts_images and isinstance(counted, int):
+        sent_tokens = counted
+    if computed_ids is not None:
+        _check_computed(answer.get("prompt_token_ids"), computed_ids)
     if counted != sent_tokens and counted is not None:
         raise CountMismatchError(
             f"the engine counted {counted} prompt tokens but {sent_tokens} were sent: it truncated or changed the "
@@ -139,7 +154,8 @@ def parse(
     cached = meta.get("cached_tokens")
     spec = _spec(meta) if "spec_verify_ct" in meta else None
     experts = None if experts_start is None else _experts(meta, sent_tokens + count - 1, experts_start)
-    for key in _TAKEN:
+    kept = _kept(meta, count) if kept_sets else None
+    for key in (*_TAKEN, *KEPT_KEYS, "output_token_sampling_mask_length") if kept_sets else _TAKEN:
         meta.pop(key, None)
     return Generation(
         token_ids,
@@ -156,6 +172,7 @@ def parse(
         experts,
         spec,
         meta,
+        kept,
         text if isinstance(text := answer.get("text"), str) else None,
     )
 
@@ -211,6 +228,26 @@ def _tokens(answer: dict[str, Any], meta: dict[str, Any]) -> tuple[list[Any], li
     return ids, logprobs
 
 
+def _check_computed(reported: Any, expected: array[int]) -> None:
+    """Raise CountMismatchError unless the engine computed the ids that it should have: with images, it expands them."""
+    if reported is None:
+        raise CountMismatchError(
+            "the answer does not say which ids the engine computed (prompt_token_ids), which proves that images are "
+            "where they should be: SGLang 0.5.21 and newer report them; is there a proxy in between that drops fields "
+            "of the request?"
+        )
+    ids = expected.tolist()
+    if reported == ids:
+        return
+    found = reported if isinstance(reported, list) else []
+    at = next((at for at, (one, other) in enumerate(zip(ids, found, strict=False)) if one != other), len(found))
+    raise CountMismatchError(
+        f"the engine computed other ids than the prompt has, from position {at} on ({len(found)} ids instead of "
+        f"{len(ids)}): it resized an image differently, or tokenised the text again. Start Qwen-VL servers with "
+        "--mm-preprocess-cache-size-mb 64, and check that image_processor belongs to the served model"
+    )
+
+
 def _spans(meta: dict[str, Any], count: int) -> tuple[VersionSpan, ...]:
     """Return the version spans as reported; `Generation` checks that they cover the tokens without gaps."""
     if not count:
@@ -236,6 +273,22 @@ def _experts(meta: dict[str, Any], fed_tokens: int, start: int) -> RoutedExperts
             f"routed experts from position {start} of {fed_tokens} must be a string, got {_short(data)}"
         )
     return RoutedExperts((data,), (rows,), start)
+
+
+def _kept(meta: dict[str, Any], count: int) -> KeptSets:
+    """Return the kept sets of an answer; `Generation` checks that they fit the tokens."""
+    sets, logprobs = meta.get("output_token_sampling_mask"), meta.get("output_token_sampling_logprobs")
+    if not count and not sets:
+        return KeptSets.of((), ())
+    if not isinstance(sets, list) or not isinstance(logprobs, list):
+        raise KeptSetsMissingError(
+            "the answer has no kept sets, which truncated sampling needs for exact training: SGLang 0.5.21 and newer "
+            "return them; is there a proxy in between that drops fields of the request? kept_sets=False samples without"
+        )
+    try:
+        return KeptSets.of(sets, logprobs)
+    except (TreeError, TypeError, IndexError) as error:
+        raise MalformedResponseError(f"kept sets must be lists of ids with logprobs: {error}") from error
 
 
 def _spec(meta: dict[str, Any]) -> SpecInfo | None:

@@ -25,7 +25,7 @@ from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import MAX_ANSWER_BYTES, check_encoding, closed_error, read, translate
 from strands_sglang.engine.continuation import is_interrupted, no_progress
 from strands_sglang.engine.protocol import Generation
-from strands_sglang.engine.response import TransientFault
+from strands_sglang.engine.response import KEPT_KEYS, TransientFault
 from strands_sglang.errors import (
     AttemptTimeoutError,
     ConnectionLostError,
@@ -112,7 +112,10 @@ class StreamingCall(Call):
 
     async def _snapshots(self, scope: Callable[[], CancelScope]) -> AsyncGenerator[tuple[Generation, bool], None]:
         """Yield the output so far of one attempt, and whether the engine ended it; if it never does, raise a fault."""
-        pool, url = self._pool, self._url
+        pool = self._pool
+        with scope():
+            await self._choose_worker()
+        url = self._url
         rid, body = self._next()
         ended = False
         http: aiohttp.ClientResponse | None = None
@@ -152,7 +155,7 @@ class StreamingCall(Call):
                     status = code if isinstance(code := error.get("code"), int) else None
                     raise faults.from_message(status, str(error.get("message")), str(url))
                 has_versions, ended = _has(answer, "weight_versions"), _has(answer, "finish_reason")
-                part = self._parsed(answer, rid, partial=True)
+                part = self._parsed(answer, rid, partial=True, ended=ended)
                 if len(part) < (versions[-1].end if versions else 0):
                     raise CountMismatchError(f"the stream of {url} withdrew tokens it had sent")
                 if not has_versions:
@@ -232,6 +235,7 @@ class Accumulator:
 
     def __init__(self) -> None:
         self._ids: list[Any] = []
+        self._sets: dict[str, list[Any]] = {name: [] for name in KEPT_KEYS}
         self._entries: list[Any] = []
 
     def take(self, arrived: list[bytes]) -> Any:
@@ -260,7 +264,12 @@ class Accumulator:
         if _is_increment(answer):
             answer["output_ids"] = ids = self._ids + ids
             meta["output_token_logprobs"] = entries = self._entries + entries
+            for name, earlier in self._sets.items():
+                if isinstance(meta.get(name), list):
+                    meta[name] = earlier + meta[name]
         self._ids, self._entries = ids, entries
+        for name in self._sets:
+            self._sets[name] = meta[name] if isinstance(meta.get(name), list) else []
 
 
 def _width(entries: list[Any]) -> int:

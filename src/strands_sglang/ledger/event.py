@@ -18,7 +18,7 @@ import struct
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, cast
@@ -406,7 +406,15 @@ def link(previous: bytes, body: bytes) -> bytes:
     return hashlib.blake2b(previous + body, digest_size=DIGEST_BYTES).digest()
 
 
-def ids_digest(ids: Any) -> str:
-    """Return the digest of token ids, such as a prompt as it was sent, as 32 hex digits."""
+def ids_digest(ids: Any, images: Iterable[str] = ()) -> str:
+    """Return the digest of token ids, such as a prompt as it was sent, as 32 hex digits.
+
+    Args:
+        ids: The ids, with a placeholder for every position of an image.
+        images: Digests of the images among them, in order.
+    """
     whole = ids if isinstance(ids, array) and ids.typecode == "i" else array("i", list(ids))
-    return hashlib.blake2b(memoryview(whole).cast("B"), digest_size=DIGEST_BYTES).hexdigest()
+    state = hashlib.blake2b(memoryview(whole).cast("B"), digest_size=DIGEST_BYTES)
+    for image in images:
+        state.update(bytes.fromhex(image))
+    return state.hexdigest()

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import Event, EventKind, decoded, episode_of, first_link, link
+from strands_sglang.ledger.files import FileStore
 from strands_sglang.ledger.record import ChainFault, ChainProblem, EpisodeRecord
 from strands_sglang.ledger.run_dir import read_run, shard_paths
 from strands_sglang.ledger.schema import ResumeData, data_of
@@ -86,9 +87,9 @@ class Ledger:
                 held.setdefault(id, []).append(place)
                 left[id] = left.get(id, 0) - 1
                 if left[id] == 0:
-                    yield resolved(id, held.pop(id))
+                    yield self._resolved(id, held.pop(id))
         for id, places in held.items():  # the files changed since they were indexed
-            yield resolved(id, places)
+            yield self._resolved(id, places)
 
     def episode(self, id: str) -> EpisodeRecord:
         """Read one episode. Only the sections that hold its events are read again.
@@ -98,7 +99,12 @@ class Ledger:
         """
         if id not in self._index:
             raise LedgerError(f"the ledger in {self.directory} has no episode {id!r}")
-        return resolved(id, (place for _, place in self.events([id])))
+        return self._resolved(id, (place for _, place in self.events([id])))
+
+    def _resolved(self, id: str, places: Iterable[Placed]) -> EpisodeRecord:
+        record = resolved(id, places)
+        record.files = FileStore(self.directory)
+        return record
 
     def event_count(self, id: str) -> int:
         """Return the number of events of an episode, with those that are not accepted; 0 if there is no such episode.

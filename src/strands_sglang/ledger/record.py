@@ -16,6 +16,7 @@ from typing import Any
 from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import Event, EventKind, decoded, encoded, first_link, frames, link
+from strands_sglang.ledger.files import FileStore
 from strands_sglang.ledger.schema import CallArrays, CallData, EndData, RollbackData, arrays_of, data_of
 from strands_sglang.ledger.shard import LARGEST_BLOCK
 from strands_sglang.tokens import TokenTree, Trajectory, TurnStatus
@@ -81,6 +82,8 @@ class EpisodeRecord:
     """Number of events that other processes wrote after the episode was taken over; ignored, not an error."""
     epoch: int = 0
     """The highest epoch on disk. A process that takes over the episode uses the next one."""
+    files: FileStore | None = field(default=None, compare=False)
+    """The files of its run, such as images; None: the run is not known."""
 
     @property
     def begin(self) -> Event | None:
@@ -160,6 +163,17 @@ class EpisodeRecord:
         """Return the trajectory of every branch, as `TokenTree.trajectories` does."""
         return self.tree().trajectories()
 
+    def images(self) -> dict[str, bytes]:
+        """Return the images of its turns as PNG files, by digest.
+
+        Raises:
+            LedgerError: A file is missing or was changed, or the run is not known.
+        """
+        digests = {image[2] for call in self.calls for image in data_of(call, CallData).get("images", ())}
+        if digests and self.files is None:
+            raise LedgerError(f"the images of episode {self.id} cannot be read: the run that has them is not known")
+        return {digest: self.files.read(digest) for digest in sorted(digests)} if self.files is not None else {}
+
     def _of(self, kind: EventKind) -> list[Event]:
         return [event for event in self.events if event.kind is kind]
 
@@ -183,7 +197,15 @@ def _turn(event: Event, rejected: set[int]) -> dict[str, Any]:
         "sampled": arrays["sampled"],
         "logprobs": arrays["logprobs"],
         "status": TurnStatus.REJECTED if call["turn"] in rejected else TurnStatus.KEPT,
+        "images": call.get("images", ()),
+        "kept": _kept(arrays),
     }
+
+
+def _kept(arrays: CallArrays) -> dict[str, Any] | None:
+    if "kept" not in arrays:
+        return None
+    return {"token_ids": arrays["kept"], "offsets": arrays["kept_offsets"], "logprobs": arrays["kept_logprobs"]}
 
 
 class PortableRecord:

@@ -2,6 +2,7 @@
 
     run.json           written once, when the run begins
     ledger/*.ledger    shards: the events of one process each (`shard.py`)
+    files/*/*          images and other files that events refer to (`files.py`)
     index/*.jsonl      summary rows of ended episodes: derived, may be deleted (`summary.py`)
     seal.json          written when the run ends (`seal.py`)
 

@@ -89,7 +89,7 @@ class EngineCallData(TypedDict):
     """Fields that all events of engine calls share."""
 
     prompt: str
-    """Digest of the prompt ids as sent to the engine (`ids_digest`), 32 hex digits."""
+    """Digest of the prompt: its ids and images as sent to the engine (`ids_digest`), 32 hex digits."""
     sent: int
     """Length of that prompt in tokens."""
     within: list[str]
@@ -175,6 +175,10 @@ class CallData(SampledData):
     """How the prompt was joined to the branch, as the value of a `Join`."""
     forked_from: int | None
     """Id of the turn whose history was rewritten into this branch; None: history was not rewritten."""
+    images: NotRequired[list[list[Any]]]
+    """Images in `context`, in order, as `[start, positions, digest, [time, height, width]]`: offset of its first
+    placeholder token in `context`, number of placeholder tokens, SHA-256 of the PNG file that was sent, and its grid of
+    patches; absent: no images."""
     caller: list[Any] | None
     """`[turn id, tool call id or None]` that started this branch, as for a sub-agent; None: not started by a turn."""
 
@@ -205,6 +209,12 @@ class SampledArrays(TypedDict):
     """Sampled token ids (typecode "i"), including the stop token if one was sampled."""
     logprobs: array[float]
     """Natural-log probability of each sampled token when it was sampled (typecode "d"); same length as `sampled`."""
+    kept: NotRequired[array[int]]
+    """Kept sets of truncated sampling (typecode "i"): ids of all sets, one after the other; absent: not requested."""
+    kept_offsets: NotRequired[array[int]]
+    """Where each set begins in `kept`, and where the last one ends (typecode "i"): one entry more than `sampled`."""
+    kept_logprobs: NotRequired[array[float]]
+    """Logprob of each sampled token under the behaviour policy, renormalised over its set (typecode "d")."""
     experts: NotRequired[array[int]]
     """Chosen experts (typecode "B"): little-endian int32, row by row as in `ExpertsData`; absent: not requested."""
 
@@ -372,6 +382,11 @@ def trajectory_digest(trajectory: Trajectory) -> str:
     ):
         digest.update(values.astype(kind, copy=False).tobytes())
     digest.update(orjson.dumps([trajectory.version_names, trajectory.turn_ids]))
+    if trajectory.kept is not None:
+        for name, kind in (("token_ids", "<i4"), ("offsets", "<i4"), ("logprobs", "<f8")):
+            digest.update(np.asarray(getattr(trajectory.kept, name)).astype(kind, copy=False).tobytes())
+    if trajectory.images:
+        digest.update(orjson.dumps([list(image) for image in trajectory.images]))
     return digest.hexdigest()
 
 

@@ -15,11 +15,11 @@ import orjson
 
 from strands_sglang._extras import install
 from strands_sglang._files import replace_file
-from strands_sglang.errors import CountMismatchError, LedgerError, RecordError
+from strands_sglang.errors import CountMismatchError, LedgerError, RecordError, TreeError
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.schema import BeginData, EndData, RewardData, data_of
-from strands_sglang.tokens import Trajectory
+from strands_sglang.tokens import ImageSpan, KeptSets, Trajectory
 
 try:
     import pyarrow as pa
@@ -37,6 +37,12 @@ _PER_TOKEN = {
     "turns": pa.int32(),
     "origins": pa.int8(),
 }
+_IMAGE = pa.struct(
+    {"start": pa.int32(), "positions": pa.int32(), "digest": pa.string(), "grid": pa.list_(pa.int32(), 3)}
+)
+_KEPT = pa.struct(
+    {"token_ids": pa.list_(pa.int32()), "offsets": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float64())}
+)
 SCHEMA = pa.schema(
     {
         "episode": pa.string(),  # task id, "/", sample number
@@ -51,6 +57,8 @@ SCHEMA = pa.schema(
         **{name: pa.list_(kind) for name, kind in _PER_TOKEN.items()},  # as in `Trajectory`
         "version_names": pa.list_(pa.string()),
         "turn_ids": pa.list_(pa.int32()),
+        "images": pa.list_(_IMAGE),  # as in `Trajectory`
+        "kept": _KEPT,  # as in `Trajectory`; null: not recorded
         "tree": pa.string(),
         "task": pa.string(),  # JSON
         "metrics": pa.string(),  # JSON
@@ -177,7 +185,7 @@ def trajectories_of(path: Path | str) -> Iterator[Trajectory]:
         columns = [*_PER_TOKEN, "version_names", "turn_ids", "branch", "tree"]
         if missing := sorted(set(columns) - set(file.schema_arrow.names)):
             raise LedgerError(f"{path} has no column {', '.join(missing)}")
-        columns += [name for name in ("agent", "main") if name in file.schema_arrow.names]
+        columns += [name for name in ("agent", "main", "images", "kept") if name in file.schema_arrow.names]
         for batch in file.iter_batches(batch_size=64, columns=columns):
             for number in range(batch.num_rows):
                 row = {name: batch.column(name)[number] for name in columns}
@@ -194,15 +202,21 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
         RecordError: The row is inconsistent.
     """
     try:
-        arrays = {name: np.array(row[name], kind.to_pandas_dtype()) for name, kind in _PER_TOKEN.items()}
+        arrays: dict[str, Any] = {
+            name: np.array(row[name], kind.to_pandas_dtype()) for name, kind in _PER_TOKEN.items()
+        }
         names, turn_ids = tuple(row["version_names"]), tuple(int(id) for id in row["turn_ids"])
         agent, main = row.get("agent"), row.get("main") is True  # absent in tables of earlier versions
         branch, tree = int(row["branch"]), row["tree"]
-        trajectory = Trajectory(
-            **arrays, version_names=names, branch=branch, tree=tree, turn_ids=turn_ids, agent=agent, main=main
+        images = tuple(
+            ImageSpan(one["start"], one["positions"], one["digest"], tuple(one["grid"]))
+            for one in row.get("images") or ()
         )
+        about: dict[str, Any] = {"version_names": names, "turn_ids": turn_ids, "agent": agent, "main": main}
+        kept = None if row.get("kept") is None else KeptSets.from_dict(row["kept"])
+        trajectory = Trajectory(branch=branch, tree=tree, images=images, kept=kept, **arrays, **about)
         trajectory.validate()
-    except (KeyError, TypeError, ValueError, OverflowError, CountMismatchError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, CountMismatchError, TreeError) as error:
         raise RecordError(f"not a trajectory: {error!r}") from error
     return trajectory
 
@@ -278,6 +292,9 @@ def _batch(rows: list[tuple[dict[str, Any], Trajectory]]) -> pa.RecordBatch:
         columns[name] = pa.ListArray.from_arrays(offsets, pa.array(values, kind))
     for name in ("branch", "num_turns", "agent", "main", "version_names", "turn_ids", "tree"):
         columns[name] = _plain([getattr(trajectory, name) for trajectory in trajectories], name)
+    columns["images"] = _plain([[image._asdict() for image in one.images] for one in trajectories], "images")
+    sets = (one.kept for one in trajectories)
+    columns["kept"] = _plain([None if kept is None else kept.to_dict() for kept in sets], "kept")
     for name in rows[0][0]:
         columns[name] = _plain([about[name] for about, _ in rows], name)
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)

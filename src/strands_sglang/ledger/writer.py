@@ -4,8 +4,9 @@ Writing an event costs the event loop one list append. A background thread compr
 a few times a second, or immediately when a caller waits in `flushed`.
 
 Invariants: events confirmed by `flushed` are in the file even if this process dies. Events are in the file in the order
-of `write`. No two processes write to the same file, not even after a fork. A summary row is written after the events it
-covers; a row that cannot be written is dropped, because rows are derived data (`summary.py`).
+of `write`. No two processes write to the same file, not even after a fork. A file that events refer to is written
+before them. A summary row is written after the events it covers; a row that cannot be written is dropped, because rows
+are derived data (`summary.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from enum import Enum
 from pathlib import Path
 
 from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.ledger.files import FileStore, file_digest
 from strands_sglang.ledger.run_dir import FORMAT
 from strands_sglang.ledger.shard import LARGEST_BLOCK, OpenShard
 from strands_sglang.ledger.summary import INDEX_FOLDER, SummaryRow, row_line
@@ -72,6 +74,7 @@ class LedgerWriter:
         if not re.fullmatch(r"[A-Za-z0-9._]+", worker):
             raise ConfigurationError(f"worker must consist of letters, digits, '.' and '_', got {worker!r}")
         self._directory = Path(directory) / "ledger"
+        self._store = FileStore(directory)
         self._worker, self._durability = worker, Durability(durability)
         self._flush_seconds, self._shard_bytes = flush_seconds, shard_bytes
         self._closed = False
@@ -86,6 +89,8 @@ class LedgerWriter:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pending: list[bytes] = []
+        self._files: list[tuple[str, bytes]] = []  # to be written before the pending events
+        self._known_files: set[str] = set()
         self._rows: list[bytes] = []  # summary rows to be written after the pending events
         self._rows_fail = False
         self._written = self._done = 0  # events accepted, and events written to the file
@@ -113,6 +118,15 @@ class LedgerWriter:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
                 self._thread.start()
+
+    def put_file(self, data: bytes) -> str:
+        """Accept a file that an event will refer to, and return its digest. Thread-safe; does not wait for the disk."""
+        digest = file_digest(data)
+        with self._lock:
+            if digest not in self._known_files:
+                self._known_files.add(digest)
+                self._files.append((digest, data))
+        return digest
 
     def write_summary(self, row: SummaryRow) -> None:
         """Accept the summary row of an episode whose events were written. Thread-safe; never raises, never waits."""
@@ -168,12 +182,15 @@ class LedgerWriter:
             self._hurry.wait(self._flush_seconds)  # wait for more events to write together
             with self._lock:
                 events, self._pending = self._pending, []
+                files, self._files = self._files, []
                 rows, self._rows = self._rows, []
                 self._filled.clear()
                 self._hurry.clear()
                 last = self._closed
             failure = ""
             try:
+                for digest, data in files:
+                    self._store.write(digest, data)
                 self._put(events)
                 self._put_rows(rows)
                 if last and self._shard is not None:

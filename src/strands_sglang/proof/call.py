@@ -11,7 +11,7 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,62 @@ PURPOSES = ("episode", "side", "constrained")
 
 _JOINS_OF_ROOT = ("root", "forked")
 _JOINS_OF_CHILD = ("proved", "kept", "forked")
+
+
+class ImageFacts(NamedTuple):
+    """One image, decoded from a call event."""
+
+    start: int
+    """Offset of its first placeholder token in the context of its turn."""
+    positions: int
+    """Number of its placeholder tokens."""
+    digest: str
+    """SHA-256 of the file that was sent, 64 hex digits."""
+    grid: tuple[int, int, int]
+    """Patches in time, height and width."""
+
+
+class KeptFacts(NamedTuple):
+    """The kept sets of some tokens, decoded."""
+
+    token_ids: npt.NDArray[np.int32]
+    """The ids of all sets, one after the other."""
+    offsets: npt.NDArray[np.int32]
+    """Where each set begins, and where the last one ends."""
+    logprobs: npt.NDArray[np.float64]
+    """Logprob of each token over its set."""
+
+    def problem(self, sampled: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float64]) -> tuple[int, str] | None:
+        """Return the first token whose set contradicts it and why, or None if there is none.
+
+        Args:
+            sampled: The sampled tokens.
+            logprobs: Their logprobs over the whole vocabulary.
+        """
+        sizes = np.diff(self.offsets)
+        owner = np.repeat(np.arange(len(sampled)), sizes)
+        inside = np.zeros(len(sampled), bool)
+        inside[owner[self.token_ids == sampled[owner]]] = True
+        if not inside.all():
+            at = int(inside.argmin())
+            return at, f"token {sampled[at]} is not in its kept set of {sizes[at]}"
+        repeated = _first_repeated(self.token_ids, owner)
+        if repeated is not None:
+            return repeated, "a kept set has a token twice"
+        valid = np.isfinite(self.logprobs) & (self.logprobs <= MAX_LOGPROB)
+        if not valid.all():
+            at = int(valid.argmin())
+            return at, f"{self.logprobs[at]} is not a logprob"
+        # A set is a part of the vocabulary: scaled up to add to 1, no probability in it gets smaller.
+        smaller = self.logprobs < logprobs - MAX_LOGPROB
+        if smaller.any():
+            at = int(smaller.argmax())
+            return at, f"its logprob over the set, {self.logprobs[at]}, is below that over everything, {logprobs[at]}"
+        alone = (sizes == 1) & (np.abs(self.logprobs) > MAX_LOGPROB)
+        if alone.any():
+            at = int(alone.argmax())
+            return at, f"it is alone in its kept set, and its logprob there is {self.logprobs[at]}, not 0"
+        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +121,10 @@ class CallFacts:
     """Logprob of each sampled token."""
     spans: tuple[tuple[str | None, int], ...]
     """Weight versions with the number of sampled tokens of each, in order."""
+    images: tuple[ImageFacts, ...] = ()
+    """Images in `context`, in order."""
+    kept: KeptFacts | None = None
+    """Kept sets of truncated sampling; None if not recorded."""
 
     @property
     def first(self) -> int:
@@ -99,6 +159,8 @@ class CallFacts:
         if not valid.all():
             where = int(valid.argmin())
             return self.first + where, f"{self.logprobs[where]} is not a logprob"
+        if self.kept is not None and (problem := self.kept.problem(self.sampled, self.logprobs)) is not None:
+            return self.first + problem[0], problem[1]
         return None
 
 
@@ -140,6 +202,10 @@ def read_call(event: Event) -> CallFacts:
         logprobs=logprobs,
         spans=_version_spans(data.get("versions"), len(sampled)),
     )
+    if "kept" in event.arrays:
+        facts.kept = _read_kept(event, len(sampled))
+    if "images" in data:
+        facts.images = read_images(data["images"], facts.context)
     if facts.purpose not in PURPOSES:
         raise LedgerError(f"purpose must be one of {', '.join(PURPOSES)}, got {facts.purpose!r:.50}")
     _text(data, "finish")
@@ -237,6 +303,7 @@ class RequestIds:
             yield Finding(FindingKind.DUPLICATE, message, other)
 
 
+_SHA256 = re.compile("[0-9a-f]{64}")
 _CLIENT_RID = re.compile(r"([0-9a-f]{16})([0-9a-f]{16})-[0-9]{3}")
 _NO_POSITION = {"turn": 0, "parent": None, "start": 0, "purpose": "episode", "join": "root"}
 """Placeholders for the fields that a partial call does not have."""
@@ -276,6 +343,56 @@ def _check_experts(event: Event, end: int) -> None:
     count, start = sum(rows), _count(experts, "start")
     if start + count > end or (len(values) % (4 * count) if count else len(values)):
         raise LedgerError(f"{len(values)} bytes of experts do not fit {count} rows from position {start} of {end}")
+
+
+def _read_kept(event: Event, count: int) -> KeptFacts:
+    ids, offsets = _array(event, "kept", "i"), _array(event, "kept_offsets", "i")
+    logprobs = _array(event, "kept_logprobs", "d")
+    if len(offsets) != count + 1 or len(logprobs) != count:
+        raise LedgerError(
+            f"{count} sampled tokens but {len(offsets) - 1} kept sets and {len(logprobs)} logprobs of them"
+        )
+    if offsets[0] != 0 or offsets[-1] != len(ids) or (np.diff(offsets) < 1).any():
+        raise LedgerError(f"offsets of kept sets must rise from 0 to {len(ids)}")
+    return KeptFacts(ids, offsets, logprobs)
+
+
+def _first_repeated(ids: npt.NDArray[np.int32], owner: npt.NDArray[np.intp]) -> int | None:
+    """Return the first token whose set has an id twice; None if there is none."""
+    order = np.lexsort((ids, owner))
+    same = (ids[order][1:] == ids[order][:-1]) & (owner[order][1:] == owner[order][:-1])
+    return int(owner[order][1:][same].min()) if same.any() else None
+
+
+def read_images(values: Any, context: npt.NDArray[np.int32]) -> tuple[ImageFacts, ...]:
+    """Return the images of a turn or a trajectory.
+
+    Args:
+        values: A list of `[start, positions, digest, [time, height, width]]`.
+        context: The ids in which `start` counts.
+
+    Raises:
+        LedgerError: The values do not have this format, or do not fit the ids.
+    """
+    found: list[ImageFacts] = []
+    end = 0
+    for value in values if isinstance(values, list) and values else [values]:
+        if not isinstance(value, list) or len(value) != 4 or not isinstance(value[3], list) or len(value[3]) != 3:
+            raise LedgerError(f"images must be a list of [start, positions, digest, grid], got {values!r:.100}")
+        start, positions, digest, grid = value
+        if not all(map(_is_count, (start, positions, *grid))) or not positions or 0 in grid:
+            raise LedgerError(f"an image must have positions and a grid above 0, got {value!r:.200}")
+        if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+            raise LedgerError(f"the digest of an image must be 64 hex digits, got {digest!r:.100}")
+        if start < end or start + positions > len(context):
+            raise LedgerError(f"an image at {start} with {positions} positions is out of order, or not in the context")
+        if (context[start : start + positions] != context[start]).any():
+            raise LedgerError(f"the {positions} tokens of the image at {start} are not the same placeholder")
+        if grid[0] * grid[1] * grid[2] % positions:
+            raise LedgerError(f"a grid of {grid} patches cannot take {positions} positions")
+        found.append(ImageFacts(start, positions, digest, (grid[0], grid[1], grid[2])))
+        end = start + positions
+    return tuple(found)
 
 
 def _version_spans(spans: Any, count: int) -> tuple[tuple[str | None, int], ...]:

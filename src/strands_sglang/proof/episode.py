@@ -63,6 +63,8 @@ class EpisodeProof:
     versions: Counter[str | None] = field(default_factory=Counter)
     """Sampled tokens by weight version, including those that were rolled back."""
 
+    files: set[str] = field(default_factory=set)
+    """Digests of the files that its events refer to: images, and bytes in its task and its tool results."""
     audits: int = 0
     """Conversations compared with a full rendering during the run, as declared in its end event."""
     audit_differences: int = 0
@@ -103,6 +105,7 @@ class _EventChecker:
         self.last: Event | None = None
         self.end: ChainEntry | None = None  # the end event that counts; only rewards may follow it
         self.states: list[Any] = []  # for each turn, the hash state of its branch including its sampled tokens
+        self.images: list[bytes] = []  # for each turn, the digests of all images of its branch
         self.partial_calls = PartialCalls()
         self.after_wrong_prompt: set[int] = set()  # turns after a wrong prompt: their prompts are not reported again
 
@@ -117,6 +120,10 @@ class _EventChecker:
         if self.end is None or event.kind is not EventKind.REWARD:
             proof.last, self.end = event.kind, entry if event.kind is EventKind.END else None
         try:
+            if event.kind in (EventKind.BEGIN, EventKind.TOOL):
+                task = event.data.get("task")
+                prompt = task.get("prompt") if isinstance(task, dict) else None
+                proof.files.update(_references(prompt if event.kind is EventKind.BEGIN else event.data.get("result")))
             if event.kind is EventKind.BEGIN:
                 proof.findings += [entry.finding(FindingKind.TASK, why) for why in _task_errors(event, run)]
             elif event.kind is EventKind.CALL:
@@ -167,6 +174,7 @@ class _EventChecker:
 
     def _check_call(self, entry: ChainEntry, facts: CallFacts) -> bool:
         proof, turns = self.proof, self.proof.turns
+        proof.files.update(image.digest for image in facts.images)
         wrong = _place_error(facts, turns)
         if wrong is not None:
             proof.findings.append(entry.finding(FindingKind.PLACE, wrong, turn=facts.turn))
@@ -178,9 +186,10 @@ class _EventChecker:
         state = hashlib.blake2b(digest_size=16) if facts.parent is None else self.states[facts.parent].copy()
         state.update(facts.closing.astype("<i4", copy=False).data)
         state.update(facts.context.astype("<i4", copy=False).data)
+        digest = self._prompt_digest(state, facts)
         if facts.parent in self.after_wrong_prompt:
             self.after_wrong_prompt.add(facts.turn)
-        elif state.hexdigest() != facts.prompt:
+        elif digest != facts.prompt:
             self.after_wrong_prompt.add(facts.turn)
             first = 0 if facts.parent is None else turns[facts.parent].first
             what = "closing or context" if facts.parent is None else "the parent's sampled tokens, closing or context"
@@ -201,6 +210,17 @@ class _EventChecker:
             proof.versions[version] += count
         return True
 
+    def _prompt_digest(self, state: Any, facts: CallFacts) -> str:
+        """Return the digest of a prompt: its ids, then the digests of all images of its branch."""
+        shown = (self.images[facts.parent] if facts.parent is not None else b"") + b"".join(
+            bytes.fromhex(image.digest) for image in facts.images
+        )
+        self.images.append(shown)
+        if shown:
+            state = state.copy()
+            state.update(shown)
+        return str(state.hexdigest())
+
     def _roll_back(self, event: Event) -> None:
         left, turns = event.data.get("turns"), self.proof.turns
         if type(left) is not int or not 0 <= left <= len(turns):
@@ -208,9 +228,22 @@ class _EventChecker:
         if not isinstance(event.data.get("kind", ""), str):
             raise LedgerError(f"kind must be a string, got {event.data['kind']!r:.50}")
         self.proof.tokens.cut += sum(len(turn.sampled) for turn in turns[left:])
-        del turns[left:], self.states[left:]
+        del turns[left:], self.states[left:], self.images[left:]
         self.partial_calls.clear()
         self.after_wrong_prompt = {turn for turn in self.after_wrong_prompt if turn < left}
+
+
+def _references(value: Any) -> Iterator[str]:
+    """Yield the digests of the files that plain data refers to."""
+    if isinstance(value, dict):
+        if len(value) == 1 and isinstance(value.get("__file__"), str):
+            yield value["__file__"]
+        else:
+            for item in value.values():
+                yield from _references(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _references(item)
 
 
 def _order_error(last: Event | None, kind: EventKind, end: ChainEntry | None) -> str | None:

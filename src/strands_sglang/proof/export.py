@@ -20,6 +20,7 @@ import numpy.typing as npt
 import orjson
 
 from strands_sglang.errors import LedgerError
+from strands_sglang.proof.call import ImageFacts, KeptFacts, read_images
 from strands_sglang.proof.finding import Finding, FindingKind
 from strands_sglang.proof.trajectories import COLUMNS, FlatTrajectory
 
@@ -130,6 +131,10 @@ def _first_difference(exported: FlatTrajectory, recorded: FlatTrajectory) -> tup
         return None, f"turns are {exported.turn_ids}, recorded {recorded.turn_ids}"
     if exported.version_names != recorded.version_names:
         return None, f"weight versions are {exported.version_names}, recorded {recorded.version_names}"
+    if exported.images != recorded.images:
+        return None, f"images are {exported.images!r:.200}, recorded {recorded.images!r:.200}"
+    if not _same_kept(exported.kept, recorded.kept):
+        return None, "kept sets differ"
     places = sorted(_column_differences(exported, recorded))
     counts = (len(exported.token_ids), len(recorded.token_ids))
     if not places:
@@ -138,6 +143,13 @@ def _first_difference(exported: FlatTrajectory, recorded: FlatTrajectory) -> tup
     ours, theirs = getattr(exported, name)[at].item(), getattr(recorded, name)[at].item()
     more = "" if counts[0] == counts[1] else f"; {counts[0]} tokens in total, recorded {counts[1]}"
     return at, f"{name} of token {at} is {ours!r}, recorded {theirs!r}{more}"
+
+
+def _same_kept(one: KeptFacts | None, other: KeptFacts | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    same = (np.array_equal(one.token_ids, other.token_ids), np.array_equal(one.offsets, other.offsets))
+    return all(same) and one.logprobs.tobytes() == other.logprobs.tobytes()
 
 
 def _column_differences(exported: FlatTrajectory, recorded: FlatTrajectory) -> Iterator[tuple[int, str]]:
@@ -169,7 +181,7 @@ def read_row(row: Any) -> FlatTrajectory:
             raise LedgerError(f"format must be {_FORMAT}, got {row['format']!r:.50}")
         fields: Mapping[str, Any] = row
     else:
-        fields = {name: getattr(row, name, None) for name in (*COLUMNS, *_SCALARS)}
+        fields = {name: getattr(row, name, None) for name in (*COLUMNS, *_SCALARS, "images", "kept")}
     missing = [name for name in (*COLUMNS, *_SCALARS) if fields.get(name) is None]
     if missing:
         raise LedgerError(f"missing {', '.join(missing)}")
@@ -178,11 +190,39 @@ def read_row(row: Any) -> FlatTrajectory:
         raise LedgerError(f"branch must be the last of turn_ids, got {fields['branch']!r:.50} and {turn_ids!r:.100}")
     if not isinstance(fields["tree"], str) or not all(isinstance(name, str | None) for name in names):
         raise LedgerError(f"tree and version_names must be strings, got {fields['tree']!r:.50} and {names!r:.100}")
-    columns = {name: _column(name, fields[name], kind) for name, kind in COLUMNS.items()}
+    columns: dict[str, Any] = {name: _column(name, fields[name], kind) for name, kind in COLUMNS.items()}
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1:
         raise LedgerError(f"columns have different lengths: {lengths}")
-    return FlatTrajectory(episode=fields["tree"], turn_ids=turn_ids, version_names=names, **columns)
+    images = _images(fields.get("images"), columns["token_ids"])
+    kept = _kept(fields.get("kept"), lengths["token_ids"])
+    about: dict[str, Any] = {"turn_ids": turn_ids, "version_names": names, "images": images, "kept": kept}
+    return FlatTrajectory(episode=fields["tree"], **about, **columns)
+
+
+def _kept(values: Any, count: int) -> KeptFacts | None:
+    """Return the kept sets of a row; None if it has none."""
+    if values is None:
+        return None
+    parts = [
+        values.get(name) if isinstance(values, Mapping) else getattr(values, name, None)
+        for name in ("token_ids", "offsets", "logprobs")
+    ]
+    if any(part is None for part in parts):
+        raise LedgerError("kept sets must have token_ids, offsets and logprobs")
+    ids, offsets = (_column("kept", part, np.dtype("<i4")) for part in parts[:2])
+    logprobs = _column("kept", parts[2], np.dtype("<f8"))
+    if len(offsets) != count + 1 or len(logprobs) != count or offsets[0] or offsets[-1] != len(ids):
+        raise LedgerError(f"{count} tokens but kept sets for {len(offsets) - 1}")
+    return KeptFacts(ids, offsets, logprobs)
+
+
+def _images(values: Any, token_ids: npt.NDArray[np.int32]) -> tuple[ImageFacts, ...]:
+    """Return the images of a row: each a list, or in a Parquet file an object."""
+    if not values:
+        return ()
+    rows = [list(one.values()) if isinstance(one, Mapping) else list(one) for one in values]
+    return read_images([[*row[:3], list(row[3])] if len(row) == 4 else row for row in rows], token_ids)
 
 
 def _column(name: str, values: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -263,7 +303,7 @@ class _ParquetRows(_Rows):
             self._file: Any = parquet.ParquetFile(path)
         except (OSError, ValueError) as error:
             raise LedgerError(f"{path} cannot be read: {error}") from error
-        wanted = (*COLUMNS, *_SCALARS, "reward")
+        wanted = (*COLUMNS, *_SCALARS, "images", "kept", "reward")
         self._columns = [name for name in wanted if name in self._file.schema_arrow.names]
 
     def __iter__(self) -> Iterator[tuple[_RowPlace, Any]]:

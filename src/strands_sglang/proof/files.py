@@ -11,6 +11,7 @@ itself.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,7 @@ from strands_sglang.proof.certificate import FileState, SealState
 from strands_sglang.proof.chain import RawEvent
 from strands_sglang.proof.finding import Finding, FindingKind
 
+_SHA256 = re.compile("[0-9a-f]{64}")
 _PIECE = 1 << 20  # a seal contains the digest of each MiB of a file
 
 
@@ -152,6 +154,37 @@ class RunFiles:
             self._add(FindingKind.FILE_CHANGED, "run.json", None, "the file differs from the sealed one")
         if self.run is not None and self.seal.get("run") != self.run.get("run"):
             self._add(FindingKind.SEAL, "seal.json", None, "the seal belongs to another run")
+
+
+def check_content(directory: Path, referenced: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield a finding for each file that events refer to and that is missing or was changed.
+
+    Args:
+        directory: Directory of the run.
+        referenced: SHA-256 of each file in hex, with an episode that refers to it.
+    """
+    for digest, episode in sorted(referenced.items()):
+        if not _SHA256.fullmatch(digest):
+            yield Finding(FindingKind.FORM, f"{digest!r:.100} is not the digest of a file", episode)
+            continue
+        stem = directory / "files" / digest[:2] / digest[2:]
+        path = next((path for path in (stem.with_suffix(".png"), stem.with_suffix(".bin")) if path.is_file()), None)
+        name = str(stem.relative_to(directory))
+        if path is None:
+            message = "an image or another file that the episode refers to does not exist"
+            yield Finding(FindingKind.FILE_MISSING, message, episode, file=name)
+            continue
+        whole = hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE):
+                    whole.update(piece)
+        except OSError as error:
+            yield Finding(FindingKind.FILE_DAMAGED, f"the file cannot be read: {error}", episode, file=name)
+            continue
+        if whole.hexdigest() != digest:
+            message = "an image or another file that the episode refers to was changed"
+            yield Finding(FindingKind.FILE_CHANGED, message, episode, file=name)
 
 
 def _digests(path: Path, count: int) -> tuple[str, list[str]]:

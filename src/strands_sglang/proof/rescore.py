@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from array import array
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -24,11 +25,15 @@ import numpy.typing as npt
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.engine.control import EngineControl
+from strands_sglang.engine.protocol import PromptImage
+from strands_sglang.engine.request import image_url
 from strands_sglang.errors import EngineError, LedgerError
+from strands_sglang.ledger.files import FileStore
 from strands_sglang.proof.call import MAX_LOGPROB
 from strands_sglang.proof.episode import EpisodeProof
 from strands_sglang.proof.trajectories import SAMPLED, FlatTrajectory
 from strands_sglang.proof.verify import prove_run
+from strands_sglang.tokens.images import compact
 
 TOLERANCE = 1e-3
 """Default maximum difference of two logprobs. An engine that computes in 32 bits stays well below it; one that computes
@@ -205,7 +210,7 @@ async def rescore(
         run, proofs = prove_run(Path(directory), episodes)
         if temperature is None:
             temperature = _temperature(run)
-        rescorer = _Rescorer(report, all_versions, temperature)
+        rescorer = _Rescorer(report, all_versions, temperature, FileStore(directory))
         tasks: set[asyncio.Task[None]] = set()
         for proof in proofs:
             for flat, positions in rescorer.select(proof):
@@ -222,8 +227,9 @@ async def rescore(
 class _Rescorer:
     """Selects the tokens to compare, requests their logprobs, and reports the differences."""
 
-    def __init__(self, report: RescoreReport, all_versions: bool, temperature: float | None) -> None:
+    def __init__(self, report: RescoreReport, all_versions: bool, temperature: float | None, files: FileStore) -> None:
         self._report = report
+        self._files = files
         self._all_versions = all_versions
         self._scaled = temperature is not None and temperature not in _COMPARABLE
 
@@ -257,7 +263,12 @@ class _Rescorer:
         """Recompute the logprobs of a trajectory and report the differences at some positions."""
         first, last = int(positions[0]), int(positions[-1])
         try:
-            again = await prefill_logprobs(control, flat.token_ids[: last + 1].tolist(), first)
+            images = [
+                PromptImage(image.start, image.positions, self._files.read(image.digest), image.digest)
+                for image in flat.images
+                if image.start <= last
+            ]
+            again = await prefill_logprobs(control, flat.token_ids[: last + 1].tolist(), first, images)
         except (LedgerError, EngineError) as error:
             self._report.not_compared[NotCompared.REFUSED] += len(positions)
             self._report.failures.append(f"episode {flat.episode}, branch {flat.leaf}: {error!r:.300}")
@@ -282,22 +293,37 @@ class _Rescorer:
             )
 
 
-async def prefill_logprobs(control: EngineControl, ids: list[int], start: int) -> npt.NDArray[np.float64]:
+async def prefill_logprobs(
+    control: EngineControl, ids: list[int], start: int, images: Sequence[PromptImage] = ()
+) -> npt.NDArray[np.float64]:
     """Return the engine's logprobs of `ids[start:]`, from one prefill request.
+
+    Args:
+        control: Sends the request.
+        ids: The ids, with a placeholder for every position of an image.
+        start: First position whose logprob is returned.
+        images: The images among them. The logprobs of their placeholders mean nothing.
 
     Raises:
         LedgerError: The engine returned no prompt logprobs, or those of other tokens.
         EngineError: The engine did not answer.
     """
-    body = {
-        "input_ids": ids,
+    body: dict[str, Any] = {
+        "input_ids": compact(array("i", ids), images).tolist() if images else ids,
         "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
         "return_logprob": True,
         "logprob_start_len": start - 1,
     }
+    if images:
+        body |= {"image_data": [image_url(image.png) for image in images], "return_prompt_token_ids": True}
     answer = await control.answer_to(body)
+    if images and answer.get("prompt_token_ids") != ids:
+        raise LedgerError("the engine computed other ids than those of the trajectory, or does not report them")
     try:
         entries = answer["meta_info"]["input_token_logprobs"][1:]
+        for image in images:  # the engine reports token 0 for its positions
+            for at in range(max(image.start, start), image.start + image.positions):
+                entries[at - start] = [0.0, ids[at]]
         tokens, logprobs = [entry[1] for entry in entries], _numbers([entry[0] for entry in entries])
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise LedgerError(f"the engine returned no prompt logprobs: {error!r}") from error

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from strands_sglang.proof.call import CallFacts
+from strands_sglang.proof.call import CallFacts, ImageFacts, KeptFacts
 
 CONTEXT, SAMPLED, CLOSING = 0, 1, 2
 """Origins of a token, as numbered in the ledger."""
@@ -53,6 +53,10 @@ class FlatTrajectory:
     """Index into `turn_ids`."""
     origins: npt.NDArray[np.int8]
     """Origin: `CONTEXT`, `SAMPLED` or `CLOSING`."""
+    images: tuple[ImageFacts, ...] = ()
+    """The images of the branch, in order; `start` counts from its first token."""
+    kept: KeptFacts | None = None
+    """The kept set of every token, empty where nothing was sampled; None unless all that was sampled has them."""
 
     @property
     def leaf(self) -> int:
@@ -65,6 +69,11 @@ class FlatTrajectory:
         for name, kind in COLUMNS.items():
             whole.update(np.ascontiguousarray(getattr(self, name), kind).data)
         whole.update(orjson.dumps([self.version_names, self.turn_ids]))
+        if self.kept is not None:
+            for values, form in zip(self.kept, ("<i4", "<i4", "<f8"), strict=True):
+                whole.update(np.ascontiguousarray(values, form).data)
+        if self.images:
+            whole.update(orjson.dumps([list(image) for image in self.images]))
         return whole.hexdigest()
 
 
@@ -135,7 +144,30 @@ def flatten_branch(episode: str, path: Sequence[CallFacts], trained: Collection[
         versions=np.repeat(versions.astype(np.int32), spans),
         turns=np.repeat(np.arange(len(path), dtype=np.int32), own),
         origins=np.repeat(origins.astype(np.int8), lengths),
+        images=tuple(
+            image._replace(start=turn.start + len(turn.closing) + image.start) for turn in path for image in turn.images
+        ),
+        kept=_kept(path),
     )
+
+
+def _kept(path: Sequence[CallFacts]) -> KeptFacts | None:
+    """Return the kept sets of a branch; None unless all that was sampled in it has them."""
+    known = [turn for turn in path if turn.kept is not None]
+    if not known or any(turn.kept is None and len(turn.sampled) for turn in path):
+        return None
+    sizes: list[npt.NDArray[Any]] = []
+    logprobs: list[npt.NDArray[np.float64]] = []
+    for turn in path:
+        before = len(turn.closing) + len(turn.context)
+        sizes.append(np.zeros(before, np.int64))
+        logprobs.append(np.zeros(before))
+        if turn.kept is not None:
+            sizes.append(np.diff(turn.kept.offsets))
+            logprobs.append(turn.kept.logprobs)
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int32)
+    ids = np.concatenate([turn.kept.token_ids for turn in known if turn.kept is not None])
+    return KeptFacts(ids, offsets, np.concatenate(logprobs))
 
 
 @dataclass(slots=True)

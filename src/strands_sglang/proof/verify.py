@@ -24,7 +24,7 @@ from strands_sglang.proof.certificate import FINDINGS_KEPT, Certificate, Exporte
 from strands_sglang.proof.chain import RawEvent, build_chain
 from strands_sglang.proof.episode import EpisodeProof, prove_episode
 from strands_sglang.proof.export import ExportComparison
-from strands_sglang.proof.files import SIGNATURE, RunFiles, read_public_key, signature_error
+from strands_sglang.proof.files import SIGNATURE, RunFiles, check_content, read_public_key, signature_error
 from strands_sglang.proof.finding import Finding, FindingKind
 
 MAX_BUFFERED_BYTES = 1 << 29
@@ -76,6 +76,9 @@ def verify(
     verifier = _RunVerifier(certificate, files.run, export, episodes)
     verifier.check_episodes(files, files_lost=files.lost)
     verifier.finish(files.seal, whole=files.whole, run_file=files.run_file)
+    for finding in check_content(Path(directory), verifier.referenced):
+        certificate.add(finding)
+    certificate.content_files = len(verifier.referenced)
     if root is not None and root.strip().lower() != certificate.root:
         message = f"the expected root digest is {root.strip()!r:.50}; the ledger's is {certificate.root}"
         certificate.add(Finding(FindingKind.SEAL, message))
@@ -150,6 +153,8 @@ class _RunVerifier:
         self._export = export
         self._heads: dict[str, bytes] = {}
         self._request_ids = RequestIds()
+        self.referenced: dict[str, str] = {}
+        """Digests of the files that events refer to, such as images, each with an episode that has it."""
         self._ended = 0  # episodes whose last event is an end
 
     def check_episodes(self, source: EventSource, *, files_lost: bool = False) -> None:
@@ -193,6 +198,8 @@ class _RunVerifier:
         certificate.episodes[proof.verdict] += 1
         certificate.turns += len(proof.turns)
         self._request_ids.add(proof.id, proof.turns)
+        for digest in proof.files:
+            self.referenced.setdefault(digest, proof.id)
         certificate.orphans += proof.orphans
         certificate.tokens.add(proof.tokens)
         certificate.versions.update(proof.versions)

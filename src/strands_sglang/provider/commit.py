@@ -100,6 +100,7 @@ def commit_turn(
             prompt_tokens=generation.prompt_tokens,
             detail=_detail(generation, parsed, request, latency_ms, agent),
             status=TurnStatus.REJECTED if tracked else TurnStatus.KEPT,
+            kept=generation.kept,
         )
     with episode.lock:
         index = prepared.index

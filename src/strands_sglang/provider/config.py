@@ -63,6 +63,9 @@ class ArgumentCheck(str, Enum):
 
 logger = logging.getLogger(__name__)
 
+MOST_KEPT = 4096
+"""Largest `top_k` with which SGLang returns kept sets."""
+_WHOLE_VOCABULARY = 1 << 30  # SGLang's own number for top_k = -1
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token"}
 """Template variables that are always set from the conversation and cannot be options."""
 
@@ -104,6 +107,9 @@ class SGLangConfig(BaseModelConfig, total=False):
     """What to do with a turn that the engine aborted: continue it, or raise `TurnAbortedError`."""
     streaming: bool
     """Whether text is streamed while it is sampled, for serving. The recorded tokens are the same."""
+    kept_sets: bool | str
+    """Whether the tokens that truncated sampling left to choose from are requested and recorded. "auto" (the default):
+    if `top_p`, `top_k` or `min_p` truncate."""
     routed_experts: bool
     """Whether the experts of every token are requested and recorded (mixture-of-experts models)."""
     return_routed_experts: bool
@@ -135,6 +141,8 @@ class ModelOptions(SGLangConfig, TemplateOptions, total=False):
     """Parses tool calls; "auto" or None: the parser that reads the calls that the chat template writes."""
     chat_template: str | None
     """Text of a template to use instead of the tokenizer's own; None: the tokenizer's."""
+    image_processor: Any
+    """The model's image processor, its settings, or where to load them from; None: where the tokenizer comes from."""
 
 
 _KNOWN = set(get_type_hints(SGLangConfig))
@@ -174,6 +182,8 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
     ):
         if name in checked:
             checked[name] = _chosen(name, checked[name], kind)
+    if checked.get("kept_sets", "auto") not in (True, False, "auto"):
+        raise ConfigurationError(f"kept_sets must be True, False or 'auto', got {checked['kept_sets']!r}")
     for name in ("max_episode_tokens", "max_response_tokens", "context_window_limit", "alarm_after"):
         check_int(name, checked.get(name))
     check_number("deadline", checked.get("deadline"))
@@ -203,6 +213,25 @@ def _checked_sampling(params: Any) -> dict[str, Any]:
     if checked.get("n", 1) != 1:
         raise ConfigurationError("sampling_params n must be 1, since a turn is one sample: run more episodes instead")
     return checked
+
+
+def truncates(sampling: Mapping[str, Any]) -> bool:
+    """Return whether sampling parameters leave out some tokens of the vocabulary.
+
+    Greedy sampling (temperature 0) always takes the most likely token, so nothing is lost by not knowing the others.
+
+    Example:
+        >>> truncates({"top_p": 0.8}), truncates({"top_p": 1.0, "top_k": -1}), truncates({"top_k": 50})
+        (True, False, True)
+    """
+    if sampling.get("temperature") == 0:
+        return False
+    top_p, top_k, min_p = (sampling.get(name) for name in ("top_p", "top_k", "min_p"))
+    return (
+        (top_p is not None and top_p < 1.0)
+        or (top_k is not None and 0 < top_k < _WHOLE_VOCABULARY)
+        or (min_p is not None and min_p > 0)
+    )
 
 
 def _chosen(name: str, value: Any, kind: Any) -> Any:

@@ -27,11 +27,12 @@ from typing import Any, NamedTuple, Protocol
 from strands_sglang._json import load_text
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, ReplyStatus, call_ids_in
 from strands_sglang.chat.differences import SampledTurn, sampled_turn
+from strands_sglang.chat.image_files import ImageFile
 from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.engine import Generation, RoutedExperts, TokenEngine
 from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.provider.token_budget import Reservation, SharedLimit, tokens_left
-from strands_sglang.tokens import TokenManager, TokenTree, Trajectory, Turn, TurnPurpose
+from strands_sglang.tokens import TokenManager, TokenTree, Trajectory, Turn, TurnPurpose, compact
 from strands_sglang.tool_parsers import ToolParser
 
 
@@ -111,6 +112,8 @@ class TokenEpisode:
         self._indexed_tree = self.token_manager.tree
         self._index = ConversationIndex()
         self._routed_experts: dict[int, RoutedExperts] = {}
+        self.images: dict[str, ImageFile] = {}
+        """The images of its turns by digest; every turn sends those of its branch again."""
         self._called_from: dict[int, LastTurn] = {}
         self._call_number = 0
         self.replaced: dict[int, int] = {}
@@ -369,7 +372,8 @@ def decode_branch(turns: Sequence[Turn], encoder: Encoder, parser: ToolParser) -
     """
     decoded = []
     for turn in turns:
-        sampled = sampled_turn(encoder, parser, encoder.decode(turn.closing + turn.context), turn.sampled)
+        prompt = turn.closing + compact(turn.context, turn.images)
+        sampled = sampled_turn(encoder, parser, encoder.decode(prompt), turn.sampled)
         well_formed = "failed_calls" not in turn.detail and turn.purpose is TurnPurpose.EPISODE
         decoded.append(replace(sampled, whole=sampled.ended and well_formed))
     return decoded

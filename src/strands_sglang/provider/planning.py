@@ -18,6 +18,7 @@ from strands_sglang.chat.conversation_index import (
     always_present,
 )
 from strands_sglang.chat.conversation_shape import ConversationShape, Step, opening_shape, step_of
+from strands_sglang.chat.image_files import ImageFile, images_of
 from strands_sglang.chat.messages import TemplateMessage, template_messages
 from strands_sglang.chat.preamble import Preamble, preamble_of
 from strands_sglang.chat.prompt_text import PromptText
@@ -56,6 +57,8 @@ class Plan:
     """Whether the prompt equals one rendering of its conversation, as far as known."""
     step: Step | None = None
     """The kind of step that is appended; None if the turn starts a branch."""
+    images: tuple[ImageFile, ...] = ()
+    """The images in `prompt`, in order."""
 
 
 class Planner:
@@ -154,12 +157,14 @@ class Planner:
                     discarded_turn,
                     exact=proved and parent.exact,
                     step=step_of(new),
+                    images=tuple(images_of(new)),
                 )
             rewritten_from = rewritten_from or parent
         whole = Conversation(preamble, tools, messages, index.call_ids, len(messages)).rendered()
         join = Join.ROOT if rewritten_from is None else Join.FORKED
         shape = self.appender.inspected_shape(opening_shape(whole), whole)
-        return Plan(None, self.bridge.open(whole, tools), join, shape, True, rewritten_from, discarded_turn)
+        opening, images = self.bridge.open(whole, tools), tuple(images_of(whole))
+        return Plan(None, opening, join, shape, True, rewritten_from, discarded_turn, images=images)
 
     def inspected_shape(self, shape: ConversationShape, parsed: ParsedTurn) -> ConversationShape:
         """Return the shape with `plain` unset if the template inspects the texts of the sampled turn."""

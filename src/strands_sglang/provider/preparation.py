@@ -10,22 +10,28 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
+from strands_sglang.chat.image_files import ImageFile, image_file, is_cheap
 from strands_sglang.chat.messages import tool_schemas
 from strands_sglang.chat.preamble import Preamble
+from strands_sglang.errors import ConfigurationError, TemplateRefusedError, UnsupportedContentError
 from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.images import ImageSupport, newest_sources, unusable
 from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.provider.stream_events import Block
-from strands_sglang.tokens import PreparedTurn, TokenTree, Turn, TurnPurpose
+from strands_sglang.tokens import ImageSpan, PreparedTurn, TokenTree, Turn, TurnPurpose
 from strands_sglang.tool_parsers import ParsedTurn, SampledText, ToolParser
+
+ArgumentT = TypeVar("ArgumentT")
+ResultT = TypeVar("ResultT")
 
 STATE_KEY = "strands_sglang"
 """Key in an agent's model state that stores its last turn."""
@@ -93,6 +99,8 @@ class PreparedCall:
     """The prompt as token ids, and its place in the tree."""
     reasoning_open: bool
     """Whether the prompt ends with an open reasoning block."""
+    images: Mapping[str, ImageFile]
+    """All images of the episode by digest."""
 
     @property
     def response(self) -> int:
@@ -135,11 +143,24 @@ def _threads() -> ThreadPoolExecutor:
     return _threads_of(os.getpid())
 
 
+async def _in_thread(work: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
+    return await asyncio.get_running_loop().run_in_executor(_threads(), work, argument)
+
+
+def _converted(source: bytes) -> ImageFile | None:
+    """Return an image as it is sent; None if it cannot be: rendering the message says which one, and why."""
+    try:
+        return image_file(source)
+    except UnsupportedContentError:
+        return None
+
+
 async def prepare(
     planner: Planner,
     episode: TokenEpisode,
     request: TurnRequest,
     parser: ToolParser,
+    images: ImageSupport,
     *,
     turns_in_messages: Collection[int] = (),
     **policy: Any,
@@ -151,39 +172,58 @@ async def prepare(
         episode: The episode of the call.
         request: The call.
         parser: The parser of the model; defines the reasoning markers.
+        images: Knows how many positions an image takes.
         turns_in_messages: Ids of the turns found in the metadata of the messages of the agent.
         **policy: See `Planner.plan`.
     """
     preamble = planner.preamble(request.system, request.tool_specs)
+    sources = newest_sources(request.messages)
+    # Kept until the plan has them: a conversion is forgotten with its last user.
+    converted = [await _in_thread(_converted, source) for source in sources if not is_cheap(source)]
+    if sources:
+        try:
+            await _in_thread(ImageSupport.load, images)
+        except ConfigurationError as error:
+            raise unusable(request.messages, error) from error
     with episode.lock:
-        index, tree = episode.index, episode.tree
+        index, tree, files = episode.index, episode.tree, episode.images
         turn, cycle = _last_turn_in(episode, request.state)
         hint, is_retry = index.get(turn), cycle is not None and cycle == request.cycle
         if is_retry and hint is not None and not episode.reply_status(hint.turn):
             # Its reply was discarded, which is not a rewrite: this turn continues from where that one did.
             before, is_retry = tree[hint.turn], False
             hint = index.get(before.parent if before.parent is not None else before.forked_from)
-        plan = planner.plan(
-            index,
-            preamble,
-            request.lasting_messages,
-            hint,
-            is_retry=is_retry,
-            turns_in_messages=turns_in_messages,
-            status=episode.reply_status,
-            full_messages=request.messages,
-            **policy,
-        )
+        try:
+            plan = planner.plan(
+                index,
+                preamble,
+                request.lasting_messages,
+                hint,
+                is_retry=is_retry,
+                turns_in_messages=turns_in_messages,
+                status=episode.reply_status,
+                full_messages=request.messages,
+                **policy,
+            )
+        except TemplateRefusedError as error:
+            if not sources:
+                raise
+            raise images.refusal(error) from error
+        del converted
         parent = tree[plan.parent.turn] if plan.parent is not None else None
         caller = episode.caller(_question(request.messages), hint, side=request.is_side) if parent is None else None
     if planner.bridge.is_slow(plan.prompt):
-        extension = await asyncio.get_running_loop().run_in_executor(_threads(), planner.bridge.encode, plan.prompt)
+        extension = await _in_thread(planner.bridge.encode, plan.prompt)
     else:
         extension = planner.bridge.encode(plan.prompt)
+    context, spans = extension.context, list[ImageSpan]()
+    if plan.images:
+        context, spans = images.expand(context, plan.images)
     # Use the tree and parent of the plan: the episode may have been reset during encoding.
     prepared = tree.prepare(
         parent,
-        context=extension.context,
+        context=context,
+        images=spans,
         closing=extension.closing,
         purpose=_purpose(request),
         join=plan.join,
@@ -191,7 +231,10 @@ async def prepare(
         caller=caller,
     )
     opened = request.schema is None and extension.tail.rstrip().endswith(parser.reasoning_markers[0])
-    return PreparedCall(request, preamble, tree, index, plan, prepared, opened)
+    if prepared.images:
+        images.check(prepared)
+        files.update((file.digest, file) for file in plan.images)
+    return PreparedCall(request, preamble, tree, index, plan, prepared, opened, files)
 
 
 def _purpose(request: TurnRequest) -> TurnPurpose:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field
 
+from strands_sglang.engine.request import image_url
 from strands_sglang.provider.episode import TokenEpisode
 from strands_sglang.provider.reply_tracking import reply_listeners
 from strands_sglang.tokens import Origin
@@ -137,3 +138,4 @@ def _update(rollout: Rollout, episode: TokenEpisode) -> None:
     ]
     rollout.segment_info = tokens.segment_info
     rollout.routed_experts = list(episode.expert_parts(tokens.leaf))
+    rollout.image_data = [image_url(episode.images[image.digest].png) for image in flat.images]

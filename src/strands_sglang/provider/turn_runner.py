@@ -16,12 +16,20 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_sglang._strands_compat.agents import name_of
 from strands_sglang.engine import AbortPolicy, FinishReason, Generation, TokenEngine
-from strands_sglang.errors import CallCancelledError, ConfigurationError, ContextOverflowError, TurnAbortedError
+from strands_sglang.errors import (
+    CallCancelledError,
+    ConfigurationError,
+    ContextOverflowError,
+    KeptSetsMissingError,
+    RequestRejectedError,
+    TurnAbortedError,
+)
 from strands_sglang.provider.audit import ALARM_AFTER, AUDIT_SHARE, Auditor, ParserAlarm
 from strands_sglang.provider.commit import commit_turn
-from strands_sglang.provider.config import ArgumentCheck, FailedCallPolicy, RewritePolicy
+from strands_sglang.provider.config import MOST_KEPT, ArgumentCheck, FailedCallPolicy, RewritePolicy, truncates
 from strands_sglang.provider.episode import TokenEpisode
 from strands_sglang.provider.failed_calls import handle_failed_calls, stop_after_failed_calls
+from strands_sglang.provider.images import ImageSupport, prompt_images
 from strands_sglang.provider.planning import Planner
 from strands_sglang.provider.preparation import CommittedTurn, PreparedCall, TurnRequest, prepare
 from strands_sglang.provider.reply_tracking import TURN_KEY, can_track_reply, restore_kept_turns, track_reply
@@ -41,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 _MANY_TURNS = 20_000
 """Turns of one episode after which a warning is logged."""
+_SETS_REFUSED = ("sampling_mask", "sampling mask")
+"""Words with which the engine refuses to return kept sets, as with speculative decoding."""
 _AUDIT_EVERY = 16
 """Turns between two audits of an episode whose agent has not answered yet."""
 
@@ -48,16 +58,21 @@ _AUDIT_EVERY = 16
 class TurnRunner:
     """Runs the turns of one model, any number at the same time."""
 
-    def __init__(self, engine: TokenEngine, planner: Planner, parser: ToolParser, problem: str = "") -> None:
+    def __init__(
+        self, engine: TokenEngine, planner: Planner, parser: ToolParser, images: ImageSupport, problem: str = ""
+    ) -> None:
         self.engine = engine
         """Samples tokens."""
         self.planner = planner
         """Finds branches and builds prompts."""
         self.parser = parser
         """Parses sampled turns."""
+        self.images = images
+        """Knows how many positions an image takes."""
         self._problem = problem
         self._alarm = ParserAlarm(parser, tools_shown=planner.bridge.template.writes_tools)
         self._auditor = Auditor(planner.appender)
+        self._no_kept_sets = False  # whether the engine was found not to return them, in "auto" mode
         self.context_limit: int | None = None
         """The engine's context length in tokens; None until an error of the engine reported it."""
 
@@ -129,6 +144,7 @@ class TurnRunner:
             episode,
             request,
             self.parser,
+            self.images,
             turns_in_messages=() if agent is None else restore_kept_turns(agent, episode),
             on_rewrite=config.get("on_template_rewrite", RewritePolicy.KEEP),
             on_trim=config.get("on_trim", RewritePolicy.FORK),
@@ -237,6 +253,8 @@ class TurnRunner:
                 return await engine.generate(prepared.turn.ids, sampling, cancel_signal=cancel_signal, **arguments)
             except ContextOverflowError as error:
                 limit = self._reported_limit(error, prepared, limit, hold)
+            except (KeptSetsMissingError, RequestRejectedError) as error:
+                self._without_kept_sets(error, config, hold)
 
     async def _sample(
         self,
@@ -264,6 +282,10 @@ class TurnRunner:
                 return
             except ContextOverflowError as error:
                 limit = self._reported_limit(error, prepared, limit, hold, final=live.started)
+            except (KeptSetsMissingError, RequestRejectedError) as error:
+                if live.started:
+                    raise
+                self._without_kept_sets(error, config, hold)
 
     def _context_limit(self, config: Mapping[str, Any]) -> int | None:
         return min(filter(None, (config.get("context_window_limit"), self.context_limit)), default=None)
@@ -314,9 +336,17 @@ class TurnRunner:
         routing_key = None if episode.observer is None else episode.observer.routing_key
         arguments: dict[str, Any] = {"routing_key": routing_key or episode.id}
         arguments["on_abort"] = config.get("on_abort", AbortPolicy.CONTINUE)
+        if prepared.turn.images:
+            sampling["stop_token_ids"] = self.images.stop_ids(sampling)
+            arguments["images"] = prompt_images(prepared.turn, prepared.images)
         for name in ("deadline", "extra"):
             if config.get(name) is not None:
                 arguments[name] = config[name]
+        if self._wants_kept_sets(config, sampling, prepared.request.schema is not None):
+            # The engine returns sets only below a bound. What it leaves out then is left out of the set as well.
+            top_k = sampling.get("top_k")
+            sampling["top_k"] = top_k if top_k is not None and 0 < top_k <= MOST_KEPT else MOST_KEPT
+            arguments["kept_sets"] = True
         if config.get("routed_experts"):
             parent = prepared.turn.parent
             arguments["routed_experts_start"] = max(0, parent.end - 1) if parent is not None else 0
@@ -325,6 +355,31 @@ class TurnRunner:
         else:
             arguments["hold"] = hold
         return sampling, arguments
+
+    def _wants_kept_sets(self, config: Mapping[str, Any], sampling: Mapping[str, Any], constrained: bool) -> bool:
+        wanted, possible = config.get("kept_sets", "auto"), getattr(self.engine, "gives_kept_sets", False)
+        if wanted is True and not possible:
+            raise ConfigurationError(
+                f"kept_sets must not be True with a {type(self.engine).__name__}, which does not return kept sets: use "
+                "an SGLangClient, or sample without top_p, top_k and min_p"
+            )
+        if wanted is True:
+            return True
+        return wanted == "auto" and possible and not self._no_kept_sets and not constrained and truncates(sampling)
+
+    def _without_kept_sets(self, error: Exception, config: Mapping[str, Any], hold: Reservation) -> None:
+        """Sample without kept sets from now on, because the engine does not return them; raise if that is no reason."""
+        mentioned = isinstance(error, KeptSetsMissingError) or any(word in str(error) for word in _SETS_REFUSED)
+        if config.get("kept_sets", "auto") != "auto" or self._no_kept_sets or not mentioned:
+            raise error
+        hold.release()
+        self._no_kept_sets = True
+        logger.warning(
+            "error=<%s> | the engine returns no kept sets, so truncated sampling (top_p, top_k, min_p) is recorded "
+            "without them, and importance ratios are biased. SGLang 0.5.21 and newer have them; kept_sets=True makes "
+            "this an error (logged once)",
+            error,
+        )
 
     def _audit(
         self, episode: TokenEpisode, prepared: PreparedCall, committed: CommittedTurn, config: Mapping[str, Any]

@@ -174,6 +174,8 @@ class Episode:
     """By turn id: the number of the turn's tokens that were sampled before the episode was last resumed."""
     routed_experts: dict[int, RoutedExperts] = field(default_factory=dict, repr=False)
     """By the id of a branch's last turn: the branch's routed experts, if they were requested."""
+    images: dict[str, bytes] | Callable[[], dict[str, bytes]] = field(default_factory=dict, repr=False)
+    """The images of its turns, or a function that returns them; see `image_files`."""
     restored: bool = False
     """Whether a previous run ended it and this run read it from the ledger."""
 
@@ -199,6 +201,17 @@ class Episode:
         if not isinstance(self.conversation, list):
             self.conversation = self.conversation()
         return self.conversation
+
+    @property
+    def image_files(self) -> dict[str, bytes]:
+        """The images of its turns as PNG files, by the digest that `Trajectory.images` has; read at the first access.
+
+        Raises:
+            LedgerError: The episode was read from a ledger in which an image is missing or was changed.
+        """
+        if not isinstance(self.images, dict):
+            self.images = self.images()
+        return self.images
 
     @property
     def trajectories(self) -> list[Trajectory]:

@@ -16,7 +16,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,6 +25,7 @@ from strands_sglang._terminal import counted
 from strands_sglang.engine import RoutedExperts
 from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.ledger.event import EventKind, HashChain, decoded
+from strands_sglang.ledger.files import plain
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.schema import (
     ROLLBACK_DIVERGED,
@@ -219,6 +220,7 @@ class EpisodeFinalizer:
             epoch=spec.next_epoch,
             earlier=dict(recorder.earlier) if spec.record is not None else {},
             routed_experts=_experts(episode_run, tree) if recorded_tree is None else {},
+            images=_images(episode_run, spec, recorded_tree),
         )
         if self._scorer is not None and not outcome.end_reason.resumable:
             episode.reward_detail = await self._scorer.score(episode)
@@ -270,7 +272,9 @@ class EpisodeFinalizer:
     async def _write_end(self, recorder: EpisodeRecorder, episode: Episode, episode_run: EpisodeRun) -> None:
         if self._writer is None:
             return
-        branches, text = ([], "[]") if episode.source is not episode_run.tokens.tree else _conversations(episode_run)
+        branches, text = list[dict[str, Any]](), "[]"
+        if episode.source is episode_run.tokens.tree:
+            branches, text = _conversations(episode_run, recorder)
         failure = episode.failure
         if episode.reward_detail != Reward():
             recorder.write(EventKind.REWARD, episode.reward_detail.to_dict())
@@ -283,12 +287,12 @@ class EpisodeFinalizer:
             "metrics": episode.metrics.to_dict(),
             "text": episode.text,
             "conversations": text,
-            "messages": messages_data(episode.messages, branches),
+            "messages": messages_data(_stored(list(episode.messages), recorder, episode_run), branches),
             "rejected": [turn.id for turn in episode.tree if turn.rejected],
             "trajectories": [trajectory_summary(trajectory) for trajectory in episode.trajectories],
         }
         recorder.write(EventKind.END, end)
-        task = {"id": episode.task.id, "prompt": episode.task.prompt}
+        task = {"id": episode.task.id, "prompt": _stored(episode.task.prompt, recorder, episode_run)}
         epoch, events = recorder.log.position
         scored = episode.reward_detail.to_dict()
         begin = {"task": task, "sample": episode.sample}
@@ -300,12 +304,26 @@ class EpisodeFinalizer:
             await self._writer.flushed()
 
 
-def _conversations(episode_run: EpisodeRun) -> tuple[list[dict[str, Any]], str]:
+def _images(
+    episode_run: EpisodeRun, spec: EpisodeSpec, recorded_tree: TokenTree | None
+) -> dict[str, bytes] | Callable[[], dict[str, bytes]]:
+    """Return the images of an episode: of its own turns, or those in its record if it was not run."""
+    if recorded_tree is not None and spec.record is not None:
+        return spec.record.images
+    return {digest: file.png for digest, file in episode_run.tokens.images.items()}
+
+
+def _stored(value: Any, recorder: EpisodeRecorder, episode_run: EpisodeRun) -> Any:
+    """Return messages with references in place of the bytes of images."""
+    return plain(value, recorder.put_file) if episode_run.tokens.images else value
+
+
+def _conversations(episode_run: EpisodeRun, recorder: EpisodeRecorder) -> tuple[list[dict[str, Any]], str]:
     """Return the conversation of each branch, as data and as JSON; empty if this fails, which is logged."""
     tokens = episode_run.tokens
     try:
         with tokens.lock:
-            branches = conversations(tokens.index, tokens.tree)
+            branches = _stored(conversations(tokens.index, tokens.tree), recorder, episode_run)
         return branches, dump_text(branches)
     except Exception:
         logger.exception("episode=<%s> | conversations could not be recorded", episode_run.id)

@@ -27,6 +27,7 @@ from typing import Any
 
 from strands_sglang._json import dump_text, load_text
 from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.ledger.files import FileStore, with_images
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import read_run
@@ -67,13 +68,27 @@ def messages_data(messages: Sequence[Any], conversations: Sequence[Conversation]
     return {"leaf": None if longest is None else longest["leaf"], "rest": rest}
 
 
-def messages_of(end: EndData, main: int | None = None) -> list[Any]:
+def messages_of(end: EndData, main: int | None = None, files: FileStore | None = None) -> list[Any]:
     """Return the messages of an end event.
 
     Args:
         end: Data of the event.
         main: Last turn of the main branch, whose messages are returned if the event has none; None: unknown.
+        files: The files of the run. An image whose file is not there stays a reference; None: all of them do.
     """
+    return [_with_images(message, files) for message in _messages_of(end, main)]
+
+
+def _with_images(message: Any, files: FileStore | None) -> Any:
+    if not isinstance(message, dict):
+        return message
+    try:
+        return {**message, "content": with_images(message["content"], files)} if "content" in message else message
+    except LedgerError:
+        return message
+
+
+def _messages_of(end: EndData, main: int | None) -> list[Any]:
     conversations = {one.get("leaf"): one.get("messages") for one in read_conversations(end)}
     stored = end.get("messages")
     if not isinstance(stored, dict):
@@ -202,7 +217,7 @@ def read_previous_run(directory: Path) -> PreviousRun | None:
 def task_of(record: EpisodeRecord) -> Task:
     """Return the task of a recorded episode; the record must have its `BEGIN` event."""
     assert record.begin is not None
-    return Task(**data_of(record.begin, BeginData)["task"])
+    return Task.from_dict(data_of(record.begin, BeginData)["task"], record.files)
 
 
 def restored(record: EpisodeRecord) -> Episode:
@@ -223,7 +238,8 @@ def restored(record: EpisodeRecord) -> Episode:
         metrics=EpisodeMetrics.from_dict(end["metrics"]),
         failure=None if end["failure"] is None else Failure(**end["failure"]),
         text=end["text"],
-        conversation=messages_of(end, max(leaves, default=None)),
+        conversation=messages_of(end, max(leaves, default=None), record.files),
+        images=record.images,
         epoch=record.epoch,
         time=end.get("time", 0.0),
         restored=True,

@@ -1,7 +1,7 @@
 """The input of an episode: `Task`.
 
-Invariant: a task is plain JSON data, so that it can be written to the ledger, sent to a worker, and identified by its
-id.
+Invariant: a task is plain JSON data, except for the bytes of images in its prompt, so that it can be written to the
+ledger, sent to a worker, and identified by its id.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.files import FileStore, Put, plain, with_images
 from strands_sglang.ledger.schema import TaskData
 
 _FIELDS = ("prompt", "answer", "data", "id")
@@ -31,7 +32,8 @@ class Task:
     """
 
     prompt: str | list[dict[str, Any]]
-    """The user's message: text, or Strands content blocks."""
+    """The user's message: text, or Strands content blocks, such as `{"image": {"format": "png", "source": {"bytes":
+    data}}}`."""
     answer: Any = None
     """The expected answer, for the reward function: plain JSON data, never shown to the model."""
     data: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +47,7 @@ class Task:
             raise ConfigurationError(
                 f"the prompt of a task must be a str or a list of content blocks, got {self.prompt!r:.100}"
             )
-        whole = [self.prompt, self.answer, self.data]
+        whole = [plain(self.prompt, None), self.answer, self.data]
         try:
             content = orjson.dumps(whole, option=orjson.OPT_SORT_KEYS)
         except TypeError as error:
@@ -91,8 +93,26 @@ class Task:
 
     def copy(self) -> Task:
         """Return a deep copy."""
-        return Task(**orjson.loads(orjson.dumps(self.to_dict())))
+        return Task.from_dict(orjson.loads(orjson.dumps(self.to_dict())))
 
-    def to_dict(self) -> TaskData:
-        """Return the task as the data of a `BEGIN` event."""
-        return {"prompt": self.prompt, "answer": self.answer, "data": self.data, "id": self.id}
+    def to_dict(self, put: Put | None = None) -> TaskData:
+        """Return the task as the data of a `BEGIN` event.
+
+        Args:
+            put: Stores the bytes of images as files; None: they are part of the data.
+        """
+        return {"prompt": plain(self.prompt, put), "answer": self.answer, "data": self.data, "id": self.id}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], files: FileStore | None = None) -> Task:
+        """Return the task that `to_dict` wrote.
+
+        Args:
+            data: The data of the task.
+            files: The files of the run; None: the data has the bytes of its images.
+
+        Raises:
+            LedgerError: A file is missing, or was changed.
+        """
+        prompt = data["prompt"]
+        return cls(**{**data, "prompt": with_images(prompt, files)})

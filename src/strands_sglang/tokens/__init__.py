@@ -9,6 +9,8 @@ Pure data: nothing here uses an engine, Strands or the disk.
 """
 
 from strands_sglang.tokens.arrays import VersionSpan, joined_spans
+from strands_sglang.tokens.images import ImageSize, ImageSpan, compact, expand
+from strands_sglang.tokens.kept_sets import KeptSets
 from strands_sglang.tokens.manager import TokenManager
 from strands_sglang.tokens.trajectory import Trajectory
 from strands_sglang.tokens.tree import TokenTree
@@ -26,5 +28,10 @@ __all__ = [
     "Origin",
     "Trajectory",
     "VersionSpan",
+    "ImageSpan",
+    "ImageSize",
+    "expand",
+    "compact",
+    "KeptSets",
     "joined_spans",
 ]

@@ -13,12 +13,15 @@ from typing import Any
 
 from strands_sglang.errors import CountMismatchError, RecordError, TreeError
 from strands_sglang.tokens.arrays import copied_spans, logprob_array, token_array
+from strands_sglang.tokens.images import copied_images
+from strands_sglang.tokens.kept_sets import KeptSets
 from strands_sglang.tokens.turn import Join, Turn, TurnPurpose, TurnStatus
 
 RECORD_FORMAT = 1
 """Version of this format; a change that an older reader would misread gets a new number."""
 
 _FIELDS = [field.name for field in fields(Turn)]
+_OPTIONAL = {"images", "kept"}  # written only if the turn has any: other turns read as before
 _PLAIN = (str, int, float, bool)
 _KINDS: dict[str, tuple[type, ...]] = {
     "id": (int,),
@@ -78,17 +81,33 @@ def _written(turn: Turn) -> dict[str, Any]:
         data[name] = data[name].tolist()
     for name in ("versions", "caller", "purpose", "status", "join", "detail"):
         data[name] = plain_copy(data[name])
+    if turn.images:
+        data["images"] = plain_copy(turn.images)
+    else:
+        del data["images"]
+    if turn.kept is not None:
+        data["kept"] = turn.kept.to_dict()
+    else:
+        del data["kept"]
     return data
 
 
 def _read(number: int, data: Any) -> Turn:
-    if not isinstance(data, Mapping) or set(data) != set(_FIELDS):
-        wrong = sorted(set(_FIELDS).symmetric_difference(data)) if isinstance(data, Mapping) else repr(data)[:100]
+    if not isinstance(data, Mapping) or set(data) | _OPTIONAL != set(_FIELDS):
+        wrong = (
+            sorted(set(_FIELDS).symmetric_difference(data) - _OPTIONAL)
+            if isinstance(data, Mapping)
+            else repr(data)[:100]
+        )
         raise RecordError(f"turn {number} has missing or unknown fields: {wrong}")
     try:
         values = dict(data)
         for name in ("closing", "context", "sampled"):
             values[name] = token_array(values[name], name)
+        values["images"] = copied_images(values.get("images", ()), values["context"])
+        if values.get("kept") is not None:
+            values["kept"] = KeptSets.from_dict(values["kept"])
+            values["kept"].check_members(values["sampled"])
         values["logprobs"] = logprob_array(values["logprobs"])
         values["versions"] = copied_spans(values["versions"])
         values["purpose"] = TurnPurpose(values["purpose"])

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from strands_sglang.errors import CountMismatchError, RecordError, TreeError
 from strands_sglang.tokens.arrays import LARGEST_LOGPROB, logprob_array, token_array
+from strands_sglang.tokens.images import ImageSpan, compact, copied_images
+from strands_sglang.tokens.kept_sets import KeptSets
 from strands_sglang.tokens.turn import Origin, Turn
 
 _FORMAT = 1
@@ -59,6 +61,12 @@ class Trajectory:
     """Name of the agent, or of the node of a graph, that made the branch; None if unknown. Ignored by `==`."""
     main: bool = False
     """Whether this is the branch in which the agent of the task finished. Ignored by `==`."""
+    images: tuple[ImageSpan, ...] = ()
+    """The images of the branch, in order; positions count from its first token. `token_ids` has each image's
+    placeholder once for every position that the image takes, so all arrays count the same positions."""
+    kept: KeptSets | None = None
+    """The kept set of every token, empty where nothing was sampled, with the behaviour policy's logprobs; None unless
+    every turn that sampled tokens has its sets."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -84,6 +92,10 @@ class Trajectory:
         """Number of turns of the branch."""
         return len(self.turn_ids)
 
+    def compact_ids(self) -> array[int]:
+        """Return the ids with one placeholder for each image, as the engine receives them."""
+        return compact(array("i", self.token_ids.tobytes()), self.images)
+
     def validate(self) -> None:
         """Raise CountMismatchError unless the arrays are consistent."""
         shapes = {name: getattr(self, name).shape for name in _ARRAYS}
@@ -102,6 +114,23 @@ class Trajectory:
         _require(np.where(sampled, self.versions >= 0, self.versions == -1), "a wrong weight version")
         _require((turns >= 0) & (turns < len(self.turn_ids)), "a turn that is not in the branch")
         _require(np.diff(turns, prepend=0) >= 0, "a turn before its parent")
+        if self.images:
+            try:
+                copied_images(self.images, array("i", self.token_ids.tobytes()))
+            except TreeError as error:
+                raise CountMismatchError(str(error)) from error
+            for image in self.images:
+                _require(self.origins[image.start : image.end] == Origin.CONTEXT, "an image that is not context")
+        if self.kept is not None:
+            sampled_ids = np.flatnonzero(sampled)
+            sizes = np.diff(np.asarray(self.kept.offsets))
+            if len(sizes) != len(self):
+                raise CountMismatchError(f"{len(self)} tokens but {len(sizes)} kept sets")
+            _require(sampled | (sizes == 0), "a kept set for a token that was not sampled")
+            kept = KeptSets.of(
+                (self.kept.at(int(at)) for at in sampled_ids), (self.kept.logprobs[int(at)] for at in sampled_ids)
+            )
+            kept.check_members(self.token_ids[sampled].tolist())
         if self.branch != (self.turn_ids[-1] if self.turn_ids else -1):
             raise CountMismatchError(f"branch must be the last of the turns {self.turn_ids}, got {self.branch}")
 
@@ -118,6 +147,10 @@ class Trajectory:
         names, ids = list(self.version_names), list(self.turn_ids)
         scalars: dict[str, Any] = {"tree": self.tree, "branch": self.branch, "agent": self.agent, "main": self.main}
         scalars |= {"turn_ids": ids, "version_names": names}
+        if self.images:
+            scalars["images"] = [[*image[:3], list(image.grid)] for image in self.images]
+        if self.kept is not None:
+            scalars["kept"] = self.kept.to_dict()
         return {"format": _FORMAT, **scalars, **arrays}
 
     @classmethod
@@ -130,8 +163,9 @@ class Trajectory:
         if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
             raise RecordError(f"a trajectory must be a mapping of format {_FORMAT}")
         try:
+            ids = token_array(data["token_ids"], "recorded")
             trajectory = cls(
-                token_ids=np.asarray(token_array(data["token_ids"], "recorded")),
+                token_ids=np.asarray(ids),
                 loss_mask=np.asarray(array("b", data["loss_mask"])),
                 logprobs=np.asarray(logprob_array(data["logprobs"])),
                 versions=np.asarray(array("i", data["versions"])),
@@ -143,6 +177,8 @@ class Trajectory:
                 turn_ids=tuple(data["turn_ids"]),
                 agent=data.get("agent"),
                 main=data.get("main") is True,
+                images=copied_images(data.get("images", ()), ids),
+                kept=None if data.get("kept") is None else KeptSets.from_dict(data["kept"]),
             )
             trajectory.validate()
         except (KeyError, TypeError, ValueError, OverflowError, TreeError, CountMismatchError) as error:
@@ -151,7 +187,37 @@ class Trajectory:
 
 
 _ARRAYS = ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins")
-_SCALARS = ("version_names", "branch", "tree", "turn_ids")
+_SCALARS = ("version_names", "branch", "tree", "turn_ids", "images", "kept")
+
+
+def branch_images(path: Sequence[Turn]) -> list[ImageSpan]:
+    """Return the images of a branch; positions count from its first token.
+
+    Args:
+        path: The turns of the branch, first to last.
+    """
+    return [image.moved(turn.start + len(turn.closing)) for turn in path for image in turn.images]
+
+
+def branch_kept(path: Sequence[Turn]) -> KeptSets | None:
+    """Return the kept sets of a branch, empty where nothing was sampled; None unless all that was sampled has them.
+
+    Args:
+        path: The turns of the branch, first to last.
+    """
+    if not any(turn.kept is not None for turn in path) or any(turn.kept is None and turn.sampled for turn in path):
+        return None
+    ids, offsets, logprobs = array("i"), array("i", [0]), array("d")
+    for turn in path:
+        before = len(turn.closing) + len(turn.context)
+        offsets.extend([len(ids)] * before)
+        logprobs.extend([0.0] * before)
+        if turn.kept is not None:
+            base = len(ids)
+            ids += turn.kept.token_ids
+            offsets.extend(offset + base for offset in turn.kept.offsets[1:])
+            logprobs += turn.kept.logprobs
+    return KeptSets(ids, offsets, logprobs)
 
 
 def flatten_branch(tree: str, path: Sequence[Turn], trained: Container[int], *, main: bool = False) -> Trajectory:
@@ -191,6 +257,8 @@ def flatten_branch(tree: str, path: Sequence[Turn], trained: Container[int], *, 
         turn_ids=tuple(turn.id for turn in path),
         agent=next((turn.agent for turn in reversed(path) if turn.agent is not None), None),
         main=main,
+        images=tuple(branch_images(path)),
+        kept=branch_kept(path),
     )
 
 

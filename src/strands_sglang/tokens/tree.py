@@ -21,8 +21,10 @@ from typing import Any
 
 from strands_sglang.errors import CountMismatchError, RecordError, TreeError
 from strands_sglang.tokens.arrays import VersionSpan, copied_spans, logprob_array, token_array
+from strands_sglang.tokens.images import ImageSpan, SpanData, copied_images
+from strands_sglang.tokens.kept_sets import KeptSets
 from strands_sglang.tokens.serialization import plain_copy, read_record, record_of
-from strands_sglang.tokens.trajectory import Trajectory, flatten_branch
+from strands_sglang.tokens.trajectory import Trajectory, branch_images, flatten_branch
 from strands_sglang.tokens.turn import Join, PreparedTurn, Turn, TurnPurpose, TurnStatus
 
 _TIPS_KEPT = 8  # tips whose branch is kept as one array
@@ -47,6 +49,7 @@ class TokenTree:
         self._turns: list[Turn] = []
         self._children: dict[int, list[int]] = {}
         self._rejected: set[int] = set()
+        self._shows_images = False
         self._flat: dict[int, array[int]] = {}  # ids of whole branches by the id of their tip, newest last
         self._lock = threading.Lock()
 
@@ -59,6 +62,11 @@ class TokenTree:
     def rejected(self) -> frozenset[int]:
         """Ids of the turns whose output the agent discarded."""
         return frozenset(self._rejected)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether some turn has images."""
+        return self._shows_images
 
     def __len__(self) -> int:
         """Return the number of turns."""
@@ -87,6 +95,13 @@ class TokenTree:
         with self._lock:
             flat = self._flat.get(turn.id)
             return self._branch_ids(turn) if flat is None else flat[:]
+
+    def images(self, turn: Turn) -> list[ImageSpan]:
+        """Return all images of the branch that ends with `turn`; positions count from the first token of the branch."""
+        if not self._shows_images:
+            self._check_ours(turn)
+            return []
+        return branch_images(self.path(turn))
 
     def children(self, turn: Turn) -> list[Turn]:
         """Return the turns that directly continue `turn`, in commit order."""
@@ -119,6 +134,7 @@ class TokenTree:
         join: Join = Join.ROOT,
         forked_from: int | None = None,
         caller: tuple[int, str | None] | None = None,
+        images: Iterable[SpanData] = (),
     ) -> PreparedTurn:
         """Return the prompt of a turn after `parent`. The tree does not change.
 
@@ -130,6 +146,7 @@ class TokenTree:
             join: How the prompt was joined: ROOT or FORKED without a parent, anything but ROOT with one.
             forked_from: Id of the turn whose history was rewritten into this branch.
             caller: Ids of the turn and the tool call that start this branch.
+            images: The images in `context`, in order; positions count from its first token (`images.expand`).
 
         Raises:
             TreeError: A turn of another tree, a value that is not a token id, or an impossible join.
@@ -143,7 +160,12 @@ class TokenTree:
         ids = array("i") if parent is None else self.ids(parent)
         ids += closing_ids
         ids += context_ids
-        return PreparedTurn(self, parent, ids, closing_ids, context_ids, purpose, join, forked_from, caller)
+        prepared = PreparedTurn(self, parent, ids, closing_ids, context_ids, purpose, join, forked_from, caller)
+        prepared.new_images = copied_images(images, context_ids)
+        if prepared.new_images or (parent is not None and self._shows_images):
+            before, base = [] if parent is None else self.images(parent), len(ids) - len(context_ids)
+            prepared.images = (*before, *(image.moved(base) for image in prepared.new_images))
+        return prepared
 
     def commit(
         self,
@@ -156,6 +178,7 @@ class TokenTree:
         prompt_tokens: int | None = None,
         detail: Mapping[str, Any] | None = None,
         status: TurnStatus = TurnStatus.KEPT,
+        kept: KeptSets | None = None,
     ) -> Turn:
         """Add a prepared turn with what was sampled for it, as a whole or not at all.
 
@@ -169,12 +192,13 @@ class TokenTree:
             detail: Plain JSON data to store with the turn; copied.
             status: REJECTED if the output becomes part of a conversation only later, if at all; `restore` keeps it
                 then.
+            kept: The kept set of each sampled token; None: sampling was not truncated, or they were not requested.
 
         Returns:
             The turn, now part of the tree.
 
         Raises:
-            CountMismatchError: Ids, logprobs, version spans or prompt do not match.
+            CountMismatchError: Ids, logprobs, version spans, prompt or kept sets do not match.
             TreeError: The turn was not prepared here, was committed before or changed since, or a value is not a token
                 id. After either error the tree is unchanged.
         """
@@ -197,6 +221,11 @@ class TokenTree:
             caller=prepared.caller,
             detail=plain_copy(dict(detail or {})),
         )
+        if kept is not None:
+            kept.check_members(sampled)
+            turn.kept = kept
+        if prepared.new_images:
+            turn.images = copied_images(prepared.new_images, turn.context)
         with self._lock:
             if prepared.owner is not self:
                 raise TreeError("the turn was prepared by another tree")
@@ -312,6 +341,8 @@ class TokenTree:
         if (turn.id, turn.start) != (len(self._turns), start):
             raise TreeError(f"the next turn must be {len(self._turns)} at {start}, got {turn.id} at {turn.start}")
         self._turns.append(turn)
+        if turn.images:
+            self._shows_images = True
         if turn.rejected:
             self._rejected.add(turn.id)
         if parent is not None:

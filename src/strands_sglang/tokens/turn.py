@@ -16,6 +16,8 @@ from typing import Any, overload
 
 from strands_sglang.errors import CountMismatchError
 from strands_sglang.tokens.arrays import VersionSpan, check_spans
+from strands_sglang.tokens.images import ImageSpan, compact
+from strands_sglang.tokens.kept_sets import KeptSets
 
 
 class Origin(IntEnum):
@@ -179,9 +181,16 @@ class Turn:
     from outside."""
     detail: dict[str, Any] = field(default_factory=dict)
     """Plain JSON data about the call: request id, cached tokens, and whatever the caller stores."""
+    images: tuple[ImageSpan, ...] = ()
+    """Images in `context`, in order; positions count from its first token. Empty without images."""
+    kept: KeptSets | None = None
+    """The kept set of each sampled token, and its logprob under the behaviour policy; None: sampling was not truncated,
+    or the sets were not requested."""
 
     def __post_init__(self) -> None:
         count = len(self.sampled)
+        if self.kept is not None and len(self.kept) != count:
+            raise CountMismatchError(f"{count} sampled tokens but {len(self.kept)} kept sets")
         if len(self.logprobs) != count:
             raise CountMismatchError(f"{count} sampled tokens but {len(self.logprobs)} logprobs")
         check_spans(self.versions, count)
@@ -254,7 +263,15 @@ class PreparedTurn:
     """Turn and tool call that start this branch; None: started from outside."""
     turn: Turn | None = None
     """The committed turn; None until it is committed."""
+    images: tuple[ImageSpan, ...] = ()
+    """All images of the prompt, in order; positions count from the first token of `ids`. Empty without images."""
+    new_images: tuple[ImageSpan, ...] = ()
+    """Those in `context`; positions count from its first token."""
 
     def __len__(self) -> int:
         """Return the number of tokens of the prompt."""
         return len(self.ids)
+
+    def compact_ids(self) -> array[int]:
+        """Return the prompt with one placeholder for each image, as the engine receives it."""
+        return compact(self.ids, self.images) if self.images else self.ids

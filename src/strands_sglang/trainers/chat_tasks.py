@@ -8,6 +8,8 @@ Invariant: nothing in the row is lost. Everything but the question and the answe
 
 from __future__ import annotations
 
+import base64
+import io
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -25,21 +27,21 @@ def chat_task(messages: Any, *, answer: Any = None, data: Mapping[str, Any] | No
     """Return the task of a conversation.
 
     Args:
-        messages: Dicts with role and content, the last one from the user; or a question as text.
+        messages: Dicts with role and content, the last one from the user; or a question as text. Content may have
+            images: `{"type": "image", "image": ...}`, as images of Pillow, files as bytes, or data URLs.
         answer: Reference answer for the reward function.
         data: The rest of the row. `task.data["messages"]` holds the conversation.
         id: Id of the task; "" derives one from the content.
 
     Raises:
-        ConfigurationError: If the conversation does not end with a user message that is text.
+        ConfigurationError: If the conversation does not end with a user message of text and images.
 
     Example:
         >>> chat_task([{"role": "user", "content": "What is 6 * 7?"}], answer=42).prompt
         'What is 6 * 7?'
     """
-    conversation = plain(messages)
-    if isinstance(conversation, str):
-        conversation = [{"role": "user", "content": conversation}]
+    given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    conversation = plain([_without_images(message) for message in given] if isinstance(given, list) else given)
     last = conversation[-1] if isinstance(conversation, list) and conversation else None
     if not isinstance(last, dict) or last.get("role") != "user":
         raise ConfigurationError(
@@ -49,7 +51,8 @@ def chat_task(messages: Any, *, answer: Any = None, data: Mapping[str, Any] | No
     if len(conversation) > 1:
         _warn_once()
     whole = {**plain(data or {}), "messages": conversation}
-    return Task(_text(last.get("content")), answer=plain(answer), data=whole, id=id)
+    # Not from the plain form, which has no images.
+    return Task(_prompt(list(given)[-1].get("content")), answer=plain(answer), data=whole, id=id)
 
 
 def plain(value: Any) -> Any:
@@ -78,14 +81,56 @@ def _plainer(value: Any) -> Any:
     )
 
 
-def _text(content: Any) -> str:
-    """Return the text of a message: its content, or the texts of its parts."""
+def _without_images(message: Any) -> Any:
+    """Return a message of a dataset with a short mark in place of each image: the prompt of the task has the images."""
+    content: Any = message.get("content") if isinstance(message, Mapping) else None
+    content = content.tolist() if hasattr(content, "tolist") else content
+    if not isinstance(content, (list, tuple)):
+        return message
+    images = [isinstance(part, Mapping) and ("image" in part or "image_url" in part) for part in content]
+    if not any(images):
+        return message
+    marked = [{"type": "image"} if image else part for part, image in zip(content, images, strict=True)]
+    return {**message, "content": marked}
+
+
+def _prompt(content: Any) -> str | list[dict[str, Any]]:
+    """Return the content of a message as the prompt of a task: text, or content blocks if it has images."""
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else [content]
-    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
-    if len(texts) != len(parts) or not texts:
+    content = content.tolist() if hasattr(content, "tolist") else content
+    parts = content if isinstance(content, (list, tuple)) else [content]
+    blocks = [_block(part) for part in parts]
+    if not blocks or None in blocks:
         raise ConfigurationError(
-            f"the question of a row must be text, got {content!r:.200}; pass task= to make the task of a row yourself"
+            f"the question of a row must be text and images, got {content!r:.200}; pass task= to make the task of a "
+            "row yourself"
         )
-    return "".join(texts)
+    found = [block for block in blocks if block is not None]
+    return found if any("image" in block for block in found) else "".join(block["text"] for block in found)
+
+
+def _block(part: Any) -> dict[str, Any] | None:
+    """Return a part of a message as a content block of Strands; None if it is neither text nor an image."""
+    if not isinstance(part, Mapping):
+        return None
+    if isinstance(text := part.get("text"), str):
+        return {"text": text}
+    image = part.get("image", part.get("image_url"))
+    data = _image_bytes(image.get("url") if isinstance(image, Mapping) and "url" in image else image)
+    return None if data is None else {"image": {"format": "png", "source": {"bytes": data}}}
+
+
+def _image_bytes(image: Any) -> bytes | None:
+    """Return an image of a dataset as a file; None if it is not given in a form that is known."""
+    if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):  # as `datasets` stores it
+        image = image["bytes"]
+    if isinstance(image, (bytes, bytearray)):
+        return bytes(image)
+    if isinstance(image, str) and image.startswith("data:") and ";base64," in image:
+        return base64.b64decode(image.partition(";base64,")[2])
+    if hasattr(image, "save") and hasattr(image, "mode"):  # an image of Pillow
+        written = io.BytesIO()
+        image.convert("RGB").save(written, "PNG")
+        return written.getvalue()
+    return None

@@ -21,7 +21,15 @@ from uuid import uuid4
 
 import numpy as np
 
-from strands_sglang.engine import AbortPolicy, CancelSignal, FinishReason, Generation, RoutedExperts, TokenIds
+from strands_sglang.engine import (
+    AbortPolicy,
+    CancelSignal,
+    FinishReason,
+    Generation,
+    PromptImage,
+    RoutedExperts,
+    TokenIds,
+)
 from strands_sglang.engine.cancellation import CancelPoller, CancelScope
 from strands_sglang.engine.continuation import Continuation, NextStep, no_progress
 from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
@@ -73,6 +81,7 @@ class TrainerEngine(ABC):
         on_abort: AbortPolicy = AbortPolicy.CONTINUE,
         routed_experts_start: int | None = None,
         extra: Mapping[str, Any] | None = None,
+        images: Sequence[PromptImage] = (),
     ) -> Generation:
         """Sample a continuation of `input_ids`; `TokenEngine.generate` explains the arguments.
 
@@ -85,6 +94,11 @@ class TrainerEngine(ABC):
         if extra:
             raise ConfigurationError(
                 f"extra must be empty, got {list(extra)}: {self.owner} passes no further fields to the engine"
+            )
+        if images:
+            raise ConfigurationError(
+                f"images cannot be sent through {self.owner}'s engine, which does not report the ids that it computed: "
+                "pass client=SGLangClient(...) with the address of the SGLang server"
             )
         sampling = dict(sampling_params or {})
         if not isinstance(sampling.get("max_new_tokens"), int):

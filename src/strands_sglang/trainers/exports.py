@@ -77,6 +77,9 @@ class PaddedBatch(dict[str, Any]):
     rollout_ids      (rows,)   int64    the same for rows of one episode, from 0
     main             (rows,)   bool     whether it is the branch in which the task's agent finished
     advantages       (rows, L) float32  on tokens to train, else 0.0; only if requested
+    kept_ids         (rows, L, K) int32 kept set of each token, -1 after its ids; only if sampling was truncated
+    kept_mask        (rows, L, K) bool  where `kept_ids` has an id
+    kept_logprobs    (rows, L) float32  logprobs over the kept sets, of the policy that sampled
     ===============  ========  =======  ==========================================================================
 
     Example:
@@ -165,10 +168,36 @@ def padded_batch(
         _numbered(one.group for one in items),
         _numbered(one.rollout for one in items),
     )
+    _add_kept(batch, items, lengths, width, Side(side))
     if Advantages(advantages) is Advantages.GROUP:
         compared = _group_advantages([one.reward for one in items], batch["group_ids"], batch["rollout_ids"])
         batch["advantages"] = (compared[:, None] * batch["loss_mask"]).astype(np.float32)
     return batch
+
+
+def _add_kept(batch: PaddedBatch, items: list[_Item], lengths: list[int], width: int, side: Side) -> None:
+    """Add the kept sets of truncated sampling, if some row has them.
+
+    Raises:
+        ConfigurationError: Some rows have them and others do not.
+    """
+    known = [item.row.trajectory.kept for item in items]
+    if all(kept is None for kept in known):
+        return
+    if any(kept is None for kept in known):
+        raise ConfigurationError(
+            "some rows have kept sets and others do not: rows of one batch must be sampled in the same way"
+        )
+    parts = [kept.part(0, length) for kept, length in zip(known, lengths, strict=True) if kept is not None]
+    blocks = [part.padded() for part in parts]
+    most = max(block.shape[1] for block in blocks)
+    batch["kept_ids"] = np.full((len(items), width, most), -1, np.int32)
+    batch["kept_logprobs"] = np.zeros((len(items), width), np.float32)
+    for at, (block, part, length) in enumerate(zip(blocks, parts, lengths, strict=True)):
+        first = width - length if side is Side.LEFT else 0
+        batch["kept_ids"][at, first : first + length, : block.shape[1]] = block
+        batch["kept_logprobs"][at, first : first + length] = part.logprobs
+    batch["kept_mask"] = batch["kept_ids"] >= 0
 
 
 def _items(source: Any, branches: Branches, unscored: bool) -> Iterator[_Item]:

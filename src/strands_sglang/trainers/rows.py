@@ -23,7 +23,7 @@ from strands_sglang.ledger.reader import Ledger
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.groups import RunResult
 from strands_sglang.rollout.resume import restored
-from strands_sglang.tokens import TokenTree, Trajectory, TurnPurpose
+from strands_sglang.tokens import ImageSpan, KeptSets, TokenTree, Trajectory, TurnPurpose
 from strands_sglang.tokens.trajectory import flatten_branch
 from strands_sglang.tokens.tree import selected_turns
 from strands_sglang.tokens.turn import Origin
@@ -75,6 +75,18 @@ class Row:
     def token_ids(self) -> npt.NDArray[np.int32]:
         """Prompt and response together."""
         return self.trajectory.token_ids[: len(self.prompt_ids) + len(self.response_ids)]
+
+    @property
+    def kept(self) -> KeptSets | None:
+        """The kept set of each response token, empty where nothing was sampled; None if not recorded for all."""
+        kept, first = self.trajectory.kept, len(self.prompt_ids)
+        return None if kept is None else kept.part(first, first + len(self.response_ids))
+
+    @property
+    def images(self) -> tuple[ImageSpan, ...]:
+        """The images among prompt and response, in order; positions count from the first token of the prompt."""
+        end = len(self.token_ids)
+        return tuple(image for image in self.trajectory.images if image.end <= end)
 
     @property
     def num_turns(self) -> int:
@@ -156,6 +168,10 @@ class PlainRow:
     """Whether this is the branch in which the task's agent finished."""
     experts: npt.NDArray[np.int32] | None = None
     """Routed experts of every token of prompt and response except the last; None if they were not requested."""
+    images: tuple[ImageSpan, ...] = ()
+    """The images among prompt and response, in order; positions count from the first token of the prompt."""
+    kept: KeptSets | None = None
+    """Kept set of each response token; None if not recorded for all of them."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -199,6 +215,8 @@ def _plain_row(row: Row, reward: float | None, trained: bool, episode: Episode) 
         agent=row.trajectory.agent,
         main=row.trajectory.main,
         experts=None if experts is None else experts.decode()[: len(row.token_ids) - 1],
+        images=row.images,
+        kept=row.kept,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from strands_sglang._json import dump_text
 from strands_sglang.chat.failed_call import FAILED_CALL
+from strands_sglang.ledger.files import FILE_KEY
 from strands_sglang.tokens import TokenTree, Turn
 from strands_sglang.viewer.token_text import TokenTexts
 
@@ -68,10 +69,21 @@ def items_by_turn(
                     items.context += _preamble_items(one)
                 for message in own[before:count]:
                     items.context += message_items(message)
+                _show_sent(items.context, turn)
                 if count < len(own) and _role(own[count]) == "assistant":
                     items.reply += message_items(own[count])
             before = count + 1
     return found
+
+
+def _show_sent(items: Sequence[dict[str, Any]], turn: Turn) -> None:
+    """Replace the images of messages by the files that were sent: a photo was converted before."""
+    shown = [item for item in items if item.get("images")]
+    if sum(len(item["images"]) for item in shown) != len(turn.images):
+        return
+    sent = iter(turn.images)
+    for item in shown:
+        item["images"] = [next(sent).digest for _ in item["images"]]
 
 
 def _prompt_ends(messages: Sequence[Any], last: int, counts: Sequence[Any], turns: int) -> list[int]:
@@ -134,7 +146,11 @@ def _block_item(block: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(result := block.get("toolResult"), Mapping):
         text = _result_text(result.get("content"))
         status = str(result.get("status") or "success")
-        return {"kind": "tool_result", "id": str(result.get("toolUseId")), "status": status, "text": text}
+        item = {"kind": "tool_result", "id": str(result.get("toolUseId")), "status": status, "text": text}
+        shown = [digest for part in result.get("content") or () if (digest := image_digest(part)) is not None]
+        return {**item, "images": shown} if shown else item
+    if (digest := image_digest(block)) is not None:
+        return {"kind": "image", "text": "", "images": [digest]}
     reasoning = block.get("reasoningContent")
     if isinstance(reasoning, Mapping):
         inner = reasoning.get("reasoningText")
@@ -143,10 +159,19 @@ def _block_item(block: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "other", "text": dump_text(block)[:_MAX_TEXT]}
 
 
+def image_digest(block: Any) -> str | None:
+    """Return the digest of the file of an image block; None if it is no image, or its file is not stored."""
+    image = block.get("image") if isinstance(block, Mapping) else None
+    source = image.get("source") if isinstance(image, Mapping) else None
+    data = source.get("bytes") if isinstance(source, Mapping) else None
+    digest = data.get(FILE_KEY) if isinstance(data, Mapping) else None
+    return digest if isinstance(digest, str) else None
+
+
 def _result_text(content: Any) -> str:
     parts = []
     for block in content if isinstance(content, list) else []:
-        if isinstance(block, Mapping):
+        if isinstance(block, Mapping) and image_digest(block) is None:
             text = block.get("text")
             parts.append(text if isinstance(text, str) else dump_text(block.get("json", block)))
     return "\n".join(parts)[:_MAX_TEXT]

@@ -13,6 +13,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ MAX_EPISODES = 200
 """Maximum number of episodes that are exported without being chosen."""
 MAX_TOKENS = 5_000_000
 """Maximum number of tokens in an exported file."""
+
+MAX_IMAGE_BYTES = 100 << 20
+"""Maximum size of all images in an exported file, in bytes."""
 
 MODULES = (
     *("dom.js", "format.js", "source.js", "rows.js", "charts.js", "table.js", "run_view.js"),
@@ -80,12 +84,30 @@ def export_html(
         "verdicts": {id: jsonable(episode_verdict(viewer.index, id, viewer.run)) for id in chosen},
         "verdict": {"certificate": shortened_certificate(viewer.directory), "running": False, "error": ""},
         "whole": episodes is None,
+        "images": _images(viewer, chosen),
     }
     data["run"] = {**viewer.about(), "complete": True, "path": str(directory)}
     page = page_html(orjson.dumps(data, default=str))
     with replace_file(Path(path)) as temporary:
         temporary.write_bytes(page)
     return len(chosen)
+
+
+def _images(viewer: RunViewer, ids: Sequence[str]) -> dict[str, str]:
+    """Return the images of episodes as data URLs, by digest; those whose files are missing are left out."""
+    found: dict[str, str] = {}
+    for id in ids:
+        for image in (image for turn in viewer.index.record(id).tree() for image in turn.images):
+            if image.digest not in found:
+                with suppress(LedgerError):
+                    data = base64.b64encode(viewer.image(image.digest)).decode()
+                    found[image.digest] = f"data:image/png;base64,{data}"
+    if (size := sum(map(len, found.values()))) > MAX_IMAGE_BYTES:
+        raise ConfigurationError(
+            f"an exported file must have at most {MAX_IMAGE_BYTES >> 20} MB of images, got {size >> 20}: choose"
+            " episodes"
+        )
+    return found
 
 
 def bundled_script() -> str:
@@ -106,7 +128,7 @@ def page_html(data: bytes) -> bytes:
     script, style = bundled_script(), (static_file("style.css") or b"").decode()
     page = (static_file("index.html") or b"").decode()
     policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
     )
     embedded = data.replace(b"<", b"\\u003c").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")

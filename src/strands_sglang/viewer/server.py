@@ -37,6 +37,7 @@ from strands_sglang._json import dump_text, jsonable
 from strands_sglang._version import __version__
 from strands_sglang.errors import ConfigurationError, LedgerError, StrandsSGLangError
 from strands_sglang.ledger.event import decoded_head
+from strands_sglang.ledger.files import FileStore
 from strands_sglang.ledger.run_dir import read_run, shard_paths
 from strands_sglang.viewer.drift import drift_view
 from strands_sglang.viewer.episode import episode_view
@@ -63,6 +64,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 """Headers of every response."""
+_FOREVER = "private, max-age=31536000, immutable"
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
 """Host names under which the page may be opened."""
 
@@ -101,6 +103,8 @@ class RunViewer:
         """Content of run.json; None if it does not exist."""
         if self.run is None and not shard_paths(self.directory):
             raise LedgerError(f"{self.directory} must be the directory of a run, but has no run.json and no ledger")
+        self.files = FileStore(self.directory)
+        """Images and other files of the run."""
         self.index = RunIndex(self.directory)
         """Rows and locations of the episodes."""
         self.verdict = RunVerdict(self.directory)
@@ -162,6 +166,17 @@ class RunViewer:
         """
         view = episode_view(self.index.record(id))
         return orjson.dumps({**view, "row": jsonable(self.index.row(id)), "loading": True})
+
+    def image(self, digest: str) -> bytes:
+        """Return an image that the run has stored.
+
+        Raises:
+            LedgerError: There is no such image, or its file was changed.
+        """
+        data = self.files.read(digest)
+        if not data.startswith(b"\x89PNG\r\n\x1a\n"):
+            raise LedgerError(f"file {digest:.80} is not an image that the page shows")
+        return data
 
     def drift(self, id: str) -> bytes:
         """Return what encoding again would have made of the tokens of one episode, as JSON.
@@ -243,6 +258,11 @@ def create_app(viewer: RunViewer, *, hosts: tuple[str, ...] = HOSTS) -> web.Appl
     async def events(request: web.Request) -> web.StreamResponse:
         return _json(await in_thread(viewer.events, request.query.get("id", "")))
 
+    async def image(request: web.Request) -> web.StreamResponse:
+        data = await in_thread(viewer.image, request.query.get("digest", ""))
+        # Its address is its content: it never changes.
+        return web.Response(body=data, content_type="image/png", headers={**HEADERS, "Cache-Control": _FOREVER})
+
     async def rendered(request: web.Request) -> web.StreamResponse:
         leaf = request.query.get("leaf", "")
         if not (leaf.isascii() and leaf.isdigit() and len(leaf) < 10):
@@ -305,6 +325,7 @@ def create_app(viewer: RunViewer, *, hosts: tuple[str, ...] = HOSTS) -> web.Appl
             web.get("/api/episode", episode),
             web.get("/api/drift", drift),
             web.get("/api/events", events),
+            web.get("/api/image", image),
             web.get("/api/rendered", rendered),
             web.get("/api/verdict", verdict),
             web.get("/api/search", search),

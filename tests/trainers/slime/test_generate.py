@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
@@ -317,17 +318,28 @@ async def test_invalid_arguments_are_refused() -> None:
     generate = generator(PromptEngine(steps(1)))
     with pytest.raises(ConfigurationError, match="--apply-chat-template"):
         await generate(arguments(apply_chat_template=True), sample(), dict(SAMPLING))
-    args = arguments()
-    args.rollout_top_p = 0.9
-    with pytest.raises(ConfigurationError, match="top-p"):
-        await generate(args, sample(), dict(SAMPLING))
-    assert (await generate(args, sample(), dict(SAMPLING), evaluation=True)).status is Status.COMPLETED
     with pytest.raises(ConfigurationError, match="--hf-checkpoint a folder"):
         await slime_rollout(build, client=PromptEngine(steps(1)))(arguments(), sample(), dict(SAMPLING))
     with pytest.raises(ConfigurationError, match="'main' or 'all'"):
         slime_rollout(build, branches="some")
     with pytest.raises(ConfigurationError, match="sampling parameters"):
         slime_rollout(build, sampling_params={"temperature": 0})
+
+
+async def test_truncated_sampling_has_its_kept_sets() -> None:
+    args = arguments()
+    args.rollout_top_p = 0.8
+    done = await generator(PromptEngine(steps(2)))(args, sample(), {**SAMPLING, "top_p": 0.8})
+    assert done.status is Status.COMPLETED and not done.remove_sample
+    offsets = done.rollout_top_p_token_offsets
+    assert len(offsets) == done.response_length + 1 and offsets[-1] == len(done.rollout_top_p_token_ids)
+    sizes = np.diff(offsets)
+    assert ((sizes > 0) == np.array(done.loss_mask, bool)).all(), "tokens of tools have empty sets"
+    without = await generator(PromptEngine(steps(2)), kept_sets=False)(args, sample(), {**SAMPLING, "top_p": 0.8})
+    assert without.remove_sample, "a sample without its sets is not trained"
+    assert (await generator(PromptEngine(steps(2)))(args, sample(), dict(SAMPLING), evaluation=True)).status is (
+        Status.COMPLETED
+    )
 
 
 def test_every_event_loop_has_its_own_worker() -> None:

@@ -155,6 +155,8 @@ class Inspections:
 
     def plain(self, message: TemplateMessage) -> bool:
         """Return whether the template cannot tell a message's texts from those of a stand-in."""
+        if isinstance(message.get("content"), list):
+            return False  # no stand-in has images
         if not self.queries:
             return True
         role = message["role"]

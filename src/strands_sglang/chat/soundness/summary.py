@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from strands_sglang.chat.soundness.checks import isolates_data
+from strands_sglang.chat.soundness.images import written_images
 from strands_sglang.chat.soundness.runtime import sound_bridge
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.errors import StrandsSGLangError
@@ -40,8 +41,8 @@ def template_summary(name: str, source: str, template: str | None = None) -> dic
         template: Template to check instead of the tokenizer's own; None: its own.
 
     Returns:
-        `family`, `proved` (steps), `refused` (the first difference by step), `advice`, and `error`, which is None if
-        the tokenizer could be checked.
+        `family`, `proved` (steps), `refused` (the first difference by step), `images` (what is written for an image, by
+        role), `advice`, and `error`, which is None if the tokenizer could be checked.
     """
     try:
         tokenizer = load_tokenizer(source)  # the bridge holds only a weak reference
@@ -49,14 +50,19 @@ def template_summary(name: str, source: str, template: str | None = None) -> dic
         advice = sound.advice
         if not isolates_data(bridge):
             advice += " This tokenizer cannot encode control-token text in data as plain text."
-        return {"family": name, "proved": sound.proved, "refused": sound.refused, "advice": advice, "error": None}
+        images = {role: written.value for role, written in written_images(bridge.template).items()}
+        found: dict[str, Any] = {"family": name, "proved": sound.proved, "refused": sound.refused, "images": images}
+        return {**found, "advice": advice, "error": None}
     except (StrandsSGLangError, OSError, ValueError) as error:
         advice = f"could not be checked: {error}"
-        return {"family": name, "proved": [], "refused": {}, "advice": advice, "error": str(error)}
+        return {"family": name, "proved": [], "refused": {}, "images": {}, "advice": advice, "error": str(error)}
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return a summary as lines of text."""
     lines = [str(summary["family"]), f"  proved   {', '.join(summary['proved']) or 'nothing'}"]
     lines += [f"  refused  {step}: {detail}" for step, detail in summary["refused"].items()]
+    images = summary.get("images") or {}
+    if "placeholder" in images.values():
+        lines.append(f"  images   {', '.join(f'{role}: {written}' for role, written in images.items())}")
     return [*lines, f"  advice   {summary['advice']}"]

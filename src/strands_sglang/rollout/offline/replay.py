@@ -264,6 +264,9 @@ class ReplayResult:
 class NoEngine:
     """The engine of a replay; every call raises."""
 
+    gives_kept_sets = True
+    """Whether recorded answers may have kept sets."""
+
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         """Raise DivergedError."""
         return _refused()

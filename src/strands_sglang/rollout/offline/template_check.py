@@ -16,6 +16,7 @@ from typing import Any
 
 from strands_sglang._terminal import counted
 from strands_sglang.chat.preamble import preamble_of
+from strands_sglang.ledger.files import with_images
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.model import SGLangModel
@@ -104,13 +105,16 @@ def _check(record: EpisodeRecord, model: SGLangModel, report: TemplateReport) ->
     tree, planner = record.tree(), model.planner
     encoder = planner.bridge.encoder
     for one in found:
+        messages = [
+            {**message, "content": with_images(message.get("content"), record.files)} for message in one["messages"]
+        ]
         path = tree.path(tree[one["leaf"]])
         counts = list(takewhile(lambda count: count is not None, one["counts"]))
         if len(counts) < 2:
             continue
         turns, count = path[: len(counts)], counts[-1]
         preamble = preamble_of(one["system"], one["tools"])
-        conversation = Conversation(preamble, preamble.template_tools, one["messages"][:count], one["call_ids"], count)
+        conversation = Conversation(preamble, preamble.template_tools, messages[:count], one["call_ids"], count)
         replies = decode_branch(turns, encoder, model.tool_parser)
         differs = planner.appender.difference(
             replies[:-1], replies[-1].prompt, conversation.rendered(), conversation, recoded=True

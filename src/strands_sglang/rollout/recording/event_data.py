@@ -15,7 +15,7 @@ import sysconfig
 import traceback
 from array import array
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
 from typing import Any, NamedTuple, cast
@@ -29,6 +29,7 @@ from strands_sglang.engine import FinishReason, Generation, RoutedExperts
 from strands_sglang.engine.protocol import SpecInfo
 from strands_sglang.errors import EngineError, StrandsSGLangError
 from strands_sglang.ledger.event import Event
+from strands_sglang.ledger.files import BYTES_KEY, FILE_KEY, FileStore, Put, bytes_of, plain
 from strands_sglang.ledger.schema import (
     CallArrays,
     CallData,
@@ -42,7 +43,7 @@ from strands_sglang.ledger.schema import (
     arrays_of,
     data_of,
 )
-from strands_sglang.tokens import Turn, VersionSpan
+from strands_sglang.tokens import KeptSets, Turn, VersionSpan
 
 
 class PendingAnswer(NamedTuple):
@@ -97,7 +98,9 @@ def call_event(
         "sampled": generation.token_ids,
         "logprobs": generation.logprobs,
     }
-    _add_experts(generation, data, arrays)
+    if turn.images:
+        data["images"] = [[*image[:3], list(image.grid)] for image in turn.images]
+    _add_requested(generation, data, arrays)
     return data, arrays
 
 
@@ -123,11 +126,14 @@ def partial_call_event(
         "requests": part.requests,
     }
     arrays: SampledArrays = {"sampled": part.token_ids, "logprobs": part.logprobs}
-    _add_experts(part, data, arrays)
+    _add_requested(part, data, arrays)
     return data, arrays
 
 
-def _add_experts(generation: Generation, data: SampledData, arrays: SampledArrays) -> None:
+def _add_requested(generation: Generation, data: SampledData, arrays: SampledArrays) -> None:
+    """Add what comes with sampled tokens if it was requested: routed experts and kept sets."""
+    if (kept := generation.kept) is not None:
+        arrays["kept"], arrays["kept_offsets"], arrays["kept_logprobs"] = kept.token_ids, kept.offsets, kept.logprobs
     experts = generation.routed_experts
     if experts is not None:
         data["experts"] = {"rows": list(experts.rows), "start": experts.start}
@@ -162,6 +168,7 @@ def generation_of(event: Event) -> Generation:
         continuations=detail.get("continuations", 0),
         discarded_tokens=detail.get("discarded_tokens", 0),
         routed_experts=_experts(data, arrays),
+        kept=KeptSets(arrays["kept"], arrays["kept_offsets"], arrays["kept_logprobs"]) if "kept" in arrays else None,
         spec=SpecInfo(**spec) if spec else None,
     )
 
@@ -209,7 +216,7 @@ _LIBRARY_PATHS = (
     "<frozen",
 )
 """Path prefixes of code that is not the user's: the standard library and installed packages."""
-_BYTES, _TUPLE, _NUMBER, _TEXT = "__bytes__", "__tuple__", "__number__", "__text__"
+_TUPLE, _NUMBER, _TEXT = "__tuple__", "__number__", "__text__"
 
 
 class ToolOutcome(str, Enum):
@@ -247,11 +254,16 @@ def arguments_digest(arguments: Any) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def plain_arguments(arguments: Any) -> Any:
-    """Return a call's arguments as plain data; None if they cannot be rebuilt exactly from it."""
+def plain_arguments(arguments: Any, put: Put | None = None) -> Any:
+    """Return a call's arguments as plain data; None if they cannot be rebuilt exactly from it.
+
+    Args:
+        arguments: The arguments.
+        put: Stores bytes in them as a file; None: they are part of the data.
+    """
     try:
-        plain = _wrap(arguments)
-        return plain if orjson.loads(orjson.dumps(plain)) == plain else None
+        data = _wrap(arguments, put)
+        return data if orjson.loads(orjson.dumps(data)) == data else None
     except (TypeError, ValueError, RecursionError):
         return None
 
@@ -264,36 +276,45 @@ def raise_location(error: BaseException | None) -> str | None:
     return None if at is None else f"{at.filename}:{at.lineno} in {at.name}"
 
 
-def result_data(event: ToolResultEvent) -> dict[str, Any] | None:
-    """Return a tool result as plain data; None if it cannot be rebuilt exactly from it."""
+def result_data(event: ToolResultEvent, put: Put | None = None) -> dict[str, Any] | None:
+    """Return a tool result as plain data; None if it cannot be rebuilt exactly from it; see `plain_arguments`."""
     result = event.tool_result
     try:
-        plain = {name: _wrap(value) for name, value in result.items() if name != "toolUseId"}
-        return plain if orjson.loads(orjson.dumps(plain)) == plain else None
+        data = {name: _wrap(value, put) for name, value in result.items() if name != "toolUseId"}
+        return data if orjson.loads(orjson.dumps(data)) == data else None
     except (TypeError, ValueError):
         return None
 
 
-def result_of(event: Event, call_id: str) -> ToolResultEvent:
-    """Return the recorded result of a tool call, for the call with the given id."""
+def result_of(event: Event, call_id: str, files: FileStore | None = None) -> ToolResultEvent:
+    """Return the recorded result of a tool call.
+
+    Args:
+        event: The `TOOL` event.
+        call_id: Id of the call.
+        files: The files of the run, such as images in the result; None: the run is not known.
+
+    Raises:
+        LedgerError: A file of the result is missing, or was changed.
+    """
     data = data_of(event, ToolData)
-    result = {"toolUseId": call_id, **_unwrap(data["result"])}
+    result = {"toolUseId": call_id, **_unwrap(data["result"], files)}
     raised = data.get("raised")
     return ToolResultEvent(result, exception=None if raised is None else RecordedToolError(raised))  # type: ignore[arg-type]
 
 
-def _wrap(value: Any) -> Any:
+def _wrap(value: Any, put: Put | None) -> Any:
     """Return a value as JSON data; values that JSON cannot represent are wrapped in a dict with one key."""
     if isinstance(value, (bytes, bytearray)):
-        return {_BYTES: base64.b64encode(value).decode()}
+        return plain(value, put)
     if isinstance(value, dict):
-        if len(value) == 1 and next(iter(value)) in _UNWRAP:
+        if len(value) == 1 and next(iter(value)) in _WRAPPED:
             raise ValueError("the value has the form of a wrapped value")
-        return {name: _wrap(item) for name, item in value.items()}
+        return {name: _wrap(item, put) for name, item in value.items()}
     if type(value) is tuple:
-        return {_TUPLE: [_wrap(item) for item in value]}
+        return {_TUPLE: [_wrap(item, put) for item in value]}
     if isinstance(value, list):
-        return [_wrap(item) for item in value]
+        return [_wrap(item, put) for item in value]
     if type(value) is float and not math.isfinite(value):
         return {_NUMBER: repr(value)}
     if type(value) is int and not -(1 << 63) <= value < 1 << 63:
@@ -306,19 +327,23 @@ def _wrap(value: Any) -> Any:
     return value
 
 
-def _unwrap(value: Any) -> Any:
-    if isinstance(value, dict):
-        if len(value) == 1:
-            [(name, item)] = value.items()
-            if name in _UNWRAP:
-                return _UNWRAP[name](item)
-        return {name: _unwrap(item) for name, item in value.items()}
-    return [_unwrap(item) for item in value] if isinstance(value, list) else value
+def _unwrap(value: Any, files: FileStore | None) -> Any:
+    if isinstance(value, list):
+        return [_unwrap(item, files) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        [(name, item)] = value.items()
+        if name in (BYTES_KEY, FILE_KEY):
+            return bytes_of(value, files)
+        if name == _TUPLE:
+            return tuple(_unwrap(one, files) for one in item)
+        if name == _NUMBER:
+            return float(item) if item in ("nan", "inf", "-inf") else int(item)
+        if name == _TEXT:
+            return base64.b64decode(item).decode("utf-8", "surrogatepass")
+    return {name: _unwrap(item, files) for name, item in value.items()}
 
 
-_UNWRAP: dict[str, Callable[[Any], Any]] = {
-    _BYTES: base64.b64decode,
-    _TUPLE: lambda items: tuple(_unwrap(item) for item in items),
-    _NUMBER: lambda text: float(text) if text in ("nan", "inf", "-inf") else int(text),
-    _TEXT: lambda text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
-}
+_WRAPPED = frozenset((BYTES_KEY, FILE_KEY, _TUPLE, _NUMBER, _TEXT))
+"""Keys of values that JSON cannot represent."""

@@ -13,15 +13,16 @@ import itertools
 import logging
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from strands_sglang.engine import Generation, TokenEngine
-from strands_sglang.engine.protocol import TokenIds
+from strands_sglang.engine.protocol import PromptImage, TokenIds
 from strands_sglang.errors import CallCancelledError, EngineError, StrandsSGLangError
 from strands_sglang.ledger.event import Event, EventKind, HashChain, ids_digest
+from strands_sglang.ledger.files import Put
 from strands_sglang.provider.token_budget import Reservation
 from strands_sglang.rollout.episode import EpisodeMetrics
 from strands_sglang.rollout.limits import MultiAgentLimits
@@ -62,6 +63,7 @@ class EpisodeRecorder(TurnRecorder):
         routing_key: str | None = None,
         loop_throttle: LoopThrottle | None = None,
         engine_monitor: EngineMonitor | None = None,
+        put_file: Put | None = None,
     ) -> None:
         """Create the recorder; must be called on the event loop that runs the episode.
 
@@ -74,6 +76,7 @@ class EpisodeRecorder(TurnRecorder):
             routing_key: Routing key for session affinity; None: the id of the episode.
             loop_throttle: Spreads the work of episodes over iterations of the event loop; None: episodes do not wait.
             engine_monitor: Checks that the engine is alive; None: the engine counts as alive.
+            put_file: Stores the images of prompts, which events refer to; None: they are not stored.
         """
         super().__init__(episode, chain, replay_log, mode)
         self.metrics = EpisodeMetrics()
@@ -84,6 +87,11 @@ class EpisodeRecorder(TurnRecorder):
         """Samples the turns that are not recorded."""
         self.tool_arguments = ToolArguments.RECORD
         """How the arguments of tool calls are recorded."""
+        self.put_file = put_file
+        """Stores the images of prompts, which events refer to; None: they are not stored."""
+        self.put_data = put_file
+        """Stores bytes in tool results and messages; None: events have their content."""
+        self._stored_images: set[str] = set()
         self._loop_throttle = loop_throttle
         self._engine_monitor = engine_monitor or EngineMonitor(None)
         self.clock = EpisodeClock()
@@ -202,7 +210,8 @@ class EpisodeRecorder(TurnRecorder):
         except CallCancelledError:
             await asyncio.sleep(_POLL_SECONDS)
             raise
-        prompt, inside, kept = ids_digest(input_ids), within.get(), None
+        images: Sequence[PromptImage] = arguments.get("images", ())
+        prompt, inside, kept = ids_digest(input_ids, [image.digest for image in images]), within.get(), None
         event = await self._from_record(prompt, input_ids)
         if event is not None and event.kind is EventKind.CALL_ERROR:
             error = error_of(event)
@@ -213,6 +222,7 @@ class EpisodeRecorder(TurnRecorder):
             self.metrics.replayed_turns += 1
         else:
             kept = self.replay_log.take_part(prompt, inside)
+            self._store(images)
             try:
                 generation = await self._sample(input_ids, dict(sampling_params or {}), prompt, kept, arguments, hold)
             except BaseException:
@@ -235,6 +245,15 @@ class EpisodeRecorder(TurnRecorder):
         finally:
             self._undelivered -= 1
         return generation
+
+    def _store(self, images: Sequence[PromptImage]) -> None:
+        """Store the images of a prompt; the event of its turn refers to them."""
+        if self.put_file is None:
+            return
+        for image in images:
+            if image.digest not in self._stored_images:
+                self.put_file(image.png)
+                self._stored_images.add(image.digest)
 
     async def _sample(
         self,

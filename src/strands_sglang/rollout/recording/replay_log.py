@@ -111,6 +111,8 @@ class ReplayLog:
             replay_trailing_errors: Whether the errors at the end of the record, and lost calls, are raised again; if
                 not, these calls are made again.
         """
+        self.files = None if record is None else record.files
+        """The files of the recorded run; None: they are not known."""
         events, self._resets_left = ([], 0) if record is None else _not_rolled_back(record)
         if record is not None and not replay_trailing_errors:
             events = _without_retried_errors(events, record.events)

@@ -74,7 +74,7 @@ class ToolRecorder:
             if name in self.rerun and not was_refused:
                 await self._run_limited(context, next_fn, call_id, recorded)
             recorder.metrics.tool_seconds += recorded.data["seconds"]
-            yield self._count(recorded.data["outcome"], result_of(recorded, call_id))
+            yield self._count(recorded.data["outcome"], result_of(recorded, call_id, recorder.replay_log.files))
             return
         if recorded is None and recorder.replays and not recorder.replay_log.has_calls_within(call_id):
             # It had not ended when the record ended: there is no result, and nothing to run again.
@@ -108,7 +108,10 @@ class ToolRecorder:
         if recorded is None or recorder.diverged is not None:
             self._write(call, name, arguments, outcome, last, seconds)
         elif recorded.data["result"] is not None:
-            outcome, last = ToolOutcome(recorded.data["outcome"]), result_of(recorded, call_id)
+            outcome, last = (
+                ToolOutcome(recorded.data["outcome"]),
+                result_of(recorded, call_id, recorder.replay_log.files),
+            )
         yield self._count(outcome.value, last)
 
     async def _run_limited(
@@ -165,13 +168,13 @@ class ToolRecorder:
     ) -> None:
         call_id = str(call.get("toolUseId"))
         complete = self.recorder.tool_arguments is ToolArguments.RECORD
-        recorded_arguments = plain_arguments(call.get("input")) if complete else None
+        recorded_arguments = plain_arguments(call.get("input"), self.recorder.put_data) if complete else None
         data: ToolData = {
             "id": call_id,
             "name": name,
             "input": arguments,
             "arguments": recorded_arguments,
-            "result": result_data(last),
+            "result": result_data(last, self.recorder.put_data),
             "outcome": outcome.value,
             "raised": None if last.exception is None else f"{type(last.exception).__name__}: {last.exception}",
             "raised_at": raise_location(last.exception),

@@ -224,13 +224,16 @@ class LocalWorker:
         # An episode that started in another run is not written to this ledger: its BEGIN event would be missing there.
         starts_here = begin is None or data_of(begin, BeginData).get("run") == self.run_spec.run
         chain, replay_log, sink = None, None, self._sink(events, starts_here)
+        put_file = None if self._writer is None or not starts_here else self._writer.put_file
+        # The record of an episode that can be paused also travels without the run directory.
+        put_data = None if self.run_spec.pausable else put_file
         if spec.record is not None:
             replay_log = ReplayLog(spec.record, replay_trailing_errors=False)
         if sink is not None:
             if spec.record is None:
                 chain = HashChain(sink, spec.id, epoch=spec.epoch)
                 data: BeginData = {
-                    "task": spec.task.to_dict(),
+                    "task": spec.task.to_dict(put_data),
                     "sample": spec.sample,
                     "run": self.run_spec.run,
                     "fingerprint": fingerprint(self.model),
@@ -253,7 +256,9 @@ class LocalWorker:
             routing_key=spec.routing_key,
             loop_throttle=self._loop_throttle,
             engine_monitor=self._engine_monitor,
+            put_file=put_file,
         )
+        recorder.put_data = put_data
         recorder.tool_arguments = self.run_spec.tool_arguments
         return recorder
 

@@ -76,7 +76,9 @@ class RayWorker:
                 self._tuning.enter_context(infrequent_gc())
         return os.getpid()
 
-    async def run(self, spec: EpisodeSpec) -> tuple[tuple[Episode, list[TurnCounts]], TokenTree, list[Any]]:
+    async def run(
+        self, spec: EpisodeSpec
+    ) -> tuple[tuple[Episode, list[TurnCounts]], TokenTree, tuple[list[Any], dict[str, bytes]]]:
         """Run an episode.
 
         Returns:
@@ -100,9 +102,9 @@ class RayWorker:
             episode = await work
         finally:
             del self._running[spec.id]
-        tree, messages = episode.tree, episode.messages
-        episode.source, episode.conversation = TokenTree(spec.id), []
-        return (episode, self._turns.pop(spec.id, [])), tree, messages
+        tree, seen = episode.tree, (episode.messages, episode.image_files)
+        episode.source, episode.conversation, episode.images = TokenTree(spec.id), [], {}
+        return (episode, self._turns.pop(spec.id, [])), tree, seen
 
     async def end(self, id: str, stop: bool) -> None:
         """Cancel an episode: with `stop` it ends as `NOT_NEEDED`, otherwise it stays unfinished."""
@@ -303,7 +305,7 @@ class RayPool:
 
     async def _run_on(self, actor: _Actor, spec: EpisodeSpec, stop: asyncio.Event | None) -> Episode:
         """Run an episode on a worker; its turns and messages are fetched when they are first read."""
-        result, tree_reference, messages_reference = actor.handle.run.options(num_returns=3).remote(
+        result, tree_reference, seen_reference = actor.handle.run.options(num_returns=3).remote(
             replace(spec, finished=None)
         )
         answer = asyncio.ensure_future(_awaited(result))
@@ -321,8 +323,13 @@ class RayPool:
         self._report_turns(spec.id, turns)
         ended: Episode = episode
         ended.source = lambda: self._fetch(tree_reference, ended, lambda known: known.tree)
-        ended.conversation = lambda: self._fetch(messages_reference, ended, lambda known: known.messages)
+        ended.conversation = lambda: self._seen(seen_reference, ended)[0]
+        ended.images = lambda: self._seen(seen_reference, ended)[1]
         return ended
+
+    def _seen(self, reference: Any, episode: Episode) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+        """Return the messages and images of an episode."""
+        return self._fetch(reference, episode, lambda known: (known.messages, known.image_files))
 
     def _report_turns(self, id: str, turns: list[TurnCounts]) -> None:
         on_turn = self._on_turn.get(id)

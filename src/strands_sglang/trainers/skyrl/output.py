@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from strands_sglang.errors import ConfigurationError
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.trainers.rows import PlainRow
 from strands_sglang.trainers.statuses import TrainerStatus, is_trainable, status_of
@@ -62,7 +63,9 @@ def generator_output(
                 [0] * len(row.loss_mask) if not_stopped and options.overlong_filtering else row.loss_mask
             )
             columns["stop_reasons"].append(status.stop_reason)
-            columns["rollout_logprobs"].append(row.logprobs)
+            columns["rollout_logprobs"].append(row.logprobs if row.kept is None else row.kept.logprobs.tolist())
+            if row.kept is not None:
+                columns["rollout_sample_support"].append(row.kept.padded().tolist())
             columns["trajectory_generation_times"].append(0.0 if episode is None else episode.metrics.seconds)
             columns["rollout_expert_indices"].append(_experts(row, expert_shape))
             columns["is_last_step"].append(last)
@@ -75,6 +78,11 @@ def generator_output(
                     "main": float(row.main),
                 }
             )
+    if len(columns.get("rollout_sample_support", ())) not in (0, len(columns["response_ids"])):
+        raise ConfigurationError(
+            "some rows have kept sets and others do not: SkyRL needs them for all rows of a batch. Use the same "
+            "sampling parameters for all, or kept_sets=False"
+        )
     unwanted = {
         "rollout_logprobs": not options.logprobs,
         "rollout_expert_indices": not options.experts,

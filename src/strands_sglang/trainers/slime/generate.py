@@ -8,8 +8,10 @@ raise, at the first sample. Once slime has set its abort flag, no request and no
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -194,7 +196,8 @@ class SampleRunner:
             masked = self._mask_off_policy
             if masked is None:
                 masked = getattr(args, "mask_offpolicy_in_partial_rollout", False)
-            samples = samples_of(
+            fill = partial(
+                samples_of,
                 given,
                 with_partial_turn(episode),
                 branches=Branches.MAIN if evaluation else self._branches,
@@ -202,8 +205,12 @@ class SampleRunner:
                 response_limit=None if spec.limits is None else spec.limits.max_response_tokens,
                 off_policy=episode.earlier if masked else None,
                 reward_key=_reward_key(args, evaluation),
+                images=None if evaluation else host.image_features(args),
+                truncated=not evaluation and getattr(args, "rollout_top_p", 1.0) != 1.0,
                 **_experts(args, episode, evaluation),
             )
+            # Images are decoded and resized, which takes long.
+            samples = await asyncio.to_thread(fill) if episode.tree.has_images else fill()
         except Exception as error:
             if isinstance(error, ConfigurationError) and not host.has_run:
                 raise  # at the first sample: all others would fail in the same way
@@ -236,7 +243,7 @@ def _log_missing_experts(args: Any, episode: Episode, evaluation: bool) -> None:
         _logged.add("experts")
         logger.error(
             "episode=<%s> | engine returned no routed experts, so no sample is trained: start it with "
-            "--enable-return-routed-experts; sglang-router 0.3.2 drops the request for them (logged once)",
+            "--enable-return-routed-experts (logged once)",
             episode.id,
         )
 

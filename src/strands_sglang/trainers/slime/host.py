@@ -21,7 +21,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from strands_sglang.rollout.workers.local import LocalWorker
 from strands_sglang.rollout.workers.process_tuning import ToolThreads
 from strands_sglang.rollout.workers.ray_pool import RayPool
 from strands_sglang.rollout.workers.spec import EpisodeSpec, RunSpec, fingerprint
+from strands_sglang.trainers.images import ImageFeatures
 from strands_sglang.trainers.worker_pool import PerLoop
 
 logger = logging.getLogger(__name__)
@@ -148,6 +149,7 @@ class SlimeHost:
         self._run_spec: RunSpec | None = None
         self._preflights: PerLoop[asyncio.Future[None]] = PerLoop()
         self._by_loop: PerLoop[tuple[LocalWorker | RayPool, AbortMonitor]] = PerLoop()
+        self._image_features: ImageFeatures | None = None
         self.has_run = False
         """Whether a sample was run: from then on a failure is that of a sample, not of the arguments."""
 
@@ -156,6 +158,14 @@ class SlimeHost:
         assert self._run_spec is not None
         text: str = self._run_spec.tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+    def image_features(self, args: Any) -> ImageFeatures:
+        """Return what computes the tensors of images: the image processor of the model, or of --hf-checkpoint."""
+        if self._image_features is None:
+            given = self._options.get("image_processor")
+            known = given is not None and not isinstance(given, Mapping)
+            self._image_features = ImageFeatures(given if known else getattr(args, "hf_checkpoint", ""))
+        return self._image_features
 
     async def run(self, args: Any, spec: EpisodeSpec, flag: AbortFlag) -> Episode:
         """Run an episode until it ends, or until slime sets its abort flag.

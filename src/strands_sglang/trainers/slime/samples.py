@@ -32,9 +32,12 @@ from strands_sglang.rollout.limits import Limits
 from strands_sglang.rollout.resume import task_of
 from strands_sglang.rollout.task import Task
 from strands_sglang.rollout.workers.spec import EpisodeSpec
-from strands_sglang.tokens import Join, TokenTree, Turn
+from strands_sglang.tokens import Join, KeptSets, TokenTree, Turn
+from strands_sglang.tokens.kept_sets import empty_sets
+from strands_sglang.tokens.trajectory import branch_images
 from strands_sglang.tokens.turn import Origin
 from strands_sglang.trainers.chat_tasks import chat_task
+from strands_sglang.trainers.images import ImageFeatures, images_within, pictures_of
 from strands_sglang.trainers.rows import Branches, Row, rows
 from strands_sglang.trainers.slime.types import S, SlimeSample, SlimeStatus, copy_sample
 from strands_sglang.trainers.statuses import TrainerStatus, status_of
@@ -58,6 +61,8 @@ class RemovalReason(str, Enum):
     """The reward function failed."""
     NO_EXPERTS = "no_experts"
     """Routed experts are required, but those of this branch are unknown."""
+    NO_KEPT_SETS = "no_kept_sets"
+    """Sampling was truncated (--rollout-top-p), but the kept sets of this branch are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,8 @@ class _Content:
     """The turns of the branch, first to last; empty for a placeholder."""
     cut: int = 0
     """Number of response tokens that were cut off at the response limit."""
+    kept: KeptSets | None = None
+    """Kept set of each response token; None if not recorded."""
 
 
 _PLACEHOLDER = _Content([0, 0], [0], [0.0], ())
@@ -90,6 +97,8 @@ def samples_of(
     expert_shape: tuple[int, int] | None = None,
     off_policy: Mapping[int, int] | None = None,
     reward_key: str | None = None,
+    images: ImageFeatures | None = None,
+    truncated: bool = False,
 ) -> list[S]:
     """Write an episode into a sample, and its further branches into copies of the sample.
 
@@ -106,6 +115,9 @@ def samples_of(
             placeholders are used and the sample is kept out of the loss.
         off_policy: By turn id, the number of tokens at the start of the turn's sampled tokens that are not trained.
         reward_key: Key under which slime reads the number in a reward; None if the reward is the number itself.
+        images: Computes the tensors of images; None: samples with images have the images without tensors.
+        truncated: Whether slime needs the kept sets of truncated sampling. A branch without them is kept out of the
+            loss.
 
     Returns:
         At least one sample. With `Branches.ALL` all have the same `rollout_id`.
@@ -118,10 +130,12 @@ def samples_of(
     status = status_of(episode)
     removed = _removal_reason(status, episode)
     given = rows(episode, Branches.MAIN if removed is not None else branches)
-    contents = [_content(row, episode, response_limit, off_policy or {}) for row in given]
+    contents = [_content(row, episode, response_limit, off_policy or {}, truncated) for row in given]
     contents = [one for one in contents if any(one.mask)] or contents[:1]
     if not contents:
         contents, removed = [_PLACEHOLDER], removed or RemovalReason.NOTHING_SAMPLED
+    if removed is not None and any(missing_images(one.path, episode) for one in contents):
+        contents = [_PLACEHOLDER]  # paused again before its images were shown again: the record has them
     made = [sample, *(copy_sample(sample) for _ in contents[1:])]
     rollout_id = _rollout_id(sample, episode) if branches is Branches.ALL else sample.rollout_id
     counted: set[int] = set()
@@ -133,7 +147,10 @@ def samples_of(
             if choices is None:
                 why, choices = why or RemovalReason.NO_EXPERTS, _placeholder_experts(len(one.tokens) - 1, expert_shape)
         target.rollout_routed_experts = choices
-        _write(target, one, status, why, decode)
+        if truncated and one.kept is None:
+            why = why or RemovalReason.NO_KEPT_SETS
+        _write(target, one, status, why, decode, truncated)
+        _write_images(target, one, episode, images)
         target.reward = _reward(episode, why, reward_key)
         target.non_generation_time = episode.metrics.tool_seconds
         _count(target, [turn for turn in one.path if turn.id not in counted])
@@ -148,8 +165,11 @@ def _removal_reason(status: TrainerStatus, episode: Episode) -> RemovalReason | 
     return RemovalReason.NOT_SCORED if episode.reward_detail.error is not None else None
 
 
-def _content(row: Row, episode: Episode, limit: int | None, off_policy: Mapping[int, int]) -> _Content:
-    """Return a row that is no longer than the limit and still ends with a sampled token."""
+def _content(row: Row, episode: Episode, limit: int | None, off_policy: Mapping[int, int], truncated: bool) -> _Content:
+    """Return a row that is no longer than the limit and still ends with a sampled token.
+
+    Kept sets and the logprobs over them are used only if slime renormalises, too (`truncated`).
+    """
     flat, first, length = row.trajectory, len(row.prompt_ids), len(row.response_ids)
     kept = length if limit is None else min(length, max(limit, 1))
     # A response begins with a sampled token, so there is always a last sampled token.
@@ -160,16 +180,25 @@ def _content(row: Row, episode: Episode, limit: int | None, off_policy: Mapping[
         begin = turn.sampled_start - first
         mask[min(begin, kept) : min(begin + off_policy.get(turn.id, 0), begin + len(turn.sampled), kept)] = 0
     tokens, logprobs = flat.token_ids[: first + kept].tolist(), row.logprobs[:kept].tolist()
+    sets = None if row.kept is None or not truncated else row.kept.part(0, kept)
+    if sets is not None:
+        logprobs = sets.logprobs.tolist()  # of the policy that sampled: over the kept sets
     if first == 0:
         # Nothing precedes the first sampled token: it cannot be trained, and becomes the prompt.
         if kept == 1:
-            return _Content([0, *tokens], [0], logprobs, path, length - kept)
-        return _Content(tokens, mask.tolist()[1:], logprobs[1:], path, length - kept)
-    return _Content(tokens, mask.tolist(), logprobs, path, length - kept)
+            return _Content([0, *tokens], [0], logprobs, path, length - kept, sets)
+        rest = None if sets is None else sets.part(1, kept)
+        return _Content(tokens, mask.tolist()[1:], logprobs[1:], path, length - kept, rest)
+    return _Content(tokens, mask.tolist(), logprobs, path, length - kept, sets)
 
 
 def _write(
-    sample: SlimeSample, content: _Content, status: TrainerStatus, why: RemovalReason | None, decode: Any
+    sample: SlimeSample,
+    content: _Content,
+    status: TrainerStatus,
+    why: RemovalReason | None,
+    decode: Any,
+    truncated: bool,
 ) -> None:
     length = len(content.mask)
     sample.tokens, sample.response_length = list(content.tokens), length
@@ -177,7 +206,10 @@ def _write(
     sample.loss_mask = list(content.mask) if why is None else [0] * length
     sample.rollout_log_probs = list(content.logprobs)
     if hasattr(sample, "rollout_top_p_token_ids"):
-        sample.rollout_top_p_token_ids = sample.rollout_top_p_token_offsets = None
+        # slime asserts that every sample has them, also one that is not trained.
+        kept = content.kept or (empty_sets(length) if truncated else None)
+        sample.rollout_top_p_token_ids = None if kept is None else np.array(kept.token_ids, np.int32)
+        sample.rollout_top_p_token_offsets = None if kept is None else np.array(kept.offsets, np.int32)
     sample.teacher_log_probs = None
     sample.remove_sample = why is not None
     end = len(content.tokens)
@@ -186,6 +218,23 @@ def _write(
     if content.cut and status is TrainerStatus.COMPLETED:
         status = TrainerStatus.TRUNCATED
     SlimeStatus[status.name].set(sample)
+
+
+def missing_images(path: Sequence[Turn], episode: Episode) -> bool:
+    """Return whether an image of a branch is not among the episode's files."""
+    return any(image.digest not in episode.image_files for turn in path for image in turn.images)
+
+
+def _write_images(sample: Any, content: _Content, episode: Episode, features: ImageFeatures | None) -> None:
+    """Set the images of a sample: those whose placeholders are among its tokens, in order."""
+    if not hasattr(sample, "multimodal_inputs"):
+        return
+    # A sample of the dataset may have images of its own; those that the agent saw replace them.
+    sample.multimodal_inputs = sample.multimodal_train_inputs = None
+    shown, files = images_within(branch_images(content.path), len(content.tokens)), episode.image_files
+    if shown:
+        sample.multimodal_inputs = {"images": pictures_of(files, shown)}
+        sample.multimodal_train_inputs = None if features is None else features.of(files, shown)
 
 
 def _reward(episode: Episode, why: RemovalReason | None, key: str | None) -> float | dict[str, Any] | None:
@@ -297,7 +346,7 @@ def with_partial_turn(episode: Episode) -> Episode:
     is trained. An episode that was not interrupted within a turn of the agent's own is returned unchanged.
     """
     partial = next((partial for partial in episode.partial_turns if not partial.within), None)
-    if partial is None:
+    if partial is None or episode.tree.has_images:  # the prompt of a partial turn does not say which images it has
         return episode
     tree, prompt = TokenTree.from_dict(episode.tree.to_dict()), partial.prompt
     known = [turn for turn in tree.turns if turn.end < len(prompt) and tree.ids(turn) == prompt[: turn.end]]
@@ -401,11 +450,6 @@ def check_args(args: Any, branches: Branches, *, evaluation: bool) -> None:
         raise ConfigurationError(
             "--apply-chat-template must be off: the agent renders its conversation itself, and would get the rendered "
             "prompt, control tokens included. Remove the flag"
-        )
-    if not evaluation and getattr(args, "rollout_top_p", 1.0) != 1.0:
-        raise ConfigurationError(
-            f"--rollout-top-p must be 1.0, got {args.rollout_top_p}: below 1.0 slime needs the tokens that top-p kept "
-            "at every position, and SGLang does not return them"
         )
     pausable = "fully_async" in str(getattr(args, "rollout_function_path", ""))
     pausable = pausable or getattr(args, "partial_rollout", False)

@@ -22,6 +22,10 @@ class SlimeSample(Protocol):
     """The same for all samples of one episode; None if the sample is the whole episode."""
     prompt: Any
     """The dataset's prompt: text or messages."""
+    multimodal_inputs: Any
+    """`{"images": [...]}`, the images among the tokens as images of Pillow; None without images."""
+    multimodal_train_inputs: Any
+    """The tensors that the model takes for them, such as `pixel_values` and `image_grid_thw`; None without images."""
     tokens: list[int]
     """Prompt and response."""
     response: str

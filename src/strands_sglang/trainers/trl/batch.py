@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from strands_sglang.errors import ConfigurationError
 from strands_sglang.rollout import Episode
 from strands_sglang.trainers.rows import Row, rows
 from strands_sglang.trainers.statuses import status_of
@@ -102,6 +103,7 @@ def batch_of(completions: Sequence[Completion], *, pad: int, longest: int | None
             # TRL reads the last token of each completion and pads prompts as integers: neither may be empty.
             entry: tuple[list[Any], ...] = ([pad], [pad], [0.0], [0])
         else:
+            _check_images(row)
             mask = row.loss_mask[:longest] if one.masked is None else np.zeros_like(row.loss_mask[:longest])
             entry = (
                 row.prompt_ids.tolist() or [pad],
@@ -115,6 +117,15 @@ def batch_of(completions: Sequence[Completion], *, pad: int, longest: int | None
     batch[AGENT] = [None if one.row is None else one.row.trajectory.agent for one in completions]
     batch[EPISODE] = [one.episode for one in completions]
     return batch
+
+
+def _check_images(row: Row) -> None:
+    """Raise ConfigurationError if a completion has images, which TRL cannot be told about."""
+    if any(image.end > len(row.prompt_ids) for image in row.images):
+        raise ConfigurationError(
+            "a tool or a later message showed an image: TRL's rollout_func can only train with the images of the "
+            "dataset's prompt. Return text from the tool, or use slime"
+        )
 
 
 def trl_reward(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from strands_sglang.rollout.episode import Episode
+from strands_sglang.trainers.images import images_within, pictures_of
 from strands_sglang.trainers.rows import PlainRow
 from strands_sglang.trainers.verl.engine import global_steps
 
@@ -52,6 +53,7 @@ def output_fields(
         logger.warning(
             "kept=<%d>, dropped=<%d> | response is longer than response_length, its end is dropped", kept, lost
         )
+    shown = images_within(row.images, cut + len(response)) if row.images and episode is not None else []
     zeros = [0] * len(before)
     known = global_steps(row.versions) or ((None, None) if row.num_turns else (steps, steps))
     fields: dict[str, Any] = {
@@ -60,6 +62,7 @@ def output_fields(
         "response_mask": (zeros + row.loss_mask)[:response_length],
         "response_logprobs": ([0.0] * len(before) + row.logprobs)[:response_length] if logprobs else None,
         "routed_experts": _experts(row, expert_shape, cut + len(response)),
+        "multi_modal_data": {"images": pictures_of(episode.image_files, shown)} if shown and episode else None,
         "reward_score": row.reward,
         "num_turns": 2 * row.num_turns,  # verl also counts the question and the tool results
         "metrics": _metrics(episode),

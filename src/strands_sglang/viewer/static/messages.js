@@ -1,6 +1,7 @@
 // The messages of a row: text, reasoning, tool calls and their results, failed calls, and what was declared.
 import { el } from "./dom.js";
 import { plural, secondsText, versionRange, whole } from "./format.js";
+import { imageUrl } from "./source.js";
 
 export const asList = (value) => (Array.isArray(value) ? value : []);
 
@@ -42,8 +43,18 @@ const ITEM_MAKERS = {
     el("div", { class: "call-head" }, el("b", { text: "malformed call, not run" }), item.failure ? el("span", { class: "tag", text: item.failure }) : null),
     longText(item.text, "code"), el("div", { class: "why", text: item.error })),
   tool_result: (item, episode) => toolResult(item, episode.toolsById.get(item.id)),
+  image: (item) => pictures(item),
   other: (item) => longText(item.text, "code"),
 };
+
+/** The images of an item, as the model saw them. */
+function pictures(item) {
+  return el("div", { class: "pictures" }, asList(item.images).map((digest) => {
+    const url = imageUrl(digest);
+    return url ? el("img", { src: url, alt: `image ${digest.slice(0, 12)}`, title: `sha256 ${digest}`, loading: "lazy" })
+      : el("span", { class: "why", text: `image ${digest.slice(0, 12)} is not part of this file` });
+  }));
+}
 
 function prettyJson(text) {
   try {
@@ -55,7 +66,8 @@ function prettyJson(text) {
 
 function toolResult(item, tool) {
   const wrong = item.status === "error";
-  return el("div", { class: `result${wrong ? " failed" : ""}` }, longText(item.text, "said"),
+  return el("div", { class: `result${wrong ? " failed" : ""}` }, item.text || !item.images ? longText(item.text, "said") : null,
+    item.images ? pictures(item) : null,
     tool && tool.raised ? el("div", { class: "why", text: tool.raised + (tool.raised_at ? ` at ${tool.raised_at}` : "") }) : null,
     tool && tool.outcome === "timeout" ? el("div", { class: "why", text: `timed out after ${secondsText(tool.seconds)}` }) : null,
     tool && tool.outcome === "refused" ? el("div", { class: "why", text: "not run: the episode had reached its limit of tool calls" }) : null);

@@ -7,6 +7,13 @@ async function getJson(path, signal) {
   return content;
 }
 
+let embeddedImages = null; // data URLs by digest, in an exported file
+
+/** The address of an image that the run has stored; "" if an exported file does not have it. */
+export function imageUrl(digest) {
+  return embeddedImages ? embeddedImages[digest] || "" : `/api/image?digest=${encodeURIComponent(digest)}`;
+}
+
 export class ServerSource {
   live = true;
 
@@ -46,7 +53,10 @@ export class ServerSource {
 export class EmbeddedSource {
   live = false;
 
-  constructor(data) { this.data = data; }
+  constructor(data) {
+    this.data = data;
+    embeddedImages = data.images || {};
+  }
 
   async about() { return this.data.run; }
 

@@ -1,0 +1,199 @@
+"""Runs with images: stored once, proved by `verify`, resumed after a crash, replayed without an engine, exported."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strands import Agent, tool
+from strands.agent.conversation_manager import NullConversationManager
+
+from strands_sglang import SGLangModel
+from strands_sglang.engine import Generation
+from strands_sglang.ledger.files import FileStore, file_digest
+from strands_sglang.ledger.table import to_arrow, trajectory_of
+from strands_sglang.proof.finding import FindingKind, Verdict
+from strands_sglang.proof.verify import verify
+from strands_sglang.rollout import EndReason, ReplayVerdict, Task, replay
+from strands_sglang.trainers.exports import read_jsonl, write_jsonl
+from support.pictures import image_block, png
+from support.rollout.scripts import PromptEngine, assert_proved, assert_same, crashed, record_of, run, summaries
+from support.scripted_engine import Answer
+
+PROCESSOR: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 16,
+    "merge_size": 2,
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 256},
+}
+OPTIONS: dict[str, Any] = {"image_processor": PROCESSOR, "enable_thinking": False}
+CALL = "<tool_call>\n<function=look>\n<parameter=place>\n{}\n</parameter>\n</function>\n</tool_call>"
+TASKS = [
+    Task([image_block(png(140, 84, 1)), {"text": "What is it?"}], id="a"),
+    Task([{"text": "Look twice."}], id="b"),
+]
+SEEN: list[int] = []
+
+
+@tool
+def look(place: int) -> dict[str, Any]:
+    """Look somewhere.
+
+    Args:
+        place: Where to look.
+    """
+    SEEN.append(place)
+    return {"status": "success", "content": [{"text": f"view {place}"}, image_block(png(64, 96, place))]}
+
+
+def build(task: Task, model: SGLangModel) -> Any:
+    return Agent(model=model, tools=[look], callback_handler=None, conversation_manager=NullConversationManager())
+
+
+def looks(prompt: str, before: int) -> Answer:
+    done = len(re.findall(r"view \d", prompt))
+    return CALL.format(done + 1) if done < 2 else "I have seen it."
+
+
+class ImageEngine(PromptEngine):
+    """An engine that checks the images it is sent."""
+
+    def __reduce__(self) -> Any:
+        return ImageEngine, (self.by_prompt, self.family, self.context)
+
+    async def generate(self, input_ids: Any, sampling_params: Any = None, **asked: Any) -> Generation:
+        images = asked.get("images", ())
+        pad = self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+        assert sum(image.positions for image in images) == list(input_ids).count(pad)
+        assert all(file_digest(image.png) == image.digest for image in images)
+        return await super().generate(input_ids, sampling_params, **asked)
+
+
+def engine() -> ImageEngine:
+    return ImageEngine(looks, "qwen3.5")
+
+
+async def recorded(directory: Path, **settings: Any) -> Any:
+    return await run(build, TASKS, engine(), directory, samples_per_task=2, **OPTIONS, **settings)
+
+
+async def test_run_is_proved_and_stores_every_image_once(tmp_path: Path) -> None:
+    result = await recorded(tmp_path / "run")
+    assert [episode.end_reason for episode in result] == [EndReason.ANSWERED] * 4
+    assert_proved(tmp_path / "run")
+    assert_same(tmp_path / "run", result)
+    files = sorted(path for path in (tmp_path / "run" / "files").rglob("*") if path.is_file())
+    assert len(files) == 3  # one of a task, two of the tool; each used by several episodes
+    assert verify(tmp_path / "run").content_files == 3
+    shards = b"".join(path.read_bytes() for path in (tmp_path / "run" / "ledger").iterdir())
+    assert len(shards) < sum(path.stat().st_size for path in files) + 30_000
+    for episode in result:
+        for image in (image for one in episode.trajectories for image in one.images):
+            assert file_digest(episode.image_files[image.digest]) == image.digest
+
+
+async def test_episodes_read_from_the_ledger_have_their_images(tmp_path: Path) -> None:
+    result = {episode.id: episode for episode in await recorded(tmp_path / "run")}
+    again = await run(build, TASKS, engine(), tmp_path / "run", samples_per_task=2, **OPTIONS)
+    for episode in again:
+        assert episode.restored
+        assert episode.task == result[episode.id].task
+        assert episode.image_files == result[episode.id].image_files
+        assert [one.get("content") for one in episode.messages] == [
+            one.get("content") for one in result[episode.id].messages
+        ]
+
+
+async def test_resume_after_a_crash_at_every_event(tmp_path: Path) -> None:
+    expected = summaries(await run(build, TASKS[:1], engine(), tmp_path / "whole", **OPTIONS))
+    for kept in range(1, len(record_of(tmp_path / "whole", "a/0").events)):
+        folder = crashed(tmp_path / "whole", tmp_path / f"crash{kept}", {"a/0": kept})
+        shutil.copytree(tmp_path / "whole" / "files", folder / "files", dirs_exist_ok=True)
+        continuing = engine().follows(record_of(folder, "a/0").events)
+        again = await run(build, TASKS[:1], continuing, folder, **OPTIONS)
+        assert summaries(again) == expected
+        assert_proved(folder)
+
+
+async def test_replay_without_an_engine(tmp_path: Path) -> None:
+    await recorded(tmp_path / "run")
+    SEEN.clear()
+    replayed = await replay(build, tmp_path / "run", tokenizer=engine().tokenizer, **OPTIONS)
+    assert [one.verdict for one in replayed] == [ReplayVerdict.IDENTICAL] * 4, replayed
+    assert not SEEN, "a tool was run"
+
+
+def other(task: Task, model: SGLangModel) -> Any:
+    """Return an agent that shows another image of the same size first."""
+    agent = build(task, model)
+
+    async def ask() -> None:
+        await agent.invoke_async([image_block(png(140, 84, 99)), {"text": "What is it?"}])
+
+    return ask
+
+
+async def test_replay_notices_another_image_of_the_same_size(tmp_path: Path) -> None:
+    await run(build, TASKS[:1], engine(), tmp_path / "run", **OPTIONS)
+    (one,) = await replay(other, tmp_path / "run", tokenizer=engine().tokenizer, **OPTIONS)
+    assert one.verdict is ReplayVerdict.DIVERGED
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed", "swapped"])
+async def test_verify_notices_images(tmp_path: Path, damage: str) -> None:
+    await recorded(tmp_path / "run")
+    one, two, _ = sorted(path for path in (tmp_path / "run" / "files").rglob("*.png"))
+    if damage == "missing":
+        one.unlink()
+    elif damage == "changed":
+        one.write_bytes(one.read_bytes()[:-1] + b"x")
+    else:
+        first, second = one.read_bytes(), two.read_bytes()
+        one.write_bytes(second)
+        two.write_bytes(first)
+    certificate = verify(tmp_path / "run")
+    expected = FindingKind.FILE_MISSING if damage == "missing" else FindingKind.FILE_CHANGED
+    assert certificate.found[expected] == (2 if damage == "swapped" else 1), certificate.text()
+    assert certificate.verdict is (Verdict.TRUNCATED if damage == "missing" else Verdict.BROKEN)
+    assert "image" in certificate.text()
+
+
+async def test_exports_have_the_images_and_agree_with_the_ledger(tmp_path: Path) -> None:
+    result = await recorded(tmp_path / "run")
+    path = tmp_path / "rows.jsonl"
+    write_jsonl(tmp_path / "run", path)
+    assert verify(tmp_path / "run", exported=path).proved
+    for branch in read_jsonl(path):
+        row = branch.row
+        assert row is not None and branch.trajectory.images
+        assert len(row.loss_mask) == len(row.logprobs) == len(row.response_ids)
+        assert len(row.token_ids) == len(branch.trajectory.token_ids)
+    table = to_arrow(tmp_path / "run")
+    flat = [trajectory_of(row) for row in table.to_pylist()]
+    assert sorted(map(repr, flat)) == sorted(repr(one) for episode in result for one in episode.trajectories)
+    assert sum(len(one.images) for one in flat) == 2 * 3 + 2 * 2
+    lines = path.read_text().replace(sorted({i.digest for one in flat for i in one.images})[0], "0" * 64)
+    path.write_text(lines)
+    assert verify(tmp_path / "run", exported=path).found[FindingKind.EXPORTED]
+
+
+async def test_a_run_in_memory_has_its_images() -> None:
+    (episode,) = await run(build, TASKS[:1], engine(), None, **OPTIONS)
+    assert set(episode.image_files) == {image.digest for one in episode.trajectories for image in one.images}
+
+
+async def test_images_in_a_task_survive_copies_and_files(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+
+    def put(data: bytes) -> str:
+        digest = file_digest(data)
+        store.write(digest, data)
+        return digest
+
+    task = TASKS[0]
+    assert task.copy() == task
+    assert Task.from_dict(task.to_dict(put), store) == task
+    assert Task(task.prompt).id == Task(task.prompt).id != Task(TASKS[1].prompt).id

@@ -1,0 +1,28 @@
+"""Small images, made without an image library."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from typing import Any
+
+
+def png(width: int, height: int, seed: int = 0, colour: tuple[int, int, int] | None = None) -> bytes:
+    """Return an 8-bit RGB PNG: random blocks of colour, or one colour."""
+    rng = random.Random(seed)
+    blocks = [[bytes(colour or (rng.randrange(256) for _ in range(3))) for _ in range(7)] for _ in range(7)]
+    rows = [b"\0" + b"".join(blocks[y * 7 // height][x * 7 // width] for x in range(width)) for y in range(height)]
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(b"".join(rows))), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, data) for name, data in parts)
+
+
+def chunk(name: bytes, data: bytes) -> bytes:
+    """Return one chunk of a PNG file."""
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def image_block(data: bytes, format: str = "png") -> Any:
+    """Return an image as a content block of Strands."""
+    return {"image": {"format": format, "source": {"bytes": data}}}
