@@ -20,8 +20,13 @@ DATA: dict[EventKind, Any] = {
     EventKind.ROLLBACK: schema.RollbackData,
     EventKind.REWARD: schema.RewardData,
     EventKind.END: schema.EndData,
+    EventKind.TEACHER: schema.TeacherData,
 }
-ARRAYS: dict[EventKind, Any] = {EventKind.CALL: schema.CallArrays, EventKind.PARTIAL_CALL: schema.SampledArrays}
+ARRAYS: dict[EventKind, Any] = {
+    EventKind.CALL: schema.CallArrays,
+    EventKind.PARTIAL_CALL: schema.SampledArrays,
+    EventKind.TEACHER: schema.TeacherArrays,
+}
 
 
 def declared(payload: Any) -> tuple[set[str], set[str]]:
@@ -56,6 +61,7 @@ def test_names_on_disk_never_change() -> None:
         "ROLLBACK": "cut",
         "REWARD": "reward",
         "END": "end",
+        "TEACHER": "teacher",
     }
 
 

@@ -136,6 +136,7 @@ _KINDS = {
     EventKind.RESUME: "resume",
     EventKind.ROLLBACK: "rollback",
     EventKind.REWARD: "reward",
+    EventKind.TEACHER: "teacher",
 }
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from strands_sglang.doctor.report import Finding, failed, passed, skipped, warned
 from strands_sglang.doctor.subject import Subject
 from strands_sglang.engine import FinishReason, Generation
+from strands_sglang.engine.prefill import prefill_logprobs
 from strands_sglang.errors import (
     ConfigurationError,
     ContextOverflowError,
@@ -27,7 +28,7 @@ from strands_sglang.errors import (
     LedgerError,
     MalformedResponseError,
 )
-from strands_sglang.proof.rescore import TOLERANCE, prefill_logprobs
+from strands_sglang.proof.rescore import TOLERANCE
 
 _SAMPLED = 16  # tokens of a probe
 _MEAN_16_BIT, _LARGEST_16_BIT = 0.05, 1.0  # differences of logprobs that 16-bit arithmetic explains

@@ -23,6 +23,7 @@ from yarl import URL
 
 from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange
 from strands_sglang.engine.response import TransientFault
+from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
 from strands_sglang.errors import EngineError, EngineUnavailableError, MalformedResponseError, RequestRejectedError
 
 logger = logging.getLogger(__name__)
@@ -152,6 +153,7 @@ class Aborter:
 _REQUEST_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0
 _FLUSH_POLL_SECONDS = 0.1
+_BACKOFF = Backoff(base=0.5, cap=15.0)
 
 
 class PauseMode(str, Enum):
@@ -249,19 +251,44 @@ class EngineControl:
         """Return the launch settings and state of the server (with a router, of one worker), as reported."""
         return await self._first(await self._pools.open(), ("server_info", "get_server_info"))
 
-    async def answer_to(self, body: Mapping[str, Any]) -> Any:
+    async def answer_to(self, body: Mapping[str, Any], *, retries: int = 0) -> Any:
         """Send one `/generate` request without changes and return the decoded answer without checks.
+
+        Args:
+            body: The request.
+            retries: How often it is sent again if there is no answer.
 
         Raises:
             EngineError: There is no answer, or it is not JSON.
         """
         pool = await self._pools.open()
+        if not retries:
+            return await self._answer(pool, self._base, body)
+        waiting = Retries(RetryPolicy(retries, _BACKOFF), str(self._base / "generate"))
+        while True:
+            try:
+                data = await exchange(pool, "POST", self._base / "generate", orjson.dumps(body), JSON_HEADERS)
+            except TransientFault as fault:
+                await waiting.after(fault)
+                continue
+            return _decoded(self._base, data)
+
+    async def answer_of_worker(self, body: Mapping[str, Any]) -> Any:
+        """Send one `/generate` request to one worker's own address, past a router that drops fields.
+
+        Raises:
+            EngineError: There is no answer, or it is not JSON.
+        """
+        pool = await self._pools.open()
+        workers = await self._workers(pool)
+        worker = next((one for one in workers if one.healthy and one.regular), workers[0])
+        return await self._answer(pool, URL(worker.url), body)
+
+    async def _answer(self, pool: LoopPool, base: URL, body: Mapping[str, Any]) -> Any:
         try:
-            return orjson.loads(await exchange(pool, "POST", self._base / "generate", orjson.dumps(body), JSON_HEADERS))
+            return _decoded(base, await exchange(pool, "POST", base / "generate", orjson.dumps(body), JSON_HEADERS))
         except TransientFault as fault:
             raise fault.error from fault
-        except orjson.JSONDecodeError as error:
-            raise MalformedResponseError(f"{self._base} sent a body that is not JSON: {error}") from error
 
     async def context_length(self) -> int | None:
         """Return the maximum tokens of prompt plus turn; None if the server does not report it."""
@@ -407,6 +434,13 @@ class EngineControl:
 
     async def _get(self, pool: LoopPool, url: URL, timeout: float) -> bytes:
         return await exchange(pool, "GET", url, None, timeout=attempt_timeout(timeout, _CONNECT_SECONDS))
+
+
+def _decoded(base: URL, answer: bytes) -> Any:
+    try:
+        return orjson.loads(answer)
+    except orjson.JSONDecodeError as error:
+        raise MalformedResponseError(f"{base} sent a body that is not JSON: {error}") from error
 
 
 def _update(path: str, version: str | None, flush: bool) -> dict[str, Any]:

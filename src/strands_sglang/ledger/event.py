@@ -182,6 +182,12 @@ class EventKind(str, Enum):
     """The episode was scored, just before its end; or scored again, after its end. Data: `RewardData`."""
     END = "end"
     """The episode ended. Data: `EndData`."""
+    TEACHER = "teacher"
+    """A teacher model scored the sampled tokens, after the end. Data: `TeacherData`, arrays: `TeacherArrays`."""
+
+
+AFTER_END = (EventKind.REWARD, EventKind.TEACHER)
+"""Kinds of events that may follow the end of an episode."""
 
 
 @dataclass(slots=True)

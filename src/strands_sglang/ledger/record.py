@@ -8,18 +8,27 @@ error.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from strands_sglang._terminal import escape_for_terminal
-from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import Event, EventKind, decoded, encoded, first_link, frames, link
+from strands_sglang.errors import CountMismatchError, LedgerError
+from strands_sglang.ledger.event import AFTER_END, Event, EventKind, decoded, encoded, first_link, frames, link
 from strands_sglang.ledger.files import FileStore
-from strands_sglang.ledger.schema import CallArrays, CallData, EndData, RollbackData, arrays_of, data_of
+from strands_sglang.ledger.schema import (
+    CallArrays,
+    CallData,
+    EndData,
+    RollbackData,
+    TeacherArrays,
+    TeacherData,
+    arrays_of,
+    data_of,
+)
 from strands_sglang.ledger.shard import LARGEST_BLOCK
-from strands_sglang.tokens import TokenTree, Trajectory, TurnStatus
+from strands_sglang.tokens import TeacherLogprobs, TokenTree, Trajectory, TurnStatus
 from strands_sglang.tokens.serialization import RECORD_FORMAT
 
 _PORTABLE_MAGIC = b"sgep1"
@@ -93,7 +102,7 @@ class EpisodeRecord:
     @property
     def end(self) -> Event | None:
         """Its `END` event, which only scores may follow; None: it has not ended, or was resumed since."""
-        last = next((event for event in reversed(self.events) if event.kind is not EventKind.REWARD), None)
+        last = next((event for event in reversed(self.events) if event.kind not in AFTER_END), None)
         return last if last is not None and last.kind is EventKind.END else None
 
     @property
@@ -104,8 +113,35 @@ class EpisodeRecord:
     @property
     def reward(self) -> Event | None:
         """Its last `REWARD` event; None: it was not scored, or was resumed since."""
+        return self._newest(EventKind.REWARD)
+
+    @property
+    def teacher(self) -> Event | None:
+        """Its last `TEACHER` event; None: no teacher scored it, or it was resumed since."""
+        return self._newest(EventKind.TEACHER)
+
+    def teacher_logprobs(self) -> dict[int, TeacherLogprobs]:
+        """Return the teacher's logprobs of the sampled tokens, by turn id; empty if no teacher scored it.
+
+        Raises:
+            LedgerError: The event does not have the declared form.
+        """
+        if self.teacher is None:
+            return {}
+        data, arrays = data_of(self.teacher, TeacherData), arrays_of(self.teacher, TeacherArrays)
+        try:
+            whole = TeacherLogprobs(arrays["logprobs"], arrays["top_ids"], arrays["top_logprobs"], data["top"])
+            found, at = {}, 0
+            for turn, count in data["turns"]:
+                found[turn] = whole.part(at, at + count)
+                at += count
+        except (KeyError, TypeError, ValueError, CountMismatchError) as error:
+            raise LedgerError(f"the teacher event of episode {self.id} is malformed: {error!r}") from error
+        return found
+
+    def _newest(self, kind: EventKind) -> Event | None:
         for event in reversed(self.events):
-            if event.kind is EventKind.REWARD:
+            if event.kind is kind:
                 return event
             if event.kind is EventKind.RESUME:  # a resumed episode is scored again
                 return None
@@ -152,7 +188,8 @@ class EpisodeRecord:
         """
         try:
             rejected = set() if self.end is None else set(data_of(self.end, EndData).get("rejected", ()))
-            turns = [_turn(call, rejected) for call in self.calls]
+            scores = self.teacher_logprobs()
+            turns = [_turn(call, rejected, scores) for call in self.calls]
         except KeyError as error:
             raise LedgerError(f"a call event of episode {self.id} has no {error}") from error
         except TypeError as error:
@@ -178,8 +215,9 @@ class EpisodeRecord:
         return [event for event in self.events if event.kind is kind]
 
 
-def _turn(event: Event, rejected: set[int]) -> dict[str, Any]:
+def _turn(event: Event, rejected: set[int], scores: Mapping[int, TeacherLogprobs]) -> dict[str, Any]:
     """Return a call event as a turn of `TokenTree.to_dict`."""
+    scored = scores.get(event.data["turn"])
     call, arrays = data_of(event, CallData), arrays_of(event, CallArrays)
     return {
         "id": call["turn"],
@@ -199,6 +237,7 @@ def _turn(event: Event, rejected: set[int]) -> dict[str, Any]:
         "status": TurnStatus.REJECTED if call["turn"] in rejected else TurnStatus.KEPT,
         "images": call.get("images", ()),
         "kept": _kept(arrays),
+        "teacher": None if scored is None else scored.to_dict(),
     }
 
 

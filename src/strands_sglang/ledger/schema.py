@@ -9,17 +9,18 @@ docs/contributing/add-an-event-field.md has the steps.
 
 On disk the data is a JSON object with the keys in the order in which the writer inserts them.
 
-| kind           | on disk  | data              | arrays          |
-|----------------|----------|-------------------|-----------------|
-| `BEGIN`        | `begin`  | `BeginData`       |                 |
-| `CALL`         | `call`   | `CallData`        | `CallArrays`    |
-| `PARTIAL_CALL` | `part`   | `PartialCallData` | `SampledArrays` |
-| `CALL_ERROR`   | `fault`  | `CallErrorData`   |                 |
-| `TOOL`         | `tool`   | `ToolData`        |                 |
-| `RESUME`       | `resume` | `ResumeData`      |                 |
-| `ROLLBACK`     | `cut`    | `RollbackData`    |                 |
-| `REWARD`       | `reward` | `RewardData`      |                 |
-| `END`          | `end`    | `EndData`         |                 |
+| kind           | on disk   | data              | arrays          |
+|----------------|-----------|-------------------|-----------------|
+| `BEGIN`        | `begin`   | `BeginData`       |                 |
+| `CALL`         | `call`    | `CallData`        | `CallArrays`    |
+| `PARTIAL_CALL` | `part`    | `PartialCallData` | `SampledArrays` |
+| `CALL_ERROR`   | `fault`   | `CallErrorData`   |                 |
+| `TOOL`         | `tool`    | `ToolData`        |                 |
+| `RESUME`       | `resume`  | `ResumeData`      |                 |
+| `ROLLBACK`     | `cut`     | `RollbackData`    |                 |
+| `REWARD`       | `reward`  | `RewardData`      |                 |
+| `END`          | `end`     | `EndData`         |                 |
+| `TEACHER`      | `teacher` | `TeacherData`     | `TeacherArrays` |
 
 Invariants: a written field keeps its name, type and meaning in all later versions. The digest of a trajectory covers
 every array and name in it, in a fixed order and byte order, so equal digests mean equal trajectories on any machine.
@@ -309,6 +310,40 @@ class RewardData(TypedDict):
     """Why scoring failed; None: it did not fail."""
     time: NotRequired[float]
     """Unix time in seconds; only on scores that were added after the end."""
+
+
+class TeacherData(TypedDict):
+    """`TEACHER`: logprobs of a teacher model for all sampled tokens in the episode's trajectories.
+
+    The last one after the last `RESUME` counts.
+    """
+
+    model: str
+    """The teacher, as its engine reports it."""
+    weight_version: str | None
+    """Its weight version; None: its engine reports none."""
+    temperature: float
+    """Temperature of the logprobs: always 1, because an engine computes those of a prompt at no other."""
+    top: int
+    """Number of likeliest ids per token; 0: not requested."""
+    branches: list[list[Any]]
+    """`[leaf, tokens, digest]` of each branch that was sent to the teacher: id of its last turn, number of tokens that
+    were sent, and their digest (`ids_digest`)."""
+    turns: list[list[int]]
+    """`[turn id, count]`: the turns that the arrays hold, one after the other, with their sampled tokens."""
+    time: float
+    """Unix time in seconds."""
+
+
+class TeacherArrays(TypedDict):
+    """Arrays of a `TEACHER`."""
+
+    logprobs: array[float]
+    """Logprob of each sampled token (typecode "d"), of one turn after the other as in `TeacherData.turns`."""
+    top_ids: array[int]
+    """The likeliest ids of each token (typecode "i"), likeliest first: `top` per token."""
+    top_logprobs: array[float]
+    """Their logprobs (typecode "d")."""
 
 
 class FailureData(TypedDict):

@@ -24,7 +24,7 @@ import orjson
 from strands_sglang._files import loads, open_file
 from strands_sglang._json import jsonable
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import EventHead, EventKind, decoded_head
+from strands_sglang.ledger.event import AFTER_END, EventHead, EventKind, decoded_head
 from strands_sglang.ledger.reader import Ledger
 
 INDEX_FOLDER = "index"
@@ -345,7 +345,7 @@ class SummaryBuilder:
         begin = next((head.data for head in heads if head.kind is EventKind.BEGIN), {})
         epoch = max((head.epoch for head in self._heads), default=0)
         reward = _newest_reward(heads)
-        last = next((head for head in reversed(heads) if head.kind is not EventKind.REWARD), None)
+        last = next((head for head in reversed(heads) if head.kind not in AFTER_END), None)
         if last is not None and last.kind is EventKind.END:
             return finished_row(self.id, begin, last.data, reward, epoch=epoch, events=self.count)
         values = {**_running_values(heads), **_begin_values(self.id, begin), "epoch": epoch, "events": self.count}

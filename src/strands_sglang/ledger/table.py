@@ -19,7 +19,7 @@ from strands_sglang.errors import CountMismatchError, LedgerError, RecordError, 
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.schema import BeginData, EndData, RewardData, data_of
-from strands_sglang.tokens import ImageSpan, KeptSets, Trajectory
+from strands_sglang.tokens import ImageSpan, KeptSets, TeacherLogprobs, Trajectory
 
 try:
     import pyarrow as pa
@@ -43,6 +43,14 @@ _IMAGE = pa.struct(
 _KEPT = pa.struct(
     {"token_ids": pa.list_(pa.int32()), "offsets": pa.list_(pa.int32()), "logprobs": pa.list_(pa.float64())}
 )
+_TEACHER = pa.struct(
+    {
+        "logprobs": pa.list_(pa.float64()),
+        "top_ids": pa.list_(pa.int32()),
+        "top_logprobs": pa.list_(pa.float64()),
+        "top": pa.int32(),
+    }
+)
 SCHEMA = pa.schema(
     {
         "episode": pa.string(),  # task id, "/", sample number
@@ -59,6 +67,7 @@ SCHEMA = pa.schema(
         "turn_ids": pa.list_(pa.int32()),
         "images": pa.list_(_IMAGE),  # as in `Trajectory`
         "kept": _KEPT,  # as in `Trajectory`; null: not recorded
+        "teacher": _TEACHER,  # as in `Trajectory`; null: not scored by a teacher
         "tree": pa.string(),
         "task": pa.string(),  # JSON
         "metrics": pa.string(),  # JSON
@@ -185,7 +194,7 @@ def trajectories_of(path: Path | str) -> Iterator[Trajectory]:
         columns = [*_PER_TOKEN, "version_names", "turn_ids", "branch", "tree"]
         if missing := sorted(set(columns) - set(file.schema_arrow.names)):
             raise LedgerError(f"{path} has no column {', '.join(missing)}")
-        columns += [name for name in ("agent", "main", "images", "kept") if name in file.schema_arrow.names]
+        columns += [name for name in ("agent", "main", "images", "kept", "teacher") if name in file.schema_arrow.names]
         for batch in file.iter_batches(batch_size=64, columns=columns):
             for number in range(batch.num_rows):
                 row = {name: batch.column(name)[number] for name in columns}
@@ -214,7 +223,9 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
         )
         about: dict[str, Any] = {"version_names": names, "turn_ids": turn_ids, "agent": agent, "main": main}
         kept = None if row.get("kept") is None else KeptSets.from_dict(row["kept"])
-        trajectory = Trajectory(branch=branch, tree=tree, images=images, kept=kept, **arrays, **about)
+        teacher = None if row.get("teacher") is None else TeacherLogprobs.from_dict(row["teacher"])
+        about |= {"images": images, "kept": kept, "teacher": teacher}
+        trajectory = Trajectory(branch=branch, tree=tree, **arrays, **about)
         trajectory.validate()
     except (KeyError, TypeError, ValueError, OverflowError, CountMismatchError, TreeError) as error:
         raise RecordError(f"not a trajectory: {error!r}") from error
@@ -293,8 +304,9 @@ def _batch(rows: list[tuple[dict[str, Any], Trajectory]]) -> pa.RecordBatch:
     for name in ("branch", "num_turns", "agent", "main", "version_names", "turn_ids", "tree"):
         columns[name] = _plain([getattr(trajectory, name) for trajectory in trajectories], name)
     columns["images"] = _plain([[image._asdict() for image in one.images] for one in trajectories], "images")
-    sets = (one.kept for one in trajectories)
-    columns["kept"] = _plain([None if kept is None else kept.to_dict() for kept in sets], "kept")
+    for name in ("kept", "teacher"):
+        found = [getattr(trajectory, name) for trajectory in trajectories]
+        columns[name] = _plain([None if value is None else value.to_dict() for value in found], name)
     for name in rows[0][0]:
         columns[name] = _plain([about[name] for about, _ in rows], name)
     return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)

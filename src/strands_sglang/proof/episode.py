@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.ledger.event import AFTER_END, Event, EventKind
 from strands_sglang.proof.call import CallFacts, PartialCalls, read_call
 from strands_sglang.proof.chain import ChainEntry, EventChain
 from strands_sglang.proof.finding import Finding, FindingKind, Verdict, worst
+from strands_sglang.proof.teacher import TeacherFacts, read_teacher
 from strands_sglang.proof.trajectories import (
     SAMPLED,
     FlatTrajectory,
@@ -65,6 +66,8 @@ class EpisodeProof:
 
     files: set[str] = field(default_factory=set)
     """Digests of the files that its events refer to: images, and bytes in its task and its tool results."""
+    taught: int = 0
+    """Number of sampled tokens that a teacher scored."""
     audits: int = 0
     """Conversations compared with a full rendering during the run, as declared in its end event."""
     audit_differences: int = 0
@@ -117,7 +120,7 @@ class _EventChecker:
             proof.findings.append(entry.finding(FindingKind.ORDER, order))
             return False
         self.last = event
-        if self.end is None or event.kind is not EventKind.REWARD:
+        if self.end is None or event.kind not in AFTER_END:
             proof.last, self.end = event.kind, entry if event.kind is EventKind.END else None
         try:
             if event.kind in (EventKind.BEGIN, EventKind.TOOL):
@@ -135,6 +138,8 @@ class _EventChecker:
                 self._roll_back(event)
             elif event.kind is EventKind.RESUME:
                 proof.reward = None  # a resumed episode is scored again
+            elif event.kind is EventKind.TEACHER:
+                self._check_teacher(entry, read_teacher(event))
             elif event.kind is not EventKind.END:
                 _check_fields(event)
                 if event.kind is EventKind.REWARD:
@@ -210,6 +215,13 @@ class _EventChecker:
             proof.versions[version] += count
         return True
 
+    def _check_teacher(self, entry: ChainEntry, facts: TeacherFacts) -> None:
+        problem = facts.problem(self.proof.turns)
+        if problem is not None:
+            self.proof.findings.append(entry.finding(FindingKind.TEACHER, problem[1], turn=problem[0]))
+        else:
+            self.proof.taught = len(facts.logprobs)
+
     def _prompt_digest(self, state: Any, facts: CallFacts) -> str:
         """Return the digest of a prompt: its ids, then the digests of all images of its branch."""
         shown = (self.images[facts.parent] if facts.parent is not None else b"") + b"".join(
@@ -252,9 +264,11 @@ def _order_error(last: Event | None, kind: EventKind, end: ChainEntry | None) ->
         return "the first event is not a begin event" if last is None else "the episode begins a second time"
     if end is not None:
         ended = end.event.data.get("ended")
-        if kind is (EventKind.RESUME if ended in REOPENED else EventKind.REWARD):
+        if kind is EventKind.RESUME if ended in REOPENED else kind in AFTER_END:
             return None  # the episode was resumed, or scored again
         return f"a {kind.value} event after the end of the episode ({ended!r:.50})"
+    if kind is EventKind.TEACHER:
+        return "a teacher event before the end of the episode"
     if last is not None and last.kind is EventKind.REWARD and kind not in (EventKind.END, EventKind.RESUME):
         return f"a {kind.value} event after the reward; only the end event may follow it"
     return None

@@ -53,6 +53,8 @@ class FindingKind(str, Enum):
     """Sampled tokens, logprobs and weight versions do not fit together."""
     TRAJECTORY = "trajectory"
     """A trajectory or its loss mask does not follow from the turns."""
+    TEACHER = "teacher"
+    """A teacher's logprobs do not fit the sampled tokens, or contradict each other."""
     METRICS = "metrics"
     """A metric differs from what the turns add up to."""
     SEAL = "seal"

@@ -4,16 +4,17 @@ Each trajectory is sent to the engine once as a prompt, and the engine's logprob
 the recorded one. This detects a changed token even if every digest was recomputed: the model assigns it another
 probability than the recorded one.
 
+At a temperature other than 1, and for the kept sets of truncated sampling, the likeliest ids of every position are
+requested too: `tempered.py` says what they prove.
+
 Invariant: every sampled token of the selected trajectories is compared once, or counted with the reason why not.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from array import array
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -25,21 +26,26 @@ import numpy.typing as npt
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.engine.control import EngineControl
+from strands_sglang.engine.prefill import Prefill, prefill, vocabulary_size
 from strands_sglang.engine.protocol import PromptImage
-from strands_sglang.engine.request import image_url
 from strands_sglang.errors import EngineError, LedgerError
 from strands_sglang.ledger.files import FileStore
-from strands_sglang.proof.call import MAX_LOGPROB
+from strands_sglang.proof.call import KeptFacts
 from strands_sglang.proof.episode import EpisodeProof
+from strands_sglang.proof.tempered import Sampling, check_sets, logprob_bounds, outside
 from strands_sglang.proof.trajectories import SAMPLED, FlatTrajectory
 from strands_sglang.proof.verify import prove_run
-from strands_sglang.tokens.images import compact
 
 TOLERANCE = 1e-3
 """Default maximum difference of two logprobs. An engine that computes in 32 bits stays well below it; one that computes
 in 16 bits needs more, because it sums in another order in prefill than in decoding."""
 
-_COMPARABLE = (0.0, 1.0)  # at temperature 0, the engine reports logprobs of temperature 1
+_TOP = 512
+"""Number of likeliest ids to request at a temperature other than 1."""
+_TOP_UNKNOWN = 128
+"""The same if the size of the vocabulary is unknown: the engine ends if it is asked for more ids than there are."""
+_LARGEST_TOP = 4096
+"""Size of the largest kept sets that an engine reports."""
 
 
 class NotCompared(str, Enum):
@@ -50,7 +56,8 @@ class NotCompared(str, Enum):
     CONSTRAINED = "constrained"
     """It was sampled under a grammar, which changes its logprob; prompt logprobs do not include the grammar."""
     TEMPERATURE = "temperature"
-    """It was sampled at a temperature other than 0 and 1, which changes its logprob; prompt logprobs do not."""
+    """It was sampled at a temperature at which the likeliest ids do not tell its logprob to within the tolerance. Its
+    logprob is within the bounds that they give."""
     REFUSED = "refused"
     """The engine returned no logprobs for its trajectory."""
 
@@ -84,6 +91,10 @@ class TurnScore:
     """Number of tokens whose difference exceeds the tolerance."""
     token: int
     """Position within the branch of the token with the largest difference."""
+    sets: int = 0
+    """Number of kept sets that were derived again."""
+    wrong_sets: int = 0
+    """Number of these that truncation would not have kept."""
 
 
 @dataclass(slots=True)
@@ -102,6 +113,8 @@ class RescoreReport:
     """Number of selected episodes."""
     turns: list[TurnScore] = field(default_factory=list)
     """Turns with compared tokens, by episode and turn."""
+    temperature: float = 1.0
+    """Temperature of sampling."""
     not_compared: Counter[NotCompared] = field(default_factory=Counter)
     """Sampled tokens that were not compared, by reason."""
     failures: list[str] = field(default_factory=list)
@@ -118,6 +131,11 @@ class RescoreReport:
         return max((score.largest for score in self.turns), default=0.0)
 
     @property
+    def sets(self) -> int:
+        """Number of kept sets that were derived again."""
+        return sum(score.sets for score in self.turns)
+
+    @property
     def mean(self) -> float:
         """Mean absolute difference over all compared tokens; 0 if nothing was compared."""
         return sum(score.mean * score.tokens for score in self.turns) / (self.tokens or 1)
@@ -125,7 +143,7 @@ class RescoreReport:
     @property
     def verdict(self) -> RescoreVerdict:
         """Result of the comparison."""
-        if any(score.beyond for score in self.turns):
+        if any(score.beyond or score.wrong_sets for score in self.turns):
             return RescoreVerdict.DIFFERS
         whole = self.turns and not self.not_compared[NotCompared.REFUSED]
         return RescoreVerdict.AGREES if whole else RescoreVerdict.NOTHING
@@ -138,6 +156,8 @@ class RescoreReport:
             "model": self.model,
             "weight_version": self.weight_version,
             "tolerance": self.tolerance,
+            "temperature": self.temperature,
+            "sets": self.sets,
             "episodes": self.episodes,
             "tokens": self.tokens,
             "largest": self.largest,
@@ -162,10 +182,14 @@ class RescoreReport:
             f"  not compared {left or 'none'}",
             f"  difference   largest {self.largest:.3g}, mean {self.mean:.3g}, tolerance {self.tolerance:g}",
         ]
-        beyond = sorted((score for score in self.turns if score.beyond), key=lambda score: -score.largest)
+        if self.sets:
+            wrong = sum(score.wrong_sets for score in self.turns)
+            lines.append(f"  kept sets    {self.sets:,} derived again, {wrong:,} differ")
+        beyond = sorted((one for one in self.turns if one.beyond or one.wrong_sets), key=lambda one: -one.largest)
         lines += [
             f"    episode {score.episode}, turn {score.turn}: {score.beyond} of {score.tokens} tokens differ, "
             f"by {score.largest:.3g} at token {score.token}"
+            + (f", and {counted(score.wrong_sets, 'kept set')}" if score.wrong_sets else "")
             for score in beyond[:turns]
         ]
         lines += [f"    and {counted(len(beyond) - turns, 'more turn')}"] if len(beyond) > turns else []
@@ -193,8 +217,8 @@ async def rescore(
         all_versions: Whether to compare tokens of other weight versions too. By default only tokens sampled with the
             engine's current version are compared.
         temperature: Temperature of sampling; None: the one in run.json, or 1 if it has none. At temperatures other
-            than 0 and 1, the engine reports logprobs of scaled logits while sampling and cannot recompute them from a
-            prompt, so nothing is compared.
+            than 0 and 1, the engine reports logprobs of scaled logits while sampling, but computes those of a prompt at
+            temperature 1: they are compared as far as the likeliest ids tell them (`proof/tempered.py`).
         at_once: Maximum number of concurrent requests.
 
     Returns:
@@ -208,9 +232,10 @@ async def rescore(
         info = await client.control.model_info()
         report = RescoreReport(client.base_url, info.model_path, info.weight_version, tolerance)
         run, proofs = prove_run(Path(directory), episodes)
-        if temperature is None:
-            temperature = _temperature(run)
-        rescorer = _Rescorer(report, all_versions, temperature, FileStore(directory))
+        sampling = Sampling.of(_recorded_sampling(run), temperature)
+        report.temperature = sampling.temperature
+        vocabulary = await vocabulary_size(client.control)
+        rescorer = _Rescorer(report, all_versions, sampling, FileStore(directory), vocabulary)
         tasks: set[asyncio.Task[None]] = set()
         for proof in proofs:
             for flat, positions in rescorer.select(proof):
@@ -227,11 +252,18 @@ async def rescore(
 class _Rescorer:
     """Selects the tokens to compare, requests their logprobs, and reports the differences."""
 
-    def __init__(self, report: RescoreReport, all_versions: bool, temperature: float | None, files: FileStore) -> None:
+    def __init__(
+        self,
+        report: RescoreReport,
+        all_versions: bool,
+        sampling: Sampling,
+        files: FileStore,
+        vocabulary: int | None,
+    ) -> None:
         self._report = report
         self._files = files
         self._all_versions = all_versions
-        self._scaled = temperature is not None and temperature not in _COMPARABLE
+        self._sampling, self._vocabulary = sampling, vocabulary
 
     def select(self, proof: EpisodeProof) -> list[tuple[FlatTrajectory, npt.NDArray[np.intp]]]:
         """Return the trajectories of an episode, each with the positions to compare; count the other positions."""
@@ -246,39 +278,80 @@ class _Rescorer:
             sampled = (flat.origins == SAMPLED) & fresh[flat.turns]
             constrained = sampled & ~free[flat.turns]
             other = sampled & free[flat.turns] & ~ours[flat.versions]
-            rest = sampled & ~constrained & ~other
             skipped.update(
-                {
-                    NotCompared.CONSTRAINED: int(constrained.sum()),
-                    NotCompared.OTHER_VERSION: int(other.sum()),
-                    NotCompared.TEMPERATURE: int(rest.sum()) if self._scaled else 0,
-                }
+                {NotCompared.CONSTRAINED: int(constrained.sum()), NotCompared.OTHER_VERSION: int(other.sum())}
             )
-            positions = np.flatnonzero(rest)
-            if len(positions) and not self._scaled:
+            positions = np.flatnonzero(sampled & ~constrained & ~other)
+            if len(positions):
                 chosen.append((flat, positions))
         return chosen
 
     async def compare(self, control: EngineControl, flat: FlatTrajectory, positions: npt.NDArray[np.intp]) -> None:
         """Recompute the logprobs of a trajectory and report the differences at some positions."""
         first, last = int(positions[0]), int(positions[-1])
+        kept = _part(flat.kept, positions)
         try:
             images = [
                 PromptImage(image.start, image.positions, self._files.read(image.digest), image.digest)
                 for image in flat.images
                 if image.start <= last
             ]
-            again = await prefill_logprobs(control, flat.token_ids[: last + 1].tolist(), first, images)
+            ids = flat.token_ids[: last + 1].tolist()
+            found = await prefill(control, ids, first, images=images, top=self._top(kept))
         except (LedgerError, EngineError) as error:
             self._report.not_compared[NotCompared.REFUSED] += len(positions)
             self._report.failures.append(f"episode {flat.episode}, branch {flat.leaf}: {error!r:.300}")
             return
-        with np.errstate(invalid="ignore"):
-            differences = np.abs(again[positions - first] - flat.logprobs[positions])
-        differences[np.isnan(differences)] = np.inf  # a recorded NaN equals nothing
+        rows = positions - first
+        found = Prefill(found.logprobs[rows], found.top_ids[rows], found.top_logprobs[rows])
+        differences, known = self._differences(flat.logprobs[positions], found)
+        wrong = np.zeros(len(positions), bool)
+        if kept is not None:
+            sets = check_sets(kept, flat.token_ids[positions], found, self._sampling, self._vocabulary)
+            differences, wrong = np.maximum(differences, sets.differences), sets.wrong
+            known[:] = True  # a set is checked at any temperature
+        self._report.not_compared[NotCompared.TEMPERATURE] += int((~known & (differences == 0.0)).sum())
+        self._add(flat, positions, differences, known | (differences > 0.0), wrong, kept is not None)
+
+    def _top(self, kept: KeptFacts | None) -> int:
+        """Return how many likeliest ids are needed."""
+        wanted = 0
+        if self._sampling.scaled:
+            wanted = _TOP if self._vocabulary is not None else _TOP_UNKNOWN
+        if kept is not None:
+            largest = int(np.diff(kept.offsets).max())
+            # One more, to see that the next id was left out.
+            wanted = max(wanted, min(largest if self._vocabulary is None else largest + 1, _LARGEST_TOP))
+        return wanted if self._vocabulary is None else min(wanted, self._vocabulary)
+
+    def _differences(
+        self, recorded: npt.NDArray[np.float64], found: Prefill
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Return how far recorded logprobs are from what they can be, and whether that is known to the tolerance."""
+        if not self._sampling.scaled:
+            with np.errstate(invalid="ignore"):
+                differences = np.abs(found.logprobs - recorded)
+            differences[np.isnan(differences)] = np.inf  # a recorded NaN equals nothing
+            return differences, np.ones(len(recorded), bool)
+        low, high = logprob_bounds(found.logprobs, found.top_logprobs, self._sampling.inverse, self._vocabulary)
+        return outside(recorded, low, high), high - low <= self._report.tolerance
+
+    def _add(
+        self,
+        flat: FlatTrajectory,
+        positions: npt.NDArray[np.intp],
+        differences: npt.NDArray[np.float64],
+        compared: npt.NDArray[np.bool_],
+        wrong: npt.NDArray[np.bool_],
+        sets: bool,
+    ) -> None:
+        """Add the turns of a trajectory to the report."""
         turns = flat.turns[positions]
         for number in np.unique(turns):
-            own = differences[turns == number]
+            mine = (turns == number) & compared
+            if not mine.any():
+                continue
+            own = differences[mine]
             at = int(own.argmax())
             self._report.turns.append(
                 TurnScore(
@@ -288,68 +361,29 @@ class _Rescorer:
                     largest=float(own[at]),
                     mean=float(own.mean()),
                     beyond=int((~(own <= self._report.tolerance)).sum()),
-                    token=int(positions[turns == number][at]),
+                    token=int(positions[mine][at]),
+                    sets=len(own) if sets else 0,
+                    wrong_sets=int(wrong[mine].sum()),
                 )
             )
 
 
-async def prefill_logprobs(
-    control: EngineControl, ids: list[int], start: int, images: Sequence[PromptImage] = ()
-) -> npt.NDArray[np.float64]:
-    """Return the engine's logprobs of `ids[start:]`, from one prefill request.
-
-    Args:
-        control: Sends the request.
-        ids: The ids, with a placeholder for every position of an image.
-        start: First position whose logprob is returned.
-        images: The images among them. The logprobs of their placeholders mean nothing.
-
-    Raises:
-        LedgerError: The engine returned no prompt logprobs, or those of other tokens.
-        EngineError: The engine did not answer.
-    """
-    body: dict[str, Any] = {
-        "input_ids": compact(array("i", ids), images).tolist() if images else ids,
-        "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
-        "return_logprob": True,
-        "logprob_start_len": start - 1,
-    }
-    if images:
-        body |= {"image_data": [image_url(image.png) for image in images], "return_prompt_token_ids": True}
-    answer = await control.answer_to(body)
-    if images and answer.get("prompt_token_ids") != ids:
-        raise LedgerError("the engine computed other ids than those of the trajectory, or does not report them")
-    try:
-        entries = answer["meta_info"]["input_token_logprobs"][1:]
-        for image in images:  # the engine reports token 0 for its positions
-            for at in range(max(image.start, start), image.start + image.positions):
-                entries[at - start] = [0.0, ids[at]]
-        tokens, logprobs = [entry[1] for entry in entries], _numbers([entry[0] for entry in entries])
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise LedgerError(f"the engine returned no prompt logprobs: {error!r}") from error
-    if tokens != ids[start:]:
-        raise LedgerError("the engine returned logprobs of other tokens than those in the request")
-    return logprobs
+def _part(kept: KeptFacts | None, positions: npt.NDArray[np.intp]) -> KeptFacts | None:
+    """Return the kept sets at some positions; None if there are none."""
+    if kept is None:
+        return None
+    sizes = np.diff(kept.offsets)
+    wanted = np.zeros(len(sizes), bool)
+    wanted[positions] = True
+    offsets = np.concatenate([[0], np.cumsum(sizes[positions])]).astype(np.int32)
+    return KeptFacts(kept.token_ids[np.repeat(wanted, sizes)], offsets, kept.logprobs[positions])
 
 
-def _numbers(values: list[Any]) -> npt.NDArray[np.float64]:
-    """Return logprobs as an array.
-
-    Raises:
-        ValueError: A value is not a logprob. JSON has `null` for NaN.
-    """
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, float | int) or not -math.inf < value <= MAX_LOGPROB:
-            raise ValueError(f"{value!r:.50} is not a logprob")
-    return np.array(values, np.float64)
-
-
-def _temperature(run: Any) -> float | None:
-    """Return the sampling temperature in run.json, or None if it has none."""
+def _recorded_sampling(run: Any) -> Mapping[str, Any]:
+    """Return the sampling parameters in run.json; empty if it has none."""
     settings = run.get("settings") if isinstance(run, dict) else None
     for place in ("sampling_params", "params"):
         sampling = settings.get(place) if isinstance(settings, dict) else None
-        value = sampling.get("temperature") if isinstance(sampling, dict) else None
-        if isinstance(value, int | float):
-            return float(value)
-    return None
+        if isinstance(sampling, dict) and sampling:
+            return sampling
+    return {}

@@ -27,6 +27,7 @@ from strands_sglang.rollout.monitoring.trackers import Tracker
 from strands_sglang.rollout.offline.evaluation import Evaluation, evaluate
 from strands_sglang.rollout.offline.replay import ReplayResult, ReplayVerdict, replay
 from strands_sglang.rollout.offline.score_run import ScoreRunResult, score_run
+from strands_sglang.rollout.offline.teacher import TeacherReport, teacher_logprobs
 from strands_sglang.rollout.options import RunOptions
 from strands_sglang.rollout.reward import Reward
 from strands_sglang.rollout.runner import rollout, rollout_sync
@@ -56,6 +57,8 @@ __all__ = [
     "ReplayVerdict",
     "score_run",
     "ScoreRunResult",
+    "teacher_logprobs",
+    "TeacherReport",
     "evaluate",
     "Evaluation",
     "Tracker",

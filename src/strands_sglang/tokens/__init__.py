@@ -12,6 +12,7 @@ from strands_sglang.tokens.arrays import VersionSpan, joined_spans
 from strands_sglang.tokens.images import ImageSize, ImageSpan, compact, expand
 from strands_sglang.tokens.kept_sets import KeptSets
 from strands_sglang.tokens.manager import TokenManager
+from strands_sglang.tokens.teacher import TeacherLogprobs
 from strands_sglang.tokens.trajectory import Trajectory
 from strands_sglang.tokens.tree import TokenTree
 from strands_sglang.tokens.turn import Join, Origin, PreparedTurn, Segment, Turn, TurnPurpose, TurnStatus
@@ -33,5 +34,6 @@ __all__ = [
     "expand",
     "compact",
     "KeptSets",
+    "TeacherLogprobs",
     "joined_spans",
 ]

@@ -15,13 +15,14 @@ from strands_sglang.errors import CountMismatchError, RecordError, TreeError
 from strands_sglang.tokens.arrays import copied_spans, logprob_array, token_array
 from strands_sglang.tokens.images import copied_images
 from strands_sglang.tokens.kept_sets import KeptSets
+from strands_sglang.tokens.teacher import TeacherLogprobs
 from strands_sglang.tokens.turn import Join, Turn, TurnPurpose, TurnStatus
 
 RECORD_FORMAT = 1
 """Version of this format; a change that an older reader would misread gets a new number."""
 
 _FIELDS = [field.name for field in fields(Turn)]
-_OPTIONAL = {"images", "kept"}  # written only if the turn has any: other turns read as before
+_OPTIONAL = {"images", "kept", "teacher"}  # written only if the turn has any: other turns read as before
 _PLAIN = (str, int, float, bool)
 _KINDS: dict[str, tuple[type, ...]] = {
     "id": (int,),
@@ -85,10 +86,11 @@ def _written(turn: Turn) -> dict[str, Any]:
         data["images"] = plain_copy(turn.images)
     else:
         del data["images"]
-    if turn.kept is not None:
-        data["kept"] = turn.kept.to_dict()
-    else:
-        del data["kept"]
+    for name, sets in (("kept", turn.kept), ("teacher", turn.teacher)):
+        if sets is not None:
+            data[name] = sets.to_dict()
+        else:
+            del data[name]
     return data
 
 
@@ -108,6 +110,8 @@ def _read(number: int, data: Any) -> Turn:
         if values.get("kept") is not None:
             values["kept"] = KeptSets.from_dict(values["kept"])
             values["kept"].check_members(values["sampled"])
+        if values.get("teacher") is not None:
+            values["teacher"] = TeacherLogprobs.from_dict(values["teacher"])
         values["logprobs"] = logprob_array(values["logprobs"])
         values["versions"] = copied_spans(values["versions"])
         values["purpose"] = TurnPurpose(values["purpose"])

@@ -18,6 +18,7 @@ from strands_sglang.errors import CountMismatchError, RecordError, TreeError
 from strands_sglang.tokens.arrays import LARGEST_LOGPROB, logprob_array, token_array
 from strands_sglang.tokens.images import ImageSpan, compact, copied_images
 from strands_sglang.tokens.kept_sets import KeptSets
+from strands_sglang.tokens.teacher import NO_ID, TeacherLogprobs
 from strands_sglang.tokens.turn import Origin, Turn
 
 _FORMAT = 1
@@ -67,6 +68,9 @@ class Trajectory:
     kept: KeptSets | None = None
     """The kept set of every token, empty where nothing was sampled, with the behaviour policy's logprobs; None unless
     every turn that sampled tokens has its sets."""
+    teacher: TeacherLogprobs | None = None
+    """A teacher's logprobs of every token, 0.0 where nothing was sampled; None unless a teacher scored every turn that
+    sampled tokens."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -131,6 +135,11 @@ class Trajectory:
                 (self.kept.at(int(at)) for at in sampled_ids), (self.kept.logprobs[int(at)] for at in sampled_ids)
             )
             kept.check_members(self.token_ids[sampled].tolist())
+        if self.teacher is not None:
+            if len(self.teacher) != len(self):
+                raise CountMismatchError(f"{len(self)} tokens but {len(self.teacher)} logprobs of a teacher")
+            scored = np.asarray(self.teacher.logprobs)
+            _require(sampled | (scored == 0.0), "a teacher's logprob on a token that was not sampled")
         if self.branch != (self.turn_ids[-1] if self.turn_ids else -1):
             raise CountMismatchError(f"branch must be the last of the turns {self.turn_ids}, got {self.branch}")
 
@@ -151,6 +160,8 @@ class Trajectory:
             scalars["images"] = [[*image[:3], list(image.grid)] for image in self.images]
         if self.kept is not None:
             scalars["kept"] = self.kept.to_dict()
+        if self.teacher is not None:
+            scalars["teacher"] = self.teacher.to_dict()
         return {"format": _FORMAT, **scalars, **arrays}
 
     @classmethod
@@ -179,6 +190,7 @@ class Trajectory:
                 main=data.get("main") is True,
                 images=copied_images(data.get("images", ()), ids),
                 kept=None if data.get("kept") is None else KeptSets.from_dict(data["kept"]),
+                teacher=None if data.get("teacher") is None else TeacherLogprobs.from_dict(data["teacher"]),
             )
             trajectory.validate()
         except (KeyError, TypeError, ValueError, OverflowError, TreeError, CountMismatchError) as error:
@@ -187,7 +199,7 @@ class Trajectory:
 
 
 _ARRAYS = ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins")
-_SCALARS = ("version_names", "branch", "tree", "turn_ids", "images", "kept")
+_SCALARS = ("version_names", "branch", "tree", "turn_ids", "images", "kept", "teacher")
 
 
 def branch_images(path: Sequence[Turn]) -> list[ImageSpan]:
@@ -218,6 +230,27 @@ def branch_kept(path: Sequence[Turn]) -> KeptSets | None:
             offsets.extend(offset + base for offset in turn.kept.offsets[1:])
             logprobs += turn.kept.logprobs
     return KeptSets(ids, offsets, logprobs)
+
+
+def branch_teacher(path: Sequence[Turn]) -> TeacherLogprobs | None:
+    """Return a teacher's logprobs along a branch; None unless all that was sampled has them, with the same `top`.
+
+    Args:
+        path: The turns of the branch, first to last.
+    """
+    scored = [turn for turn in path if turn.teacher is not None]
+    tops = {turn.teacher.top for turn in scored if turn.teacher is not None and turn.sampled}
+    if len(tops) != 1 or any(turn.teacher is None and turn.sampled for turn in path):
+        return None
+    top, count = tops.pop(), path[-1].end
+    logprobs, values = np.zeros(count), np.zeros((count, top))
+    ids = np.full((count, top), NO_ID, np.int32)
+    for turn in scored:
+        if turn.teacher is not None and turn.sampled:
+            own = slice(turn.sampled_start, turn.end)
+            logprobs[own] = turn.teacher.logprobs
+            ids[own], values[own] = turn.teacher.top_id_rows, turn.teacher.top_logprob_rows
+    return TeacherLogprobs.of(logprobs, ids, values)
 
 
 def flatten_branch(tree: str, path: Sequence[Turn], trained: Container[int], *, main: bool = False) -> Trajectory:
@@ -259,6 +292,7 @@ def flatten_branch(tree: str, path: Sequence[Turn], trained: Container[int], *, 
         main=main,
         images=tuple(branch_images(path)),
         kept=branch_kept(path),
+        teacher=branch_teacher(path),
     )
 
 

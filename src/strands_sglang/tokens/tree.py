@@ -24,6 +24,7 @@ from strands_sglang.tokens.arrays import VersionSpan, copied_spans, logprob_arra
 from strands_sglang.tokens.images import ImageSpan, SpanData, copied_images
 from strands_sglang.tokens.kept_sets import KeptSets
 from strands_sglang.tokens.serialization import plain_copy, read_record, record_of
+from strands_sglang.tokens.teacher import TeacherLogprobs
 from strands_sglang.tokens.trajectory import Trajectory, branch_images, flatten_branch
 from strands_sglang.tokens.turn import Join, PreparedTurn, Turn, TurnPurpose, TurnStatus
 
@@ -260,6 +261,17 @@ class TokenTree:
         with self._lock:
             turn.status = TurnStatus.KEPT
             self._rejected.discard(turn.id)
+
+    def set_teacher(self, turn: Turn, scores: TeacherLogprobs) -> None:
+        """Set a teacher's logprobs of the sampled tokens of a turn, in place of earlier ones.
+
+        Raises:
+            CountMismatchError: There is not one logprob per sampled token.
+        """
+        self._check_ours(turn)
+        if len(scores) != len(turn.sampled):
+            raise CountMismatchError(f"{len(turn.sampled)} sampled tokens but {len(scores)} logprobs of a teacher")
+        turn.teacher = scores
 
     def branches(self, *, purpose: TurnPurpose | None = TurnPurpose.EPISODE, rejected: bool = False) -> list[Turn]:
         """Return the last turn of each branch, in commit order.

@@ -18,6 +18,7 @@ from strands_sglang.errors import CountMismatchError
 from strands_sglang.tokens.arrays import VersionSpan, check_spans
 from strands_sglang.tokens.images import ImageSpan, compact
 from strands_sglang.tokens.kept_sets import KeptSets
+from strands_sglang.tokens.teacher import TeacherLogprobs
 
 
 class Origin(IntEnum):
@@ -170,8 +171,7 @@ class Turn:
     purpose: TurnPurpose = TurnPurpose.EPISODE
     """The purpose of the turn."""
     status: TurnStatus = TurnStatus.KEPT
-    """Whether its output is part of the conversation; the only field that may change later (`TokenTree.reject`,
-    `restore`)."""
+    """Whether its output is part of the conversation; may change later (`TokenTree.reject`, `restore`)."""
     join: Join = Join.ROOT
     """How its prompt was joined to the branch."""
     forked_from: int | None = None
@@ -186,11 +186,16 @@ class Turn:
     kept: KeptSets | None = None
     """The kept set of each sampled token, and its logprob under the behaviour policy; None: sampling was not truncated,
     or the sets were not requested."""
+    teacher: TeacherLogprobs | None = None
+    """A teacher's logprobs of the sampled tokens; None: no teacher scored them. May be set later
+    (`TokenTree.set_teacher`)."""
 
     def __post_init__(self) -> None:
         count = len(self.sampled)
         if self.kept is not None and len(self.kept) != count:
             raise CountMismatchError(f"{count} sampled tokens but {len(self.kept)} kept sets")
+        if self.teacher is not None and len(self.teacher) != count:
+            raise CountMismatchError(f"{count} sampled tokens but {len(self.teacher)} logprobs of a teacher")
         if len(self.logprobs) != count:
             raise CountMismatchError(f"{count} sampled tokens but {len(self.logprobs)} logprobs")
         check_spans(self.versions, count)

@@ -80,6 +80,10 @@ class PaddedBatch(dict[str, Any]):
     kept_ids         (rows, L, K) int32 kept set of each token, -1 after its ids; only if sampling was truncated
     kept_mask        (rows, L, K) bool  where `kept_ids` has an id
     kept_logprobs    (rows, L) float32  logprobs over the kept sets, of the policy that sampled
+    teacher_logprobs (rows, L) float32  a teacher's logprobs of the tokens, 0.0 on tokens not sampled; only if every
+                                        row has them
+    teacher_top_ids  (rows, L, K) int32 the teacher's likeliest ids, -1 on tokens not sampled; only if requested
+    teacher_top_logprobs (rows, L, K)   their logprobs, float32
     ===============  ========  =======  ==========================================================================
 
     Example:
@@ -169,6 +173,7 @@ def padded_batch(
         _numbered(one.rollout for one in items),
     )
     _add_kept(batch, items, lengths, width, Side(side))
+    _add_teacher(batch, items, lengths, width, Side(side))
     if Advantages(advantages) is Advantages.GROUP:
         compared = _group_advantages([one.reward for one in items], batch["group_ids"], batch["rollout_ids"])
         batch["advantages"] = (compared[:, None] * batch["loss_mask"]).astype(np.float32)
@@ -198,6 +203,27 @@ def _add_kept(batch: PaddedBatch, items: list[_Item], lengths: list[int], width:
         batch["kept_ids"][at, first : first + length, : block.shape[1]] = block
         batch["kept_logprobs"][at, first : first + length] = part.logprobs
     batch["kept_mask"] = batch["kept_ids"] >= 0
+
+
+def _add_teacher(batch: PaddedBatch, items: list[_Item], lengths: list[int], width: int, side: Side) -> None:
+    """Add the teacher's logprobs, if every row has them with the same number of likeliest ids."""
+    known = [item.row.trajectory.teacher for item in items]
+    tops = {None if teacher is None else teacher.top for teacher in known}
+    top = tops.pop()
+    if tops or top is None:
+        return
+    shape = (len(items), width)
+    batch["teacher_logprobs"] = np.zeros(shape, np.float32)
+    if top:
+        batch["teacher_top_ids"] = np.full((*shape, top), -1, np.int32)
+        batch["teacher_top_logprobs"] = np.zeros((*shape, top), np.float32)
+    for at, (teacher, length) in enumerate(zip(known, lengths, strict=True)):
+        assert teacher is not None
+        place = slice(width - length, width) if side is Side.LEFT else slice(0, length)
+        batch["teacher_logprobs"][at, place] = teacher.logprobs[:length]
+        if top:
+            batch["teacher_top_ids"][at, place] = teacher.top_id_rows[:length]
+            batch["teacher_top_logprobs"][at, place] = teacher.top_logprob_rows[:length]
 
 
 def _items(source: Any, branches: Branches, unscored: bool) -> Iterator[_Item]:

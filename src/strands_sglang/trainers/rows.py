@@ -23,7 +23,7 @@ from strands_sglang.ledger.reader import Ledger
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.groups import RunResult
 from strands_sglang.rollout.resume import restored
-from strands_sglang.tokens import ImageSpan, KeptSets, TokenTree, Trajectory, TurnPurpose
+from strands_sglang.tokens import ImageSpan, KeptSets, TeacherLogprobs, TokenTree, Trajectory, TurnPurpose
 from strands_sglang.tokens.trajectory import flatten_branch
 from strands_sglang.tokens.tree import selected_turns
 from strands_sglang.tokens.turn import Origin
@@ -81,6 +81,12 @@ class Row:
         """The kept set of each response token, empty where nothing was sampled; None if not recorded for all."""
         kept, first = self.trajectory.kept, len(self.prompt_ids)
         return None if kept is None else kept.part(first, first + len(self.response_ids))
+
+    @property
+    def teacher(self) -> TeacherLogprobs | None:
+        """A teacher's logprobs of the response tokens, 0.0 where nothing was sampled; None if it was not scored."""
+        teacher, first = self.trajectory.teacher, len(self.prompt_ids)
+        return None if teacher is None else teacher.part(first, first + len(self.response_ids))
 
     @property
     def images(self) -> tuple[ImageSpan, ...]:
@@ -172,6 +178,8 @@ class PlainRow:
     """The images among prompt and response, in order; positions count from the first token of the prompt."""
     kept: KeptSets | None = None
     """Kept set of each response token; None if not recorded for all of them."""
+    teacher: TeacherLogprobs | None = None
+    """A teacher's logprobs of the response tokens; None if it was not scored."""
 
     @property
     def token_ids(self) -> list[int]:
@@ -217,6 +225,7 @@ def _plain_row(row: Row, reward: float | None, trained: bool, episode: Episode) 
         experts=None if experts is None else experts.decode()[: len(row.token_ids) - 1],
         images=row.images,
         kept=row.kept,
+        teacher=row.teacher,
     )
 
 

@@ -24,7 +24,7 @@ import orjson
 
 from strands_sglang.ledger.event import Event, EventKind, HashChain, ids_digest
 from strands_sglang.ledger.schema import trajectory_summary
-from strands_sglang.tokens import Join, TokenTree, Turn, TurnPurpose, VersionSpan
+from strands_sglang.tokens import Join, KeptSets, TokenTree, Turn, TurnPurpose, VersionSpan
 
 RUN = "5f2a" * 8
 """Id of the run that all these episodes say they are of."""
@@ -84,6 +84,7 @@ class Recorder:
         detail: Mapping[str, Any] | None = None,
         experts: Sequence[bytes] | None = None,
         requests: int = 1,
+        kept: KeptSets | None = None,
     ) -> Turn:
         """Sample a turn. By default the logprob of each token is its own of a float32."""
         if join is None:
@@ -106,6 +107,7 @@ class Recorder:
             finish=finish,
             prompt_tokens=sent,
             detail=details | dict(detail or {}),
+            kept=kept,
         )
         data: dict[str, Any] = {
             "turn": turn.id,
@@ -130,6 +132,8 @@ class Recorder:
             "sampled": turn.sampled,
             "logprobs": turn.logprobs,
         }
+        if kept is not None:
+            arrays |= {"kept": kept.token_ids, "kept_offsets": kept.offsets, "kept_logprobs": kept.logprobs}
         if experts is not None:  # rows of 2 layers x 2 experts
             data["experts"] = {"rows": [len(part) // 16 for part in experts], "start": 0}
             arrays["experts"] = array("B", b"".join(experts))

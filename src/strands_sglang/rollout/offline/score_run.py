@@ -18,11 +18,9 @@ from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.schema import EndData, RewardData, data_of
-from strands_sglang.ledger.seal import SealFault, check_seal, read_seal, seal
-from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.rollout.end_reason import EndReason
 from strands_sglang.rollout.finalizer import EpisodeFinalizer, RewardRunner
-from strands_sglang.rollout.resume import directory_lock
+from strands_sglang.rollout.offline._appending import appending
 from strands_sglang.rollout.reward import Reward
 from strands_sglang.rollout.workers.spec import ScoreEpisode
 
@@ -95,18 +93,12 @@ async def score_run(
         raise LedgerError(f"the ledger in {folder} has no episode {', '.join(map(repr, missing[:10]))}")
     reward_runner = RewardRunner(reward, timeout=reward_timeout)
     loop = asyncio.get_running_loop()
-    with directory_lock(folder):
-        sealed = await loop.run_in_executor(None, _must_seal, folder)
-        scored: list[ScoreRunResult] = []
+    scored: list[ScoreRunResult] = []
+    async with appending(folder, _WORKER) as writer:
         records = _records(Ledger(folder), episodes, unscored_only)
-        try:
-            with LedgerWriter(folder, worker=_WORKER) as writer:
-                finalizer = EpisodeFinalizer(reward_runner, writer)
-                while batch := await loop.run_in_executor(None, _next_batch, records):
-                    scored += await asyncio.gather(*(_score(finalizer, record) for record in batch))
-        finally:  # seal the new scores even if scoring failed
-            if sealed:
-                await loop.run_in_executor(None, seal, folder)
+        finalizer = EpisodeFinalizer(reward_runner, writer)
+        while batch := await loop.run_in_executor(None, _next_batch, records):
+            scored += await asyncio.gather(*(_score(finalizer, record) for record in batch))
     return scored
 
 
@@ -126,20 +118,3 @@ def _records(ledger: Ledger, episodes: Collection[str] | None, unscored_only: bo
 
 def _next_batch(records: Iterator[EpisodeRecord]) -> list[EpisodeRecord]:
     return [record for record, _ in zip(records, range(_BATCH), strict=False)]
-
-
-def _must_seal(folder: Path) -> bool:
-    """Return whether the run must be sealed after scoring; raise LedgerError if its files do not match its seal."""
-    if read_seal(folder) is None:
-        return False
-    faults = check_seal(folder)
-    new = [fault for fault in faults if fault.kind is SealFault.NEW]
-    if len(new) == len(faults):
-        # New files of a resumed run are sealed by that run. New files of an interrupted `score_run` are sealed now.
-        return all(fault.shard.startswith(f"{_WORKER}-") for fault in new)
-    if faults := [fault for fault in faults if fault not in new]:
-        raise LedgerError(
-            f"{faults[0].shard}: {faults[0].message}. The run in {folder} does not match its seal and is not sealed "
-            f"again: run `strands-sglang verify {folder}` for details"
-        )
-    return True

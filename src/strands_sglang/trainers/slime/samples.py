@@ -81,6 +81,8 @@ class _Content:
     """Number of response tokens that were cut off at the response limit."""
     kept: KeptSets | None = None
     """Kept set of each response token; None if not recorded."""
+    teacher: list[float] | None = None
+    """A teacher's logprobs of the response; None if it was not scored."""
 
 
 _PLACEHOLDER = _Content([0, 0], [0], [0.0], ())
@@ -183,13 +185,16 @@ def _content(row: Row, episode: Episode, limit: int | None, off_policy: Mapping[
     sets = None if row.kept is None or not truncated else row.kept.part(0, kept)
     if sets is not None:
         logprobs = sets.logprobs.tolist()  # of the policy that sampled: over the kept sets
+    scores = None if row.teacher is None else row.teacher.logprobs[:kept].tolist()
     if first == 0:
         # Nothing precedes the first sampled token: it cannot be trained, and becomes the prompt.
         if kept == 1:
-            return _Content([0, *tokens], [0], logprobs, path, length - kept, sets)
+            return _Content([0, *tokens], [0], logprobs, path, length - kept, sets, scores)
         rest = None if sets is None else sets.part(1, kept)
-        return _Content(tokens, mask.tolist()[1:], logprobs[1:], path, length - kept, rest)
-    return _Content(tokens, mask.tolist(), logprobs, path, length - kept, sets)
+        return _Content(
+            tokens, mask.tolist()[1:], logprobs[1:], path, length - kept, rest, None if scores is None else scores[1:]
+        )
+    return _Content(tokens, mask.tolist(), logprobs, path, length - kept, sets, scores)
 
 
 def _write(
@@ -210,7 +215,7 @@ def _write(
         kept = content.kept or (empty_sets(length) if truncated else None)
         sample.rollout_top_p_token_ids = None if kept is None else np.array(kept.token_ids, np.int32)
         sample.rollout_top_p_token_offsets = None if kept is None else np.array(kept.offsets, np.int32)
-    sample.teacher_log_probs = None
+    sample.teacher_log_probs = content.teacher
     sample.remove_sample = why is not None
     end = len(content.tokens)
     spans = [(turn.sampled_start + span.start, span.version) for turn in content.path for span in turn.versions]
