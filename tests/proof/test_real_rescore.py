@@ -98,14 +98,37 @@ async def test_forged_token_differs(tool_policy: LabProcess, tmp_path: Path) -> 
 
 
 async def test_temperature(tool_policy: LabProcess, tmp_path: Path) -> None:
-    """At 0 the engine reports logprobs of temperature 1; at others those of scaled logits, unlike a prompt's."""
+    """At 0 the engine reports logprobs of temperature 1; at others those of scaled logits, which likeliest ids give."""
     greedy = await recorded(tool_policy.url, tmp_path / "greedy", 4, temperature=0.0)
     assert (await rescore(greedy, tool_policy.url)).verdict is RescoreVerdict.AGREES
-    warm = await recorded(tool_policy.url, tmp_path / "warm", 4, temperature=0.5)
-    report = await rescore(warm, tool_policy.url)
-    assert report.verdict is RescoreVerdict.NOTHING and report.not_compared[NotCompared.TEMPERATURE] > 0
-    taken_for_one = await rescore(warm, tool_policy.url, temperature=1.0)
-    assert taken_for_one.verdict is RescoreVerdict.DIFFERS
+    for temperature in (0.5, 1.5):
+        warm = await recorded(tool_policy.url, tmp_path / f"{temperature}", 4, temperature=temperature)
+        report = await rescore(warm, tool_policy.url)
+        assert report.verdict is RescoreVerdict.AGREES and report.largest < 1e-3, report.text()
+        assert not report.not_compared[NotCompared.TEMPERATURE] and report.tokens > 50
+        assert (await rescore(warm, tool_policy.url, temperature=1.0)).verdict is RescoreVerdict.DIFFERS
+
+
+async def test_kept_sets_are_derived_again(tool_policy: LabProcess, tmp_path: Path) -> None:
+    """Sets at any temperature follow from one prefill; those of another top_p do not."""
+    for number, sampling in enumerate(
+        (
+            {"top_p": 0.8},
+            {"top_p": 0.9, "temperature": 1.5},
+            {"top_k": 5, "min_p": 0.02},
+            {"top_p": 0.7, "temperature": 0.6},
+        )
+    ):
+        directory = await recorded(tool_policy.url, tmp_path / str(number), 8, **sampling)
+        report = await rescore(directory, tool_policy.url)
+        assert report.verdict is RescoreVerdict.AGREES and report.sets == report.tokens > 100, report.text()
+    about = read_run(tmp_path / "0")
+    assert about is not None
+    about["settings"]["sampling_params"]["top_p"] = 0.3
+    (tmp_path / "0" / "run.json").unlink()
+    write_run(tmp_path / "0", about)
+    report = await rescore(tmp_path / "0", tool_policy.url)
+    assert report.verdict is RescoreVerdict.DIFFERS and sum(score.wrong_sets for score in report.turns) > 0
 
 
 async def test_command(tool_policy: LabProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

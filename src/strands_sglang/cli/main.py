@@ -34,6 +34,7 @@ COMMANDS = {
     "sign": "sign a proved run",
     "replay": "run recorded episodes again without an engine, and compare",
     "score": "score a recorded run again, without sampling",
+    "teacher": "let another model score the tokens of a recorded run, for distillation",
     "drift": "measure how turns would differ had they not been recorded as tokens",
     "templates": "report for which steps a chat template can be continued exactly",
     "bench": "measure throughput and latency of a server",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -307,7 +307,9 @@ class _Rescorer:
         differences, known = self._differences(flat.logprobs[positions], found)
         wrong = np.zeros(len(positions), bool)
         if kept is not None:
-            sets = check_sets(kept, flat.token_ids[positions], found, self._sampling, self._vocabulary)
+            # Without a top_k of its own, a request for kept sets has the largest one that engines accept.
+            sampling = self._sampling if self._sampling.top_k >= 1 else replace(self._sampling, top_k=_LARGEST_TOP)
+            sets = check_sets(kept, flat.token_ids[positions], found, sampling, self._vocabulary)
             differences, wrong = np.maximum(differences, sets.differences), sets.wrong
             known[:] = True  # a set is checked at any temperature
         self._report.not_compared[NotCompared.TEMPERATURE] += int((~known & (differences == 0.0)).sum())

@@ -183,17 +183,13 @@ async def teacher_logprobs(
     if at_once < 1 or top < 0:
         raise ConfigurationError(f"at_once must be at least 1 and top at least 0, got {at_once} and {top}")
     async with _client(teacher) as client:
-        info = await client.control.model_info()
-        if top and (size := await vocabulary_size(client.control)) is not None and top > size:
-            raise ConfigurationError(f"top must be at most the {size} ids of the teacher's vocabulary, got {top}")
-        report = TeacherReport(client.base_url, info.model_path, info.weight_version, top)
-        scorer = _Scorer(client, report, progress)
+        scorer = await TeacherScorer.open(client, top, progress)
         if isinstance(source, str | Path):
             await _score_run(scorer, Path(source), episodes, again, at_once)
         else:
             given = [source] if isinstance(source, Episode) else source
             await _each(((scorer.score_episode, one) for one in given), at_once)
-    return report
+    return scorer.report
 
 
 @asynccontextmanager
@@ -213,7 +209,7 @@ class _Scores:
     branches: list[list[Any]] = field(default_factory=list)  # as `TeacherData.branches`
 
 
-class _Scorer:
+class TeacherScorer:
     """Scores episodes with one teacher, and reports what was scored."""
 
     def __init__(
@@ -222,6 +218,26 @@ class _Scorer:
         self.report = report
         self._client, self._progress = client, progress
         self._began = time.monotonic()
+
+    @classmethod
+    async def open(
+        cls, client: SGLangClient, top: int, progress: Callable[[TeacherReport], None] | None = None
+    ) -> TeacherScorer:
+        """Return a scorer after asking the teacher about its model.
+
+        Args:
+            client: The teacher's engine.
+            top: Number of likeliest ids to keep for each token.
+            progress: Called with the report so far, after each episode.
+
+        Raises:
+            ConfigurationError: `top` is larger than the teacher's vocabulary.
+            EngineError: The teacher does not answer.
+        """
+        info = await client.control.model_info()
+        if top and (size := await vocabulary_size(client.control)) is not None and top > size:
+            raise ConfigurationError(f"top must be at most the {size} ids of the teacher's vocabulary, got {top}")
+        return cls(client, TeacherReport(client.base_url, info.model_path, info.weight_version, top), progress)
 
     async def score_episode(self, episode: Episode) -> None:
         """Score an episode in memory."""
@@ -305,7 +321,7 @@ class _Scorer:
 
 
 async def _score_run(
-    scorer: _Scorer, folder: Path, episodes: Collection[str] | None, again: bool, at_once: int
+    scorer: TeacherScorer, folder: Path, episodes: Collection[str] | None, again: bool, at_once: int
 ) -> None:
     ledger = Ledger(folder)
     _ = ledger.run

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from strands_sglang.engine import TokenEngine
+from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.record import PortableRecord
 from strands_sglang.rollout.agent_runner import failure_of
@@ -37,6 +37,7 @@ from strands_sglang.trainers.slime.samples import (
     samples_of,
     with_partial_turn,
 )
+from strands_sglang.trainers.teacher import EpisodeTeacher
 from strands_sglang.trainers.worker_pool import log_failure
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ def slime_rollout(
     tokenizer: Any = None,
     client: TokenEngine | None = None,
     preflight: bool = True,
+    teacher: SGLangClient | str | None = None,
     **model_options: Any,
 ) -> Generate:
     """Make the function that slime calls for every sample.
@@ -86,6 +88,8 @@ def slime_rollout(
         tokenizer: The model's tokenizer. None: the one of slime's --hf-checkpoint.
         client: The engine. None: slime's router.
         preflight: Whether to check slime's engines before the first sample, for at most 5 seconds.
+        teacher: Engine of a teacher, or its base URL: its logprobs of the response become `teacher_log_probs`. A sample
+            that it could not score is kept out of the loss. None: no teacher.
         **model_options: Further arguments of `SGLangModel`. Sampling parameters come from slime.
 
     Returns:
@@ -111,6 +115,7 @@ def slime_rollout(
         tokenizer=tokenizer,
         client=client,
         preflight=preflight,
+        teacher=teacher,
         **model_options,
     )
 
@@ -140,6 +145,7 @@ class SampleRunner:
         tokenizer: Any = None,
         client: TokenEngine | None = None,
         preflight: bool = True,
+        teacher: SGLangClient | str | None = None,
         session_field: SessionField = SessionField.SLIME,
         **model_options: Any,
     ) -> None:
@@ -160,6 +166,7 @@ class SampleRunner:
                 "--rollout-max-response-len"
             )
         self._mask_off_policy = mask_off_policy
+        self._teacher = None if teacher is None else EpisodeTeacher(teacher)
         self._specs = SlimeSpecs(limits or Limits(), task, session_field)
         self._host = SlimeHost(
             build,
@@ -192,6 +199,9 @@ class SampleRunner:
             spec = self._specs.spec(args, given, sampling_params, evaluation=evaluation)
             episode = await host.run(args, spec, flag)
             log_failure(episode)
+            taught = self._teacher is not None and not evaluation
+            if taught and self._teacher is not None:
+                await self._teacher.score(episode)
             _log_missing_experts(args, episode, evaluation)
             masked = self._mask_off_policy
             if masked is None:
@@ -207,6 +217,7 @@ class SampleRunner:
                 reward_key=_reward_key(args, evaluation),
                 images=None if evaluation else host.image_features(args),
                 truncated=not evaluation and getattr(args, "rollout_top_p", 1.0) != 1.0,
+                taught=taught,
                 **_experts(args, episode, evaluation),
             )
             # Images are decoded and resized, which takes long.

@@ -63,6 +63,8 @@ class RemovalReason(str, Enum):
     """Routed experts are required, but those of this branch are unknown."""
     NO_KEPT_SETS = "no_kept_sets"
     """Sampling was truncated (--rollout-top-p), but the kept sets of this branch are unknown."""
+    NO_TEACHER = "no_teacher"
+    """The teacher could not score this branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def samples_of(
     reward_key: str | None = None,
     images: ImageFeatures | None = None,
     truncated: bool = False,
+    taught: bool = False,
 ) -> list[S]:
     """Write an episode into a sample, and its further branches into copies of the sample.
 
@@ -120,6 +123,7 @@ def samples_of(
         images: Computes the tensors of images; None: samples with images have the images without tensors.
         truncated: Whether slime needs the kept sets of truncated sampling. A branch without them is kept out of the
             loss.
+        taught: Whether slime needs a teacher's logprobs. A branch without them is kept out of the loss.
 
     Returns:
         At least one sample. With `Branches.ALL` all have the same `rollout_id`.
@@ -151,7 +155,10 @@ def samples_of(
         target.rollout_routed_experts = choices
         if truncated and one.kept is None:
             why = why or RemovalReason.NO_KEPT_SETS
+        if taught and one.teacher is None:
+            why = why or RemovalReason.NO_TEACHER
         _write(target, one, status, why, decode, truncated)
+        target.teacher_log_probs = one.teacher or ([0.0] * len(one.mask) if taught else None)
         _write_images(target, one, episode, images)
         target.reward = _reward(episode, why, reward_key)
         target.non_generation_time = episode.metrics.tool_seconds
@@ -215,7 +222,6 @@ def _write(
         kept = content.kept or (empty_sets(length) if truncated else None)
         sample.rollout_top_p_token_ids = None if kept is None else np.array(kept.token_ids, np.int32)
         sample.rollout_top_p_token_offsets = None if kept is None else np.array(kept.offsets, np.int32)
-    sample.teacher_log_probs = content.teacher
     sample.remove_sample = why is not None
     end = len(content.tokens)
     spans = [(turn.sampled_start + span.start, span.version) for turn in content.path for span in turn.versions]

@@ -23,6 +23,7 @@ from strands_sglang.rollout.workers.local import LocalWorker
 from strands_sglang.rollout.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.chat_tasks import chat_task, plain
 from strands_sglang.trainers.rows import Branches, plain_rows
+from strands_sglang.trainers.teacher import EpisodeTeacher
 from strands_sglang.trainers.verl.engine import VerlEngine
 from strands_sglang.trainers.verl.output import output_fields
 from strands_sglang.trainers.worker_pool import PerLoop, import_by_path, run_episode
@@ -36,6 +37,7 @@ except ImportError as error:
     ) from error
 
 _WORKERS: PerLoop[LocalWorker] = PerLoop()
+_TEACHERS: PerLoop[EpisodeTeacher] = PerLoop()
 _DROPPED_PARAMS = ("logprobs", "prompt_logprobs")
 """Sampling parameters of verl's that are not passed on: `VerlEngine` always requests logprobs."""
 
@@ -72,6 +74,12 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """Time limit for scoring an episode, in seconds; None means no limit."""
     expert_shape: Any = None
     """Layers and top k of the model; required if verl replays routed experts (`enable_rollout_routing_replay`)."""
+    teacher: Any = None
+    """Base URL of a teacher's engine, whose logprobs become `teacher_ids` and `teacher_logprobs`; None: no teacher.
+    In place of verl's own teacher servers, which must be off then (`distillation.enabled`)."""
+    teacher_top: Any = 0
+    """Number of the teacher's likeliest ids per token (`topk` of verl's distillation loss); 0: the sampled token's
+    logprob alone."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         """Accept verl's arguments for agent loops, and any of the settings above.
@@ -108,6 +116,9 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """
         worker = self._worker()
         episode = await run_episode(worker, lambda: self._episode_spec(sampling_params, fields))
+        teacher = self._teacher()
+        if teacher is not None and episode is not None:
+            await teacher.score(episode)
         steps = VerlEngine.newest_step  # for a row without a sampled token: verl computes with it and rejects None
         if steps is None:
             steps = int(fields.get("global_steps") or 0)
@@ -123,6 +134,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
                     steps=steps,
                     expert_shape=tuple(self.expert_shape) if self._experts else None,
                     reward_keys=self.reward_keys,
+                    teacher_top=None if teacher is None else teacher.top,
                 )
             )
             for row in plain_rows(
@@ -147,6 +159,14 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
         settings = tuple(repr(getattr(self, name)) for name in ("model", "reward_timeout"))
         key = (self._build, self._reward, id(self.server_manager), id(self.tokenizer), self._limits, settings)
         return _WORKERS.get(lambda: LocalWorker(self._run_spec()), key)
+
+    def _teacher(self) -> EpisodeTeacher | None:
+        """Return the teacher; it is shared, as the worker is."""
+        if not self.teacher:
+            return None
+        return _TEACHERS.get(
+            lambda: EpisodeTeacher(str(self.teacher), int(self.teacher_top)), (str(self.teacher), int(self.teacher_top))
+        )
 
     def _run_spec(self) -> RunSpec:
         options = dict(self.model or {})

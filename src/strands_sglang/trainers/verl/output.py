@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from strands_sglang.rollout.episode import Episode
+from strands_sglang.tokens.teacher import NO_ID
 from strands_sglang.trainers.images import images_within, pictures_of
 from strands_sglang.trainers.rows import PlainRow
 from strands_sglang.trainers.verl.engine import global_steps
@@ -30,6 +31,7 @@ def output_fields(
     steps: int,
     expert_shape: tuple[int, int] | None = None,
     reward_keys: Sequence[str] = (),
+    teacher_top: int | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of an `AgentLoopOutput`.
 
@@ -42,6 +44,8 @@ def output_fields(
         steps: Global step to report for a row without a sampled token.
         expert_shape: Layers and top k; None if routed experts are not used.
         reward_keys: Names of the reward's parts that verl averages as validation metrics.
+        teacher_top: Number of a teacher's likeliest ids per token; None if there is no teacher. A row that the teacher
+            could not score is not trained.
     """
     # verl would truncate a first prompt longer than prompt_length, but the model has seen all of it. The excess becomes
     # the start of the response, which may contain tokens that are not trained.
@@ -74,7 +78,31 @@ def output_fields(
             "max_global_steps": known[1],
         },
     }
+    if teacher_top is not None:
+        if row.teacher is None:
+            fields["response_mask"] = [0] * len(response)
+        fields["extra_fields"] |= _teacher(row, cut + len(response), teacher_top)
     return fields
+
+
+def _teacher(row: PlainRow, tokens: int, top: int) -> dict[str, Any]:
+    """Return a teacher's logprobs in verl's form: row p is about token p + 1, of prompt and response.
+
+    With `top` 0, the only entry of a row is the token itself.
+    """
+    import torch
+
+    ids, width, first = np.array(row.token_ids), max(top, 1), len(row.prompt_ids)
+    teacher_ids, logprobs = np.zeros((tokens, width), np.int32), np.zeros((tokens, width), np.float32)
+    teacher_ids[: tokens - 1] = ids[1:tokens, None]
+    if row.teacher is not None:
+        known = row.teacher.part(0, tokens - first)
+        scored = np.flatnonzero(known.top_id_rows[:, 0] != NO_ID) if top else np.arange(len(known))
+        before = scored + first - 1
+        logprobs[before] = known.top_logprob_rows[scored] if top else np.asarray(known.logprobs)[scored, None]
+        if top:
+            teacher_ids[before] = known.top_id_rows[scored]
+    return {"teacher_ids": torch.from_numpy(teacher_ids), "teacher_logprobs": torch.from_numpy(logprobs)}
 
 
 def _experts(row: PlainRow, shape: tuple[int, int] | None, tokens: int) -> Any:
