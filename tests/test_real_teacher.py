@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.trainers.slime_samples import Sample
 
 from strands_sglang import SGLangClient
 from strands_sglang.ledger.reader import Ledger
@@ -23,6 +22,7 @@ from strands_sglang.trainers.slime.samples import samples_of
 from support.engine_probes import prefill_logprobs
 from support.lab_servers import LabProcess, Routed
 from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, build, score, tasks
+from support.trainers.slime_mirror import Sample
 
 pytestmark = [pytest.mark.engine]
 

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         replay,
         rollout_sync,
         score_run,
+        teacher_logprobs,
     )
     from strands_sglang.rollout.runner import rollout
     from strands_sglang.tokens import Join, Origin, Segment, TokenManager, TokenTree, Trajectory, Turn
@@ -117,6 +118,7 @@ __all__ = [
     "replay",
     "rollout_sync",
     "score_run",
+    "teacher_logprobs",
     "Join",
     "Origin",
     "Segment",
@@ -178,6 +180,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "replay",
         "rollout_sync",
         "score_run",
+        "teacher_logprobs",
     ),
     ".tokens": ("Join", "Origin", "Segment", "TokenManager", "TokenTree", "Trajectory", "Turn"),
     ".tool_parsers": ("get_tool_parser",),

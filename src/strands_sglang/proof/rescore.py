@@ -26,13 +26,13 @@ import numpy.typing as npt
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.engine.control import EngineControl
-from strands_sglang.engine.prefill import Prefill, prefill, vocabulary_size
+from strands_sglang.engine.prefill import prefill, vocabulary_size
 from strands_sglang.engine.protocol import PromptImage
 from strands_sglang.errors import EngineError, LedgerError
 from strands_sglang.ledger.files import FileStore
 from strands_sglang.proof.call import KeptFacts
 from strands_sglang.proof.episode import EpisodeProof
-from strands_sglang.proof.tempered import Sampling, check_sets, logprob_bounds, outside
+from strands_sglang.proof.tempered import Found, Sampling, check_sets, logprob_bounds, outside
 from strands_sglang.proof.trajectories import SAMPLED, FlatTrajectory
 from strands_sglang.proof.verify import prove_run
 
@@ -297,13 +297,13 @@ class _Rescorer:
                 if image.start <= last
             ]
             ids = flat.token_ids[: last + 1].tolist()
-            found = await prefill(control, ids, first, images=images, top=self._top(kept))
+            whole = await prefill(control, ids, first, images=images, top=self._top(kept))
         except (LedgerError, EngineError) as error:
             self._report.not_compared[NotCompared.REFUSED] += len(positions)
             self._report.failures.append(f"episode {flat.episode}, branch {flat.leaf}: {error!r:.300}")
             return
         rows = positions - first
-        found = Prefill(found.logprobs[rows], found.top_ids[rows], found.top_logprobs[rows])
+        found = Found(whole.logprobs[rows], whole.top_ids[rows], whole.top_logprobs[rows])
         differences, known = self._differences(flat.logprobs[positions], found)
         wrong = np.zeros(len(positions), bool)
         if kept is not None:
@@ -327,7 +327,7 @@ class _Rescorer:
         return wanted if self._vocabulary is None else min(wanted, self._vocabulary)
 
     def _differences(
-        self, recorded: npt.NDArray[np.float64], found: Prefill
+        self, recorded: npt.NDArray[np.float64], found: Found
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         """Return how far recorded logprobs are from what they can be, and whether that is known to the tolerance."""
         if not self._sampling.scaled:

@@ -17,12 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from strands_sglang.engine.prefill import Prefill
 from strands_sglang.proof.call import KeptFacts
 
 Floats = npt.NDArray[np.float64]
@@ -31,6 +30,17 @@ _MASS_ERROR = 1e-5
 """How far a sum of 32-bit probabilities may be from 1."""
 _MASS_TOLERANCE = 1e-3
 """How far the mass of a kept set may be from top_p: the engine adds 32-bit numbers in an order of its own."""
+
+
+class Found(NamedTuple):
+    """What a prefill says about some tokens, at temperature 1."""
+
+    logprobs: Floats
+    """Logprob of each token."""
+    top_ids: npt.NDArray[np.int32]
+    """The likeliest ids at each position, likeliest first; shape (tokens, K)."""
+    top_logprobs: Floats
+    """Their logprobs; shape (tokens, K)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +141,7 @@ class SetCheck:
 
 
 def check_sets(
-    kept: KeptFacts, sampled: npt.NDArray[np.int32], found: Prefill, sampling: Sampling, vocabulary: int | None
+    kept: KeptFacts, sampled: npt.NDArray[np.int32], found: Found, sampling: Sampling, vocabulary: int | None
 ) -> SetCheck:
     """Compare kept sets with those that follow from a prefill.
 
@@ -146,7 +156,7 @@ def check_sets(
     count = len(sampled)
     sizes = np.diff(kept.offsets)
     owner = np.repeat(np.arange(count), sizes)
-    inside = np.zeros((count, found.top), bool)
+    inside = np.zeros(found.top_ids.shape, bool)
     # Where each id of a set is among the likeliest ids of its token: both as one sorted list of (token, id).
     keys = (np.arange(count, dtype=np.int64)[:, None] << 32) + found.top_ids
     order = np.argsort(keys, axis=None)
