@@ -7,17 +7,14 @@ Invariant: preparing a turn changes nothing.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
+from strands_sglang._threads import in_thread
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
 from strands_sglang.chat.image_files import ImageFile, image_file, is_cheap
 from strands_sglang.chat.messages import tool_schemas
@@ -29,9 +26,6 @@ from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.provider.stream_events import Block
 from strands_sglang.tokens import ImageSpan, PreparedTurn, TokenTree, Turn, TurnPurpose
 from strands_sglang.tool_parsers import ParsedTurn, SampledText, ToolParser
-
-ArgumentT = TypeVar("ArgumentT")
-ResultT = TypeVar("ResultT")
 
 STATE_KEY = "strands_sglang"
 """Key in an agent's model state that stores its last turn."""
@@ -132,21 +126,6 @@ def schema_of(output_model: type[BaseModel] | None) -> str | None:
     return None if output_model is None else json.dumps(output_model.model_json_schema())
 
 
-@lru_cache(maxsize=1)
-def _threads_of(process: int) -> ThreadPoolExecutor:
-    # One core is left to the event loop: with more threads than cores it waits for a CPU while they encode.
-    return ThreadPoolExecutor(min(4, max(1, (os.cpu_count() or 2) - 1)), thread_name_prefix="strands-sglang-encode")
-
-
-def _threads() -> ThreadPoolExecutor:
-    """Return our own thread pool: the loop's may be busy with tools, and a forked process has no parent threads."""
-    return _threads_of(os.getpid())
-
-
-async def _in_thread(work: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
-    return await asyncio.get_running_loop().run_in_executor(_threads(), work, argument)
-
-
 def _converted(source: bytes) -> ImageFile | None:
     """Return an image as it is sent; None if it cannot be: rendering the message says which one, and why."""
     try:
@@ -179,10 +158,10 @@ async def prepare(
     preamble = planner.preamble(request.system, request.tool_specs)
     sources = newest_sources(request.messages)
     # Kept until the plan has them: a conversion is forgotten with its last user.
-    converted = [await _in_thread(_converted, source) for source in sources if not is_cheap(source)]
+    converted = [await in_thread(_converted, source) for source in sources if not is_cheap(source)]
     if sources:
         try:
-            await _in_thread(ImageSupport.load, images)
+            await in_thread(ImageSupport.load, images)
         except ConfigurationError as error:
             raise unusable(request.messages, error) from error
     with episode.lock:
@@ -213,7 +192,7 @@ async def prepare(
         parent = tree[plan.parent.turn] if plan.parent is not None else None
         caller = episode.caller(_question(request.messages), hint, side=request.is_side) if parent is None else None
     if planner.bridge.is_slow(plan.prompt):
-        extension = await _in_thread(planner.bridge.encode, plan.prompt)
+        extension = await in_thread(planner.bridge.encode, plan.prompt)
     else:
         extension = planner.bridge.encode(plan.prompt)
     context, spans = extension.context, list[ImageSpan]()
