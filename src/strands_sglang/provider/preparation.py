@@ -7,6 +7,7 @@ Invariant: preparing a turn changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from pydantic import BaseModel
 
 from strands_sglang._threads import in_thread
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
-from strands_sglang.chat.image_files import ImageFile, image_file, is_cheap
+from strands_sglang.chat.image_files import ImageFile, image_file, is_cheap, sources_in
 from strands_sglang.chat.messages import tool_schemas
 from strands_sglang.chat.preamble import Preamble
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError, UnsupportedContentError
 from strands_sglang.provider.episode import TokenEpisode
-from strands_sglang.provider.images import ImageSupport, newest_sources, unusable
+from strands_sglang.provider.images import ImageSupport, unusable
 from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.provider.stream_events import Block
 from strands_sglang.tokens import ImageSpan, PreparedTurn, TokenTree, Turn, TurnPurpose
@@ -156,10 +157,11 @@ async def prepare(
         **policy: See `Planner.plan`.
     """
     preamble = planner.preamble(request.system, request.tool_specs)
-    sources = newest_sources(request.messages)
+    sources = list(sources_in(_unseen(episode, request)))
     # Kept until the plan has them: a conversion is forgotten with its last user.
-    converted = [await in_thread(_converted, source) for source in sources if not is_cheap(source)]
-    if sources:
+    slow = [source for source in sources if not is_cheap(source)]
+    converted = await asyncio.gather(*(in_thread(_converted, source) for source in slow))
+    if sources and not images.loaded:
         try:
             await in_thread(ImageSupport.load, images)
         except ConfigurationError as error:
@@ -214,6 +216,18 @@ async def prepare(
         images.check(prepared)
         files.update((file.digest, file) for file in plan.images)
     return PreparedCall(request, preamble, tree, index, plan, prepared, opened, files)
+
+
+def _unseen(episode: TokenEpisode, request: TurnRequest) -> Sequence[Mapping[str, Any]]:
+    """Return the messages that may have images to be read: those after the agent's last turn.
+
+    All messages are returned if there is no such turn, or if the episode has images: history may have been edited.
+    """
+    with episode.lock:
+        last = episode.index.get(_last_turn_in(episode, request.state)[0])
+        if last is None or episode.images:
+            return request.messages
+    return request.messages[last.prompt_count :]
 
 
 def _purpose(request: TurnRequest) -> TurnPurpose:
