@@ -7,9 +7,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
+from strands.hooks import BeforeToolCallEvent
 
 from strands_sglang import SGLangModel
 from strands_sglang.engine import Generation
@@ -18,6 +20,7 @@ from strands_sglang.ledger.table import to_arrow, trajectory_of
 from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.proof.verify import verify
 from strands_sglang.rollout import EndReason, ReplayVerdict, Task, replay
+from strands_sglang.rollout.resume import restored
 from strands_sglang.trainers.exports import read_jsonl, write_jsonl
 from support.pictures import image_block, png
 from support.rollout.scripts import PromptEngine, assert_proved, assert_same, crashed, record_of, run, summaries
@@ -159,6 +162,54 @@ async def test_verify_notices_images(tmp_path: Path, damage: str) -> None:
     assert certificate.found[expected] == (2 if damage == "swapped" else 1), certificate.text()
     assert certificate.verdict is (Verdict.TRUNCATED if damage == "missing" else Verdict.BROKEN)
     assert "image" in certificate.text()
+
+
+def prepared(task: Task, model: SGLangModel) -> Any:
+    """Return an agent with bytes in places that no prompt has: arguments of a tool, and a message that is refused."""
+    agent = build(task, model)
+
+    def add_picture(event: BeforeToolCallEvent) -> None:
+        event.tool_use["input"]["picture"] = ARGUMENT
+
+    agent.add_hook(add_picture, BeforeToolCallEvent)
+
+    async def ask() -> None:
+        await agent.invoke_async(task.prompt)
+        result: Any = {"toolUseId": "x", "status": "success", "content": [image_block(REFUSED)]}
+        data: Any = {"toolUseId": "y", "status": "success", "content": [{"json": {"__file__": "0" * 64, "raw": b"x"}}]}
+        await agent.invoke_async([{"toolResult": result}, {"toolResult": data}, document_block(b"%PDF " * 10_000)])
+
+    return ask
+
+
+ARGUMENT, REFUSED = png(30, 20, 51), b"\x89PNG no image " * 10_000
+
+
+def document_block(data: bytes) -> Any:
+    return {"document": {"format": "pdf", "name": "x", "source": {"bytes": data}}}
+
+
+@pytest.mark.parametrize("lost", ["argument", "refused", "document"])
+async def test_verify_reads_the_files_of_every_event(tmp_path: Path, lost: str) -> None:
+    (episode,) = await run(prepared, TASKS[1:], engine(), tmp_path / "run", **OPTIONS)
+    assert episode.end_reason is EndReason.AGENT_ERROR, "the last message was refused"
+    assert not verify(tmp_path / "run").found[FindingKind.FILE_MISSING], "data that looks like a reference is none"
+    data = {"argument": ARGUMENT, "refused": REFUSED, "document": b"%PDF " * 10_000}[lost]
+    path = FileStore(tmp_path / "run").find(file_digest(data))
+    assert path is not None
+    path.unlink()
+    assert verify(tmp_path / "run").found[FindingKind.FILE_MISSING] == 1
+
+
+async def test_end_events_have_references_in_place_of_bytes(tmp_path: Path) -> None:
+    await run(prepared, TASKS[1:], engine(), tmp_path / "run", **OPTIONS)
+    end = record_of(tmp_path / "run", "b/0").end
+    assert end is not None
+    written = orjson.dumps(end.data).decode()
+    assert len(written) < 20_000 and "no image" not in written and "%PDF" not in written
+    assert file_digest(REFUSED) in written and "<bytes: 1 bytes, sha256" in written
+    again = restored(record_of(tmp_path / "run", "b/0"))
+    assert again.messages[-1]["content"][0]["toolResult"]["content"] == [image_block(REFUSED)]
 
 
 async def test_exports_have_the_images_and_agree_with_the_ledger(tmp_path: Path) -> None:
