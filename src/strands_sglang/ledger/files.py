@@ -17,7 +17,8 @@ import base64
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,20 @@ def bytes_of(value: Any, files: FileStore | None) -> Any:
                 raise LedgerError(f"file {item:.80} is needed, and the run that has it is not known")
             return files.read(item)
     raise LedgerError(f"{value!r:.80} is no reference to bytes")
+
+
+def contents_in(value: Any) -> Iterator[bytes]:
+    """Yield the content that references in plain data hold, at any depth; those that name a file are skipped."""
+    if isinstance(value, dict):
+        if len(value) == 1 and isinstance(value.get(BYTES_KEY), str):
+            with suppress(LedgerError):
+                yield bytes_of(value, None)
+        else:
+            for item in value.values():
+                yield from contents_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from contents_in(item)
 
 
 def with_images(content: Any, files: FileStore | None) -> Any:

@@ -234,9 +234,13 @@ class EpisodeFinalizer:
             old = () if spec.record is None else spec.record.events
             new_events = (*old, *(decoded(event)[0] for event in events))
             episode.partial_turns = list(recorder.partial_turns)
-            episode.record = EpisodeRecord(spec.id, new_events, epoch=episode.epoch)
+            files = None if spec.record is None else spec.record.files
+            record = episode.record = EpisodeRecord(spec.id, new_events, epoch=episode.epoch, files=files)
             # If it was paused again early, it has not replayed all its recorded turns.
-            episode.source = episode.record.tree()
+            episode.source = record.tree()
+            own = episode.images
+            if isinstance(own, dict) and not own.keys() >= set(record.image_digests):
+                episode.images = lambda: record.images(own)
             await self._flush()
         elif resumable:
             # The record is valid, and its end was not reached in this run: it is kept for the next one.
