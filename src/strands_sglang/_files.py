@@ -67,6 +67,16 @@ def replace_file(path: Path, *, sync: bool = False) -> Iterator[Path]:
         raise
 
 
+def sync_folder(folder: Path) -> None:
+    """Sync the names of a folder to disk, so that files created or renamed in it survive a failure of the machine."""
+    with suppress(OSError):  # not every platform can open and sync a directory
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def loads(data: bytes) -> Any:
     """Decode JSON.
 

@@ -1,11 +1,12 @@
 """Arbitrary Python values as JSON, for the ledger, for cache keys and for digests.
 
-Invariant: for equal plain data the bytes are equal; values that JSON cannot hold are written as their `repr`. Values
-that must come back exactly are not written with this module.
+Invariant: for equal plain data the bytes are equal; values that JSON cannot hold are written as their `repr`, and bytes
+as a short description. Values that must come back exactly are not written with this module.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -28,7 +29,7 @@ def dump_bytes(value: Any, *, sort_keys: bool = False, non_str_keys: bool = Fals
         b'{"a":"{2}","b":1}'
     """
     option = (orjson.OPT_SORT_KEYS if sort_keys else 0) | (orjson.OPT_NON_STR_KEYS if non_str_keys else 0)
-    return orjson.dumps(value, default=repr, option=option)
+    return orjson.dumps(value, default=described, option=option)
 
 
 def dump_text(value: Any) -> str:
@@ -41,7 +42,7 @@ def dump_text(value: Any) -> str:
     try:
         return dump_bytes(value).decode()
     except TypeError:
-        return json.dumps(value, default=repr)
+        return json.dumps(value, default=described)
 
 
 def load_text(text: Any) -> Any:
@@ -79,4 +80,17 @@ def jsonable(value: Any) -> Any:
         return str(value).encode(errors="backslashreplace").decode()
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 1 << 63):
         return value
-    return jsonable(repr(value))
+    return jsonable(described(value))
+
+
+def described(value: Any) -> str:
+    """Return what stands for a value that JSON cannot hold: its `repr`, or size and SHA-256 of bytes.
+
+    Example:
+        >>> described(b"abc")
+        '<bytes: 3 bytes, sha256 ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad>'
+    """
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(value)
+        return f"<{type(value).__name__}: {len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()}>"
+    return repr(value)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
+import pickle
+import random
+import struct
 import threading
+import zlib
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strands_sglang.chat import image_files
 from strands_sglang.chat.image_files import image_bytes, image_file, is_cheap, png_size, sources_in
 from strands_sglang.errors import UnsupportedContentError
 from support.pictures import chunk, image_block, png
@@ -114,3 +121,46 @@ def test_images_are_found_in_messages_and_tool_results() -> None:
     result = {"toolResult": {"toolUseId": "a", "content": [{"text": "x"}, image_block(two)]}}
     messages = [{"role": "user", "content": [image_block(one), {"text": "y"}]}, {"role": "user", "content": [result]}]
     assert list(sources_in(messages)) == [one, two]
+
+
+def test_a_known_object_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    real = hashlib.sha256
+
+    def counted(data: bytes) -> Any:
+        hashed.append(len(data))
+        return real(data)
+
+    monkeypatch.setattr(hashlib, "sha256", counted)
+    source = png(90, 60, 31)
+    file = image_file(source)
+    before = len(hashed)
+    assert all(image_file(source) is file for _ in range(3)) and is_cheap(source) and len(hashed) == before
+    equal = bytes(bytearray(source))
+    assert equal is not source
+    assert image_file(equal) is file and len(hashed) == before + 1, "another object with the same content"
+    assert image_file(equal) is file and image_file(source) is file and len(hashed) == before + 1
+    for _ in range(9):
+        assert image_file(bytes(bytearray(source))) is file
+    assert len(file.sources) == 4, "few objects are kept alive"
+    assert pickle.loads(pickle.dumps(file)).sources == []
+
+
+def test_objects_are_forgotten_with_their_file() -> None:
+    source = png(90, 60, 32)
+    file = image_file(source)
+    assert image_files.known_file(source) is file
+    del file
+    gc.collect()
+    assert image_files.known_file(source) is None
+
+
+def test_large_files_are_not_cheap() -> None:
+    noise = random.Random(1).randbytes(400 * 300 * 3)
+    rows = b"".join(b"\0" + noise[at : at + 1200] for at in range(0, len(noise), 1200))
+    header = struct.pack(">IIBBBBB", 400, 300, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    large = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, data) for name, data in parts)
+    assert not is_cheap(large)
+    file = image_file(large)
+    assert file.png is large and is_cheap(large)

@@ -18,6 +18,7 @@ import pytest
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger import shard as shard_module
 from strands_sglang.ledger.event import Event, EventKind, HashChain, decoded, encoded, first_link
+from strands_sglang.ledger.files import FileStore, file_digest
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.run_dir import shard_paths
 from strands_sglang.ledger.shard import ShardReader, ShardVerdict
@@ -291,3 +292,36 @@ def test_cost_per_token(tmp_path: Path, name: str, sampled: Any, tool: Any, syst
     )
     assert size / made.tokens < (6 if name == "long" else 12)
     assert loop / len(events) < 200e-6
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs names of open files")
+@pytest.mark.parametrize("durability", list(Durability))
+@pytest.mark.parametrize("stored", [False, True])
+async def test_files_are_as_durable_as_events(
+    tmp_path: Path, durability: Durability, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file and the folders that name it are synced before the event that refers to it, also if another wrote it."""
+    synced: list[str] = []
+    real = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path).as_posix())
+        real(descriptor)
+
+    digest = file_digest(b"content")
+    if stored:
+        FileStore(tmp_path).write(digest, b"content")
+    monkeypatch.setattr(os, "fsync", noted)
+    writer = LedgerWriter(tmp_path, durability=durability)
+    assert writer.put_file(b"content") == digest
+    plain_episode(writer.write)
+    await writer.flushed()
+    first, folder = f"files/{digest[:2]}", f"files/{digest[:2]}/"
+    before = synced[: next((at for at, name in enumerate(synced) if name.startswith("ledger")), len(synced))]
+    if durability is Durability.MACHINE:
+        content, *folders = before
+        assert content.startswith(folder) and folders == [first, "files", "."]
+    else:
+        assert not synced
+    writer.close()
+    assert FileStore(tmp_path).read(digest) == b"content"

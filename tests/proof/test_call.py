@@ -6,11 +6,13 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollout.test_pause import InterruptingEngine, run_to_end
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.ledger.event import EventKind
+from strands_sglang.proof.call import KeptFacts
 from strands_sglang.proof.certificate import Certificate
 from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.proof.verify import verify_events
@@ -117,3 +119,34 @@ def test_response_in_two_turns_with_another_attempt_is_found() -> None:
 @pytest.mark.parametrize("id", ["session-7", "", None, 5, "0" * 32, ["x"]], ids=repr)
 def test_request_ids_in_other_formats_are_ignored(id: Any) -> None:
     assert with_ids(lambda episode, number: id).proved
+
+
+def facts(kept: list[float], logprobs: list[float], temperature: float | None) -> tuple[int, str] | None:
+    """Return what is wrong with tokens that each have another one in their kept set."""
+    count = len(kept)
+    ids, offsets = (
+        np.array([[at, 99] for at in range(count)], np.int32).ravel(),
+        np.arange(count + 1, dtype=np.int32) * 2,
+    )
+    sets = KeptFacts(ids, offsets, np.array(kept))
+    return sets.problem(np.arange(count, dtype=np.int32), np.array(logprobs), temperature)
+
+
+@pytest.mark.parametrize(("temperature", "compared"), [(1.0, True), (1, True), (0, True), (1.5, False), (None, False)])
+def test_logprobs_are_compared_where_the_engine_reports_both_after_temperature(
+    temperature: float | None, compared: bool
+) -> None:
+    """With SGLANG_RETURN_ORIGINAL_LOGPROB, the logprob over everything is that of temperature 1."""
+    logits, hot = np.array([4.0, 3.0, 0.0, 0.0]), 1.5
+    original = logits[0] - np.log(np.exp(logits).sum())
+    over_set = logits[0] / hot - np.log(np.exp(logits[:2] / hot).sum())
+    assert over_set < original, "the engine is right, and so is the order"
+    assert (facts([over_set], [original], temperature) is not None) is compared
+    scaled = logits[0] / hot - np.log(np.exp(logits / hot).sum())
+    assert facts([over_set], [scaled], temperature) is None
+
+
+def test_logprobs_of_half_precision_are_not_reported() -> None:
+    assert facts([-8.01], [-8.0], 1.0) is None
+    assert facts([-8.1], [-8.0], 1.0) is not None
+    assert facts([-0.01], [-0.001], 1.0) is not None

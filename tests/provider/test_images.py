@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import threading
 import time
 from typing import Any
@@ -165,6 +167,13 @@ async def test_documents_and_videos_are_refused(kind: str) -> None:
         await Agent(model=model_of(engine), callback_handler=None).invoke_async([block, {"text": "x"}])
 
 
+def jpeg(seed: int) -> bytes:
+    """Return an image that must be converted."""
+    pictures, written = pytest.importorskip("PIL.Image"), io.BytesIO()
+    pictures.open(io.BytesIO(png(200, 100, seed))).save(written, "JPEG")
+    return written.getvalue()
+
+
 async def test_conversion_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, main, threads = scripted("x"), threading.get_ident(), list[int]()
     real = image_files._converted
@@ -175,15 +184,51 @@ async def test_conversion_does_not_block_the_event_loop(monkeypatch: pytest.Monk
         return real(source)
 
     monkeypatch.setattr(image_files, "_converted", slow)
-    import io
-
-    from PIL import Image
-
-    written = io.BytesIO()
-    Image.open(io.BytesIO(png(200, 100, 77))).save(written, "JPEG")
-    await Agent(model=model_of(engine), callback_handler=None).invoke_async([image_block(written.getvalue(), "jpeg")])
+    await Agent(model=model_of(engine), callback_handler=None).invoke_async([image_block(jpeg(77), "jpeg")])
     assert threads and main not in threads
     assert len(threads) == 1, "converted once"
+
+
+async def test_images_in_older_messages_are_converted_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as those of a conversation that another process began."""
+    main, threads = threading.get_ident(), list[int]()
+    real = image_files._converted
+
+    def noted(source: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return real(source)
+
+    monkeypatch.setattr(image_files, "_converted", noted)
+    before: Any = [
+        {"role": "user", "content": [image_block(jpeg(81), "jpeg"), {"text": "first"}]},
+        {"role": "assistant", "content": [{"text": "seen"}]},
+    ]
+    engine = scripted("x", "y")
+    agent = Agent(model=model_of(engine), messages=before, callback_handler=None)
+    await agent.invoke_async("second")
+    assert len(threads) == 1 and main not in threads
+    agent.messages[0]["content"][0] = image_block(jpeg(82), "jpeg")  # edited
+    await agent.invoke_async("third")
+    assert len(threads) == 2 and main not in threads
+
+
+async def test_a_turn_reads_only_its_new_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    real = hashlib.sha256
+
+    def counted(data: bytes) -> Any:
+        hashed.append(len(data))
+        return real(data)
+
+    engine = scripted(*(str(number) for number in range(6)))
+    agent = Agent(model=model_of(engine), callback_handler=None)
+    images = [png(140, 84, seed) for seed in range(100, 106)]
+    monkeypatch.setattr(hashlib, "sha256", counted)
+    for image in images:
+        hashed.clear()
+        await agent.invoke_async([image_block(image), {"text": "next"}])
+        assert hashed == [len(image)]
+    assert [len(call.asked["images"]) for call in engine.calls] == [1, 2, 3, 4, 5, 6]
 
 
 async def test_a_trimmed_conversation_forks_with_its_images() -> None:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import pickle
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
+from strands.hooks import BeforeToolCallEvent
 
 from strands_sglang import SGLangModel
-from strands_sglang.engine import Generation
+from strands_sglang.engine import FinishReason, Generation, VersionSpan
+from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.files import FileStore, file_digest
+from strands_sglang.ledger.record import EpisodeRecord, PortableRecord
 from strands_sglang.ledger.table import to_arrow, trajectory_of
 from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import EndReason, ReplayVerdict, Task, replay
+from strands_sglang.rollout import EndReason, Episode, Limits, ReplayVerdict, Task, replay
+from strands_sglang.rollout.agent_runner import AgentOutcome
+from strands_sglang.rollout.resume import restored
+from strands_sglang.rollout.workers.local import LocalWorker
+from strands_sglang.rollout.workers.ray_pool import RayWorker
+from strands_sglang.rollout.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.exports import read_jsonl, write_jsonl
 from support.pictures import image_block, png
 from support.rollout.scripts import PromptEngine, assert_proved, assert_same, crashed, record_of, run, summaries
@@ -161,6 +173,54 @@ async def test_verify_notices_images(tmp_path: Path, damage: str) -> None:
     assert "image" in certificate.text()
 
 
+def prepared(task: Task, model: SGLangModel) -> Any:
+    """Return an agent with bytes in places that no prompt has: arguments of a tool, and a message that is refused."""
+    agent = build(task, model)
+
+    def add_picture(event: BeforeToolCallEvent) -> None:
+        event.tool_use["input"]["picture"] = ARGUMENT
+
+    agent.add_hook(add_picture, BeforeToolCallEvent)
+
+    async def ask() -> None:
+        await agent.invoke_async(task.prompt)
+        result: Any = {"toolUseId": "x", "status": "success", "content": [image_block(REFUSED)]}
+        data: Any = {"toolUseId": "y", "status": "success", "content": [{"json": {"__file__": "0" * 64, "raw": b"x"}}]}
+        await agent.invoke_async([{"toolResult": result}, {"toolResult": data}, document_block(b"%PDF " * 10_000)])
+
+    return ask
+
+
+ARGUMENT, REFUSED = png(30, 20, 51), b"\x89PNG no image " * 10_000
+
+
+def document_block(data: bytes) -> Any:
+    return {"document": {"format": "pdf", "name": "x", "source": {"bytes": data}}}
+
+
+@pytest.mark.parametrize("lost", ["argument", "refused", "document"])
+async def test_verify_reads_the_files_of_every_event(tmp_path: Path, lost: str) -> None:
+    (episode,) = await run(prepared, TASKS[1:], engine(), tmp_path / "run", **OPTIONS)
+    assert episode.end_reason is EndReason.AGENT_ERROR, "the last message was refused"
+    assert not verify(tmp_path / "run").found[FindingKind.FILE_MISSING], "data that looks like a reference is none"
+    data = {"argument": ARGUMENT, "refused": REFUSED, "document": b"%PDF " * 10_000}[lost]
+    path = FileStore(tmp_path / "run").find(file_digest(data))
+    assert path is not None
+    path.unlink()
+    assert verify(tmp_path / "run").found[FindingKind.FILE_MISSING] == 1
+
+
+async def test_end_events_have_references_in_place_of_bytes(tmp_path: Path) -> None:
+    await run(prepared, TASKS[1:], engine(), tmp_path / "run", **OPTIONS)
+    end = record_of(tmp_path / "run", "b/0").end
+    assert end is not None
+    written = orjson.dumps(end.data).decode()
+    assert len(written) < 20_000 and "no image" not in written and "%PDF" not in written
+    assert file_digest(REFUSED) in written and "<bytes: 1 bytes, sha256" in written
+    again = restored(record_of(tmp_path / "run", "b/0"))
+    assert again.messages[-1]["content"][0]["toolResult"]["content"] == [image_block(REFUSED)]
+
+
 async def test_exports_have_the_images_and_agree_with_the_ledger(tmp_path: Path) -> None:
     result = await recorded(tmp_path / "run")
     path = tmp_path / "rows.jsonl"
@@ -183,6 +243,83 @@ async def test_exports_have_the_images_and_agree_with_the_ledger(tmp_path: Path)
 async def test_a_run_in_memory_has_its_images() -> None:
     (episode,) = await run(build, TASKS[:1], engine(), None, **OPTIONS)
     assert set(episode.image_files) == {image.digest for one in episode.trajectories for image in one.images}
+
+
+async def paused_after(turns: int, record: EpisodeRecord | None = None) -> Episode:
+    """Run the second task without a directory, and return the episode paused in the turn after so many."""
+    asked, signal = engine(), asyncio.Event()
+    real = asked.generate
+
+    async def generate(*arguments: Any, **options: Any) -> Generation:
+        made = await real(*arguments, **options)
+        if len(asked.calls) <= turns:
+            return made
+        signal.set()
+        ids, logprobs, spans = made.token_ids[:1], made.logprobs[:1], (VersionSpan("v1", 0, 1),)
+        return dataclasses.replace(
+            made, token_ids=ids, logprobs=logprobs, versions=spans, finish_reason=FinishReason.ABORT
+        )
+
+    asked.generate = generate  # type: ignore[method-assign]
+    run_spec = RunSpec(build, None, asked.tokenizer, asked, Limits(), OPTIONS, None, "run", pausable=True)
+    worker = LocalWorker(run_spec)
+    work = asyncio.ensure_future(worker.run(EpisodeSpec(TASKS[1], 0, record=record), pause=signal))
+    if record is not None:
+        await asyncio.sleep(0)
+        worker.pause(record.id, 0.1)  # before anything is replayed
+    episode = await work
+    await worker.close()
+    assert episode.end_reason is EndReason.PAUSED and episode.record is not None
+    return episode
+
+
+async def test_a_portable_record_has_its_images() -> None:
+    """No directory has them: they are in the task and in the tool results."""
+    episode = await paused_after(2)
+    wanted = {image.digest for one in episode.trajectories for image in one.images}
+    assert len(wanted) == 1 and episode.record is not None
+    record = pickle.loads(pickle.dumps(PortableRecord(episode.record))).record
+    assert record.image_digests == sorted(wanted)
+    images = record.images()
+    assert images.keys() == wanted and all(file_digest(data) == digest for digest, data in images.items())
+    worker = LocalWorker(RunSpec(build, None, engine().tokenizer, engine(), Limits(), OPTIONS, None, "run"))
+    ended = await worker.end_without_running(
+        EpisodeSpec(TASKS[1], 0, record=record), AgentOutcome(EndReason.NOT_NEEDED)
+    )
+    assert ended.image_files == images
+    await worker.close()
+
+
+async def test_an_episode_that_is_paused_again_at_once_has_the_images_of_its_record() -> None:
+    first = await paused_after(2)
+    again = await paused_after(0, first.record)
+    wanted = {image.digest for one in again.trajectories for image in one.images}
+    assert wanted and again.image_files.keys() >= wanted
+
+
+async def test_a_portable_record_says_where_its_files_are(tmp_path: Path) -> None:
+    await recorded(tmp_path / "run")
+    record = record_of(tmp_path / "run", "b/0")
+    carried = pickle.dumps(PortableRecord(record))
+    assert len(carried) < 20_000, "images are named, not carried"
+    again = pickle.loads(carried).record
+    assert again.images() == record.images() and len(again.images()) == 2
+    one = FileStore(tmp_path / "run").find(record.image_digests[0])
+    assert one is not None
+    one.unlink()
+    with pytest.raises(LedgerError, match="no file"):
+        again.images()
+
+
+async def test_a_worker_reads_no_images_of_a_record(tmp_path: Path) -> None:
+    """A record without its files does not fail on the worker: the images are read by whoever needs them."""
+    await recorded(tmp_path / "run")
+    record = record_of(tmp_path / "run", "b/0")
+    shutil.rmtree(tmp_path / "run" / "files")
+    run_spec = RunSpec(build, None, engine().tokenizer, engine(), Limits(), OPTIONS, None, "run", tune_runtime=False)
+    worker = RayWorker(run_spec, "0")
+    (episode, _), tree, _, images = await worker.run(EpisodeSpec(TASKS[1], 0, record=record, unscored=True))
+    assert images is None and tree.has_images and not episode.images
 
 
 async def test_images_in_a_task_survive_copies_and_files(tmp_path: Path) -> None:

@@ -157,3 +157,12 @@ async def test_exports_and_slime(tmp_path: Path) -> None:
     (without,) = samples_of(Sample(), other, decode=str, truncated=True)
     assert without.remove_sample
     assert without.metadata["strands_sglang"]["removed"] == RemovalReason.NO_KEPT_SETS.value
+
+
+@pytest.mark.parametrize(("sampling", "recorded"), [({}, 1.0), ({"temperature": 1.5}, 1.5)])
+async def test_temperature_is_recorded_with_sets(tmp_path: Path, sampling: dict[str, Any], recorded: float) -> None:
+    """Whether the two logprobs of a token can be compared depends on it."""
+    await run(build, [TASK], PromptEngine(steps(1)), tmp_path / "run", sampling_params={"top_p": 0.8, **sampling})
+    assert {call.data["detail"]["temperature"] for call in record_of(tmp_path / "run", "t/0").calls} == {recorded}
+    await run(build, [TASK], PromptEngine(steps(1)), tmp_path / "other", sampling_params=sampling)
+    assert not any("temperature" in call.data["detail"] for call in record_of(tmp_path / "other", "t/0").calls)

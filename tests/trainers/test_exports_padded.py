@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.tokens import TokenTree, VersionSpan
+from strands_sglang.tokens import Join, KeptSets, TokenTree, VersionSpan
 from strands_sglang.trainers.exports import Advantages, Side, padded_batch
 from strands_sglang.trainers.rows import Branches, branches_of, rows
 from support.rollout.agent_kinds import plain
@@ -160,3 +161,48 @@ def test_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch)
     tensors = batch.to_torch()
     assert set(tensors) == set(batch) and all(made == ("tensor", batch[name]) for name, made in tensors.items())
+
+
+def truncated(id: str, *, sets: bool = True) -> TokenTree:
+    """Return a tree of two turns that were sampled with truncation."""
+    tree = TokenTree(id)
+    first = KeptSets.of([[10, 5], [11]], [-0.5, 0.0]) if sets else None
+    turn = tree.commit(tree.prepare(None, context=[1, 2]), [10, 11], [-1.0, -1.1], kept=first)
+    last = KeptSets.of([[12, 6, 7]], [-0.25])
+    tree.commit(tree.prepare(turn, context=[4], join=Join.PROVED), [12], [-1.2], kept=last)
+    return tree
+
+
+@pytest.mark.parametrize("side", [Side.RIGHT, Side.LEFT])
+def test_kept_sets_are_flat_and_a_block_only_if_asked_for(side: Side) -> None:
+    short = TokenTree("t/1")
+    short.commit(short.prepare(None, context=[1]), [3], [-0.3], kept=KeptSets.of([[3, 8]], [-0.1]))
+    episodes = [episode_of(truncated("t/0")), episode_of(short)]
+    batch = padded_batch(episodes, pad_token_id=PAD, side=side, multiple_of=4)
+    assert "kept_block" not in batch and "kept_mask" not in batch
+    assert batch["kept_ids"].tolist() == [10, 5, 11, 12, 6, 7, 3, 8] and batch["kept_offsets"].shape == (2, 9)
+    found = [[batch["kept_ids"][first:end].tolist() for first, end in pairwise(row)] for row in batch["kept_offsets"]]
+    rows = [[[], [], [10, 5], [11], [], [12, 6, 7]], [[], [3, 8]]]
+    padding: list[list[list[int]]] = [[[]] * 2, [[]] * 6]
+    right = side is Side.RIGHT
+    assert found == [(row + more) if right else (more + row) for row, more in zip(rows, padding, strict=True)]
+    assert batch["kept_logprobs"][0].tolist() == (
+        [0, 0, -0.5, 0, 0, -0.25, 0, 0] if right else [0] * 4 + [-0.5, 0, 0, -0.25]
+    )
+    block = padded_batch(episodes, pad_token_id=PAD, side=side, multiple_of=4, kept_block=True)
+    assert block["kept_block"].shape == block["kept_mask"].shape == (2, 8, 3)
+    assert [
+        [one[mask].tolist() for one, mask in zip(*row, strict=True)]
+        for row in zip(block["kept_block"], block["kept_mask"], strict=True)
+    ] == found
+    assert (block["kept_block"][~block["kept_mask"]] == -1).all()
+
+
+def test_rows_without_kept_sets_are_not_trained_beside_rows_with_them(caplog: pytest.LogCaptureFixture) -> None:
+    """A turn that was aborted without its sets, for example."""
+    episodes = [episode_of(truncated("t/0")), episode_of(truncated("t/1", sets=False))]
+    batch = padded_batch(episodes, pad_token_id=PAD)
+    assert batch["kept_known"].tolist() == [True, False]
+    assert batch["loss_mask"].tolist() == [[0, 0, 1, 1, 0, 1], [0] * 6]
+    assert "without_sets=<1>" in caplog.text
+    assert "kept_known" not in padded_batch([episode_of(large())], pad_token_id=PAD)

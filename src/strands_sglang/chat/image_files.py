@@ -3,6 +3,9 @@
 A lossless file is sent, so that engine and trainer see the same pixels (JPEG is decoded differently on CPU and GPU). A
 PNG that is already 8-bit RGB is sent unchanged. Everything else is converted with Pillow (the extra `images`).
 
+A conversation repeats its images with every call, so a file remembers the objects that it was made from: looking up the
+same object again reads none of its bytes.
+
 Invariant: the same block always gives the same file within a process, and a file that is returned is a complete PNG.
 """
 
@@ -46,6 +49,11 @@ class ImageFile:
     """Width in pixels."""
     height: int
     """Height in pixels."""
+    sources: list[bytes] = field(default_factory=list, repr=False)
+    """The last objects that it was made from."""
+
+    def __reduce__(self) -> tuple[type[ImageFile], tuple[Any, ...]]:
+        return ImageFile, (self.png, self.digest, self.width, self.height)
 
 
 class ImageDigest(str):
@@ -66,7 +74,13 @@ class ImageDigest(str):
 
 
 _files: weakref.WeakValueDictionary[bytes, ImageFile] = weakref.WeakValueDictionary()
+_by_source: weakref.WeakValueDictionary[int, ImageFile] = weakref.WeakValueDictionary()
+"""By the id of an object in `ImageFile.sources`, which the file keeps alive."""
 _lock = threading.Lock()
+_SOURCES = 4
+"""Objects that a file remembers. Equal images may be several objects."""
+_SMALL_BYTES = 1 << 18
+"""A plain PNG of at most so many bytes is checked at once, a larger one in a thread."""
 
 
 def image_file(source: bytes) -> ImageFile:
@@ -79,24 +93,43 @@ def image_file(source: bytes) -> ImageFile:
         UnsupportedContentError: It is not a complete image, or it is too large.
         ConfigurationError: It must be converted, and Pillow is not installed.
     """
+    if (known := known_file(source)) is not None:
+        return known
     key = hashlib.sha256(source).digest()
     with _lock:
         known = _files.get(key)
-    if known is not None:
-        return known
-    size = png_size(source)
-    png, size = (source, size) if size is not None else _converted(source)
-    digest = key if png is source else hashlib.sha256(png).digest()
-    made = ImageFile(png, digest.hex(), *size)
+    if known is None:
+        size = png_size(source)
+        png, size = (source, size) if size is not None else _converted(source)
+        digest = key if png is source else hashlib.sha256(png).digest()
+        known = ImageFile(png, digest.hex(), *size)
     with _lock:
-        return _files.setdefault(key, made)
+        known = _files.setdefault(key, known)
+        _remember(known, source)
+    return known
+
+
+def known_file(source: bytes) -> ImageFile | None:
+    """Return the image of an object that `image_file` was called with; None if it has to be read."""
+    with _lock:
+        known = _by_source.get(id(source))
+        return known if known is not None and any(one is source for one in known.sources) else None
+
+
+def _remember(file: ImageFile, source: bytes) -> None:
+    if any(one is source for one in file.sources):
+        return
+    if len(file.sources) == _SOURCES:
+        _by_source.pop(id(file.sources.pop(0)), None)
+    file.sources.append(source)
+    _by_source[id(source)] = file
 
 
 def is_cheap(source: bytes) -> bool:
-    """Return whether `image_file` takes no long time: the file is known, or need not be converted."""
-    with _lock:
-        known = hashlib.sha256(source).digest() in _files
-    return known or source[24:26] == bytes(_RGB8)
+    """Return whether `image_file` takes no long time: the file is known, or it is small and need not be converted."""
+    if known_file(source) is not None:
+        return True
+    return len(source) <= _SMALL_BYTES and source[24:26] == bytes(_RGB8)
 
 
 def image_bytes(block: Any) -> bytes:

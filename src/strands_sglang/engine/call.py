@@ -21,6 +21,7 @@ from strands_sglang.engine import response as faults
 from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import MAX_BODY_BYTES, LoopPool, attempt_timeout, exchange
 from strands_sglang.engine.continuation import Continuation, NextStep, is_interrupted, no_progress
+from strands_sglang.engine.kept_sets import cut_sets, sets_in, with_sets
 from strands_sglang.engine.pinning import WorkerPin
 from strands_sglang.engine.protocol import AbortPolicy, Generation, pause_requested
 from strands_sglang.engine.request import GenerateRequest
@@ -139,7 +140,10 @@ class Call:
                 if self._retries is not None:
                     self._retries.progressed(since)
                 return part
-            self._continuation = Continuation(self._request.sampling, self._request.extra, on_abort=self._on_abort)
+            request = self._request
+            self._continuation = Continuation(
+                request.sampling, request.extra, on_abort=self._on_abort, kept_sets=request.kept_sets
+            )
         step = self._continuation.add(part, interrupted=interrupted)
         self._requests_counted = self._requests
         if step is NextStep.RESTART:
@@ -200,9 +204,18 @@ class Call:
             pool.slots.release()
         pool.server_history.record_answer()
         try:
-            return self._parsed(response.loads(content), rid)
+            return await self._decoded(content, rid)
         except orjson.JSONDecodeError as error:
             raise TransientFault(not_json(self._url, error)) from error
+
+    async def _decoded(self, content: bytes, rid: str) -> Generation:
+        if not self._request.kept_sets:
+            return self._parsed(response.loads(content), rid)
+        content, sets = cut_sets(content)
+        answer = response.loads(content)
+        if isinstance(answer, dict) and isinstance(meta := answer.get("meta_info"), dict):
+            sets = sets_in(meta) or sets
+        return await with_sets(self._parsed(answer, rid), [] if sets is None else [sets])
 
     def _limits(self) -> aiohttp.ClientTimeout | None:
         """Return the time limits of an attempt to reach a server that never answered; None for those of the pool."""
@@ -240,7 +253,6 @@ class Call:
                 partial=partial,
                 computed_ids=request.computed_ids if ended else None,
                 counts_images="image_data" not in (request.extra or ()),
-                kept_sets=request.kept_sets,
             )
         except response.RefusedInside as refusal:
             raise faults.from_message(refusal.status, refusal.message, str(self._url)) from None

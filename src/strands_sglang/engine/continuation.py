@@ -63,9 +63,20 @@ class Continuation:
         extra: Further fields of the request.
         on_abort: What to do when the engine ends a part with `abort`.
         kept: A part of the turn from an earlier call; None if there is none.
+        kept_sets: Whether the turn must have the kept sets of truncated sampling. A part that lacks them is discarded:
+            the rest of the turn has sets, and only a turn that has all of them can be trained.
     """
 
-    __slots__ = ("_budget", "_discarded", "_dropped_requests", "_on_abort", "_parts", "_sampling", "_whole")
+    __slots__ = (
+        "_budget",
+        "_discarded",
+        "_dropped_requests",
+        "_kept_sets",
+        "_on_abort",
+        "_parts",
+        "_sampling",
+        "_whole",
+    )
 
     def __init__(
         self,
@@ -74,9 +85,11 @@ class Continuation:
         *,
         on_abort: AbortPolicy = AbortPolicy.CONTINUE,
         kept: Generation | None = None,
+        kept_sets: bool = False,
     ) -> None:
         self._sampling = sampling
         self._on_abort = on_abort
+        self._kept_sets = kept_sets
         # None: parts of this turn cannot be continued.
         self._budget: int | None = sampling["max_new_tokens"] if can_continue(sampling, extra) else None
         self._parts: list[Generation] = []
@@ -161,7 +174,7 @@ class Continuation:
         return turn
 
     def _keep_or_discard(self, part: Generation) -> bool:
-        if self._budget is None:
+        if self._budget is None or (self._kept_sets and part.kept is None):
             self._discarded += len(part) + part.discarded_tokens
             self._dropped_requests += part.requests
             return False

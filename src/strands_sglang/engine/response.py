@@ -33,13 +33,10 @@ from strands_sglang.errors import (
     CountMismatchError,
     EngineError,
     EngineUnavailableError,
-    KeptSetsMissingError,
     MalformedResponseError,
     RequestRejectedError,
-    TreeError,
 )
 from strands_sglang.tokens.arrays import VersionSpan
-from strands_sglang.tokens.kept_sets import KeptSets
 
 _KEY = b'"output_token_logprobs":[['
 _END = b"null]]"
@@ -59,8 +56,6 @@ _TAKEN = (
     "output_token_logprobs_length",
     "routed_experts",
 )
-KEPT_KEYS = ("output_token_sampling_mask", "output_token_sampling_logprobs")
-"""Keys of meta_info with one entry per sampled token, if kept sets were requested."""
 # The engine's finish reasons, and the key of their detail.
 _KINDS = {
     "stop": (FinishReason.STOP, "matched"),
@@ -110,7 +105,6 @@ def parse(
     partial: bool = False,
     computed_ids: array[int] | None = None,
     counts_images: bool = True,
-    kept_sets: bool = False,
 ) -> Generation:
     """Check an answer and convert it to a `Generation`.
 
@@ -123,7 +117,6 @@ def parse(
         partial: Whether the answer comes from the middle of a stream and may be unfinished.
         computed_ids: The ids that the engine must have computed; None: it is not asked.
         counts_images: Whether `sent_tokens` counts every position of images; if not, the engine's count is taken.
-        kept_sets: Whether the kept sets of truncated sampling were requested.
 
     Raises:
         RefusedInside: The answer is a refusal or a server fault.
@@ -138,7 +131,7 @@ def parse(
     counted = meta.get("prompt_tokens")
     if not counts_images and isinstance(counted, int):
         sent_tokens = counted
-    if computed_ids is not None:
+    if computed_ids is not None and (count or reason is not FinishReason.ABORT):
         _check_computed(answer.get("prompt_token_ids"), computed_ids)
     if counted != sent_tokens and counted is not None:
         raise CountMismatchError(
@@ -154,8 +147,7 @@ def parse(
     cached = meta.get("cached_tokens")
     spec = _spec(meta) if "spec_verify_ct" in meta else None
     experts = None if experts_start is None else _experts(meta, sent_tokens + count - 1, experts_start)
-    kept = _kept(meta, count) if kept_sets else None
-    for key in (*_TAKEN, *KEPT_KEYS, "output_token_sampling_mask_length") if kept_sets else _TAKEN:
+    for key in _TAKEN:
         meta.pop(key, None)
     return Generation(
         token_ids,
@@ -172,7 +164,7 @@ def parse(
         experts,
         spec,
         meta,
-        kept,
+        None,
         text if isinstance(text := answer.get("text"), str) else None,
     )
 
@@ -273,22 +265,6 @@ def _experts(meta: dict[str, Any], fed_tokens: int, start: int) -> RoutedExperts
             f"routed experts from position {start} of {fed_tokens} must be a string, got {_short(data)}"
         )
     return RoutedExperts((data,), (rows,), start)
-
-
-def _kept(meta: dict[str, Any], count: int) -> KeptSets:
-    """Return the kept sets of an answer; `Generation` checks that they fit the tokens."""
-    sets, logprobs = meta.get("output_token_sampling_mask"), meta.get("output_token_sampling_logprobs")
-    if not count and not sets:
-        return KeptSets.of((), ())
-    if not isinstance(sets, list) or not isinstance(logprobs, list):
-        raise KeptSetsMissingError(
-            "the answer has no kept sets, which truncated sampling needs for exact training: SGLang 0.5.21 and newer "
-            "return them; is there a proxy in between that drops fields of the request? kept_sets=False samples without"
-        )
-    try:
-        return KeptSets.of(sets, logprobs)
-    except (TreeError, TypeError, IndexError) as error:
-        raise MalformedResponseError(f"kept sets must be lists of ids with logprobs: {error}") from error
 
 
 def _spec(meta: dict[str, Any]) -> SpecInfo | None:

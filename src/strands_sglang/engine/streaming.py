@@ -1,7 +1,8 @@
 """Streaming calls: tokens as they are sampled, and the complete `Generation` at the end.
 
 By default the engine repeats the whole output so far in each server-sent event; with `--incremental-streaming-output`
-it sends only what is new. `Accumulator` returns the whole output so far in both cases.
+it sends only what is new. `Accumulator` returns the whole output so far in both cases. Kept sets are not decoded before
+the stream has ended.
 
 Invariant: the tokens of all chunks, concatenated, are the tokens of the `Generation` in the last one. Tokens that were
 delivered are never withdrawn: a broken stream is continued after them, or ends in `StreamInterruptedError`.
@@ -24,8 +25,9 @@ from strands_sglang.engine.call import Call, not_json
 from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import MAX_ANSWER_BYTES, check_encoding, closed_error, read, translate
 from strands_sglang.engine.continuation import is_interrupted, no_progress
+from strands_sglang.engine.kept_sets import SetsText, check_missing, cut_sets, sets_in, with_sets
 from strands_sglang.engine.protocol import Generation
-from strands_sglang.engine.response import KEPT_KEYS, TransientFault
+from strands_sglang.engine.response import TransientFault
 from strands_sglang.errors import (
     AttemptTimeoutError,
     ConnectionLostError,
@@ -65,7 +67,8 @@ class GenerationChunk:
 class StreamingCall(Call):
     """A call whose tokens are yielded as they are sampled."""
 
-    __slots__ = ()
+    __slots__ = ("_output",)
+    _output: Accumulator
 
     async def chunks(self, scope: Callable[[], CancelScope]) -> AsyncGenerator[GenerationChunk, None]:
         """Yield new tokens; the last chunk carries the complete turn.
@@ -92,6 +95,9 @@ class StreamingCall(Call):
                 await snapshots.aclose()
             outcome: Generation | TransientFault | None = fault or no_progress(None)
             if part is not None:
+                if self._request.kept_sets:
+                    with scope():
+                        part = await with_sets(part, self._output.sets)
                 if len(part) > seen and is_interrupted(part, self._on_abort):
                     yield GenerationChunk(part.token_ids[seen:], part.logprobs[seen:])
                     seen = len(part)
@@ -104,6 +110,11 @@ class StreamingCall(Call):
                     await self.retries.after(outcome)
 
     def _before_restart(self, part: Generation, fault: TransientFault | None) -> None:
+        if self._request.kept_sets and part.kept is None:
+            raise StreamInterruptedError(
+                f"the engine interrupted a streamed turn ({part.finish_detail}) and returned its tokens without their "
+                "kept sets, so that the turn could not be trained"
+            )
         raise StreamInterruptedError(
             f"the stream broke in the middle of a turn ({fault or part.finish_detail}) and cannot be continued "
             "exactly: its sampling parameters keep state in the request (stop strings, grammar, penalties) or leave "
@@ -141,7 +152,7 @@ class StreamingCall(Call):
                     raise fault
                 check_encoding(http)
                 pool.server_history.record_answer()
-            output = Accumulator()
+            output = self._output = Accumulator(kept_sets=self._request.kept_sets)
             events = payloads(http.content)
             versions: tuple[VersionSpan, ...] = ()
             while not ended:
@@ -156,6 +167,8 @@ class StreamingCall(Call):
                     raise faults.from_message(status, str(error.get("message")), str(url))
                 has_versions, ended = _has(answer, "weight_versions"), _has(answer, "finish_reason")
                 part = self._parsed(answer, rid, partial=True, ended=ended)
+                if self._request.kept_sets and not ended and not output.sets:
+                    check_missing(part)
                 if len(part) < (versions[-1].end if versions else 0):
                     raise CountMismatchError(f"the stream of {url} withdrew tokens it had sent")
                 if not has_versions:
@@ -231,12 +244,18 @@ async def payloads(content: aiohttp.StreamReader) -> AsyncIterator[list[bytes]]:
 
 
 class Accumulator:
-    """Converts events into the whole output so far, whichever way the engine streams."""
+    """Converts events into the whole output so far, whichever way the engine streams.
 
-    def __init__(self) -> None:
+    Args:
+        kept_sets: Whether the events have kept sets, which are collected in `sets` and not decoded.
+    """
+
+    def __init__(self, *, kept_sets: bool = False) -> None:
         self._ids: list[Any] = []
-        self._sets: dict[str, list[Any]] = {name: [] for name in KEPT_KEYS}
         self._entries: list[Any] = []
+        self._kept_sets = kept_sets
+        self.sets: list[SetsText] = []
+        """The kept sets of the whole output, in order, as they were received."""
 
     def take(self, arrived: list[bytes]) -> Any:
         """Take the events that have arrived; return the newest answer, with the whole output in it.
@@ -244,14 +263,27 @@ class Accumulator:
         Raises:
             orjson.JSONDecodeError: An event is not JSON.
         """
-        newest = response.loads(arrived[-1])
+        newest, sets = self._loads(arrived[-1])
         if _is_increment(newest):
             for event in arrived[:-1]:
-                self._add(response.loads(event))
-        self._add(newest)  # an event with the whole output replaces those before it
+                self._add(*self._loads(event))
+        elif self._kept_sets and sets is None and len(arrived) > 1:
+            # The answer to a request aborted in the queue has no sets. The event before it has them.
+            before = cut_sets(arrived[-2])[1]
+            self.sets = self.sets if before is None else [before]
+        self._add(newest, sets)  # an event with the whole output replaces those before it
         return newest
 
-    def _add(self, answer: Any) -> None:
+    def _loads(self, event: bytes) -> tuple[Any, SetsText | None]:
+        if not self._kept_sets:
+            return response.loads(event), None
+        event, sets = cut_sets(event)
+        answer = response.loads(event)
+        if isinstance(answer, dict) and isinstance(meta := answer.get("meta_info"), dict):
+            sets = sets_in(meta) or sets
+        return answer, sets
+
+    def _add(self, answer: Any, sets: SetsText | None) -> None:
         if not isinstance(answer, dict) or not isinstance(meta := answer.get("meta_info"), dict):
             return
         ids, entries = answer.get("output_ids"), meta.get("output_token_logprobs")
@@ -261,15 +293,14 @@ class Accumulator:
             # The answer to a request aborted in the queue has all logprobs but only the last id.
             answer["output_ids"] = None
             return
+        if sets is not None and not _is_increment(answer):
+            self.sets.clear()
+        if sets is not None:
+            self.sets.append(sets)
         if _is_increment(answer):
             answer["output_ids"] = ids = self._ids + ids
             meta["output_token_logprobs"] = entries = self._entries + entries
-            for name, earlier in self._sets.items():
-                if isinstance(meta.get(name), list):
-                    meta[name] = earlier + meta[name]
         self._ids, self._entries = ids, entries
-        for name in self._sets:
-            self._sets[name] = meta[name] if isinstance(meta.get(name), list) else []
 
 
 def _width(entries: list[Any]) -> int:

@@ -2,25 +2,27 @@
 
     files/ab/cdef….png     an image; other files have the suffix .bin
 
-Events refer to a file by its digest, so the chain and the seal cover it: a file that was changed or is missing is
-noticed: `verify` reads the images of prompts and the files of tasks and tool results. Plain data (tasks, tool results,
-messages) has a *reference* in place of bytes: `{"__file__": digest}`, or the
-content itself where nothing is stored: `{"__bytes__": base64}`.
+Events refer to a file by its digest, so the chain and the seal cover it: `verify` reads every file that an event refers
+to, and notices one that was changed or is missing. Plain data (tasks, tool arguments and results, messages) has a
+*reference* in place of bytes: `{"__file__": digest}`, or the content itself where nothing is stored:
+`{"__bytes__": base64}`.
 
 Invariants: a file exists complete, or not at all, before an event that refers to it is written. What is read has the
-digest it was asked for. `with_images` gives back the images that `plain` replaced.
+digest it was asked for. `with_images` gives back the images that `plain` or `with_references` replaced.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from strands_sglang._files import open_file, replace_file
+from strands_sglang._files import open_file, replace_file, sync_folder
 from strands_sglang.errors import LedgerError
 
 FOLDER = "files"
@@ -79,22 +81,28 @@ class FileStore:
             raise LedgerError(f"{path} was changed: its content has another digest than its name")
         return data
 
-    def write(self, digest: str, data: bytes) -> None:
+    def write(self, digest: str, data: bytes, *, sync: bool = False) -> None:
         """Store a file, unless it is stored already.
 
         Args:
             digest: Its digest.
             data: Its content.
+            sync: Whether to wait until it is on disk. One that another process stored is synced as well.
 
         Raises:
             OSError: It cannot be written.
         """
         path = self._path(digest, ".png" if data.startswith(_PNG) else ".bin")
-        if path.is_file() and path.stat().st_size == len(data):
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(path) as temporary:
-            temporary.write_bytes(data)
+        if not path.is_file() or path.stat().st_size != len(data):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replace_file(path, sync=sync) as temporary:
+                temporary.write_bytes(data)
+        elif sync:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        if sync:
+            for folder in (path.parent, self.folder, self.folder.parent):
+                sync_folder(folder)
 
     def _path(self, digest: str, suffix: str) -> Path:
         return self.folder / digest[:2] / f"{digest[2:]}{suffix}"
@@ -113,6 +121,39 @@ def plain(value: Any, put: Put | None) -> Any:
     if type(value) is dict:
         return {name: plain(item, put) for name, item in value.items()}
     return [plain(item, put) for item in value] if type(value) is list else value
+
+
+def with_references(content: Any, put: Put) -> Any:
+    """Return content blocks with references in place of the bytes of images, documents and videos.
+
+    Blocks in tool results are included. Bytes elsewhere, such as in JSON, are not replaced: data of models and tools
+    that looks like a reference is never taken for one. Content without such bytes is returned unchanged.
+
+    Args:
+        content: Content blocks; anything else is returned unchanged.
+        put: Stores a file.
+    """
+    if not isinstance(content, list):
+        return content
+    blocks = [_with_references(block, put) for block in content]
+    return blocks if any(one is not other for one, other in zip(blocks, content, strict=True)) else content
+
+
+def _with_references(block: Any, put: Put) -> Any:
+    if not isinstance(block, dict):
+        return block
+    for kind, value in block.items():
+        if not isinstance(value, dict):
+            continue
+        if kind == "toolResult":
+            inside = with_references(value.get("content"), put)
+            if inside is not value.get("content"):
+                return {**block, kind: {**value, "content": inside}}
+        elif isinstance(source := value.get("source"), dict) and not isinstance(source.get("bytes"), str | None):
+            data = source["bytes"]
+            stored = plain(data, put) if isinstance(data, (bytes, bytearray)) else f"<{type(data).__name__}>"
+            return {**block, kind: {**value, "source": {**source, "bytes": stored}}}
+    return block
 
 
 def bytes_of(value: Any, files: FileStore | None) -> Any:
@@ -137,6 +178,20 @@ def bytes_of(value: Any, files: FileStore | None) -> Any:
                 raise LedgerError(f"file {item:.80} is needed, and the run that has it is not known")
             return files.read(item)
     raise LedgerError(f"{value!r:.80} is no reference to bytes")
+
+
+def contents_in(value: Any) -> Iterator[bytes]:
+    """Yield the content that references in plain data hold, at any depth; those that name a file are skipped."""
+    if isinstance(value, dict):
+        if len(value) == 1 and isinstance(value.get(BYTES_KEY), str):
+            with suppress(LedgerError):
+                yield bytes_of(value, None)
+        else:
+            for item in value.values():
+                yield from contents_in(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from contents_in(item)
 
 
 def with_images(content: Any, files: FileStore | None) -> Any:

@@ -8,15 +8,17 @@ error.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from strands_sglang._terminal import escape_for_terminal
-from strands_sglang.errors import CountMismatchError, LedgerError
+from strands_sglang.chat.image_files import image_file
+from strands_sglang.errors import ConfigurationError, CountMismatchError, LedgerError, UnsupportedContentError
 from strands_sglang.ledger.event import AFTER_END, Event, EventKind, decoded, encoded, first_link, frames, link
-from strands_sglang.ledger.files import FileStore
+from strands_sglang.ledger.files import FileStore, contents_in
 from strands_sglang.ledger.schema import (
     CallArrays,
     CallData,
@@ -200,16 +202,47 @@ class EpisodeRecord:
         """Return the trajectory of every branch, as `TokenTree.trajectories` does."""
         return self.tree().trajectories()
 
-    def images(self) -> dict[str, bytes]:
+    @property
+    def image_digests(self) -> list[str]:
+        """Digests of the images of its turns, sorted. Nothing is read."""
+        return sorted({image[2] for call in self.calls for image in data_of(call, CallData).get("images", ())})
+
+    def images(self, known: Mapping[str, bytes] | None = None) -> dict[str, bytes]:
         """Return the images of its turns as PNG files, by digest.
 
+        They are read from the files of the run. A record that travels without them has the images in its task and its
+        tool results, and they are converted again.
+
+        Args:
+            known: Images that need not be read, by digest.
+
         Raises:
-            LedgerError: A file is missing or was changed, or the run is not known.
+            LedgerError: A file is missing or was changed, or the run is not known and the record does not have it.
         """
-        digests = {image[2] for call in self.calls for image in data_of(call, CallData).get("images", ())}
-        if digests and self.files is None:
-            raise LedgerError(f"the images of episode {self.id} cannot be read: the run that has them is not known")
-        return {digest: self.files.read(digest) for digest in sorted(digests)} if self.files is not None else {}
+        found = {digest: known[digest] for digest in self.image_digests if known is not None and digest in known}
+        missing = [digest for digest in self.image_digests if digest not in found]
+        if missing and (self.files is None or any(self.files.find(digest) is None for digest in missing)):
+            found.update(self._carried_images(missing))
+        for digest in missing:
+            if digest not in found:
+                if self.files is None:
+                    raise LedgerError(
+                        f"image {digest} of episode {self.id} cannot be read: the run that has it is not known"
+                    )
+                found[digest] = self.files.read(digest)
+        return found
+
+    def _carried_images(self, wanted: Collection[str]) -> dict[str, bytes]:
+        """Return those of some images that the events themselves have, by digest."""
+        found: dict[str, bytes] = {}
+        for event in self.events:
+            name = {EventKind.BEGIN: "task", EventKind.TOOL: "result"}.get(event.kind)
+            for content in contents_in(None if name is None else event.data.get(name)):
+                with suppress(UnsupportedContentError, ConfigurationError):
+                    file = image_file(content)
+                    if file.digest in wanted:
+                        found[file.digest] = file.png
+        return found
 
     def _of(self, kind: EventKind) -> list[Event]:
         return [event for event in self.events if event.kind is kind]
@@ -250,7 +283,8 @@ def _kept(arrays: CallArrays) -> dict[str, Any] | None:
 class PortableRecord:
     """The record of a paused episode, to be kept outside of the ledger, such as in a trainer's buffer.
 
-    It is packed into bytes only when it is pickled. Copies of it are the same object.
+    It is packed into bytes only when it is pickled. Copies of it are the same object. Images of its task and its tool
+    results are part of the events, or named by digest: then the pickle also says where the files of the run are.
     """
 
     __slots__ = ("record",)
@@ -298,11 +332,18 @@ class PortableRecord:
             raise LedgerError("the portable record of an episode is empty")
         return cls(EpisodeRecord(events[0].episode, tuple(events), epoch=events[-1].epoch))
 
-    def __reduce__(self) -> tuple[Callable[[bytes], PortableRecord], tuple[bytes]]:
-        return PortableRecord.from_bytes, (self.to_bytes(),)
+    def __reduce__(self) -> tuple[Callable[..., PortableRecord], tuple[bytes, FileStore | None]]:
+        return _unpickled, (self.to_bytes(), self.record.files)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PortableRecord:
         return self
 
     def __copy__(self) -> PortableRecord:
         return self
+
+
+def _unpickled(data: bytes, files: FileStore | None) -> PortableRecord:
+    """Return the record that was pickled, with the place of the files of its run."""
+    portable = PortableRecord.from_bytes(data)
+    portable.record.files = files
+    return portable

@@ -129,6 +129,8 @@ class CallDetail(TypedDict, total=False):
     """Speculative decoding; None or absent: the engine did not report it."""
     failed_calls: list[str]
     """Why each malformed tool call of the turn could not be parsed, at most 100; absent: none was malformed."""
+    temperature: float
+    """Temperature of truncated sampling, if its kept sets are recorded; 1.0 if none was given. Absent: unknown."""
     constrained: str
     """What constrained decoding, such as "json_schema"; absent: decoding was not constrained."""
 

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
-from strands_sglang._files import loads, open_file
+from strands_sglang._files import loads, open_file, sync_folder
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import first_size, frames
 
@@ -101,10 +101,7 @@ class OpenShard:
         """Sync everything written so far to disk."""
         os.fsync(self._file)
         if self._folder is not None:
-            with suppress(OSError):  # not every platform can open and sync a directory
-                folder = os.open(self._folder, os.O_RDONLY)
-                os.fsync(folder)
-                os.close(folder)
+            sync_folder(self._folder)
             self._folder = None
 
     def close(self) -> None:

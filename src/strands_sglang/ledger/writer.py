@@ -190,7 +190,7 @@ class LedgerWriter:
             failure = ""
             try:
                 for digest, data in files:
-                    self._store.write(digest, data)
+                    self._store.write(digest, data, sync=self._durability is Durability.MACHINE)
                 self._put(events)
                 self._put_rows(rows)
                 if last and self._shard is not None:

@@ -27,6 +27,13 @@ logprob above 0 by this much."""
 PURPOSES = ("episode", "side", "constrained")
 """Values of `purpose` in a call event."""
 
+_COMPARABLE = (0.0, 1.0)
+"""Temperatures at which the logprob over the vocabulary does not depend on how the engine is started. Engines report it
+after temperature, or before it (SGLANG_RETURN_ORIGINAL_LOGPROB), and do not say which; the logprob over a kept set is
+always after it. At temperature 0 the engine samples greedily and reports logprobs of temperature 1."""
+_HALF_PRECISION = 2.0**-8
+"""Relative rounding of logprobs that an engine computes as bfloat16 (--rl-on-policy-target)."""
+
 _JOINS_OF_ROOT = ("root", "forked")
 _JOINS_OF_CHILD = ("proved", "kept", "forked")
 
@@ -54,12 +61,15 @@ class KeptFacts(NamedTuple):
     logprobs: npt.NDArray[np.float64]
     """Logprob of each token over its set."""
 
-    def problem(self, sampled: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float64]) -> tuple[int, str] | None:
+    def problem(
+        self, sampled: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float64], temperature: Any = None
+    ) -> tuple[int, str] | None:
         """Return the first token whose set contradicts it and why, or None if there is none.
 
         Args:
             sampled: The sampled tokens.
             logprobs: Their logprobs over the whole vocabulary.
+            temperature: Temperature of sampling. Both logprobs are compared only if it is 0 or 1.
         """
         sizes = np.diff(self.offsets)
         owner = np.repeat(np.arange(len(sampled)), sizes)
@@ -76,8 +86,8 @@ class KeptFacts(NamedTuple):
             at = int(valid.argmin())
             return at, f"{self.logprobs[at]} is not a logprob"
         # A set is a part of the vocabulary: scaled up to add to 1, no probability in it gets smaller.
-        smaller = self.logprobs < logprobs - MAX_LOGPROB
-        if smaller.any():
+        smaller = self.logprobs < logprobs - MAX_LOGPROB + _HALF_PRECISION * np.minimum(logprobs, 0.0)
+        if temperature in _COMPARABLE and smaller.any():
             at = int(smaller.argmax())
             return at, f"its logprob over the set, {self.logprobs[at]}, is below that over everything, {logprobs[at]}"
         alone = (sizes == 1) & (np.abs(self.logprobs) > MAX_LOGPROB)
@@ -145,6 +155,12 @@ class CallFacts:
             return f"{len(self.closing)} closing tokens, but there is no parent turn to close"
         return None
 
+    def kept_problem(self) -> tuple[int, str] | None:
+        """Return the first sampled token whose kept set contradicts it and why, or None if there is none."""
+        if self.kept is None:
+            return None
+        return self.kept.problem(self.sampled, self.logprobs, self.detail.get("temperature"))
+
     def invalid_token(self) -> tuple[int, str] | None:
         """Return the position of the first invalid token id or logprob and the reason, or None if all are valid."""
         for at, values in (
@@ -159,7 +175,7 @@ class CallFacts:
         if not valid.all():
             where = int(valid.argmin())
             return self.first + where, f"{self.logprobs[where]} is not a logprob"
-        if self.kept is not None and (problem := self.kept.problem(self.sampled, self.logprobs)) is not None:
+        if (problem := self.kept_problem()) is not None:
             return self.first + problem[0], problem[1]
         return None
 

@@ -8,6 +8,7 @@ turns, with every sampled token trained once or excluded for a declared reason.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class EpisodeProof:
     """Sampled tokens by weight version, including those that were rolled back."""
 
     files: set[str] = field(default_factory=set)
-    """Digests of the files that its events refer to: images, and bytes in its task and its tool results."""
+    """Digests of the files that its events refer to: images, and bytes in its task, tool calls and messages."""
     taught: int = 0
     """Number of sampled tokens that a teacher scored."""
     audits: int = 0
@@ -123,10 +124,7 @@ class _EventChecker:
         if self.end is None or event.kind not in AFTER_END:
             proof.last, self.end = event.kind, entry if event.kind is EventKind.END else None
         try:
-            if event.kind in (EventKind.BEGIN, EventKind.TOOL):
-                task = event.data.get("task")
-                prompt = task.get("prompt") if isinstance(task, dict) else None
-                proof.files.update(_references(prompt if event.kind is EventKind.BEGIN else event.data.get("result")))
+            proof.files.update(_files_of(event))
             if event.kind is EventKind.BEGIN:
                 proof.findings += [entry.finding(FindingKind.TASK, why) for why in _task_errors(event, run)]
             elif event.kind is EventKind.CALL:
@@ -243,6 +241,46 @@ class _EventChecker:
         del turns[left:], self.states[left:], self.images[left:]
         self.partial_calls.clear()
         self.after_wrong_prompt = {turn for turn in self.after_wrong_prompt if turn < left}
+
+
+def _files_of(event: Event) -> Iterator[str]:
+    """Yield the digests of the files that an event refers to; images of calls are read with the call."""
+    data = event.data
+    if event.kind is EventKind.BEGIN:
+        task = data.get("task")
+        yield from _references(task.get("prompt") if isinstance(task, dict) else None)
+    elif event.kind is EventKind.TOOL:
+        yield from _references([data.get("arguments"), data.get("result")])
+    elif event.kind is EventKind.END:
+        stored = data.get("messages")
+        for text in (data.get("conversations"), stored.get("rest") if isinstance(stored, dict) else None):
+            if isinstance(text, str) and "__file__" in text:
+                for one in _list_in(text):
+                    whole = one.get("messages") if isinstance(one, dict) else None
+                    for message in whole if isinstance(whole, list) else [one]:
+                        yield from _block_references(message.get("content") if isinstance(message, dict) else None)
+
+
+def _list_in(text: str) -> list[Any]:
+    """Return a list that an event has as JSON text; empty if it is something else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _block_references(content: Any) -> Iterator[str]:
+    """Yield the digests of the files that content blocks refer to as their source.
+
+    Other data in messages comes from models and tools, and is no reference whatever it looks like.
+    """
+    for block in content if isinstance(content, list) else ():
+        for kind, value in block.items() if isinstance(block, dict) else ():
+            if kind == "toolResult" and isinstance(value, dict):
+                yield from _block_references(value.get("content"))
+            elif kind != "toolUse" and isinstance(value, dict) and isinstance(source := value.get("source"), dict):
+                yield from _references(source.get("bytes"))
 
 
 def _references(value: Any) -> Iterator[str]:

@@ -37,6 +37,7 @@ def commit_turn(
     ends: bool = False,
     tracked: bool = False,
     agent: str | None = None,
+    temperature: float | None = None,
 ) -> CommittedTurn:
     """Parse a sampled turn, commit it to the tree and add it to the conversation index.
 
@@ -53,6 +54,7 @@ def commit_turn(
         ends: Whether the agent must stop after a failed call.
         tracked: Whether the reply is tracked (`reply_tracking`): the turn is rejected until the agent has added it.
         agent: Name of the agent that made the call; None if unknown.
+        temperature: Temperature of sampling; None if unknown.
 
     Returns:
         The committed turn.
@@ -98,7 +100,7 @@ def commit_turn(
             generation.versions,
             finish=generation.finish_reason.value,
             prompt_tokens=generation.prompt_tokens,
-            detail=_detail(generation, parsed, request, latency_ms, agent),
+            detail=_detail(generation, parsed, request, latency_ms, agent, temperature),
             status=TurnStatus.REJECTED if tracked else TurnStatus.KEPT,
             kept=generation.kept,
         )
@@ -162,7 +164,12 @@ def _may_be_discarded(episode: TokenEpisode, tree: TokenTree, turn: int) -> bool
 
 
 def _detail(
-    generation: Generation, parsed: ParsedTurn, request: TurnRequest, latency_ms: int, agent: str | None
+    generation: Generation,
+    parsed: ParsedTurn,
+    request: TurnRequest,
+    latency_ms: int,
+    agent: str | None,
+    temperature: float | None,
 ) -> dict[str, Any]:
     """Return the details that are stored with a turn besides its tokens."""
     detail: dict[str, Any] = {
@@ -177,6 +184,8 @@ def _detail(
         detail["continuations"] = generation.continuations
     if generation.discarded_tokens:
         detail["discarded_tokens"] = generation.discarded_tokens
+    if generation.kept is not None and temperature is not None:
+        detail["temperature"] = temperature
     if generation.spec is not None:
         detail["spec"] = asdict(generation.spec)
     if parsed.failures:

@@ -51,6 +51,11 @@ class ImageSupport:
             )
         return geometry
 
+    @property
+    def loaded(self) -> bool:
+        """Whether the settings were found already."""
+        return "geometry" in self.__dict__
+
     def load(self) -> None:
         """Find the settings; the first time, files may be read or downloaded.
 
@@ -124,14 +129,6 @@ def prompt_images(prepared: PreparedTurn, files: Mapping[str, ImageFile]) -> lis
     return [
         PromptImage(image.start, image.positions, files[image.digest].png, image.digest) for image in prepared.images
     ]
-
-
-def newest_sources(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """Return the images of the newest messages, those after the last reply."""
-    first = len(messages)
-    while first and messages[first - 1].get("role") != "assistant":
-        first -= 1
-    return list(sources_in(messages[first:]))
 
 
 def unusable(messages: Sequence[Mapping[str, Any]], error: ConfigurationError) -> UnsupportedContentError:

@@ -9,29 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
+from strands_sglang._threads import in_thread
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
-from strands_sglang.chat.image_files import ImageFile, image_file, is_cheap
+from strands_sglang.chat.image_files import ImageFile, image_file, is_cheap, sources_in
 from strands_sglang.chat.messages import tool_schemas
 from strands_sglang.chat.preamble import Preamble
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError, UnsupportedContentError
 from strands_sglang.provider.episode import TokenEpisode
-from strands_sglang.provider.images import ImageSupport, newest_sources, unusable
+from strands_sglang.provider.images import ImageSupport, unusable
 from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.provider.stream_events import Block
 from strands_sglang.tokens import ImageSpan, PreparedTurn, TokenTree, Turn, TurnPurpose
 from strands_sglang.tool_parsers import ParsedTurn, SampledText, ToolParser
-
-ArgumentT = TypeVar("ArgumentT")
-ResultT = TypeVar("ResultT")
 
 STATE_KEY = "strands_sglang"
 """Key in an agent's model state that stores its last turn."""
@@ -132,21 +127,6 @@ def schema_of(output_model: type[BaseModel] | None) -> str | None:
     return None if output_model is None else json.dumps(output_model.model_json_schema())
 
 
-@lru_cache(maxsize=1)
-def _threads_of(process: int) -> ThreadPoolExecutor:
-    # One core is left to the event loop: with more threads than cores it waits for a CPU while they encode.
-    return ThreadPoolExecutor(min(4, max(1, (os.cpu_count() or 2) - 1)), thread_name_prefix="strands-sglang-encode")
-
-
-def _threads() -> ThreadPoolExecutor:
-    """Return our own thread pool: the loop's may be busy with tools, and a forked process has no parent threads."""
-    return _threads_of(os.getpid())
-
-
-async def _in_thread(work: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
-    return await asyncio.get_running_loop().run_in_executor(_threads(), work, argument)
-
-
 def _converted(source: bytes) -> ImageFile | None:
     """Return an image as it is sent; None if it cannot be: rendering the message says which one, and why."""
     try:
@@ -177,12 +157,13 @@ async def prepare(
         **policy: See `Planner.plan`.
     """
     preamble = planner.preamble(request.system, request.tool_specs)
-    sources = newest_sources(request.messages)
+    sources = list(sources_in(_unseen(episode, request)))
     # Kept until the plan has them: a conversion is forgotten with its last user.
-    converted = [await _in_thread(_converted, source) for source in sources if not is_cheap(source)]
-    if sources:
+    slow = [source for source in sources if not is_cheap(source)]
+    converted = await asyncio.gather(*(in_thread(_converted, source) for source in slow))
+    if sources and not images.loaded:
         try:
-            await _in_thread(ImageSupport.load, images)
+            await in_thread(ImageSupport.load, images)
         except ConfigurationError as error:
             raise unusable(request.messages, error) from error
     with episode.lock:
@@ -213,7 +194,7 @@ async def prepare(
         parent = tree[plan.parent.turn] if plan.parent is not None else None
         caller = episode.caller(_question(request.messages), hint, side=request.is_side) if parent is None else None
     if planner.bridge.is_slow(plan.prompt):
-        extension = await _in_thread(planner.bridge.encode, plan.prompt)
+        extension = await in_thread(planner.bridge.encode, plan.prompt)
     else:
         extension = planner.bridge.encode(plan.prompt)
     context, spans = extension.context, list[ImageSpan]()
@@ -235,6 +216,18 @@ async def prepare(
         images.check(prepared)
         files.update((file.digest, file) for file in plan.images)
     return PreparedCall(request, preamble, tree, index, plan, prepared, opened, files)
+
+
+def _unseen(episode: TokenEpisode, request: TurnRequest) -> Sequence[Mapping[str, Any]]:
+    """Return the messages that may have images to be read: those after the agent's last turn.
+
+    All messages are returned if there is no such turn, or if the episode has images: history may have been edited.
+    """
+    with episode.lock:
+        last = episode.index.get(_last_turn_in(episode, request.state)[0])
+        if last is None or episode.images:
+            return request.messages
+    return request.messages[last.prompt_count :]
 
 
 def _purpose(request: TurnRequest) -> TurnPurpose:

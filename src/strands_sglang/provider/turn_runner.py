@@ -178,6 +178,7 @@ class TurnRunner:
             ends=config.get("on_failed_call") is FailedCallPolicy.END,
             tracked=tracked,
             agent=None if agent is None else name_of(agent),
+            temperature=_temperature(config),
         )
         if episode.observer is not None:
             try:
@@ -433,6 +434,12 @@ class TurnReply(NamedTuple):
         # The framework adds a message completely or not at all: this reply is not part of any conversation.
         if kind is not None:
             self.tree.reject(self.turn)
+
+
+def _temperature(config: Mapping[str, Any]) -> float | None:
+    """Return the temperature of sampling, 1.0 if none is set; None if it is not a number."""
+    value = (config.get("sampling_params") or {}).get("temperature", 1.0)
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _stop_reason(committed: CommittedTurn, generation: Generation) -> str:

@@ -16,7 +16,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -25,7 +25,7 @@ from strands_sglang._terminal import counted
 from strands_sglang.engine import RoutedExperts
 from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.ledger.event import EventKind, HashChain, decoded
-from strands_sglang.ledger.files import plain
+from strands_sglang.ledger.files import Put, with_references
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.schema import (
     ROLLBACK_DIVERGED,
@@ -234,9 +234,13 @@ class EpisodeFinalizer:
             old = () if spec.record is None else spec.record.events
             new_events = (*old, *(decoded(event)[0] for event in events))
             episode.partial_turns = list(recorder.partial_turns)
-            episode.record = EpisodeRecord(spec.id, new_events, epoch=episode.epoch)
+            files = None if spec.record is None else spec.record.files
+            record = episode.record = EpisodeRecord(spec.id, new_events, epoch=episode.epoch, files=files)
             # If it was paused again early, it has not replayed all its recorded turns.
-            episode.source = episode.record.tree()
+            episode.source = record.tree()
+            own = episode.images
+            if isinstance(own, dict) and not own.keys() >= set(record.image_digests):
+                episode.images = lambda: record.images(own)
             await self._flush()
         elif resumable:
             # The record is valid, and its end was not reached in this run: it is kept for the next one.
@@ -272,9 +276,10 @@ class EpisodeFinalizer:
     async def _write_end(self, recorder: EpisodeRecorder, episode: Episode, episode_run: EpisodeRun) -> None:
         if self._writer is None:
             return
+        put = _put(recorder, episode_run)
         branches, text = list[dict[str, Any]](), "[]"
         if episode.source is episode_run.tokens.tree:
-            branches, text = _conversations(episode_run, recorder)
+            branches, text = _conversations(episode_run, put)
         failure = episode.failure
         if episode.reward_detail != Reward():
             recorder.write(EventKind.REWARD, episode.reward_detail.to_dict())
@@ -287,12 +292,13 @@ class EpisodeFinalizer:
             "metrics": episode.metrics.to_dict(),
             "text": episode.text,
             "conversations": text,
-            "messages": messages_data(_stored(list(episode.messages), recorder, episode_run), branches),
+            "messages": messages_data(_stored(episode.messages, put), branches),
             "rejected": [turn.id for turn in episode.tree if turn.rejected],
             "trajectories": [trajectory_summary(trajectory) for trajectory in episode.trajectories],
         }
         recorder.write(EventKind.END, end)
-        task = {"id": episode.task.id, "prompt": _stored(episode.task.prompt, recorder, episode_run)}
+        prompt = episode.task.prompt if put is None else with_references(episode.task.prompt, put)
+        task = {"id": episode.task.id, "prompt": prompt}
         epoch, events = recorder.log.position
         scored = episode.reward_detail.to_dict()
         begin = {"task": task, "sample": episode.sample}
@@ -313,17 +319,41 @@ def _images(
     return {digest: file.png for digest, file in episode_run.tokens.images.items()}
 
 
-def _stored(value: Any, recorder: EpisodeRecorder, episode_run: EpisodeRun) -> Any:
-    """Return messages with references in place of the bytes of images."""
-    return plain(value, recorder.put_file) if episode_run.tokens.images else value
+def _put(recorder: EpisodeRecorder, episode_run: EpisodeRun) -> Put | None:
+    """Return a function that stores files and reads the bytes of each object once; None: nothing is stored."""
+    put_file = recorder.put_file
+    if put_file is None:
+        return None
+    files = episode_run.tokens.images.values()
+    known = {id(file.png): (file.png, file.digest) for file in files if file.digest in recorder.stored_images}
+
+    def put(data: bytes) -> str:
+        if id(data) not in known:
+            known[id(data)] = (data, put_file(data))  # with the object, whose id is not used again while it lives
+        return known[id(data)][1]
+
+    return put
 
 
-def _conversations(episode_run: EpisodeRun, recorder: EpisodeRecorder) -> tuple[list[dict[str, Any]], str]:
+def _stored(messages: Sequence[Any], put: Put | None) -> list[Any]:
+    """Return messages with references in place of the bytes in their blocks, also of images that were refused."""
+    if put is None:
+        return list(messages)
+    return [
+        {**message, "content": with_references(message["content"], put)}
+        if isinstance(message, Mapping) and "content" in message
+        else message
+        for message in messages
+    ]
+
+
+def _conversations(episode_run: EpisodeRun, put: Put | None) -> tuple[list[dict[str, Any]], str]:
     """Return the conversation of each branch, as data and as JSON; empty if this fails, which is logged."""
     tokens = episode_run.tokens
     try:
         with tokens.lock:
-            branches = _stored(conversations(tokens.index, tokens.tree), recorder, episode_run)
+            found = conversations(tokens.index, tokens.tree)
+        branches = [{**one, "messages": _stored(one["messages"], put)} for one in found]
         return branches, dump_text(branches)
     except Exception:
         logger.exception("episode=<%s> | conversations could not be recorded", episode_run.id)

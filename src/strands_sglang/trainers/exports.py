@@ -4,12 +4,15 @@ A line of a file has the fields of `Trajectory.to_dict` and those of a `Branch`.
 checks such a file against the ledger.
 
 Invariants: every array of a batch has one row per input row, in the same order, and position i of a row is the same
-token in each array; padding is neither trained nor attended to. Reading a file returns what was written, logprobs bit
-for bit. A file exists completely or not at all, and one line is in memory at a time.
+token in each array (kept sets are flat, and found by their offsets); padding is neither trained nor attended to.
+Reading a file returns what was written, logprobs bit for bit. A file exists completely or not at all, and one line is
+in memory at a time.
 """
 
 from __future__ import annotations
 
+import logging
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -27,6 +30,8 @@ from strands_sglang.rollout.episode import Episode
 from strands_sglang.tokens import Trajectory
 from strands_sglang.trainers.rows import Branch, Branches, Row, Source, branches_of, rows
 from strands_sglang.trainers.statuses import STATUS_BY_END
+
+logger = logging.getLogger(__name__)
 
 _EPSILON = 1e-6
 """Added to a standard deviation before dividing by it, as trainers do."""
@@ -77,9 +82,12 @@ class PaddedBatch(dict[str, Any]):
     rollout_ids      (rows,)   int64    the same for rows of one episode, from 0
     main             (rows,)   bool     whether it is the branch in which the task's agent finished
     advantages       (rows, L) float32  on tokens to train, else 0.0; only if requested
-    kept_ids         (rows, L, K) int32 kept set of each token, -1 after its ids; only if sampling was truncated
-    kept_mask        (rows, L, K) bool  where `kept_ids` has an id
+    kept_ids         (sum,)    int32    the kept sets of all tokens, one after the other; only if sampling was truncated
+    kept_offsets     (rows, L+1) int64  where the kept set of each token begins in `kept_ids`, and where the last ends
     kept_logprobs    (rows, L) float32  logprobs over the kept sets, of the policy that sampled
+    kept_known       (rows,)   bool     whether the kept sets of the row are known; if not, its loss mask is 0
+    kept_block       (rows, L, K) int32 kept set of each token, -1 after its ids; only if requested
+    kept_mask        (rows, L, K) bool  where `kept_block` has an id; only if requested
     teacher_logprobs (rows, L) float32  a teacher's logprobs of the tokens, 0.0 on tokens not sampled; only if every
                                         row has them
     teacher_top_ids  (rows, L, K) int32 the teacher's likeliest ids, -1 on tokens not sampled; only if requested
@@ -106,7 +114,7 @@ class PaddedBatch(dict[str, Any]):
             import torch
         except ImportError as error:
             raise ImportError("to_torch() requires PyTorch: pip install torch (the arrays do not)") from error
-        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in self.items()}
+        return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in self.items()}
 
 
 class _Item(NamedTuple):
@@ -127,6 +135,7 @@ def padded_batch(
     branches: Branches = Branches.ALL,
     advantages: Advantages | str = Advantages.NONE,
     train_unscored: bool = False,
+    kept_block: bool = False,
 ) -> PaddedBatch:
     """Return rows as one padded block.
 
@@ -142,6 +151,8 @@ def padded_batch(
         advantages: Which advantages to compute.
         train_unscored: Whether episodes without a reward keep their loss mask, for runs without a reward function.
             Failed and aborted episodes are not trained in any case.
+        kept_block: Whether to add the kept sets of truncated sampling as one padded block. `K` is the size of the
+            largest set, so one token with 4,096 candidates makes it 16 KB per token.
 
     Raises:
         ConfigurationError: If there are no rows, or a length is below 1.
@@ -172,7 +183,7 @@ def padded_batch(
         _numbered(one.group for one in items),
         _numbered(one.rollout for one in items),
     )
-    _add_kept(batch, items, lengths, width, Side(side))
+    _add_kept(batch, items, lengths, Side(side), padded=kept_block)
     _add_teacher(batch, items, lengths, width, Side(side))
     if Advantages(advantages) is Advantages.GROUP:
         compared = _group_advantages([one.reward for one in items], batch["group_ids"], batch["rollout_ids"])
@@ -180,29 +191,36 @@ def padded_batch(
     return batch
 
 
-def _add_kept(batch: PaddedBatch, items: list[_Item], lengths: list[int], width: int, side: Side) -> None:
-    """Add the kept sets of truncated sampling, if some row has them.
-
-    Raises:
-        ConfigurationError: Some rows have them and others do not.
-    """
-    known = [item.row.trajectory.kept for item in items]
-    if all(kept is None for kept in known):
+def _add_kept(batch: PaddedBatch, items: list[_Item], lengths: list[int], side: Side, *, padded: bool) -> None:
+    """Add the kept sets of truncated sampling, if some row has them. Rows without them are not trained."""
+    sets = [item.row.trajectory.kept for item in items]
+    known = np.array([kept is not None for kept in sets])
+    if not known.any():
         return
-    if any(kept is None for kept in known):
-        raise ConfigurationError(
-            "some rows have kept sets and others do not: rows of one batch must be sampled in the same way"
+    if not known.all():
+        logger.warning(
+            "rows=<%d>, without_sets=<%d> | rows whose kept sets of truncated sampling are unknown are not trained",
+            len(items),
+            int((~known).sum()),
         )
-    parts = [kept.part(0, length) for kept, length in zip(known, lengths, strict=True) if kept is not None]
-    blocks = [part.padded() for part in parts]
-    most = max(block.shape[1] for block in blocks)
-    batch["kept_ids"] = np.full((len(items), width, most), -1, np.int32)
-    batch["kept_logprobs"] = np.zeros((len(items), width), np.float32)
-    for at, (block, part, length) in enumerate(zip(blocks, parts, lengths, strict=True)):
-        first = width - length if side is Side.LEFT else 0
-        batch["kept_ids"][at, first : first + length, : block.shape[1]] = block
-        batch["kept_logprobs"][at, first : first + length] = part.logprobs
-    batch["kept_mask"] = batch["kept_ids"] >= 0
+        batch["loss_mask"][~known] = 0
+    rows, width = batch["input_ids"].shape
+    sizes, ids = np.zeros((rows, width), np.int64), array("i")
+    batch["kept_logprobs"] = np.zeros((rows, width), np.float32)
+    for at, (kept, length) in enumerate(zip(sets, lengths, strict=True)):
+        if kept is not None:
+            place = slice(width - length, width) if side is Side.LEFT else slice(0, length)
+            part = kept.part(0, length)
+            sizes[at, place] = np.diff(np.asarray(part.offsets))
+            batch["kept_logprobs"][at, place] = part.logprobs
+            ids += part.token_ids
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    batch["kept_ids"], batch["kept_known"] = np.asarray(ids), known
+    batch["kept_offsets"] = np.lib.stride_tricks.sliding_window_view(ends, width + 1)[::width].copy()
+    if padded:
+        batch["kept_mask"] = np.arange(sizes.max())[None, None, :] < sizes[:, :, None]
+        batch["kept_block"] = np.full(batch["kept_mask"].shape, -1, np.int32)
+        batch["kept_block"][batch["kept_mask"]] = batch["kept_ids"]
 
 
 def _add_teacher(batch: PaddedBatch, items: list[_Item], lengths: list[int], width: int, side: Side) -> None:

@@ -107,7 +107,13 @@ class PausableEngine:
         if not self._pausable and kept is None:
             return await self._engine.generate(input_ids, sampling_params, on_abort=on_abort, **arguments)
         sampling = dict(sampling_params or {})
-        continuation = Continuation(sampling, arguments.get("extra"), on_abort=on_abort, kept=kept)
+        continuation = Continuation(
+            sampling,
+            arguments.get("extra"),
+            on_abort=on_abort,
+            kept=kept,
+            kept_sets=bool(arguments.get("kept_sets")),
+        )
         self.in_flight += 1
         token = pause_requested.set(lambda: self.paused)
         try:

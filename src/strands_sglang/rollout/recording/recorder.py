@@ -91,7 +91,8 @@ class EpisodeRecorder(TurnRecorder):
         """Stores the images of prompts, which events refer to; None: they are not stored."""
         self.put_data = put_file
         """Stores bytes in tool results and messages; None: events have their content."""
-        self._stored_images: set[str] = set()
+        self.stored_images: set[str] = set()
+        """Digests of the images that were stored."""
         self._loop_throttle = loop_throttle
         self._engine_monitor = engine_monitor or EngineMonitor(None)
         self.clock = EpisodeClock()
@@ -251,9 +252,9 @@ class EpisodeRecorder(TurnRecorder):
         if self.put_file is None:
             return
         for image in images:
-            if image.digest not in self._stored_images:
+            if image.digest not in self.stored_images:
                 self.put_file(image.png)
-                self._stored_images.add(image.digest)
+                self.stored_images.add(image.digest)
 
     async def _sample(
         self,

@@ -78,12 +78,13 @@ class RayWorker:
 
     async def run(
         self, spec: EpisodeSpec
-    ) -> tuple[tuple[Episode, list[TurnCounts]], TokenTree, tuple[list[Any], dict[str, bytes]]]:
+    ) -> tuple[tuple[Episode, list[TurnCounts]], TokenTree, list[Any], dict[str, bytes] | None]:
         """Run an episode.
 
         Returns:
-            Three values, which Ray stores separately, so that only the first, small one is sent: the episode without
-            turns and messages, with the turn counts that `poll` has not returned yet; its turns; its messages.
+            Four values, which Ray stores separately, so that only the first, small one is sent: the episode without
+            turns, messages and images, with the turn counts that `poll` has not returned yet; its turns; its messages;
+            its images, or None if they are in its record and were not read.
         """
         await self.ready()
         assert self._local is not None
@@ -102,9 +103,10 @@ class RayWorker:
             episode = await work
         finally:
             del self._running[spec.id]
-        tree, seen = episode.tree, (episode.messages, episode.image_files)
+        tree, messages = episode.tree, episode.messages
+        images = episode.images if isinstance(episode.images, dict) else None
         episode.source, episode.conversation, episode.images = TokenTree(spec.id), [], {}
-        return (episode, self._turns.pop(spec.id, [])), tree, seen
+        return (episode, self._turns.pop(spec.id, [])), tree, messages, images
 
     async def end(self, id: str, stop: bool) -> None:
         """Cancel an episode: with `stop` it ends as `NOT_NEEDED`, otherwise it stays unfinished."""
@@ -305,7 +307,7 @@ class RayPool:
 
     async def _run_on(self, actor: _Actor, spec: EpisodeSpec, stop: asyncio.Event | None) -> Episode:
         """Run an episode on a worker; its turns and messages are fetched when they are first read."""
-        result, tree_reference, seen_reference = actor.handle.run.options(num_returns=3).remote(
+        result, tree_reference, messages_reference, images_reference = actor.handle.run.options(num_returns=4).remote(
             replace(spec, finished=None)
         )
         answer = asyncio.ensure_future(_awaited(result))
@@ -323,13 +325,17 @@ class RayPool:
         self._report_turns(spec.id, turns)
         ended: Episode = episode
         ended.source = lambda: self._fetch(tree_reference, ended, lambda known: known.tree)
-        ended.conversation = lambda: self._seen(seen_reference, ended)[0]
-        ended.images = lambda: self._seen(seen_reference, ended)[1]
+        ended.conversation = lambda: self._fetch(messages_reference, ended, lambda known: known.messages)
+        ended.images = lambda: self._images(images_reference, ended, spec.record)
         return ended
 
-    def _seen(self, reference: Any, episode: Episode) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-        """Return the messages and images of an episode."""
-        return self._fetch(reference, episode, lambda known: (known.messages, known.image_files))
+    def _images(self, reference: Any, episode: Episode, before: EpisodeRecord | None) -> dict[str, bytes]:
+        """Return the images of an episode; `before` is the record that it was resumed from."""
+        images: dict[str, bytes] | None = self._fetch(reference, episode, lambda known: known.image_files)
+        if images is not None:
+            return images
+        record = episode.record or before
+        return {} if record is None else record.images()
 
     def _report_turns(self, id: str, turns: list[TurnCounts]) -> None:
         on_turn = self._on_turn.get(id)
