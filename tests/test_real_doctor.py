@@ -14,7 +14,7 @@ from support.families import tokenizer
 from support.lab_servers import LAB, LabProcess, Routed, route
 from support.rollout_agent import SAMPLING, TOKENIZER, build
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
 
 CHECKPOINT = str(LAB / "tool_policy" / "canonical")
 SECONDS = 60.0

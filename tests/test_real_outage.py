@@ -17,7 +17,7 @@ from strands_sglang.rollout import EndReason, Limits, RunResult, rollout
 from support.lab_servers import LabProcess, route, serve
 from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, build, score, tasks
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
 
 EPISODES = 32
 LIMIT = 20.0

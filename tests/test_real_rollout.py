@@ -34,7 +34,7 @@ from support.lab_servers import LabProcess, task
 from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, WAYS, agent_for, build, calculator, score, tasks
 from support.wire_tap import Passed, Tap
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
 
 EPISODES = int(os.environ.get("STRANDS_SGLANG_TEST_EPISODES", "500"))
 GREEDY = {**SAMPLING, "temperature": 0.0}

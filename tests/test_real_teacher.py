@@ -93,6 +93,7 @@ async def test_a_killed_command_resumes(recorded: Path, noncanonical: LabProcess
     assert verify(recorded).proved, verify(recorded).text()
 
 
+@pytest.mark.own_servers
 async def test_through_a_router(recorded: Path, routed: Routed) -> None:
     """sglang-router drops the wish for flat answers: the likeliest ids come as lists."""
     ids = [record.id for record in Ledger(recorded).episodes()][:10]

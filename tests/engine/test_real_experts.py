@@ -12,7 +12,7 @@ from strands_sglang.errors import CountMismatchError
 from support.engine_probes import some_tokens_later
 from support.lab_servers import LabProcess
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
 
 LAYERS, TOP_K, EXPERTS = 3, 2, 8
 PROMPT = list(range(1000, 1030))

@@ -20,7 +20,7 @@ from strands_sglang.ledger.reader import Ledger
 from strands_sglang.proof.verify import verify
 from support.lab_servers import LAB, LabProcess, serve
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
 
 ROOT = LAB.parent
 EXAMPLE = ROOT / "examples" / "trl_calculator" / "train.py"
