@@ -48,7 +48,7 @@ def output_fields(
     cut = min(len(row.prompt_ids), prompt_length)
     before = row.prompt_ids[cut:]
     length = min(len(before) + len(row.response_ids), response_length)
-    length = whole_images(row.images, cut + length) - cut
+    length = max(whole_images(row.images, cut + length) - cut, 1)
     response = (before + row.response_ids)[:length]
     if len(before) + len(row.response_ids) > length:
         lost = len(before) + len(row.response_ids) - length
