@@ -166,7 +166,7 @@ def test_verl(episodes: list[Episode]) -> None:
     rng = random.Random(3)
     for episode, row in row_pairs(episodes):
         # A response must have room for an image that a long prompt leaves for it.
-        lengths = {"prompt_length": rng.choice([40, 99]), "response_length": rng.choice([20, 99])}
+        lengths: dict[str, Any] = {"prompt_length": rng.choice([40, 99]), "response_length": rng.choice([20, 99])}
         unnumbered: list[str | None] = [None] * len(row.versions)
         made = AgentLoopOutput(
             **output_fields(replace(row, versions=unnumbered), episode, **lengths, logprobs=True, steps=0)

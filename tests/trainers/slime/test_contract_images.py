@@ -6,7 +6,9 @@ everything that runs without a GPU is used: the reading of a micro-batch, and th
 
 from __future__ import annotations
 
+import argparse
 import random
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +20,14 @@ import pytest
 from strands_sglang.rollout.end_reason import EndReason
 from strands_sglang.tokens import Join, KeptSets, TokenTree
 from strands_sglang.trainers import slime as ours
+from strands_sglang.trainers.chat_tasks import chat_task
 from strands_sglang.trainers.images import ImageFeatures
 from strands_sglang.trainers.rows import Branches
 from strands_sglang.trainers.slime.kept_sets import KeptSetsForm
 from strands_sglang.trainers.slime.samples import samples_of
 from strands_sglang.trainers.slime.validation import problems_of, validate_sample
+from support.lab_servers import LAB
+from support.pictures import png
 from support.rollout.agent_kinds import plain
 from support.rollout.scripts import PromptEngine, steps
 from support.rollout_agent import build
@@ -269,3 +274,27 @@ async def test_slimes_own_sampling_parameters_ask_for_sets(world: SlimeWorld) ->
     assert failed.remove_sample and not problems_of(failed, args)
     train = world.manager()._convert_samples_to_train_data([sample, failed])
     assert [len(offsets) for offsets in train["rollout_top_p_token_offsets"]] == [sample.response_length + 1, 2]
+
+
+def test_images_of_slimes_dataset_are_the_agents_question(tmp_path: Path) -> None:
+    """As `--multimodal-keys` puts them into the prompt of a sample."""
+    files = [tmp_path / f"{number}.png" for number in range(2)]
+    for number, file in enumerate(files):
+        file.write_bytes(png(64, 64, number))
+    line = {"text": "<image>Is it the same as <image>?", "images": [str(file) for file in files]}
+    messages = slime("utils.data")._build_messages(line, "text", True, {"image": "images"})
+    prompt = chat_task(messages).prompt
+    assert isinstance(prompt, list) and [next(iter(block)) for block in prompt] == ["image", "text", "image", "text"]
+    assert [block["image"]["source"]["bytes"] for block in prompt[::2]] == [file.read_bytes() for file in files]
+
+
+def test_flags_of_the_guide_are_slimes(world: SlimeWorld) -> None:
+    """Every flag of the recipe for GPUs is one of slime's own parser, with a value that it takes."""
+    guide = (LAB.parent / "docs" / "guides" / "images.md").read_text()
+    recipe = guide.partition("python train.py")[2].partition("```")[0].replace("\\\n", " ")
+    words = [word for word in shlex.split(recipe) if not word.startswith("$")]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    slime("utils.arguments").get_slime_extra_args_provider()(parser)
+    slime("backends.sglang_utils.arguments").add_sglang_arguments(parser)
+    args = parser.parse_args(words)
+    assert args.custom_generate_function_path == "my_agent.generate" and len(args.rollout_external_engine_addrs) == 2
