@@ -99,7 +99,8 @@ def test_images(vision_world: SlimeWorld, monkeypatch: pytest.MonkeyPatch) -> No
     transformers = pytest.importorskip("transformers")
     world, example = vision_world, look_around()
     lines = [
-        {"text": task.prompt, "label": task.answer, "metadata": task.data}
+        # With the processor of a vision model, slime takes conversations only.
+        {"text": [{"role": "user", "content": task.prompt}], "label": task.answer, "metadata": task.data}
         for task in random.Random(0).sample(example.tasks(32), 8)
     ]
     file = world.folder / "questions.jsonl"
