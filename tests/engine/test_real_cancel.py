@@ -13,7 +13,11 @@ from strands_sglang import SGLangClient
 from strands_sglang.errors import CallCancelledError, DeadlineExceededError
 from support.lab_servers import LabProcess, Routed
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_servers, pytest.mark.timing]  # turns must still be running when something happens to them
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.own_servers,
+    pytest.mark.timing,
+]  # turns must still be running when something happens to them
 
 # Runs for many seconds if nobody stops it.
 LONG = {"max_new_tokens": 950, "temperature": 1.0, "ignore_eos": True}

@@ -12,7 +12,11 @@ from strands_sglang import AbortPolicy, FinishReason, PauseMode, SGLangClient
 from support.engine_probes import prefill_logprobs, some_tokens_later
 from support.lab_servers import LAB, LabProcess, Routed, route
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_servers, pytest.mark.timing]  # turns must still be running when something happens to them
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.own_servers,
+    pytest.mark.timing,
+]  # turns must still be running when something happens to them
 
 CHECKPOINT = str(LAB / "tool_policy" / "canonical")
 PROMPT = list(range(20, 60))

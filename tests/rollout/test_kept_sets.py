@@ -19,6 +19,7 @@ from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import verify_events
 from strands_sglang.rollout import Limits, ReplayVerdict, Task, replay
 from strands_sglang.trainers.exports import read_jsonl, write_jsonl
+from strands_sglang.trainers.slime.kept_sets import KeptSetsForm
 from strands_sglang.trainers.slime.samples import RemovalReason, samples_of
 from support.rollout.agent_kinds import plain
 from support.rollout.scripts import PromptEngine, assert_proved, assert_same, crashed, record_of, run, steps, summaries
@@ -145,7 +146,7 @@ async def test_exports_and_slime(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "run", tmp_path / "rows.jsonl")
     (branch,) = read_jsonl(tmp_path / "rows.jsonl")
     assert branch.trajectory == episode.trajectories[0]
-    (sample,) = samples_of(Sample(), episode, decode=str, truncated=True)
+    (sample,) = samples_of(Sample(), episode, decode=str, kept_sets=KeptSetsForm.SLIME)
     assert not sample.remove_sample
     kept = branch.row.kept if branch.row is not None else None
     assert kept is not None
@@ -154,7 +155,7 @@ async def test_exports_and_slime(tmp_path: Path) -> None:
     assert len(sample.rollout_top_p_token_offsets) == sample.response_length + 1
     assert sample.rollout_log_probs == kept.logprobs.tolist()
     (other,) = await run(build, [TASK], PromptEngine(steps(2)), None, reward=lambda episode: 1.0)
-    (without,) = samples_of(Sample(), other, decode=str, truncated=True)
+    (without,) = samples_of(Sample(), other, decode=str, kept_sets=KeptSetsForm.SLIME)
     assert without.remove_sample
     assert without.metadata["strands_sglang"]["removed"] == RemovalReason.NO_KEPT_SETS.value
 

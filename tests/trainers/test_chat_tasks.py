@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,9 @@ def test_dataset_values_become_plain_data() -> None:
     assert plain(odd) == {"a": [1, 2], "b": [1.5], "c": "b'x'", "d": [1, True], "e": ["y"]}
 
 
-def test_questions_may_have_images() -> None:
+def test_questions_may_have_images(tmp_path: Path) -> None:
     data, text = png(4, 4), {"type": "text", "text": "What is it?"}
+    (tmp_path / "x.png").write_bytes(data)
     url = "data:image/png;base64," + base64.b64encode(data).decode()
     picture = Image.open(io.BytesIO(data))
     for image in (
@@ -66,6 +68,9 @@ def test_questions_may_have_images() -> None:
         {"type": "image", "image": {"bytes": data, "path": None}},
         {"type": "image_url", "image_url": {"url": url}},
         {"type": "image", "image": picture},
+        {"type": "image", "image": str(tmp_path / "x.png")},
+        {"type": "image", "image": f"file://{tmp_path}/x.png", "max_pixels": 50176},
+        {"type": "image", "image": base64.b64encode(data).decode()},
     ):
         prompt = chat_task([{"role": "user", "content": [image, text]}]).prompt
         assert isinstance(prompt, list) and prompt[1] == {"text": "What is it?"}

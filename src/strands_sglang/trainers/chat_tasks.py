@@ -13,6 +13,7 @@ import io
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -28,7 +29,7 @@ def chat_task(messages: Any, *, answer: Any = None, data: Mapping[str, Any] | No
 
     Args:
         messages: Dicts with role and content, the last one from the user; or a question as text. Content may have
-            images: `{"type": "image", "image": ...}`, as images of Pillow, files as bytes, or data URLs.
+            images: `{"type": "image", "image": ...}`, as images of Pillow, files as bytes, paths, data URLs, or base64.
         answer: Reference answer for the reward function.
         data: The rest of the row. `task.data["messages"]` holds the conversation.
         id: Id of the task; "" derives one from the content.
@@ -127,10 +128,23 @@ def _image_bytes(image: Any) -> bytes | None:
         image = image["bytes"]
     if isinstance(image, (bytes, bytearray)):
         return bytes(image)
-    if isinstance(image, str) and image.startswith("data:") and ";base64," in image:
-        return base64.b64decode(image.partition(";base64,")[2])
+    if isinstance(image, str):
+        return _named_image(image)
     if hasattr(image, "save") and hasattr(image, "mode"):  # an image of Pillow
         written = io.BytesIO()
         image.convert("RGB").save(written, "PNG")
         return written.getvalue()
     return None
+
+
+def _named_image(text: str) -> bytes | None:
+    """Return the image of a path, a data URL or base64 text; None if it is none of these, such as a web address."""
+    if not text.startswith("data:"):
+        try:
+            return Path(text.removeprefix("file://")).read_bytes()
+        except (OSError, ValueError):
+            pass  # not the path of a file
+    try:
+        return base64.b64decode(text.partition(";base64,")[2] if text.startswith("data:") else text, validate=True)
+    except ValueError:
+        return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,10 @@ from strands_sglang.engine.cancellation import CancelPoller, CancelScope
 from strands_sglang.engine.continuation import Continuation, NextStep, no_progress
 from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
 from strands_sglang.errors import ConfigurationError, CountMismatchError, EngineUnavailableError, StrandsSGLangError
+from strands_sglang.provider.config import truncates
 from strands_sglang.tokens.arrays import VersionSpan
+
+logger = logging.getLogger(__name__)
 
 _DELAY_SECONDS = 1.0
 _MAX_RETRIES = 60  # requests in a row that the engine may interrupt before a token is kept
@@ -70,6 +74,10 @@ class TrainerEngine(ABC):
             What was sampled; with `FinishReason.ABORT` if the engine interrupted it.
         """
 
+    def loses_kept_sets(self, sampling: Mapping[str, Any]) -> bool:
+        """Return whether sampling is truncated without an answer that says which tokens were kept."""
+        return truncates(sampling)
+
     async def generate(
         self,
         input_ids: TokenIds,
@@ -97,13 +105,22 @@ class TrainerEngine(ABC):
             )
         if images:
             raise ConfigurationError(
-                f"images cannot be sent through {self.owner}'s engine, which does not report the ids that it computed: "
-                "pass client=SGLangClient(...) with the address of the SGLang server"
+                f"images cannot be sent through {self.owner}'s engine: it does not report the ids that it computed, so "
+                "nothing proves that the trainer has images at the same positions. Train with slime or Miles, or make "
+                "your own batches of rollout(client=SGLangClient(...))"
             )
         sampling = dict(sampling_params or {})
         if not isinstance(sampling.get("max_new_tokens"), int):
             raise ConfigurationError(
                 "sampling_params must contain an int max_new_tokens: it decides whether a turn was truncated"
+            )
+        if self.loses_kept_sets(sampling) and self.owner not in _logged:
+            _logged.add(self.owner)
+            logger.warning(
+                "trainer=<%s> | sampling is truncated (top_p, top_k, min_p) and the engine does not return the tokens "
+                "that were kept, so importance ratios are biased: sample without truncation, or train with slime or "
+                "Miles (logged once)",
+                self.owner,
             )
         prompt: list[int] = input_ids.tolist() if hasattr(input_ids, "tolist") else list(input_ids)
         key = routing_key or uuid4().hex
@@ -152,6 +169,9 @@ class TrainerEngine(ABC):
         if self._poller is None or self._poller[0] is not loop:
             self._poller = (loop, CancelPoller(loop))
         return self._poller[1]
+
+
+_logged: set[str] = set()
 
 
 def sampled(

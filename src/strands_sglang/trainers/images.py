@@ -37,6 +37,16 @@ def images_within(images: Sequence[ImageSpan], tokens: int) -> list[ImageSpan]:
     return kept
 
 
+def whole_images(images: Sequence[ImageSpan], tokens: int) -> int:
+    """Return how many of the first so many tokens can be kept without cutting an image in two.
+
+    Example:
+        >>> whole_images([ImageSpan(3, 4, "d", (1, 4, 4))], 5)
+        3
+    """
+    return next((image.start for image in images if image.start < tokens < image.end), tokens)
+
+
 def pictures_of(files: Mapping[str, bytes], images: Sequence[ImageSpan]) -> list[Any]:
     """Return images as RGB images of Pillow.
 

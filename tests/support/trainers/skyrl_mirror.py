@@ -50,6 +50,8 @@ class InferenceEngineConfig:
     """`skyrl.train.config.InferenceEngineConfig`, as far as it is looked at."""
 
     enable_return_routed_experts: bool = False
+    enable_return_sample_support_set: bool = False
+    """Of versions after 0.3."""
 
 
 @dataclass
@@ -150,6 +152,11 @@ class Client:
         if self.experts is not None:
             rows = np.arange(len(ids) + len(got)).reshape(-1, 1, 1) + np.arange(6).reshape(1, *self.experts)
             output["rollout_expert_indices"] = [rows.tolist()]
+        if input_batch.get("return_sample_support"):
+            assert sampling["top_k"] > 1, "the servers refuse it otherwise"
+            sets = [[token, token + 1, token + 2][: 1 + token % 3] for token in got.token_ids]
+            padded = [[*one, *[-1] * (sampling["top_k"] - len(one))] for one in sets]
+            output["rollout_sample_support"] = [np.array(padded, np.int32)]
         return output
 
     async def finish_session(self, session_id: str) -> None:

@@ -34,10 +34,16 @@ def check_sample(sample: Any, partial: bool = False) -> None:
     sample._validate_response_metadata_lengths()
     assert type(sample).from_dict(sample.to_dict()).tokens == sample.tokens
     if not sample.remove_sample:
-        assert sample.rollout_log_probs[0] != 0.0 or sample.loss_mask[0], "a response begins with a sampled token"
-        assert sample.rollout_log_probs[-1] != 0.0 or sample.loss_mask[-1], "a response ends with a sampled token"
+        assert _is_sampled(sample, 0), "a response begins with a sampled token"
+        assert _is_sampled(sample, length - 1), "a response ends with a sampled token"
     if not partial:
         assert type(sample.reward) in (float, dict), sample.reward
+
+
+def _is_sampled(sample: Any, at: int) -> bool:
+    offsets = sample.rollout_top_p_token_offsets
+    kept = offsets is not None and offsets[at] < offsets[at + 1]  # a token without alternatives has logprob 0
+    return bool(sample.rollout_log_probs[at] != 0.0 or sample.loss_mask[at] or kept)
 
 
 def check_batch(batch: Batch, rollouts: int) -> None:

@@ -48,6 +48,27 @@ def slime(name: str) -> Any:
     return importlib.import_module(f"slime.{name}")
 
 
+def slime_trainer(name: str) -> Any:
+    """Return a module of slime's Megatron backend, on one rank without a GPU.
+
+    Where Megatron is not installed, its parallel state has a stand-in of one rank; what slime computes is its own.
+    """
+    if "megatron" not in sys.modules and importlib.util.find_spec("megatron") is None:
+        ranks: Any = ModuleType("megatron.core.mpu")
+        for kind in ("context_parallel", "tensor_model_parallel", "data_parallel", "virtual_pipeline_model_parallel"):
+            setattr(ranks, f"get_{kind}_world_size", lambda *_, **__: 1)
+            setattr(ranks, f"get_{kind}_rank", lambda *_, **__: 0)
+            setattr(ranks, f"get_{kind}_group", lambda *_, **__: None)
+        core: Any = ModuleType("megatron.core")
+        core.mpu = ranks
+        packed: Any = ModuleType("megatron.core.packed_seq_params")
+        packed.PackedSeqParams = SimpleNamespace
+        for module in (ModuleType("megatron"), core, ranks, packed):
+            module.__path__ = []
+            sys.modules[module.__name__] = module
+    return slime(f"backends.megatron_utils.{name}")
+
+
 def _stand_in_for_sglang() -> None:
     if "sglang" in sys.modules or importlib.util.find_spec("sglang") is not None:
         return

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 
-from strands_sglang.errors import ConfigurationError
+from strands_sglang.errors import ConfigurationError, MalformedResponseError
 from strands_sglang.rollout import Episode, Limits
+from strands_sglang.trainers.rows import PlainRow
 from support.rollout.agent_kinds import build_helper, helper_script, step
 from support.rollout.scripts import PromptEngine, steps
 from support.trainers.skyrl_mirror import (
@@ -186,3 +189,52 @@ async def test_cancellation_is_raised_and_sessions_are_finished() -> None:
     with pytest.raises(asyncio.CancelledError):
         await work
     assert len(set(client.finished)) == 2
+
+
+async def test_kept_sets_are_one_array_per_row() -> None:
+    """As versions of SkyRL after 0.3 pack them: int32, as wide as top_k in every row, -1 after the ids."""
+    client = Client(PromptEngine(steps(2)))
+    engine = InferenceEngineConfig(enable_return_sample_support_set=True)
+    made = generator(client, GeneratorConfig(engine, max_turns=9, max_input_length=800))
+    sampling = {**SAMPLING, "top_p": 0.9, "top_k": 5}
+    output = await made.generate(batch("go", "break", "on", sampling_params=sampling))
+    check(output, 3)
+    assert all(request["return_sample_support"] for request in client.requests)
+    for response, mask, support, logprobs in zip(
+        *(output[name] for name in ("response_ids", "loss_masks", "rollout_sample_support", "rollout_logprobs")),
+        strict=True,
+    ):
+        assert support.dtype == np.int32 and support.shape == (len(response), 5) and len(logprobs) == len(response)
+        assert not ((support[:, :-1] == -1) & (support[:, 1:] >= 0)).any()
+        for token, trained, row in zip(response, mask, support, strict=True):
+            assert token in row if trained else (row == -1).all()
+    assert any(output["loss_masks"][0]) and not any(output["loss_masks"][1])
+
+
+async def test_kept_sets_are_not_requested_without_a_bound() -> None:
+    client = Client(PromptEngine(steps(1)))
+    for engine in (InferenceEngineConfig(enable_return_sample_support_set=True), InferenceEngineConfig()):
+        made = generator(client, GeneratorConfig(engine, max_turns=9, max_input_length=800))
+        output = await made.generate(batch("go"))
+        assert "rollout_sample_support" not in output
+    assert not any("return_sample_support" in request for request in client.requests)
+
+
+def test_answers_without_kept_sets_are_refused() -> None:
+    parse = importlib.import_module("strands_sglang.trainers.skyrl.engine").kept_sets_of
+    assert parse([np.array([[7, 8, -1], [9, -1, -1]])], [-0.5, 0.0]).token_ids.tolist() == [7, 8, 9]
+    assert len(parse(None, [])) == 0
+    for wrong in (None, [np.zeros((1, 3))], [np.zeros(2)]):
+        with pytest.raises(MalformedResponseError, match="enable_return_sample_support_set"):
+            parse(wrong, [-0.5, 0.0])
+
+
+async def test_rows_that_are_trained_need_their_kept_sets() -> None:
+    module = importlib.import_module("strands_sglang.trainers.skyrl.output")
+    row = PlainRow([1], [2, 3], [1, 0], [-0.1, 0.0], [None, None], 1.0, 1)
+    options = module.OutputOptions(support_width=4)
+    with pytest.raises(ConfigurationError, match="a row that is trained has none"):
+        module.generator_output([(None, [row])], options, trajectory_ids=None)
+    masked = dataclasses.replace(row, loss_mask=[0, 0])
+    output = module.generator_output([(None, [masked])], options, trajectory_ids=None)
+    assert output["rollout_sample_support"][0].tolist() == [[-1] * 4] * 2

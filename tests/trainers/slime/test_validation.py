@@ -82,6 +82,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rollout_routed_experts": -CHOSEN}, "got a negative one"),
     ({"rollout_routed_experts": [[1], [1, 2]]}, "rollout_routed_experts must be"),
     ({"rollout_top_p_token_ids": [1]}, "must both be given"),
+    ({"multimodal_inputs": {"images": ["x"]}}, "1 images without pixels"),
+    (
+        {
+            "multimodal_inputs": {"images": ["x", "y"]},
+            "multimodal_train_inputs": {"image_grid_thw": np.array([[1, 2, 4]]), "pixel_values": np.zeros((8, 3))},
+        },
+        "1 grids for 2 images",
+    ),
+    (
+        {"multimodal_train_inputs": {"image_grid_thw": np.array([[1, 2, 4]]), "pixel_values": np.zeros((7, 3))}},
+        "7 rows, the grids have 8 patches",
+    ),
     ({"rollout_top_p_token_ids": [1], "rollout_top_p_token_offsets": [0, 1]}, "has 2 entries for 4"),
     ({"rollout_top_p_token_ids": [1], "rollout_top_p_token_offsets": [0, 1, 1, 1, 2]}, "from 0 to 1"),
     ({"status": Status.PENDING}, "pending"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from strands_sglang.errors import ConfigurationError
 from strands_sglang.rollout import EndReason
 from strands_sglang.tokens import TokenTree
 from strands_sglang.tokens.turn import Origin
@@ -86,3 +87,13 @@ def test_reward_function_returns_rewards_and_logs_parts() -> None:
     rewards = trl_reward(["a", "b"], [1.0, None], metrics, logged.__setitem__, **given)
     assert rewards == [1.0, None] and logged == {"sync/seconds": 0.5}
     assert trl_reward(["a", "b"], **given) == [None, None]
+
+
+def test_images_are_refused() -> None:
+    for seed in range(20):
+        completion = Completion.of(episode_of(grown(random.Random(seed), images=True)))
+        if completion.row is not None and completion.row.images:
+            with pytest.raises(ConfigurationError, match="cannot return them"):
+                batch_of([completion], pad=PAD, longest=None)
+            return
+    raise AssertionError("none of the trees has images")

@@ -213,3 +213,13 @@ def test_given_client_is_not_closed(weights: Weights) -> None:
                 assert (await client.control.model_info()).weight_version == "0"
 
         asyncio.run(still())
+
+
+def test_truncated_sampling_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    for top_p, expected in ((1.0, 0), (0.9, 1)):
+        caplog.clear()
+        func = rollouts(steps(1))
+        for _ in range(2):
+            func(prompts(0), trainer(args=arguments(top_p=top_p)))
+        found = [record for record in caplog.records if "sampling is truncated" in record.getMessage()]
+        assert len(found) == expected

@@ -58,3 +58,9 @@ def test_routed_experts_and_several_branches(report: Any) -> None:
     assert {"prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores", "routed_experts"} <= set(
         local["fields"]
     )
+
+
+def test_images_have_the_positions_that_verl_computes() -> None:
+    """Needs no engine: verl's servers cannot be asked for images, but its output type has a place for them."""
+    found = run_in_environment("verl", "verl_images.py")
+    assert found["outputs"] >= 150 and found["images"] > 100 and found["wrong"] == 0

@@ -9,12 +9,14 @@ silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from strands_sglang.engine import Generation
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.trainers.engine_adapter import TrainerEngine, finished, sampled, spans_of
+
+_ALL_TOKENS = 10**8  # AReaL's `top_k` for all tokens
 
 
 class ModelResponse(Protocol):
@@ -58,6 +60,12 @@ class ArealEngine(TrainerEngine):
         """
         super().__init__()
         self._engine, self._request, self._gconfig, self._tokenizer = engine, request, gconfig, tokenizer
+
+    def loses_kept_sets(self, sampling: Mapping[str, Any]) -> bool:
+        """Return whether sampling is truncated; the parameters that decide are in `gconfig`."""
+        own = self._gconfig
+        top_k = -1 if own.top_k >= _ALL_TOKENS else own.top_k
+        return not own.greedy and super().loses_kept_sets({"top_p": own.top_p, "top_k": top_k, **sampling})
 
     async def request(
         self, input_ids: list[int], sampling: dict[str, Any], key: str, experts_start: int | None

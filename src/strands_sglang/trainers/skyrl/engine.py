@@ -10,12 +10,16 @@ number, or a range if they differ.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from strands_sglang.engine import Generation
-from strands_sglang.tokens.arrays import VersionSpan
+from strands_sglang.errors import MalformedResponseError
+from strands_sglang.tokens import KeptSets
+from strands_sglang.tokens.arrays import VersionSpan, logprob_array
 from strands_sglang.trainers.engine_adapter import TrainerEngine, experts_from, finished, sampled
 
 
@@ -40,15 +44,17 @@ class SkyrlEngine(TrainerEngine):
 
     owner = "SkyRL"
 
-    def __init__(self, client: InferenceClient, model: str | None = None) -> None:
+    def __init__(self, client: InferenceClient, model: str | None = None, *, kept_sets: bool = False) -> None:
         """Wrap SkyRL's client.
 
         Args:
             client: The client that SkyRL gives its generators.
             model: Name of the model to sample from; None: the servers' base model.
+            kept_sets: Whether the servers return the kept sets of truncated sampling
+                (`enable_return_sample_support_set`).
         """
         super().__init__()
-        self._client, self._model = client, model
+        self._client, self._model, self._kept_sets = client, model, kept_sets
         self.salts: dict[str, str] = {}
         """Cache salts by session: they separate the prefix caches of different weights."""
         self.expert_shape: tuple[int, ...] = ()
@@ -58,6 +64,10 @@ class SkyrlEngine(TrainerEngine):
     def version(self) -> int | None:
         """Number of weight updates so far; None if the client does not count them."""
         return getattr(self._client, "weight_version", None)
+
+    def loses_kept_sets(self, sampling: Mapping[str, Any]) -> bool:
+        """Return whether sampling is truncated without an answer that says which tokens were kept."""
+        return super().loses_kept_sets(sampling) and not (self._kept_sets and has_bounded_support(sampling))
 
     async def request(
         self, input_ids: list[int], sampling: dict[str, Any], key: str, experts_start: int | None
@@ -71,6 +81,9 @@ class SkyrlEngine(TrainerEngine):
         }
         if key in self.salts:
             batch["cache_salt"] = self.salts[key]
+        bounded = self._kept_sets and has_bounded_support(sampling)
+        if bounded:
+            batch["return_sample_support"] = True
         output = await self._client.generate(batch, model=self._model)
         ids = output["response_ids"][0]
         logprobs = (output.get("response_logprobs") or [None])[0]
@@ -83,6 +96,7 @@ class SkyrlEngine(TrainerEngine):
             prompt_tokens=count,
             rid=key,
             routed_experts=self._experts(output, experts_start, count + len(ids) - 1) if ids else None,
+            kept=kept_sets_of(output.get("rollout_sample_support"), logprobs or ()) if bounded else None,
         )
 
     def _name(self, before: int | None) -> str | None:
@@ -98,3 +112,33 @@ class SkyrlEngine(TrainerEngine):
         chosen = np.asarray(choices[0])
         self.expert_shape = chosen.shape[1:]
         return experts_from(chosen[:rows], start)
+
+
+def has_bounded_support(sampling: Mapping[str, Any]) -> bool:
+    """Return whether SkyRL's servers return kept sets with these sampling parameters: only below a `top_k`."""
+    top_k = sampling.get("top_k")
+    return top_k is not None and top_k > 1
+
+
+def kept_sets_of(supports: Any, logprobs: Sequence[float]) -> KeptSets:
+    """Return what SkyRL's client returned for one prompt as kept sets.
+
+    Args:
+        supports: For each prompt an array of shape (tokens, top k) with -1 after the ids of each set.
+        logprobs: Logprobs of the sampled tokens. vLLM computes them over the kept sets if it runs with
+            `logprobs_mode="processed_logprobs"`.
+
+    Raises:
+        MalformedResponseError: There is no array with a row for every token.
+    """
+    rows = None if not supports else np.asarray(supports[0])
+    if not len(logprobs):
+        return KeptSets.of((), ())
+    if rows is None or rows.ndim != 2 or len(rows) != len(logprobs):
+        raise MalformedResponseError(
+            f"SkyRL's engine must return a kept set for each of {len(logprobs)} tokens (rollout_sample_support), got "
+            f"{None if rows is None else rows.shape}: check generator.inference_engine.enable_return_sample_support_set"
+        )
+    kept = rows >= 0
+    offsets = array("i", [0, *np.cumsum(kept.sum(1)).tolist()])
+    return KeptSets(array("i", rows[kept].tolist()), offsets, logprob_array(logprobs))

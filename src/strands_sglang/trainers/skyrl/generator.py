@@ -23,7 +23,7 @@ from strands_sglang.rollout.workers.local import LocalWorker
 from strands_sglang.rollout.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.chat_tasks import chat_task, plain
 from strands_sglang.trainers.rows import Branches, PlainRow, plain_rows
-from strands_sglang.trainers.skyrl.engine import InferenceClient, SkyrlEngine
+from strands_sglang.trainers.skyrl.engine import InferenceClient, SkyrlEngine, has_bounded_support
 from strands_sglang.trainers.skyrl.output import OutputOptions, generator_output, metrics_of
 from strands_sglang.trainers.worker_pool import PerLoop, import_by_path, run_episode
 
@@ -106,7 +106,7 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
         salt = self._salt(engine)
         inputs = zip(prompts, extras, ids or [None] * len(prompts), strict=True)
         done = await asyncio.gather(*(self._one(worker, engine, salt, sampling, *one) for one in inputs))
-        options = self._output_options(input_batch.get("sampling_params"))
+        options = self._output_options(input_batch.get("sampling_params"), sampling)
         output = generator_output(done, options, trajectory_ids=ids, expert_shape=engine.expert_shape)
         times = [0.0 if episode is None else episode.metrics.seconds for episode, _ in done]
         output["rollout_metrics"] = {
@@ -170,9 +170,15 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
         )
         return replace(limits, max_context_tokens=context, max_turns=limits.max_turns or self._cfg.max_turns)
 
-    def _output_options(self, given: Mapping[str, Any] | None) -> OutputOptions:
+    @property
+    def _kept_sets(self) -> bool:
+        """Whether SkyRL's servers return kept sets; versions up to 0.3 do not know them."""
+        return bool(getattr(self._cfg.inference_engine, "enable_return_sample_support_set", False))
+
+    def _output_options(self, given: Mapping[str, Any] | None, sampling: Mapping[str, Any]) -> OutputOptions:
         cfg = self._cfg
         return OutputOptions(
+            support_width=int(sampling["top_k"]) if self._kept_sets and has_bounded_support(sampling) else 0,
             step_wise=bool(cfg.step_wise_trajectories),
             logprobs=(cfg.sampling_params.logprobs if given is None else given.get("logprobs")) is not None,
             experts=bool(cfg.inference_engine.enable_return_routed_experts),
@@ -205,7 +211,7 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
             build=self._build,
             reward=self._reward,
             tokenizer=self.tokenizer,
-            client=SkyrlEngine(self._client, self._name),
+            client=SkyrlEngine(self._client, self._name, kept_sets=self._kept_sets),
             limits=self._limits,
             model_options=options,
             reward_timeout=self._reward_timeout,

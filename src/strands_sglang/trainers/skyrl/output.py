@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.rollout.episode import Episode
@@ -32,6 +33,8 @@ class OutputOptions:
     """Reward 0 for episodes that a limit truncated."""
     overlong_filtering: bool = False
     """`apply_overlong_filtering`: loss mask 0 for episodes that a limit truncated."""
+    support_width: int = 0
+    """`enable_return_sample_support_set`: size of the largest kept set, which is the `top_k`; 0: sets are not used."""
 
 
 def generator_output(
@@ -48,6 +51,9 @@ def generator_output(
         options: What SkyRL's configuration requires.
         trajectory_ids: SkyRL's ids, one per prompt; None if it gave none.
         expert_shape: Layers and top k of routed experts.
+
+    Raises:
+        ConfigurationError: A row that is trained has no kept sets, although SkyRL renormalises over them.
     """
     columns: dict[str, list[Any]] = defaultdict(list)
     for number, (episode, rows) in enumerate(results):
@@ -63,9 +69,8 @@ def generator_output(
                 [0] * len(row.loss_mask) if not_stopped and options.overlong_filtering else row.loss_mask
             )
             columns["stop_reasons"].append(status.stop_reason)
-            columns["rollout_logprobs"].append(row.logprobs if row.kept is None else row.kept.logprobs.tolist())
-            if row.kept is not None:
-                columns["rollout_sample_support"].append(row.kept.padded().tolist())
+            columns["rollout_logprobs"].append(row.logprobs)
+            columns["rollout_sample_support"].append(_support(row, options.support_width))
             columns["trajectory_generation_times"].append(0.0 if episode is None else episode.metrics.seconds)
             columns["rollout_expert_indices"].append(_experts(row, expert_shape))
             columns["is_last_step"].append(last)
@@ -78,11 +83,8 @@ def generator_output(
                     "main": float(row.main),
                 }
             )
-    if len(columns.get("rollout_sample_support", ())) not in (0, len(columns["response_ids"])):
-        raise ConfigurationError(
-            "some rows have kept sets and others do not: SkyRL needs them for all rows of a batch. Use the same "
-            "sampling parameters for all, or kept_sets=False"
-        )
+    if not options.support_width:
+        del columns["rollout_sample_support"]  # versions of SkyRL up to 0.3 do not have this field
     unwanted = {
         "rollout_logprobs": not options.logprobs,
         "rollout_expert_indices": not options.experts,
@@ -90,6 +92,18 @@ def generator_output(
         "trajectory_ids": not options.step_wise,
     }
     return {name: None if unwanted.get(name) else values for name, values in columns.items()}
+
+
+def _support(row: PlainRow, width: int) -> npt.NDArray[np.int32]:
+    """Return the kept set of each response token, with -1 after its ids; only -1 for a token that was not sampled."""
+    if row.kept is not None:
+        return row.kept.padded(width or None)
+    if width and any(row.loss_mask):
+        raise ConfigurationError(
+            "SkyRL renormalises over kept sets (enable_return_sample_support_set), but a row that is trained has none: "
+            "do not sample with a grammar, and leave sampling parameters to SkyRL's configuration"
+        )
+    return np.full((len(row.response_ids), width), -1, np.int32)
 
 
 def metrics_of(results: Sequence[tuple[Episode | None, list[PlainRow]]]) -> dict[str, float]:

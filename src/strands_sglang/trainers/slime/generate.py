@@ -27,6 +27,7 @@ from strands_sglang.rollout.workers.spec import EpisodeSpec
 from strands_sglang.tokens import TokenTree
 from strands_sglang.trainers.rows import Branches
 from strands_sglang.trainers.slime.host import AbortFlag, SlimeHost
+from strands_sglang.trainers.slime.kept_sets import KeptSetsForm, warn_if_lost
 from strands_sglang.trainers.slime.samples import (
     METADATA_KEY,
     RECORD_KEY,
@@ -195,6 +196,9 @@ class SampleRunner:
         check_args(args, self._branches, evaluation=evaluation)
         given = sample[0] if isinstance(sample, list) else sample
         host, spec, episode = self._host, None, None
+        form = KeptSetsForm.NONE if evaluation else KeptSetsForm.of(args, given)
+        if not evaluation:
+            warn_if_lost(form, sampling_params)
         try:
             spec = self._specs.spec(args, given, sampling_params, evaluation=evaluation)
             episode = await host.run(args, spec, flag)
@@ -216,7 +220,7 @@ class SampleRunner:
                 off_policy=episode.earlier if masked else None,
                 reward_key=_reward_key(args, evaluation),
                 images=None if evaluation else host.image_features(args),
-                truncated=not evaluation and getattr(args, "rollout_top_p", 1.0) != 1.0,
+                kept_sets=form,
                 taught=taught,
                 **_experts(args, episode, evaluation),
             )
@@ -227,7 +231,8 @@ class SampleRunner:
                 raise  # at the first sample: all others would fail in the same way
             logger.exception("sample=<%s> | sample could not be run", given.index)
             failed = _failed_episode(spec or EpisodeSpec(Task("", id="none"), 0), error)
-            options = {"reward_key": _reward_key(args, evaluation), **_experts(args, failed, evaluation)}
+            options: dict[str, Any] = {"reward_key": _reward_key(args, evaluation), "kept_sets": form}
+            options |= _experts(args, failed, evaluation)
             samples = samples_of(given, failed, decode=lambda ids: "", **options)
         host.has_run = True
         if episode is not None and episode.record is not None:

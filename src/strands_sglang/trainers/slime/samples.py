@@ -33,12 +33,12 @@ from strands_sglang.rollout.resume import task_of
 from strands_sglang.rollout.task import Task
 from strands_sglang.rollout.workers.spec import EpisodeSpec
 from strands_sglang.tokens import Join, KeptSets, TokenTree, Turn
-from strands_sglang.tokens.kept_sets import empty_sets
 from strands_sglang.tokens.trajectory import branch_images
 from strands_sglang.tokens.turn import Origin
 from strands_sglang.trainers.chat_tasks import chat_task
 from strands_sglang.trainers.images import ImageFeatures, images_within, pictures_of
 from strands_sglang.trainers.rows import Branches, Row, rows
+from strands_sglang.trainers.slime.kept_sets import KeptSetsForm, engine_sampling, write_kept_sets
 from strands_sglang.trainers.slime.types import S, SlimeSample, SlimeStatus, copy_sample
 from strands_sglang.trainers.statuses import TrainerStatus, status_of
 
@@ -102,7 +102,7 @@ def samples_of(
     off_policy: Mapping[int, int] | None = None,
     reward_key: str | None = None,
     images: ImageFeatures | None = None,
-    truncated: bool = False,
+    kept_sets: KeptSetsForm = KeptSetsForm.NONE,
     taught: bool = False,
 ) -> list[S]:
     """Write an episode into a sample, and its further branches into copies of the sample.
@@ -121,8 +121,8 @@ def samples_of(
         off_policy: By turn id, the number of tokens at the start of the turn's sampled tokens that are not trained.
         reward_key: Key under which slime reads the number in a reward; None if the reward is the number itself.
         images: Computes the tensors of images; None: samples with images have the images without tensors.
-        truncated: Whether slime needs the kept sets of truncated sampling. A branch without them is kept out of the
-            loss.
+        kept_sets: The form in which the trainer needs the kept sets of truncated sampling. If it needs them, a branch
+            without them is kept out of the loss.
         taught: Whether slime needs a teacher's logprobs. A branch without them is kept out of the loss.
 
     Returns:
@@ -136,7 +136,7 @@ def samples_of(
     status = status_of(episode)
     removed = _removal_reason(status, episode)
     given = rows(episode, Branches.MAIN if removed is not None else branches)
-    contents = [_content(row, episode, response_limit, off_policy or {}, truncated) for row in given]
+    contents = [_content(row, episode, response_limit, off_policy or {}, bool(kept_sets)) for row in given]
     contents = [one for one in contents if any(one.mask)] or contents[:1]
     if not contents:
         contents, removed = [_PLACEHOLDER], removed or RemovalReason.NOTHING_SAMPLED
@@ -153,12 +153,13 @@ def samples_of(
             if choices is None:
                 why, choices = why or RemovalReason.NO_EXPERTS, _placeholder_experts(len(one.tokens) - 1, expert_shape)
         target.rollout_routed_experts = choices
-        if truncated and one.kept is None:
+        if kept_sets and one.kept is None:
             why = why or RemovalReason.NO_KEPT_SETS
         if taught and one.teacher is None:
             why = why or RemovalReason.NO_TEACHER
-        _write(target, one, status, why, decode, truncated)
+        _write(target, one, status, why, decode)
         target.teacher_log_probs = one.teacher or ([0.0] * len(one.mask) if taught else None)
+        write_kept_sets(target, one.kept, one.tokens[-len(one.mask) :], kept_sets)
         _write_images(target, one, episode, images)
         target.reward = _reward(episode, why, reward_key)
         target.non_generation_time = episode.metrics.tool_seconds
@@ -177,7 +178,7 @@ def _removal_reason(status: TrainerStatus, episode: Episode) -> RemovalReason | 
 def _content(row: Row, episode: Episode, limit: int | None, off_policy: Mapping[int, int], truncated: bool) -> _Content:
     """Return a row that is no longer than the limit and still ends with a sampled token.
 
-    Kept sets and the logprobs over them are used only if slime renormalises, too (`truncated`).
+    Kept sets and the logprobs over them are used only if the trainer renormalises, too (`truncated`).
     """
     flat, first, length = row.trajectory, len(row.prompt_ids), len(row.response_ids)
     kept = length if limit is None else min(length, max(limit, 1))
@@ -210,18 +211,12 @@ def _write(
     status: TrainerStatus,
     why: RemovalReason | None,
     decode: Any,
-    truncated: bool,
 ) -> None:
     length = len(content.mask)
     sample.tokens, sample.response_length = list(content.tokens), length
     sample.response = decode(content.tokens[-length:]) if content.path else ""
     sample.loss_mask = list(content.mask) if why is None else [0] * length
     sample.rollout_log_probs = list(content.logprobs)
-    if hasattr(sample, "rollout_top_p_token_ids"):
-        # slime asserts that every sample has them, also one that is not trained.
-        kept = content.kept or (empty_sets(length) if truncated else None)
-        sample.rollout_top_p_token_ids = None if kept is None else np.array(kept.token_ids, np.int32)
-        sample.rollout_top_p_token_offsets = None if kept is None else np.array(kept.offsets, np.int32)
     sample.remove_sample = why is not None
     end = len(content.tokens)
     spans = [(turn.sampled_start + span.start, span.version) for turn in content.path for span in turn.versions]
@@ -414,7 +409,7 @@ class SlimeSpecs:
         session = self._session(sample)
         record = record_of(sample)
         limits = self.limits(args, sampling, evaluation=evaluation)
-        common: dict[str, Any] = {"sampling_params": dict(sampling), "limits": limits, "session": session}
+        common: dict[str, Any] = {"sampling_params": engine_sampling(sampling), "limits": limits, "session": session}
         if record is not None:
             begin = record.begin
             assert begin is not None

@@ -238,7 +238,7 @@ def problems_of(sample: Any, args: Any = None, *, stage: Stage = Stage.SHIPPED) 
     """
     found = [*_tokens(sample, args)]
     if not found:  # otherwise everything aligned with the tokens would be reported again
-        found += [*_response(sample, args), *_experts(sample, args), *_top_p(sample, args)]
+        found += [*_response(sample, args), *_experts(sample, args), *_top_p(sample, args), *_images(sample)]
     return [*found, *_reward(sample, args, stage), *_rest(sample)]
 
 
@@ -347,6 +347,23 @@ def _top_p(sample: Any, args: Any) -> Iterator[str]:
         yield f"rollout_top_p_token_offsets has {len(places)} entries for {sample.response_length} response tokens"
     if not places or places[0] != 0 or places[-1] != len(ids) or sorted(places) != places:
         yield f"rollout_top_p_token_offsets must rise from 0 to {len(ids)}"
+
+
+def _images(sample: Any) -> Iterator[str]:
+    images = (getattr(sample, "multimodal_inputs", None) or {}).get("images") or ()
+    inputs = getattr(sample, "multimodal_train_inputs", None)
+    if inputs is None:
+        if len(images):
+            yield f"multimodal_train_inputs is None: slime trains placeholders of {len(images)} images without pixels"
+        return
+    grids, pixels = inputs.get("image_grid_thw"), inputs.get("pixel_values")
+    if grids is None or pixels is None:
+        return  # a model with other inputs
+    if len(images) and len(grids) != len(images):
+        yield f"image_grid_thw has {len(grids)} grids for {len(images)} images"
+    patches = sum(math.prod(grid) for grid in grids.tolist())
+    if patches != len(pixels):
+        yield f"pixel_values has {len(pixels)} rows, the grids have {patches} patches"
 
 
 def _reward(sample: Any, args: Any, stage: Stage) -> Iterator[str]:

@@ -95,6 +95,9 @@ def batch_of(completions: Sequence[Completion], *, pad: int, longest: int | None
         completions: One per prompt, in the order of the prompts.
         pad: Token that fills an entry in which nothing was sampled.
         longest: Maximum number of tokens of a completion; the rest is cut off. None means no maximum.
+
+    Raises:
+        ConfigurationError: An episode has images.
     """
     batch: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
     for one in completions:
@@ -120,11 +123,16 @@ def batch_of(completions: Sequence[Completion], *, pad: int, longest: int | None
 
 
 def _check_images(row: Row) -> None:
-    """Raise ConfigurationError if a completion has images, which TRL cannot be told about."""
-    if any(image.end > len(row.prompt_ids) for image in row.images):
+    """Raise ConfigurationError if a row has images.
+
+    A rollout function of TRL cannot return images. Those of the dataset are used instead, with the positions that they
+    have when TRL renders the dataset's prompt: without the agent's system prompt and tools.
+    """
+    if row.images:
         raise ConfigurationError(
-            "a tool or a later message showed an image: TRL's rollout_func can only train with the images of the "
-            "dataset's prompt. Return text from the tool, or use slime"
+            f"an episode must not have images, got {len(row.images)}: TRL's rollout_func cannot return them, and TRL "
+            "computes the positions of the dataset's images from a prompt without the agent's system prompt and tools. "
+            "Train with slime or Miles, or make your own batches of rollout(...)"
         )
 
 

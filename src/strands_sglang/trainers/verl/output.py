@@ -14,7 +14,7 @@ import numpy as np
 
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.tokens.teacher import NO_ID
-from strands_sglang.trainers.images import images_within, pictures_of
+from strands_sglang.trainers.images import images_within, pictures_of, whole_images
 from strands_sglang.trainers.rows import PlainRow
 from strands_sglang.trainers.verl.engine import global_steps
 
@@ -51,11 +51,13 @@ def output_fields(
     # the start of the response, which may contain tokens that are not trained.
     cut = min(len(row.prompt_ids), prompt_length)
     before = row.prompt_ids[cut:]
-    response = (before + row.response_ids)[:response_length]
-    if len(before) + len(row.response_ids) > response_length:
-        kept, lost = len(response), len(before) + len(row.response_ids) - response_length
+    length = min(len(before) + len(row.response_ids), response_length)
+    length = max(whole_images(row.images, cut + length) - cut, 1)
+    response = (before + row.response_ids)[:length]
+    if len(before) + len(row.response_ids) > length:
+        lost = len(before) + len(row.response_ids) - length
         logger.warning(
-            "kept=<%d>, dropped=<%d> | response is longer than response_length, its end is dropped", kept, lost
+            "kept=<%d>, dropped=<%d> | response is longer than response_length, its end is dropped", length, lost
         )
     shown = images_within(row.images, cut + len(response)) if row.images and episode is not None else []
     zeros = [0] * len(before)
@@ -63,8 +65,8 @@ def output_fields(
     fields: dict[str, Any] = {
         "prompt_ids": row.prompt_ids[:cut],
         "response_ids": response,
-        "response_mask": (zeros + row.loss_mask)[:response_length],
-        "response_logprobs": ([0.0] * len(before) + row.logprobs)[:response_length] if logprobs else None,
+        "response_mask": (zeros + row.loss_mask)[:length],
+        "response_logprobs": ([0.0] * len(before) + row.logprobs)[:length] if logprobs else None,
         "routed_experts": _experts(row, expert_shape, cut + len(response)),
         "multi_modal_data": {"images": pictures_of(episode.image_files, shown)} if shown and episode else None,
         "reward_score": row.reward,
