@@ -249,3 +249,38 @@ async def test_completely_recorded_run_needs_no_server(stack: ExitStack, tmp_pat
         await rollout(build, ["hello"], base_url=url_of(running), **common)
     again = await rollout(build, ["hello"], base_url=f"http://127.0.0.1:{free_port(stack)}", **common)
     assert again.episodes[0].restored
+
+
+@pytest.mark.parametrize(
+    ("about", "sampling", "outcome"),
+    [
+        ({"kept_sets": True}, {"temperature": 1.0}, "error"),
+        ({"kept_sets": True}, {"top_p": 0.8}, "error"),
+        ({"kept_sets": "auto"}, {"top_p": 0.8}, "warning"),
+        ({"kept_sets": "auto", "needs_kept_sets": True}, {"top_p": 0.8}, "error"),
+        ({"kept_sets": False, "needs_kept_sets": True}, {"top_k": 5}, "False"),
+        ({"kept_sets": False}, {"top_p": 0.8}, "nothing"),
+        ({"kept_sets": "auto", "needs_kept_sets": True}, {"top_p": 1.0}, "nothing"),
+    ],
+)
+async def test_server_without_kept_sets(
+    about: dict[str, Any],
+    sampling: dict[str, Any],
+    outcome: str,
+    stack: ExitStack,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    served = Served(tokenizer(FAMILY))
+    server = stack.enter_context(served.server())
+    required = requirements(sampling={"max_new_tokens": 64, **sampling}, **about)
+    async with SGLangClient(server.url) as client:
+        if outcome in ("error", "False"):
+            expected = "returns no kept sets" if outcome == "error" else "kept_sets must not be False"
+            with pytest.raises(ConfigurationError, match=expected):
+                await preflight(client, required)
+        else:
+            await preflight(client, required)
+    assert ("no kept sets" in caplog.text) is (outcome == "warning")
+    asked = [one.json() for one in server.generates() if one.json().get("return_sampling_mask")]
+    assert len(asked) == (outcome in ("error", "warning"))
+    assert all(1 <= one["sampling_params"]["top_k"] <= 4096 for one in asked)

@@ -24,7 +24,15 @@ from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine import SGLangClient
 from strands_sglang.engine.probe import Probe, ServerFacts
 from strands_sglang.engine.retry import server_history
-from strands_sglang.errors import ConfigurationError, EngineBusyError, EngineUnavailableError
+from strands_sglang.errors import (
+    ConfigurationError,
+    EngineBusyError,
+    EngineError,
+    EngineUnavailableError,
+    KeptSetsMissingError,
+    RequestRejectedError,
+)
+from strands_sglang.provider.config import MOST_KEPT, truncates
 from strands_sglang.rollout.limits import Limits
 from strands_sglang.rollout.workers.spec import RunSpec
 
@@ -64,10 +72,19 @@ class RunRequirements:
     """Keyword arguments of the chat template."""
     extra: Mapping[str, Any] | None = None
     """Additional fields of each request; None: none."""
+    kept_sets: bool | str = "auto"
+    """Whether turns have kept sets, as for `SGLangModel`: True, False, or "auto", if sampling is truncated."""
+    needs_kept_sets: bool = False
+    """Whether the trainer cannot train truncated turns without their kept sets."""
 
     @classmethod
     def of(
-        cls, run_spec: RunSpec, sampling: Mapping[str, Any] | None = None, limits: Limits | None = None
+        cls,
+        run_spec: RunSpec,
+        sampling: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
+        *,
+        needs_kept_sets: bool = False,
     ) -> RunRequirements:
         """Return the requirements of the episodes of a run; loads the tokenizer if only its name or path is given.
 
@@ -75,6 +92,7 @@ class RunRequirements:
             run_spec: Settings shared by the episodes.
             sampling: Sampling parameters; None: those of the run.
             limits: Limits of an episode; None: those of the run.
+            needs_kept_sets: Whether the trainer cannot train truncated turns without their kept sets.
         """
         options = run_spec.model_options
         arguments = dict(options.get("chat_template_kwargs") or {})
@@ -88,6 +106,8 @@ class RunRequirements:
             options.get("chat_template"),
             arguments,
             options.get("extra"),
+            options.get("kept_sets", "auto"),
+            needs_kept_sets,
         )
 
     def key(self, server: str) -> str:
@@ -96,6 +116,7 @@ class RunRequirements:
         own = getattr(tokenizer, "chat_template", None) if self.chat_template is None else self.chat_template
         parts = [server, type(tokenizer).__name__, str(getattr(tokenizer, "name_or_path", "")), len(tokenizer), own]
         parts += [_added_tokens(tokenizer), self.sampling, asdict(self.limits), self.arguments, self.extra]
+        parts += [self.kept_sets, self.needs_kept_sets]
         return hashlib.sha256(dump_bytes(parts, non_str_keys=True)).hexdigest()
 
 
@@ -147,7 +168,58 @@ async def preflight(client: Any, requirements: RunRequirements, *, seconds: floa
         await _check_template(probe, facts, requirements)
     # The prompt is the ids that the server itself returned, or the one id that every vocabulary has.
     if await sample_token(client, probe, facts, requirements, same or [0]):
+        await check_kept_sets(client, requirements, same or [0], probe.left)
         _passed.add(key)
+
+
+async def check_kept_sets(
+    client: SGLangClient, requirements: RunRequirements, ids: list[int], seconds: float = SECONDS
+) -> None:
+    """Check, if turns are to have kept sets, that the server returns them.
+
+    If nothing but ratios depends on them, their absence is logged; the run goes on without them.
+
+    Args:
+        client: The engine.
+        requirements: Sampling parameters, and whether sets are wanted and needed.
+        ids: A prompt.
+        seconds: Time limit. A server that does not answer in time is not checked.
+
+    Raises:
+        ConfigurationError: The server returns none, and the run cannot do without them.
+    """
+    truncated = truncates(requirements.sampling)
+    if requirements.kept_sets is not True and not (requirements.kept_sets == "auto" and truncated):
+        if requirements.needs_kept_sets and truncated:
+            raise ConfigurationError(
+                "kept_sets must not be False: sampling is truncated, and the trainer renormalises over the kept sets"
+            )
+        return
+    top_k = requirements.sampling.get("top_k")
+    sampling = {**requirements.sampling, "max_new_tokens": 1}
+    sampling["top_k"] = top_k if top_k is not None and 0 < top_k <= MOST_KEPT else MOST_KEPT
+    sampling.pop("min_new_tokens", None)
+    try:
+        await client.generate(ids, sampling, kept_sets=True, extra=requirements.extra, deadline=seconds)
+        return
+    except (KeptSetsMissingError, RequestRejectedError) as error:
+        why = str(error)
+    except EngineError as error:
+        logger.warning("error=<%s> | kept sets of truncated sampling could not be checked", error)
+        return
+    advice = (
+        "SGLang 0.5.21 or newer returns them, without speculative decoding; a router that drops the request for them "
+        "must list its workers, or use a worker's own address; or sample without top_p, top_k and min_p"
+    )
+    if requirements.kept_sets is True or requirements.needs_kept_sets:
+        raise ConfigurationError(f"{client.base_url} returns no kept sets of truncated sampling: {why}. {advice}")
+    logger.warning(
+        "server=<%s>, error=<%s> | the server returns no kept sets, so turns of truncated sampling are recorded "
+        "without them, and importance ratios are biased: %s",
+        client.base_url,
+        why,
+        advice,
+    )
 
 
 async def sample_token(

@@ -199,6 +199,7 @@ class SampleRunner:
         form = KeptSetsForm.NONE if evaluation else KeptSetsForm.of(args, given)
         if not evaluation:
             warn_if_lost(form, sampling_params)
+            host.needs_kept_sets = bool(form)
         try:
             spec = self._specs.spec(args, given, sampling_params, evaluation=evaluation)
             episode = await host.run(args, spec, flag)

@@ -150,6 +150,8 @@ class SlimeHost:
         self._preflights: PerLoop[asyncio.Future[None]] = PerLoop()
         self._by_loop: PerLoop[tuple[LocalWorker | RayPool, AbortMonitor]] = PerLoop()
         self._image_features: ImageFeatures | None = None
+        self.needs_kept_sets = False
+        """Whether the trainer cannot train truncated turns without their kept sets."""
         self.has_run = False
         """Whether a sample was run: from then on a failure is that of a sample, not of the arguments."""
 
@@ -197,7 +199,8 @@ class SlimeHost:
         run_spec = self._run_spec
         if not self._preflight or self.has_run or run_spec is None:
             return
-        requirements = RunRequirements.of(run_spec, spec.sampling_params, spec.limits)
+        needed = self.needs_kept_sets
+        requirements = RunRequirements.of(run_spec, spec.sampling_params, spec.limits, needs_kept_sets=needed)
         check = self._preflights.get(lambda: asyncio.ensure_future(preflight(run_spec.client, requirements)))
         try:
             await asyncio.shield(check)
