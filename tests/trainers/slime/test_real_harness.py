@@ -27,7 +27,7 @@ class MinimalGenerate:
         text = f"<|im_start|>user\n{sample.prompt}<|im_end|>\n<|im_start|>assistant\n"
         sample.tokens = encode(text, add_special_tokens=False)
         url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(headers={"X-SMG-Routing-Key": sample.session_id}) as session:
             for _ in range(task.MAX_TOOL_CALLS + 1):
                 body = {"rid": f"{sample.session_id}-{len(sample.tokens)}", "input_ids": sample.tokens}
                 body |= {"sampling_params": sampling_params, "return_logprob": True}

@@ -55,9 +55,9 @@ def test_tool_turns_become_training_data(slime_world: SlimeWorld, routed: Routed
 def test_sampling_parameters_reach_the_engine(slime_world: SlimeWorld) -> None:
     world = slime_world
     flags: list[Any] = ["--rollout-temperature", 0.8, "--rollout-top-k", 20, "--rollout-stop", "</nothing>"]
-    world.configure(
-        slime_rollout(build, reward=score), *flags, "--sglang-enable-deterministic-inference", groups=1, samples=2
-    )
+    # With kept sets, requests would go to the workers themselves: the router drops the request for them.
+    generate = slime_rollout(build, reward=score, kept_sets=False)
+    world.configure(generate, *flags, "--sglang-enable-deterministic-inference", groups=1, samples=2)
     world.step()
     seeds = set()
     for one in world.wire.generates:
