@@ -23,6 +23,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from suite.environments import SOURCE
+
 BENCH = Path(__file__).resolve().parent
 ROOT = BENCH.parent
 POLICY = str(ROOT / "lab" / "tool_policy" / "canonical")
@@ -43,7 +45,7 @@ def figures(source: Path) -> dict[str, float]:
 
 def _run(source: Path, name: str, *arguments: str) -> Any:
     """Run a benchmark with one source; return its JSON line."""
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(BENCH)]), "PYTHONDONTWRITEBYTECODE": "1"}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(BENCH)]), SOURCE: str(source)}
     done = subprocess.run(
         [sys.executable, str(BENCH / name), *arguments],
         env=variables,

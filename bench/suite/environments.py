@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCE = "STRANDS_SGLANG_BENCH_SOURCE"
+"""Environment variable with the folder that our package is imported from; by default that of this checkout."""
 PUBLISHED = "strands-sglang==0.6.2"
 _COMPLETE = "complete"
 _IS_312 = "import sys; sys.exit(sys.version_info[:2] != (3, 12))"
@@ -44,7 +46,7 @@ class Environment:
 
 def own() -> Environment:
     """Return the environment of this process, with the sources of this checkout."""
-    return Environment(sys.executable, str(ROOT / "src"))
+    return Environment(sys.executable, os.environ.get(SOURCE, str(ROOT / "src")))
 
 
 def published(install: bool) -> Environment:

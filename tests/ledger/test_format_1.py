@@ -71,7 +71,7 @@ def test_calls_partial_calls_and_errors_are_rebuilt() -> None:
             assert generation.prompt_tokens == event.data["sent"]
         elif event.kind.value == "fault":
             assert type(error_of(event)).__name__ == event.data["error"]
-    assert {event.kind for event in events} == set(EventKind)
+    assert {event.kind for event in events} == set(EventKind) - {EventKind.TEACHER}  # which is newer
 
 
 def test_run_can_be_resumed() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
 from strands_sglang.tool_parsers.gemma import GemmaToolParser
+from support.examples import examples
 from support.tool_parsers.checks import SECONDS, check_turn, least_seconds, once, same
 
 
@@ -510,14 +511,14 @@ def test_rendered_calls_are_parsed(written: list[tuple[str, Dialect, str, dict[s
     assert turn.text == "\n".join(before for before, *_ in written if before.strip())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
 def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
     parse(f"<|tool_call>call:f{{{text}", reasoning_open=reasoning_open)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.dictionaries(keys, values, max_size=3), dialects, st.data())
 def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], dialect: Dialect, data: st.DataObject) -> None:
     text = f"{dialect.call('f', arguments)}\n{CALL}"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
+from support.examples import examples
 from support.families import tokenizer
 from support.tool_parsers.checks import SECONDS, least_seconds, once, same
 
@@ -522,13 +523,13 @@ def test_written_values_are_parsed(written: list[tuple[str, Any]], data: st.Data
         assert turn.text == "\n".join(content.strip("\n") for content in said if content.strip())
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
 def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.data())
 def test_damaged_turn_has_only_valid_calls(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = turn_of(THOUGHT, on("commentary", "a"), call_of("f", arguments), CALL)

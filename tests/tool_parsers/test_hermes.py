@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import FailedCall, HermesToolParser, ParsedTurn, ParseFailure, ToolCall, ToolParser
+from support.examples import examples
 from support.tool_parsers.checks import SECONDS, check_turn, least_seconds, once, same
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -297,13 +298,13 @@ def test_rendered_calls_are_parsed(written: list[tuple[str, str, dict[str, Any]]
     assert turn.text == "\n".join(before for before, _, _ in written if before.strip())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
 def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.data())
 def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = f"{call_of('f', arguments)}\n{CALL}"

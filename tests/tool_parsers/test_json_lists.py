@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.parsed import ParseFailure
+from support.examples import examples
 from support.tool_parsers.checks import SECONDS, json_values, megabyte, same, shown
 from support.tool_parsers.json_lists import CLOSED_FORMATS, LIST_FORMATS, ONE, ListFormat, call_of
 
@@ -423,7 +424,7 @@ def test_rendered_calls_are_parsed(
 
 
 @each_format
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(st.data(), st.booleans())
 def test_parse_never_raises(form: ListFormat, data: st.DataObject, reasoning_open: bool) -> None:
     text = data.draw(st.text() | st.lists(pieces_of(form), max_size=20).map("".join))
@@ -431,7 +432,7 @@ def test_parse_never_raises(form: ListFormat, data: st.DataObject, reasoning_ope
 
 
 @each_format
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.data())
 def test_damaged_call_is_valid_or_rejected(form: ListFormat, arguments: dict[str, Any], data: st.DataObject) -> None:
     text = data.draw(st.sampled_from(form.turns(arguments)))

@@ -14,6 +14,7 @@ from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
 from strands_sglang.tool_parsers.llama3_json import Llama3JsonToolParser
 from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure
+from support.examples import examples
 from support.families import tokenizer
 from support.tool_parsers.checks import SECONDS, check_turn, least_seconds, once, same
 
@@ -372,13 +373,13 @@ def test_rendered_calls_are_parsed(
         assert same(turn.calls[0].arguments, arguments)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans(), known)
 def test_parse_never_raises(text: str, reasoning_open: bool, schemas: Schemas | None) -> None:
     parse(text, reasoning_open=reasoning_open, schemas=schemas)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.data())
 def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = data.draw(st.sampled_from(["", TAG])) + json.dumps({"name": "f", "parameters": arguments})

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
 from strands_sglang.tool_parsers.minimax_m2 import MiniMaxM2ToolParser
+from support.examples import examples
 from support.families import tokenizer
 from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
 
@@ -431,13 +432,13 @@ def test_rendered_calls_are_parsed(written: list[tuple[str, list[dict[str, Any]]
     assert turn.text == "\n".join(before for before, _ in written if before.strip())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
 def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(arguments_of_f, st.data())
 def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = f"{block(invoke_of('f', arguments), INVOKE)}\n{CALL}"

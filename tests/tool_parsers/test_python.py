@@ -20,6 +20,7 @@ from strands_sglang.tool_parsers import ParseFailure
 from strands_sglang.tool_parsers._json import MAX_DEPTH, MAX_DIGITS
 from strands_sglang.tool_parsers._python import PythonReader, skip_blanks
 from strands_sglang.tool_parsers.parsed import CallFault
+from support.examples import examples
 from support.tool_parsers.checks import SECONDS, least_seconds
 
 
@@ -404,7 +405,7 @@ def spelled(value: Any, draw: Callable[[Any], Any]) -> str:
     return repr(value)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(values, st.data())
 def test_written_values_are_parsed(value: Any, data: st.DataObject) -> None:
     text = spelled(value, data.draw)
@@ -412,7 +413,7 @@ def test_written_values_are_parsed(value: Any, data: st.DataObject) -> None:
     assert same(read(text), value)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(values, st.data())
 def test_damaged_literal_equals_pythons_or_fails(value: Any, data: st.DataObject) -> None:
     text = spelled(value, data.draw)
@@ -423,7 +424,7 @@ def test_damaged_literal_equals_pythons_or_fails(value: Any, data: st.DataObject
     agrees_with_python(text)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(pieces, max_size=12).map("".join) | st.text())
 def test_any_text_equals_pythons_or_fails(text: str) -> None:
     agrees_with_python(text)
@@ -444,7 +445,7 @@ def agrees_with_python(text: str) -> None:
     json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(pieces, max_size=12).map("".join))
 def test_any_arguments_equal_pythons_or_fail(text: str) -> None:
     try:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolParser
 from strands_sglang.tool_parsers.pythonic import PythonicToolParser
+from support.examples import examples
 from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
 
 OPENING, CLOSING = "<|python_start|>", "<|python_end|>"
@@ -399,14 +400,14 @@ def test_written_values_are_parsed(made: list[tuple[str, dict[str, Any]]], marke
     assert turn.text == ("before \n after" if marked else "")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
 def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
     parse(f"[f({text}", reasoning_open=reasoning_open)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(calls, st.data())
 def test_damaged_list_is_valid_or_rejected(made: list[tuple[str, dict[str, Any]]], data: st.DataObject) -> None:
     text = written(*made)

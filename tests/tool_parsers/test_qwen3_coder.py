@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolParser
 from strands_sglang.tool_parsers.qwen3_coder import Qwen3CoderToolParser
+from support.examples import examples
 from support.families import tokenizer
 from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
 
@@ -452,13 +453,13 @@ def test_rendered_calls_are_parsed(written: list[tuple[str, dict[str, Any]]], py
     assert turn.text == "\n".join(before for before, _ in written if before.strip())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
 def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
     parse(text, reasoning_open=reasoning_open)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(arguments_of_f, st.data())
 def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
     text = f"{call_of('f', arguments)}\n{CALL}"

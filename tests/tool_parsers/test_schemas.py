@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers.parsed import CallFault, ParseFailure, quoted
 from strands_sglang.tool_parsers.schemas import Values, type_of
+from support.examples import examples
 
 STRING, INTEGER, NUMBER, BOOLEAN, NULL, OBJECT, ARRAY = (
     {"type": name} for name in ("string", "integer", "number", "boolean", "null", "object", "array")
@@ -335,7 +336,7 @@ any_schema: st.SearchStrategy[Any] = st.recursive(
 texts = st.text() | st.sampled_from(TEXTS) | json_values.map(json.dumps)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(any_schema, any_schema, texts)
 def test_any_schema_and_text_give_value_or_fault(schema: Any, root: Any, text: str) -> None:
     whole = {"$defs": {"A": schema}, "properties": {"p": schema}, **(root if isinstance(root, dict) else {})}

@@ -122,7 +122,7 @@ def test_rows(episodes: list[Episode]) -> None:
 @pytest.mark.parametrize("side", list(Side))
 def test_padded_batches(episodes: list[Episode], side: Side) -> None:
     sources = [row for episode in episodes for row in rows(episode, Branches.ALL)]
-    batch = padded_batch(sources, pad_token_id=PAD, side=side)
+    batch = padded_batch(sources, pad_token_id=PAD, side=side, kept_block=True)
     shape = batch["input_ids"].shape
     for name in ("attention_mask", "position_ids", "response_mask", "loss_mask", "logprobs", "versions"):
         assert batch[name].shape == shape
@@ -131,8 +131,9 @@ def test_padded_batches(episodes: list[Episode], side: Side) -> None:
         assert batch["input_ids"][at][there].tolist() == row.token_ids.tolist()
         if "kept_ids" in batch:
             kept = row.trajectory.kept
-            assert kept is not None and batch["kept_ids"].shape[:2] == shape == batch["kept_logprobs"].shape
-            sets = batch["kept_ids"][at][there]
+            assert kept is not None and batch["kept_block"].shape[:2] == shape == batch["kept_logprobs"].shape
+            assert batch["kept_offsets"].shape == (shape[0], shape[1] + 1)
+            sets = batch["kept_block"][at][there]
             assert [[id for id in one if id >= 0] for one in sets.tolist()] == [
                 kept.at(number).tolist() for number in range(len(sets))
             ]
