@@ -38,7 +38,7 @@ def figures(source: Path) -> dict[str, float]:
     rollout = _run(source, "rollout.py", "--quick", "--no-collector")
     found = {"turn, early": turn["early_ms"], "turn, late": turn["late_ms"]}
     found |= {f"client / bare, {shape}": ratio for shape, ratio in client["ours_over_bare"].items()}
-    found |= {f"with / without ledger, {row['turns']:g} turns": row["cpu"] for row in ledger["rows"]}
+    found |= {f"with / without ledger, {row['turns']:g} turns": row["cpu_ratio"] for row in ledger["rows"]}
     found |= {f"rollout / bare SDK, {row['turns']:g} turns": row["over_bare"] for row in rollout["rows"]}
     return found
 
