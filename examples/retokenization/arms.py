@@ -1,0 +1,297 @@
+"""The arms of the experiment: what each one does to a sampled episode before it reaches the trainer.
+
+Three choices make an arm, and nothing else differs between two arms:
+
+- the tokens that are trained: the sampled ones, the sampled text encoded again, or the messages rendered again;
+- the logprobs that the loss divides by: those that the trainer computes itself, or those that the engine reported,
+  put on the trained tokens by position;
+- a truncated importance weight between the trainer's logprobs and the engine's, or none.
+
+Two arms sample with top-p, one of them with the kept sets in the loss. The engine samples from exact tokens in every
+arm: only what is trained differs. This module needs neither PyTorch nor TRL.
+
+Invariant: ids, mask and logprobs of a sample have the same length, and the mask is 1 only on what the assistant wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from strands_sglang.rollout import Episode
+from strands_sglang.tokens.turn import Origin
+from strands_sglang.trainers.rows import Row
+
+
+class Tokens(str, Enum):
+    """Where the trained tokens come from."""
+
+    EXACT = "exact"
+    """The sampled tokens."""
+    DECODED = "decoded"
+    """The text of each turn, encoded again."""
+    RENDERED = "rendered"
+    """The messages, with parsed tool calls, rendered with the chat template and encoded again."""
+
+
+class Old(str, Enum):
+    """Which logprobs are the denominator of the loss's ratio."""
+
+    RECOMPUTED = "recomputed"
+    """Those of the trainer for the tokens that it trains."""
+    ENGINE = "engine"
+    """Those of the engine, by position: shifted wherever the trained tokens are not the sampled ones."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm."""
+
+    name: str
+    """Name on the command line and in results."""
+    letter: str
+    """Short name in tables."""
+    about: str
+    """Description in a few words."""
+    tokens: Tokens = Tokens.EXACT
+    """Tokens that are trained."""
+    old: Old = Old.RECOMPUTED
+    """Denominator of the loss's ratio."""
+    weight_cap: float | None = None
+    """Upper limit of the importance weight, trainer over engine; None: no such weight."""
+    top_p: float = 1.0
+    """Truncation of the sampling distribution; 1.0: none."""
+    kept: bool = False
+    """Whether the trainer's logprobs are normalised over the kept set of each token, as the engine sampled."""
+
+
+_CAP = 2.0
+ARMS: dict[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        Arm("exact", "A", "sampled tokens"),
+        Arm("decode", "B", "text encoded again", Tokens.DECODED),
+        Arm("render", "C", "messages rendered again", Tokens.RENDERED),
+        Arm("decode-engine", "B′", "B, engine's logprobs by position", Tokens.DECODED, Old.ENGINE),
+        Arm("render-engine", "C′", "C, engine's logprobs by position", Tokens.RENDERED, Old.ENGINE),
+        Arm("decode-tis", "D(B)", "B, truncated importance weight", Tokens.DECODED, weight_cap=_CAP),
+        Arm("render-tis", "D(C)", "C, truncated importance weight", Tokens.RENDERED, weight_cap=_CAP),
+        Arm("top-p-kept", "E+", "top-p 0.8, kept sets in the loss", top_p=0.8, kept=True),
+        Arm("top-p", "E−", "top-p 0.8, loss over the whole vocabulary", top_p=0.8),
+        # Controls: on exact tokens, the engine's logprobs and the weight must change nothing.
+        Arm("exact-engine", "A′", "sampled tokens, engine's logprobs", old=Old.ENGINE),
+        Arm("exact-tis", "D(A)", "sampled tokens, truncated importance weight", weight_cap=_CAP),
+    )
+}
+"""All arms, by name. The first nine are the main comparison, the others are controls."""
+
+MAIN = tuple(ARMS)[:9]
+"""Names of the arms of the main comparison."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a trainer gets for one episode."""
+
+    prompt_ids: list[int]
+    """Tokens before the first trained one."""
+    completion_ids: list[int]
+    """Tokens from the first trained one to the last."""
+    mask: list[int]
+    """1 on the tokens of `completion_ids` that are trained."""
+    logprobs: list[float]
+    """The engine's logprobs, where the arm puts them; 0.0 on other tokens."""
+    kept: list[list[int]] | None = None
+    """Kept set of each token of `completion_ids`, empty for other tokens; None: not known, or not used by the arm."""
+    turns: int = 0
+    """Number of the assistant's turns."""
+    changed: int = 0
+    """Number of turns whose trained tokens are not the sampled ones."""
+
+
+def turns_of(row: Row) -> list[tuple[int, int]]:
+    """Return where each turn's sampled tokens begin and end in the response of a row."""
+    first = len(row.prompt_ids)
+    origins = row.trajectory.origins[first : first + len(row.response_ids)]
+    turns = row.trajectory.turns[first : first + len(row.response_ids)]
+    sampled = origins == Origin.SAMPLED
+    spans: list[tuple[int, int]] = []
+    for turn in np.unique(turns[sampled]):
+        places = np.flatnonzero(sampled & (turns == turn))
+        spans.append((int(places[0]), int(places[-1]) + 1))
+    return spans
+
+
+def encode_again(tokenizer: Any, ids: Sequence[int]) -> list[int]:
+    """Return the tokens of the text of some tokens."""
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def by_position(logprobs: Sequence[float], length: int) -> list[float]:
+    """Return logprobs for `length` tokens: cut off at the end, or filled with 0.0, as code without alignment does."""
+    return [*logprobs[:length], *[0.0] * (length - len(logprobs))]
+
+
+def exact(row: Row, *, kept: bool = False) -> Sample:
+    """Return the sampled tokens."""
+    sets = row.kept if kept else None
+    return Sample(
+        row.prompt_ids.tolist(),
+        row.response_ids.tolist(),
+        row.loss_mask.tolist(),
+        row.logprobs.tolist() if sets is None else list(sets.logprobs),
+        None if sets is None else [list(sets.at(number)) for number in range(len(sets))],
+        turns=len(turns_of(row)),
+    )
+
+
+def decoded(row: Row, tokenizer: Any) -> Sample:
+    """Return the sampled text of each turn encoded again, and everything else as it was."""
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    changed, at, spans = 0, 0, turns_of(row)
+    for start, end in spans:
+        between = row.response_ids[at:start].tolist()
+        sampled = row.response_ids[start:end].tolist()
+        again = encode_again(tokenizer, sampled)
+        ids += [*between, *again]
+        mask += [*[0] * len(between), *[1] * len(again)]
+        logprobs += [*[0.0] * len(between), *by_position(row.logprobs[start:end].tolist(), len(again))]
+        changed += again != sampled
+        at = end
+    return Sample(row.prompt_ids.tolist(), ids, mask, logprobs, turns=len(spans), changed=changed)
+
+
+def chat_messages(messages: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a Strands conversation as the messages that an OpenAI-style loop keeps.
+
+    Args:
+        messages: The conversation.
+        texts: Sampled text of each turn of the assistant. A turn whose calls could not be parsed keeps its text, as a
+            chat server returns it.
+    """
+    made: list[dict[str, Any]] = []
+    turns = iter(texts)
+    for message in messages:
+        blocks = message["content"]
+        if message["role"] == "assistant":
+            text = next(turns, "")
+            calls = [block["toolUse"] for block in blocks if "toolUse" in block]
+            if any(call["name"] == "malformed_tool_call" for call in calls):
+                made.append({"role": "assistant", "content": text})
+                continue
+            # Arguments travel as JSON text in an OpenAI message, and are parsed for the template.
+            parsed = [{"name": call["name"], "arguments": json.loads(json.dumps(call["input"]))} for call in calls]
+            content = "\n".join(block["text"] for block in blocks if "text" in block)
+            made.append({"role": "assistant", "content": content})
+            if parsed:
+                made[-1]["tool_calls"] = [{"type": "function", "function": function} for function in parsed]
+            continue
+        for block in blocks:
+            if "toolResult" in block:
+                texts_of = [part["text"] for part in block["toolResult"]["content"] if "text" in part]
+                made.append({"role": "tool", "content": "\n".join(texts_of)})
+            elif "text" in block:
+                made.append({"role": "user", "content": block["text"]})
+    return made
+
+
+def render(tokenizer: Any, chat: Sequence[Mapping[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
+    """Return the text of a conversation, and where each of the assistant's messages begins and ends in it.
+
+    A message ends after its end-of-turn token. The generation prompt before it is not part of it.
+    """
+
+    def text_of(count: int, prompt: bool = False) -> str:
+        text: str = tokenizer.apply_chat_template(list(chat[:count]), tokenize=False, add_generation_prompt=prompt)
+        return text
+
+    text = text_of(len(chat))
+    opening = text_of(1, prompt=True)[len(text_of(1)) :]
+    turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
+    marker, written = tokenizer.eos_token, json.dumps([*chat])
+    if opening.rstrip("\n") not in written and marker not in written:
+        begins = [found.end() for found in re.finditer(re.escape(opening), text)]
+        if len(begins) == len(turns):
+            return text, [(begin, text.index(marker, begin) + len(marker)) for begin in begins]
+    # Slower, and always right: a message contains the template's own markers.
+    return text, [(len(text_of(turn, prompt=True)), len(text_of(turn + 1).rstrip("\n"))) for turn in turns]
+
+
+def rendered(row: Row, tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Sample:
+    """Return the conversation rendered again as a whole; what the template writes for the assistant is trained.
+
+    Args:
+        row: The sampled tokens, for the engine's logprobs and the number of turns.
+        tokenizer: The tokenizer, with a chat template in the style of ChatML.
+        messages: The Strands messages of the episode.
+    """
+    spans = turns_of(row)
+    sampled = [row.response_ids[start:end].tolist() for start, end in spans]
+    stop = tokenizer.eos_token
+    texts = [
+        tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).removesuffix(stop)
+        for ids in sampled
+    ]
+    chat = chat_messages(messages, texts)
+    last = max(number for number, message in enumerate(chat) if message["role"] == "assistant")
+    chat = chat[: last + 1]
+
+    text, written = render(tokenizer, chat)
+    coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids = list(coded.input_ids)
+    begins = np.array([place[0] for place in coded.offset_mapping])
+    turn_at = np.full(len(ids), -1)
+    for turn, (start, end) in enumerate(written):
+        turn_at[(begins >= start) & (begins < end)] = turn
+    mask = (turn_at >= 0).astype(int).tolist()
+    logprobs = [0.0] * len(ids)
+    changed = 0
+    for turn, (start, end) in enumerate(spans[: len(written)]):
+        places = np.flatnonzero(turn_at == turn).tolist()
+        for place, value in zip(places, by_position(row.logprobs[start:end].tolist(), len(places)), strict=True):
+            logprobs[place] = value
+        changed += [ids[place] for place in places] != sampled[turn]
+    first, end = mask.index(1), len(mask) - mask[::-1].index(1)
+    return Sample(ids[:first], ids[first:end], mask[first:end], logprobs[first:end], turns=len(spans), changed=changed)
+
+
+def apply(arm: Arm, row: Row, episode: Episode, tokenizer: Any) -> Sample:
+    """Return what the trainer gets for an episode.
+
+    Args:
+        arm: The arm.
+        row: The sampled tokens of the episode.
+        episode: The episode, for its messages.
+        tokenizer: The model's tokenizer.
+    """
+    if arm.tokens is Tokens.DECODED:
+        return decoded(row, tokenizer)
+    if arm.tokens is Tokens.RENDERED:
+        return rendered(row, tokenizer, episode.messages)
+    return exact(row, kept=arm.kept)
+
+
+def drift_of(row: Row, episode: Episode, tokenizer: Any) -> tuple[int, int, int]:
+    """Return the number of turns, and how many of them decoding and rendering would change, whatever the arm."""
+    first, second = decoded(row, tokenizer), rendered(row, tokenizer, episode.messages)
+    return first.turns, first.changed, second.changed
+
+
+def cut(sample: Sample, longest: int) -> Sample:
+    """Return a sample with at most `longest` tokens after the prompt."""
+    return replace(
+        sample,
+        completion_ids=sample.completion_ids[:longest],
+        mask=sample.mask[:longest],
+        logprobs=sample.logprobs[:longest],
+        kept=None if sample.kept is None else sample.kept[:longest],
+    )
