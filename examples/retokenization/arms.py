@@ -115,17 +115,41 @@ class Sample:
     """Number of turns whose trained tokens are not the sampled ones."""
 
 
-def turns_of(row: Row) -> list[tuple[int, int]]:
-    """Return where each turn's sampled tokens begin and end in the response of a row."""
-    first = len(row.prompt_ids)
-    origins = row.trajectory.origins[first : first + len(row.response_ids)]
-    turns = row.trajectory.turns[first : first + len(row.response_ids)]
-    sampled = origins == Origin.SAMPLED
-    spans: list[tuple[int, int]] = []
-    for turn in np.unique(turns[sampled]):
-        places = np.flatnonzero(sampled & (turns == turn))
-        spans.append((int(places[0]), int(places[-1]) + 1))
-    return spans
+@dataclass(frozen=True)
+class Sampled:
+    """What the engine sampled in one episode."""
+
+    prompt_ids: list[int]
+    """Tokens before the first sampled one."""
+    response_ids: list[int]
+    """Tokens from the first sampled one to the last."""
+    logprobs: list[float]
+    """The engine's logprobs of `response_ids`; 0.0 on tokens that were not sampled."""
+    spans: list[tuple[int, int]]
+    """Where the sampled tokens of each turn begin and end in `response_ids`."""
+
+    @classmethod
+    def of_row(cls, row: Row) -> Sampled:
+        """Return the sampled tokens of a row."""
+        first = len(row.prompt_ids)
+        part = slice(first, first + len(row.response_ids))
+        sampled, turns = row.trajectory.origins[part] == Origin.SAMPLED, row.trajectory.turns[part]
+        spans = []
+        for turn in np.unique(turns[sampled]):
+            places = np.flatnonzero(sampled & (turns == turn))
+            spans.append((int(places[0]), int(places[-1]) + 1))
+        return cls(row.prompt_ids.tolist(), row.response_ids.tolist(), row.logprobs.tolist(), spans)
+
+    @classmethod
+    def of_mask(cls, prompt_ids: list[int], response_ids: list[int], mask: list[int], logprobs: list[float]) -> Sampled:
+        """Return the sampled tokens of a sample without turns: each run of trained tokens is a turn."""
+        edges = np.flatnonzero(np.diff([0, *mask, 0])).tolist()
+        return cls(prompt_ids, response_ids, logprobs, list(zip(edges[::2], edges[1::2], strict=True)))
+
+    @property
+    def turns(self) -> list[tuple[list[int], list[float]]]:
+        """Ids and logprobs of each turn."""
+        return [(self.response_ids[start:end], self.logprobs[start:end]) for start, end in self.spans]
 
 
 def encode_again(tokenizer: Any, ids: Sequence[int]) -> list[int]:
@@ -148,26 +172,25 @@ def exact(row: Row, *, kept: bool = False) -> Sample:
         row.loss_mask.tolist(),
         row.logprobs.tolist() if sets is None else list(sets.logprobs),
         None if sets is None else [list(sets.at(number)) for number in range(len(sets))],
-        turns=len(turns_of(row)),
+        turns=len(Sampled.of_row(row).spans),
     )
 
 
-def decoded(row: Row, tokenizer: Any) -> Sample:
+def decoded(given: Sampled, tokenizer: Any) -> Sample:
     """Return the sampled text of each turn encoded again, and everything else as it was."""
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
-    changed, at, spans = 0, 0, turns_of(row)
-    for start, end in spans:
-        between = row.response_ids[at:start].tolist()
-        sampled = row.response_ids[start:end].tolist()
+    changed, at = 0, 0
+    for (start, end), (sampled, values) in zip(given.spans, given.turns, strict=True):
+        between = given.response_ids[at:start]
         again = encode_again(tokenizer, sampled)
         ids += [*between, *again]
         mask += [*[0] * len(between), *[1] * len(again)]
-        logprobs += [*[0.0] * len(between), *by_position(row.logprobs[start:end].tolist(), len(again))]
+        logprobs += [*[0.0] * len(between), *by_position(values, len(again))]
         changed += again != sampled
         at = end
-    return Sample(row.prompt_ids.tolist(), ids, mask, logprobs, turns=len(spans), changed=changed)
+    return Sample(given.prompt_ids, ids, mask, logprobs, turns=len(given.spans), changed=changed)
 
 
 def chat_messages(messages: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -192,6 +215,9 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], texts: Sequence[str]) -
             parsed = [{"name": call["name"], "arguments": json.loads(json.dumps(call["input"]))} for call in calls]
             content = "\n".join(block["text"] for block in blocks if "text" in block)
             made.append({"role": "assistant", "content": content})
+            thoughts = [block["reasoningContent"]["reasoningText"]["text"] for block in blocks if _reasons(block)]
+            if thoughts:
+                made[-1]["reasoning_content"] = "\n".join(thoughts)
             if parsed:
                 made[-1]["tool_calls"] = [{"type": "function", "function": function} for function in parsed]
             continue
@@ -204,19 +230,27 @@ def chat_messages(messages: Sequence[Mapping[str, Any]], texts: Sequence[str]) -
     return made
 
 
-def render(tokenizer: Any, chat: Sequence[Mapping[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
+def _reasons(block: Mapping[str, Any]) -> bool:
+    return "reasoningText" in block.get("reasoningContent", {})
+
+
+def render(
+    tokenizer: Any, chat: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
+) -> tuple[str, list[tuple[int, int]]]:
     """Return the text of a conversation, and where each of the assistant's messages begins and ends in it.
 
     A message ends after its end-of-turn token. The generation prompt before it is not part of it.
     """
 
     def text_of(count: int, prompt: bool = False) -> str:
-        text: str = tokenizer.apply_chat_template(list(chat[:count]), tokenize=False, add_generation_prompt=prompt)
+        text: str = tokenizer.apply_chat_template(
+            list(chat[:count]), tokenize=False, add_generation_prompt=prompt, **(options or {})
+        )
         return text
 
-    text = text_of(len(chat))
-    opening = text_of(1, prompt=True)[len(text_of(1)) :]
     turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
+    text = text_of(len(chat))
+    opening = text_of(turns[0], prompt=True)[len(text_of(turns[0])) :]
     marker, written = tokenizer.eos_token, json.dumps([*chat])
     if opening.rstrip("\n") not in written and marker not in written:
         begins = [found.end() for found in re.finditer(re.escape(opening), text)]
@@ -226,26 +260,32 @@ def render(tokenizer: Any, chat: Sequence[Mapping[str, Any]]) -> tuple[str, list
     return text, [(len(text_of(turn, prompt=True)), len(text_of(turn + 1).rstrip("\n"))) for turn in turns]
 
 
-def rendered(row: Row, tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Sample:
+def rendered(
+    given: Sampled,
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    system: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Sample:
     """Return the conversation rendered again as a whole; what the template writes for the assistant is trained.
 
     Args:
-        row: The sampled tokens, for the engine's logprobs and the number of turns.
+        given: The sampled tokens, for the engine's logprobs and the text of turns that could not be parsed.
         tokenizer: The tokenizer, with a chat template in the style of ChatML.
         messages: The Strands messages of the episode.
+        system: The system prompt; None: there is none.
+        options: Further arguments of the chat template, such as `tools`; None: none.
     """
-    spans = turns_of(row)
-    sampled = [row.response_ids[start:end].tolist() for start, end in spans]
     stop = tokenizer.eos_token
     texts = [
         tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).removesuffix(stop)
-        for ids in sampled
+        for ids, _ in given.turns
     ]
-    chat = chat_messages(messages, texts)
+    chat = [{"role": "system", "content": system}] if system is not None else []
+    chat += chat_messages(messages, texts)
     last = max(number for number, message in enumerate(chat) if message["role"] == "assistant")
-    chat = chat[: last + 1]
-
-    text, written = render(tokenizer, chat)
+    text, written = render(tokenizer, chat[: last + 1], options)
     coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids = list(coded.input_ids)
     begins = np.array([place[0] for place in coded.offset_mapping])
@@ -255,13 +295,15 @@ def rendered(row: Row, tokenizer: Any, messages: Sequence[Mapping[str, Any]]) ->
     mask = (turn_at >= 0).astype(int).tolist()
     logprobs = [0.0] * len(ids)
     changed = 0
-    for turn, (start, end) in enumerate(spans[: len(written)]):
+    for turn, (sampled, values) in enumerate(given.turns[: len(written)]):
         places = np.flatnonzero(turn_at == turn).tolist()
-        for place, value in zip(places, by_position(row.logprobs[start:end].tolist(), len(places)), strict=True):
+        for place, value in zip(places, by_position(values, len(places)), strict=True):
             logprobs[place] = value
-        changed += [ids[place] for place in places] != sampled[turn]
+        changed += [ids[place] for place in places] != sampled
     first, end = mask.index(1), len(mask) - mask[::-1].index(1)
-    return Sample(ids[:first], ids[first:end], mask[first:end], logprobs[first:end], turns=len(spans), changed=changed)
+    return Sample(
+        ids[:first], ids[first:end], mask[first:end], logprobs[first:end], turns=len(given.spans), changed=changed
+    )
 
 
 def apply(arm: Arm, row: Row, episode: Episode, tokenizer: Any) -> Sample:
@@ -274,15 +316,16 @@ def apply(arm: Arm, row: Row, episode: Episode, tokenizer: Any) -> Sample:
         tokenizer: The model's tokenizer.
     """
     if arm.tokens is Tokens.DECODED:
-        return decoded(row, tokenizer)
+        return decoded(Sampled.of_row(row), tokenizer)
     if arm.tokens is Tokens.RENDERED:
-        return rendered(row, tokenizer, episode.messages)
+        return rendered(Sampled.of_row(row), tokenizer, episode.messages)
     return exact(row, kept=arm.kept)
 
 
 def drift_of(row: Row, episode: Episode, tokenizer: Any) -> tuple[int, int, int]:
     """Return the number of turns, and how many of them decoding and rendering would change, whatever the arm."""
-    first, second = decoded(row, tokenizer), rendered(row, tokenizer, episode.messages)
+    sampled = Sampled.of_row(row)
+    first, second = decoded(sampled, tokenizer), rendered(sampled, tokenizer, episode.messages)
     return first.turns, first.changed, second.changed
 
 

@@ -27,19 +27,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import chain
 import torch
+from arms import ARMS
 from datasets import Dataset
+from settings import Settings, policy_folder
+from trainer import ArmRollout, ArmTrainer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig
 
-import chain
-from arms import ARMS
-from settings import Settings, policy_folder
 from strands_sglang.proof import verify
 from strands_sglang.rollout import Limits, RunOptions
 from strands_sglang.trainers.trl import DiskSync, trl_reward, trl_rollout
-from trainer import ArmRollout, ArmTrainer
 
 STEP_METRICS = (
     "success", "kl", "nll_gap", "far", "entropy", "grad_norm", "clip_share", "drift_decode", "drift_render", "changed",

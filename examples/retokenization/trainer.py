@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from arms import Arm, Old, Sample, apply, cut, drift_of
 from trl import GRPOTrainer
 
-from arms import Arm, Old, Sample, apply, cut, drift_of
 from strands_sglang.trainers.trl import TrlRollout
 
 KEPT = "kept_ids"

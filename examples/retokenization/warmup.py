@@ -55,9 +55,9 @@ def recipe_of(name: str) -> Recipe | None:
     """Return the recipe of a policy; None if it is not made here."""
     kind, _, value = name.rpartition("-")
     if kind == "split" and value.isdigit():
-        return Recipe("noncanonical", 120, 32, 1e-3, split=int(value) / 100)
+        return Recipe("noncanonical", 60, 32, 1e-3, split=int(value) / 100)
     if kind == "operations" and value.isdigit():
-        return Recipe("noncanonical", 60 if int(value) < 2 else 400, 32, 1e-3, split=SPLIT, operations=int(value))
+        return Recipe("noncanonical", 60 if int(value) < 2 else 150, 32, 1e-3, split=SPLIT, operations=int(value))
     if name == "smollm2-tools":
         return Recipe("smollm2", 60, 8, 3e-4)
     return None
