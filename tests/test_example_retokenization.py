@@ -332,6 +332,10 @@ def test_parts_of_the_queue_do_not_repeat_runs() -> None:
     sweep, settings = module("sweep"), module("settings")
     runs = sweep.plan(list(sweep.PARTS), 5)
     assert len({run.name for run in runs}) == len(runs) > 70
+    shares = [sweep.share_of(runs, f"{number}/2") for number in (1, 2)]
+    assert sorted(run.name for share in shares for run in share) == sorted(run.name for run in runs)
+    with pytest.raises(ValueError, match="share must be K/N"):
+        sweep.share_of(runs, "3/2")
     assert settings.Settings(part="x").name == settings.Settings(part="y").name
     assert settings.Settings(seed=1).name != settings.Settings(seed=2).name
     with pytest.raises(ValueError, match="arm must be one of"):

@@ -149,8 +149,8 @@ class Clock:
 class Engine:
     """The lab's engine for the architecture of a policy; started when it is needed, restarted when it is gone."""
 
-    def __init__(self, url: str | None, logs: Path) -> None:
-        self._given, self._logs = url, logs
+    def __init__(self, url: str | None, log: Path) -> None:
+        self._given, self._log = url, log
         self._process: subprocess.Popen[bytes] | None = None
         self._kind, self._url = "", ""
 
@@ -168,7 +168,7 @@ class Engine:
             folder = policy_folder(settings.policy) if kind == "smollm2" else ROOT / "lab" / "tool_policy" / "canonical"
             more = ["--max-running-requests", "512", "--max-total-tokens", "200000"] if kind != "smollm2" else []
             command = [sys.executable, ROOT / "lab" / "serve", folder, "--port", str(port), "--die-with-parent", *more]
-            with (self._logs / "engine.log").open("ab") as log:
+            with self._log.open("ab") as log:
                 self._process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log)
             self._kind, self._url = kind, f"http://127.0.0.1:{port}"
             self._wait()
@@ -184,7 +184,7 @@ class Engine:
                         return
             except OSError:
                 time.sleep(1.0)
-        raise RuntimeError(f"the engine did not start, see {self._logs / 'engine.log'}")
+        raise RuntimeError(f"the engine did not start, see {self._log}")
 
     def close(self) -> None:
         """End the engine, if this command started it."""
@@ -199,15 +199,23 @@ class Engine:
 
 
 @contextmanager
-def only_one(results: Path) -> Iterator[None]:
-    """Hold a lock on the folder of results: two queues would write the same files."""
+def only_one(results: Path, share: str) -> Iterator[None]:
+    """Hold a lock on a share of the folder of results: two queues would write the same files."""
     results.mkdir(parents=True, exist_ok=True)
-    with (results / ".lock").open("w") as lock:
+    with (results / f".lock-{share.replace('/', '-')}").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            sys.exit(f"sweep.py: another queue works in {results}. Wait for it, or give another --results.")
+            sys.exit(f"sweep.py: another queue works on share {share} of {results}. Wait for it, or give another one.")
         yield
+
+
+def share_of(runs: Sequence[Settings], share: str) -> list[Settings]:
+    """Return every n-th run, beginning with the k-th, for a share "k/n"."""
+    number, _, count = share.partition("/")
+    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+        raise ValueError(f"share must be K/N with K from 1 to N, such as 1/2, got {share!r}")
+    return list(runs[int(number) - 1 :: int(count)])
 
 
 def work(
@@ -254,7 +262,7 @@ def work(
         in_a_row = 0
         (results / f"{settings.name}.failed").unlink(missing_ok=True)
         seconds, left = time.monotonic() - start, todo[number + 1 :]
-        clock.add(settings, seconds)
+        clock.add(settings, summary["seconds"])  # without the time to start an engine or to make a policy
         proved = summary.get("verified")
         note = f", {proved['proved']}/{proved['episodes']} episodes proved" if proved else ""
         say(
@@ -276,6 +284,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--url", help="an engine with the policy's architecture; without it, one is started")
     parser.add_argument("--minutes", type=float, help="start no run after so many minutes")
     parser.add_argument("--steps", type=int, help="steps of every run, to try it out")
+    parser.add_argument("--share", default="1/1", help="K/N: every N-th run from the K-th, for N queues on N cores")
     parser.add_argument("--list", action="store_true", help="list the runs and whether they are finished")
     return parser.parse_args(arguments)
 
@@ -286,6 +295,7 @@ def main() -> None:
     runs = plan(options.parts, options.seeds, options.sweep_seeds)
     if options.steps:
         runs = [replace(settings, steps=options.steps) for settings in runs]
+    runs = share_of(runs, options.share)
     if options.list:
         for settings in runs:
             print("done" if finished(settings, options.results) else "    ", settings.part, settings.name)
@@ -295,8 +305,8 @@ def main() -> None:
 
     quiet()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with only_one(options.results):
-        engine = Engine(options.url, options.results)
+    with only_one(options.results, options.share):
+        engine = Engine(options.url, options.results / f"engine-{options.share.replace('/', '-')}.log")
 
         def run(settings: Settings) -> Path:
             ensure(settings.policy)

@@ -56,10 +56,9 @@ def write(path: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def scratch_of(results: Path) -> Path:
-    """Return an empty folder for weights and ledgers. What a killed run left in it is removed."""
-    digest = hashlib.sha256(str(results.resolve()).encode()).hexdigest()[:12]
-    folder = SCRATCH / f"retokenization-{digest}"
+def scratch_of(path: Path) -> Path:
+    """Return an empty folder for the weights and ledgers of a run. What a killed run left in it is removed."""
+    folder = SCRATCH / f"retokenization-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
@@ -144,7 +143,7 @@ def train(settings: Settings, url: str, results: Path, *, prove: bool = True) ->
     random.seed(settings.seed)
     torch.manual_seed(settings.seed)
     arm, folder = settings.arm_fields, policy_folder(settings.policy)
-    scratch = scratch_of(results)
+    scratch = scratch_of(path)
     ledgers = scratch / "ledgers" if prove and settings.arm == "exact" else None
     held_out = chain.held_out(settings.held_out, settings.operations)
     asked = chain.questions(
@@ -202,7 +201,9 @@ def train(settings: Settings, url: str, results: Path, *, prove: bool = True) ->
     try:
         start_file = results / f"{settings.start_key}.json"
         if not start_file.exists():
-            start_file.write_text(json.dumps(evaluate(trainer, rollout, held_out)))
+            written = partial.with_suffix(".start")
+            written.write_text(json.dumps(evaluate(trainer, rollout, held_out)))
+            written.rename(start_file)
         start = json.loads(start_file.read_text())
         log.last = time.monotonic()
         trainer.train()
