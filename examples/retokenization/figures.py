@@ -87,12 +87,15 @@ def _panel(chart: Panel, x: float, y: float, width: float) -> list[str]:
         return x + width * step / (count - 1)
 
     out = [_text(x - _LEFT + 8, y + 6, chart.title, "ink t")]
-    for part in range(5):
-        mark = low_end + (high_end - low_end) * part / 4
+    marks = [low_end + (high_end - low_end) * part / 4 for part in range(5)]
+    if chart.log:  # powers of ten, at most six of them
+        every = max(1, math.ceil((high_end - low_end) / 6))
+        marks = [float(power) for power in range(math.ceil(low_end), math.floor(high_end) + 1, every)]
+    for mark in marks:
         value = 10**mark if chart.log else mark
-        level = bottom - _PANEL * part / 4
+        level = bottom - _PANEL * (mark - low_end) / (high_end - low_end)
         out.append(f'<line class="grid" x1="{x:.1f}" x2="{x + width:.1f}" y1="{level:.1f}" y2="{level:.1f}"/>')
-        out.append(_text(x - 6, level + 4, f"{value:.2g}", "soft", "end"))
+        out.append(_text(x - 6, level + 4, f"{value:.1g}" if chart.log else f"{value:.2g}", "soft", "end"))
     for step in sorted({0, count // 3, 2 * count // 3, count - 1}):
         out.append(_text(at_x(step), bottom + 16, str(step + 1), "soft", "middle"))
     out.append(_text(x + width, bottom + 31, "step", "soft", "end"))
@@ -143,7 +146,7 @@ def dot_chart(
     """
     values = [dot.value for row in rows for dot in row.dots if dot.value.count]
     low = min([value.low for value in values] + [0.0]) if zero else 0.0
-    high = max([value.high for value in values] + [low + 0.05])
+    high = max([value.high for value in values] + [low + 0.05, 0.0])
     low, high = (low - 0.02 if zero else 0.0), high + 0.02
     left, right, top, step = 300, 90, 88 if names else 70, 24
     bottom = top + step * len(rows)
