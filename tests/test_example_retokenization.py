@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from strands_sglang.tokens import KeptSets, TokenTree
 from strands_sglang.tokens.turn import Join
 from strands_sglang.trainers.rows import Row, rows
 from support.trainers.slime_world import IMPORTABLE, MISSING, slime
+from support.trainers.trainer_environment import python_of
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "retokenization"
@@ -479,3 +481,29 @@ def test_every_flag_of_the_recipe_is_one_of_slimes(recipe: Any) -> None:
     slime("utils.arguments").get_slime_extra_args_provider()(parser)
     known = {name for action in parser._actions for name in action.option_strings}
     assert recipe_flags() - known - MEGATRON - SGLANG == set()
+
+
+# --- on the lab's engine, in TRL's environment ------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_the_queue_trains_proves_and_resumes(tmp_path: Path) -> None:
+    """Two steps of some arms by the queue, which starts its own engine; then nothing is left to do."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    env |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    env["PYTHONPATH"] = str(ROOT / "src")
+    command = [python_of("trl"), str(EXAMPLE / "sweep.py"), "--parts", "main", "--seeds", "1", "--steps", "2"]
+    command += ["--results", str(tmp_path), "--share", "1/4"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=580, check=False)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    results = module("results")
+    runs = {run.settings.arm: run for run in map(results.read_run, tmp_path.glob("*.jsonl")) if run is not None}
+    assert set(runs) == {"exact", "render-engine", "top-p"}
+    verified = runs["exact"].summary["verified"]
+    assert verified["proved"] == verified["episodes"] >= 2 * 64 + 256 and not verified["problems"]
+    assert runs["exact"].values("exact_difference_max").max() < 1e-3 and not runs["exact"].values("changed").any()
+    assert runs["render-engine"].values("changed").min() > 0.1 < runs["render-engine"].values("exact_difference").min()
+    assert all(run.values("engine_difference").max() < 1e-3 for run in runs.values())
+    again = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
+    assert "0 to do" in again.stdout

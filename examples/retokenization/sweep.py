@@ -140,7 +140,7 @@ class Clock:
         total = 0.0
         for settings in runs:
             rates = self.rates.get(self.kind(settings), [])[-10:]
-            slower = 60.0 if self.kind(settings) == "smollm2" else 1.0
+            slower = 30.0 if self.kind(settings) == "smollm2" else 1.0
             rate = sum(rates) / len(rates) if rates else slower * SECONDS / self.work(Settings())
             total += rate * self.work(settings)
         return total
