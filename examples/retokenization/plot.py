@@ -260,6 +260,24 @@ def times(runs: Sequence[Run]) -> str:
     return text + "\n"
 
 
+def smollm2_part(runs: Sequence[Run]) -> str:
+    """Return the picture and the table of the larger policy."""
+    rows = []
+    for arm in ARMS:
+        for run in select([one for one in runs if one.settings.part == "smollm2"], arm=arm):
+            drift = f"{run.first('drift_decode'):.1%}, {run.first('drift_render'):.1%}"
+            cells = [f"{run.summary['start']:.2f}", f"{held_out(run):.2f}", f"{run.first('success'):.2f}"]
+            cells += [f"{run.last('success'):.2f}", f"{run.last('nll_gap'):.1g}", drift]
+            rows.append([ARMS[arm].letter, ARMS[arm].about, str(run.settings.steps), *cells])
+    if not rows:
+        return MISSING
+    heads = [
+        "", "trained", "steps", "before", "after", "first steps", "last steps", "NLL gap", "drift: decode, render"
+    ]  # fmt: skip
+    alt = "Success in training and mismatch of SmolLM2 by what is trained"
+    return f"![{alt}](images/retokenization-smollm2.svg)\n\n{_table(heads, rows)}"
+
+
 PICTURES: dict[str, Callable[[Sequence[Run]], str]] = {
     "retokenization-curves.svg": curves,
     "retokenization-health.svg": health,
@@ -271,6 +289,7 @@ TABLES: dict[str, Callable[[Sequence[Run]], str]] = {
     "noncanonical": lambda runs: arms_table(runs, "noncanonical"),
     "canonical": lambda runs: arms_table(runs, "canonical"),
     "sweep": sweep_table,
+    "smollm2": smollm2_part,
     "proof": proof,
     "times": times,
 }
