@@ -95,6 +95,17 @@ async def test_a_wrong_top_p_is_noticed(tmp_path: Path) -> None:
     assert report.verdict is RescoreVerdict.DIFFERS and report.largest < 1e-5  # the logprobs agree, the sets do not
 
 
+async def test_sets_of_a_run_whose_sampling_is_unknown(tmp_path: Path) -> None:
+    """A trainer sets the sampling parameters: then a set must have the likeliest ids, however many."""
+    record(tmp_path, {"temperature": 1.0, "top_p": 0.8}, sets=True)
+    (tmp_path / "run.json").unlink()
+    write_run(tmp_path, {"run": RUN, "settings": {}})
+    with toy_engine() as server:
+        assert (await rescore(tmp_path, server.url)).verdict is RescoreVerdict.AGREES
+    with toy_engine("other", "v1") as server:
+        assert (await rescore(tmp_path, server.url)).verdict is RescoreVerdict.DIFFERS
+
+
 @pytest.mark.parametrize("temperature", [0.4, 0.7, 1.3, 2.0])
 async def test_a_temperature_is_checked_with_the_likeliest_ids(tmp_path: Path, temperature: float) -> None:
     record(tmp_path, {"temperature": temperature}, sets=False)

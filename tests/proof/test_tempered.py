@@ -154,6 +154,7 @@ def test_values_that_are_not_numbers_are_outside() -> None:
 
 
 def test_sampling_parameters_are_read() -> None:
+    assert not Sampling.of({}).known
     assert Sampling.of({"temperature": 1, "top_k": 20, "min_p": None, "top_p": True}) == Sampling(1.0, 1.0, 20, 0.0)
     assert Sampling.of({"temperature": 0.7}, 1.0).temperature == 1.0
     assert Sampling(0.0).inverse == 1.0

@@ -55,6 +55,8 @@ class Sampling:
     """Below 1: off."""
     min_p: float = 0.0
     """0.0: off."""
+    known: bool = True
+    """Whether the values above are those of the run; if not, it is unknown how many ids a kept set must have."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any], temperature: float | None = None) -> Sampling:
@@ -71,7 +73,7 @@ class Sampling:
             known[name] = type(default)(value) if numeric and value is not None else default
         if temperature is not None:
             known["temperature"] = temperature
-        return cls(**known)
+        return cls(**known, known=bool(values))
 
     @property
     def scaled(self) -> bool:
@@ -203,6 +205,8 @@ def _wrong_sets(
     next_out = np.where(inside, 0.0, weights).max(axis=1)
     mass = np.where(inside, weights, 0.0).sum(axis=1)
     wrong: npt.NDArray[np.bool_] = next_out > least * slack
+    if not sampling.known:
+        return wrong
     truncates = sampling.top_k >= 1 or sampling.top_p < 1.0 or sampling.min_p > 0.0
     enough = np.full(len(sizes), True) if not truncates else everything.copy()
     if sampling.top_k >= 1:

@@ -64,9 +64,12 @@ def other_weights(folder: Path, number: int) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
 async def test_episodes_paused_five_times_over_five_versions(
-    tool_policy: LabProcess, tmp_path: Path, state: State
+    tool_policy: LabProcess, tmp_path: Path, state: State, top_p: float
 ) -> None:
+    """Below a `top_p` of 1, every token has the set that it was chosen from, also over pauses and weight updates."""
+    sampling = {**SAMPLING, "top_p": top_p}
     host, port = tool_policy.url.removeprefix("http://").split(":")
     args = SimpleNamespace(
         hf_checkpoint=TOKENIZER,
@@ -74,6 +77,7 @@ async def test_episodes_paused_five_times_over_five_versions(
         sglang_router_port=int(port),
         partial_rollout=True,
         sglang_server_concurrency=64,
+        rollout_top_p=top_p,
     )
     generate = slime_rollout(build, reward=score, directory=tmp_path / "runs")
     samples: list[Any] = []
@@ -89,7 +93,7 @@ async def test_episodes_paused_five_times_over_five_versions(
             await client.control.swap_weights(str(checkpoint), version=f"v{number}")
             state.aborted = False
             todo = [one for one in samples if one.status in (Status.PENDING, Status.ABORTED)]
-            running = [asyncio.ensure_future(generate(args, one, dict(SAMPLING))) for one in todo]
+            running = [asyncio.ensure_future(generate(args, one, dict(sampling))) for one in todo]
             if number < ROUNDS:
                 await asyncio.sleep(seconds)
                 state.aborted = True
@@ -128,7 +132,15 @@ async def test_episodes_paused_five_times_over_five_versions(
         for one in samples:
             flat = on_record[one.index].trajectories()[0]
             assert one.tokens == flat.token_ids[: len(one.tokens)].tolist()
-            assert one.rollout_log_probs == flat.logprobs[-one.response_length :].tolist()
+            assert (flat.kept is not None) is (top_p < 1.0)
+            logprobs = flat.logprobs if flat.kept is None else np.asarray(flat.kept.logprobs)
+            assert one.rollout_log_probs == logprobs[-one.response_length :].tolist()
+            if flat.kept is not None:
+                offsets = one.rollout_top_p_token_offsets
+                assert len(offsets) == one.response_length + 1 and offsets[-1] == len(one.rollout_top_p_token_ids)
+                response = one.tokens[-one.response_length :]
+                for at in map(int, np.flatnonzero(one.loss_mask)):
+                    assert response[at] in one.rollout_top_p_token_ids[offsets[at] : offsets[at + 1]]
 
         # Each span of tokens is as likely as it says under the very weights that sampled it.
         compared, largest = 0, 0.0
