@@ -172,6 +172,10 @@ class EpisodePrinter:
         if kind == "call_error":
             text = f"engine call failed: {step.get('error')}: {step.get('message')}"
             return [indent + self._paint(escape_for_terminal(text), "red")]
+        if kind == "teacher":
+            counts = [turn[1] for turn in step.get("turns") or () if isinstance(turn, list) and len(turn) == 2]
+            tokens = counted(sum(count for count in counts if isinstance(count, int)), "sampled token")
+            return [self._paint(escape_for_terminal(f"teacher  {step.get('model')} scored {tokens}"), "dim")]
         if kind == "resume":
             return [self._paint(escape_for_terminal(f"resumed by worker {step.get('worker')}"), "magenta")]
         if kind == "rollback":

@@ -262,6 +262,8 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "6 episodes scored by big" in out and "per 1,000 tokens sent" in out
         assert main(["teacher", str(folder), server.url, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["known"] == EPISODES
+    assert main(["show", str(folder), "add/0"]) == 0
+    assert "teacher  big scored 11 sampled tokens" in capsys.readouterr().out
     with toy_engine("other", refuse=11) as server:
         assert main(["teacher", str(folder), server.url]) == 1
     assert main(["teacher", str(folder / "nothing"), "http://127.0.0.1:9"]) == 2
