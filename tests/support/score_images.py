@@ -45,12 +45,11 @@ def main() -> None:
         theirs = logprobs_of(model, processor, row, files)[trained].double()
         largest = max(largest, float((ours - theirs).abs().max()))
         tokens += int(trained.sum())
-        blank = [str(Path(files[0]).with_name("blank.png"))] * len(files)
-        for path, other in zip(files, blank, strict=True):
+        blank = [str(Path(path).with_name(f"blank-{number}.png")) for number, path in enumerate(files)]
+        for path, other in zip(files, blank, strict=True):  # of the same size, so that positions stay
             Image.new("RGB", Image.open(path).size, (128, 0, 128)).save(other)
-        if len({tuple(image[3]) for image in row["images"]}) == 1:  # the same grid, so that positions stay
-            others = logprobs_of(model, processor, row, blank)[trained].double()
-            swapped = max(swapped, float((ours - others).abs().max()))
+        others = logprobs_of(model, processor, row, blank)[trained].double()
+        swapped = max(swapped, float((ours - others).abs().max()))
     print(json.dumps({"tokens": tokens, "largest": largest, "swapped": swapped}))
 
 
