@@ -76,60 +76,59 @@ def _running(*processes: LabProcess, name: str = "") -> Iterator[None]:
             process.kill()
 
 
+def _served(model: str, logs: Path, name: str = "") -> Iterator[LabProcess]:
+    """Yield a running server of the lab.
+
+    Args:
+        model: What it serves.
+        logs: Where it logs.
+        name: Fixture that only some tests ask for, so that it ends behind the last of them.
+    """
+    server = serve(model, logs)
+    for _ in _running(server, name=name):
+        yield server
+
+
 @pytest.fixture(scope="session")
 def tool_policy(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with the tool policy: 0.65M parameters, really calls a calculator, about a thousand tokens a second."""
-    server = serve("tool-policy", engine_logs)
-    for _ in _running(server):
-        yield server
+    yield from _served("tool-policy", engine_logs)
 
 
 @pytest.fixture(scope="session")
 def noncanonical(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with the tool policy that was taught to split digits in unusual ways."""
-    server = serve("tool-policy-noncanonical", engine_logs)
-    for _ in _running(server, name="noncanonical"):
-        yield server
+    yield from _served("tool-policy-noncanonical", engine_logs, "noncanonical")
 
 
 @pytest.fixture(scope="session")
 def smollm2(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with SmolLM2-135M in fp32: real language, about ten tokens a second and sequence, 4 GB."""
-    server = serve("smollm2", engine_logs)
-    for _ in _running(server, name="smollm2"):
-        yield server
+    yield from _served("smollm2", engine_logs, "smollm2")
 
 
 @pytest.fixture(scope="session")
 def tiny_qwen3(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with a tiny random Qwen3 and Qwen's real vocabulary."""
-    server = serve("tiny-qwen3", engine_logs)
-    for _ in _running(server, name="tiny_qwen3"):
-        yield server
+    yield from _served("tiny-qwen3", engine_logs, "tiny_qwen3")
 
 
 @pytest.fixture(scope="session")
 def tiny_moe(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with a tiny mixture of experts (3 layers, 2 of 8 experts) that returns its routed experts."""
-    server = serve("tiny-moe", engine_logs)
-    for _ in _running(server, name="tiny_moe"):
-        yield server
+    yield from _served("tiny-moe", engine_logs, "tiny_moe")
 
 
 @pytest.fixture(scope="session")
 def tiny_qwen3_vl(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with a small Qwen3-VL that calls `look` and says the colour of what it sees."""
-    server = serve("tiny-qwen3-vl", engine_logs)
-    for _ in _running(server, name="tiny_qwen3_vl"):
-        yield server
+    yield from _served("tiny-qwen3-vl", engine_logs, "tiny_qwen3_vl")
 
 
 @pytest.fixture(scope="session")
 def tiny_qwen25_vl(engine_logs: Path) -> Iterator[LabProcess]:
     """A server with a small Qwen2.5-VL, trained for the same."""
-    server = serve("tiny-qwen2.5-vl", engine_logs)
-    for _ in _running(server, name="tiny_qwen25_vl"):
-        yield server
+    yield from _served("tiny-qwen2.5-vl", engine_logs, "tiny_qwen25_vl")
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ async def test_a_hundred_episodes(recorded: Path, noncanonical: LabProcess) -> N
     print(f"\n{report.text()}")
     assert report.episodes == EPISODES and not report.failures
     certificate = verify(recorded)
-    assert certificate.proved and certificate.taught == report.tokens == certificate.tokens.sampled
+    assert certificate.proved and certificate.teacher_tokens == report.tokens == certificate.tokens.sampled
     flats = [branch.trajectory for branch in branches_of(recorded)]
     differences = []
     for flat in flats[:20]:
@@ -114,7 +114,7 @@ async def test_slime_samples(tool_policy: LabProcess, noncanonical: LabProcess) 
     )
     await teacher_logprobs(run, noncanonical.url)
     for episode in run:
-        sample = samples_of(Sample(), episode, decode=lambda ids: "", taught=True)[0]
+        sample = samples_of(Sample(), episode, decode=lambda ids: "", needs_teacher=True)[0]
         assert sample.teacher_log_probs is not None and len(sample.teacher_log_probs) == sample.response_length
         assert sum(value != 0.0 for value in sample.teacher_log_probs) >= sum(sample.loss_mask or [])
         assert not sample.remove_sample

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang.proof.call import KeptFacts
-from strands_sglang.proof.tempered import Found, Sampling, check_sets, logprob_bounds, outside
+from strands_sglang.proof.tempered import PrefillFacts, Sampling, check_sets, logprob_bounds, outside
 
 TOKENS = 6
 RNG_SEEDS = st.integers(0, 2**32 - 1)
@@ -21,12 +21,12 @@ def log_softmax(logits: Any) -> Any:
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-def prefill_of(logits: Any, sampled: Any, top: int) -> Found:
+def prefill_of(logits: Any, sampled: Any, top: int) -> PrefillFacts:
     """Return what an engine answers, in 32 bits."""
     full = log_softmax(logits).astype(np.float32).astype(np.float64)
     ids = np.argsort(-full, axis=1, kind="stable")[:, :top]
     rows = np.arange(len(full))[:, None]
-    return Found(full[rows[:, 0], sampled], ids.astype(np.int32), full[rows, ids])
+    return PrefillFacts(full[rows[:, 0], sampled], ids.astype(np.int32), full[rows, ids])
 
 
 @settings(max_examples=300, deadline=None)

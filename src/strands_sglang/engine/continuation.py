@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
+from functools import reduce
 from typing import Any
 
 from strands_sglang.engine.protocol import AbortPolicy, FinishReason, Generation, RoutedExperts, SpecInfo, TokenIds
@@ -216,12 +217,9 @@ def _joined_experts(parts: Iterable[RoutedExperts | None]) -> RoutedExperts | No
 
 def _joined_kept(parts: Iterable[KeptSets | None]) -> KeptSets | None:
     """Return the kept sets of all parts; None if some part has none."""
-    joined: KeptSets | None = None
-    for number, part in enumerate(parts):
-        if part is None:
-            return None
-        joined = part if joined is None and number == 0 else None if joined is None else joined.joined(part)
-    return joined
+    every = list(parts)
+    known = [part for part in every if part is not None]
+    return reduce(KeptSets.joined, known) if known and len(known) == len(every) else None
 
 
 def _summed(parts: Iterable[SpecInfo | None]) -> SpecInfo | None:

@@ -261,17 +261,7 @@ class EngineControl:
         Raises:
             EngineError: There is no answer, or it is not JSON.
         """
-        pool = await self._pools.open()
-        if not retries:
-            return await self._answer(pool, self._base, body)
-        waiting = Retries(RetryPolicy(retries, _BACKOFF), str(self._base / "generate"))
-        while True:
-            try:
-                data = await exchange(pool, "POST", self._base / "generate", orjson.dumps(body), JSON_HEADERS)
-            except TransientFault as fault:
-                await waiting.after(fault)
-                continue
-            return _decoded(self._base, data)
+        return await self._answer(await self._pools.open(), self._base, body, retries)
 
     async def answer_of_worker(self, body: Mapping[str, Any]) -> Any:
         """Send one `/generate` request to one worker's own address, past a router that drops fields.
@@ -284,11 +274,17 @@ class EngineControl:
         worker = next((one for one in workers if one.healthy and one.regular), workers[0])
         return await self._answer(pool, URL(worker.url), body)
 
-    async def _answer(self, pool: LoopPool, base: URL, body: Mapping[str, Any]) -> Any:
-        try:
-            return _decoded(base, await exchange(pool, "POST", base / "generate", orjson.dumps(body), JSON_HEADERS))
-        except TransientFault as fault:
-            raise fault.error from fault
+    async def _answer(self, pool: LoopPool, base: URL, body: Mapping[str, Any], retries: int = 0) -> Any:
+        url, waiting = base / "generate", Retries(RetryPolicy(retries, _BACKOFF), str(base / "generate"))
+        while True:
+            try:
+                return orjson.loads(await exchange(pool, "POST", url, orjson.dumps(body), JSON_HEADERS))
+            except TransientFault as fault:
+                if not retries:
+                    raise fault.error from fault
+                await waiting.after(fault)
+            except orjson.JSONDecodeError as error:
+                raise MalformedResponseError(f"{base} sent a body that is not JSON: {error}") from error
 
     async def context_length(self) -> int | None:
         """Return the maximum tokens of prompt plus turn; None if the server does not report it."""
@@ -434,13 +430,6 @@ class EngineControl:
 
     async def _get(self, pool: LoopPool, url: URL, timeout: float) -> bytes:
         return await exchange(pool, "GET", url, None, timeout=attempt_timeout(timeout, _CONNECT_SECONDS))
-
-
-def _decoded(base: URL, answer: bytes) -> Any:
-    try:
-        return orjson.loads(answer)
-    except orjson.JSONDecodeError as error:
-        raise MalformedResponseError(f"{base} sent a body that is not JSON: {error}") from error
 
 
 def _update(path: str, version: str | None, flush: bool) -> dict[str, Any]:

@@ -9,18 +9,19 @@ a prompt are at temperature 1, whatever temperature is sent.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
 import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from strands_sglang._threads import in_thread
 from strands_sglang.engine.control import EngineControl
 from strands_sglang.engine.protocol import PromptImage
 from strands_sglang.engine.request import image_url
@@ -148,9 +149,8 @@ async def _request(
             "return_flat_raw_top_logprobs_b64": True,
         }
     answer = await control.answer_to(body, retries=_RETRIES)
-    if (len(ids) - start) * (top + 1) > _IN_A_THREAD:
-        return await asyncio.to_thread(_decoded, answer, ids, start, images, top)
-    return _decoded(answer, ids, start, images, top)
+    decode = partial(_decoded, ids=ids, start=start, images=images, top=top)
+    return await in_thread(decode, answer) if (len(ids) - start) * (top + 1) > _IN_A_THREAD else decode(answer)
 
 
 def _decoded(answer: Any, ids: list[int], start: int, images: Sequence[PromptImage], top: int) -> Prefill:

@@ -15,7 +15,7 @@ import base64
 import binascii
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
@@ -275,6 +275,29 @@ class PromptImage(NamedTuple):
     """The image, as a PNG file."""
     digest: str = ""
     """SHA-256 of the file in hex; "" if nothing needs it."""
+
+
+class _Placed(Protocol):
+    """Where an image is among ids: the fields that `ImageSpan` and the records of `proof/` share."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def positions(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+def prompt_images(spans: Iterable[_Placed], read: Callable[[str], bytes]) -> list[PromptImage]:
+    """Return the images of a prompt, as an engine takes them.
+
+    Args:
+        spans: Where they are among the ids, in order.
+        read: Returns the PNG file of a digest.
+    """
+    return [PromptImage(span.start, span.positions, read(span.digest), span.digest) for span in spans]
 
 
 TokenIds: TypeAlias = Union[Sequence[int], "npt.NDArray[np.integer[Any]]"]

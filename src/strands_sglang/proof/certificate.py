@@ -99,7 +99,7 @@ class Certificate:
     """Files of the ledger; empty if the events were given in memory."""
     content_files: int = 0
     """Images and other files that events refer to, each compared with its digest."""
-    taught: int = 0
+    teacher_tokens: int = 0
     """Sampled tokens that a teacher scored."""
     seal: SealState = SealState.NONE
     """State of the run's seal."""
@@ -145,7 +145,7 @@ class Certificate:
             "versions": [[version, count] for version, count in self.versions.items()],
             "files": [_plain(file) for file in self.files],
             "content_files": self.content_files,
-            "taught": self.taught,
+            "teacher_tokens": self.teacher_tokens,
             "exported": None if self.exported is None else _plain(self.exported),
             "found": {kind.value: count for kind, count in self.found.items()},
             "findings": [finding.to_dict() for finding in self.findings],
@@ -174,7 +174,7 @@ class Certificate:
             ("audited", f"{counted(self.audits, 'conversation')}, {differ}" if self.audits else ""),
             ("files", f"{len(self.files)}, {sum(file.bytes for file in self.files):,} bytes" if self.files else ""),
             ("images", f"{counted(self.content_files, 'file')}" if self.content_files else ""),
-            ("teacher", f"{counted(self.taught, 'sampled token')} scored" if self.taught else ""),
+            ("teacher", f"{counted(self.teacher_tokens, 'sampled token')} scored" if self.teacher_tokens else ""),
             ("seal", _SEALS[self.seal]),
             ("exported", "" if self.exported is None else self.exported.text()),
             ("orphans", f"{orphans} from processes that lost their episode to another" if self.orphans else ""),

@@ -67,7 +67,7 @@ class EpisodeProof:
 
     files: set[str] = field(default_factory=set)
     """Digests of the files that its events refer to: images, and bytes in its task, tool calls and messages."""
-    taught: int = 0
+    teacher_tokens: int = 0
     """Number of sampled tokens that a teacher scored."""
     audits: int = 0
     """Conversations compared with a full rendering during the run, as declared in its end event."""
@@ -218,7 +218,7 @@ class _EventChecker:
         if problem is not None:
             self.proof.findings.append(entry.finding(FindingKind.TEACHER, problem[1], turn=problem[0]))
         else:
-            self.proof.taught = len(facts.logprobs)
+            self.proof.teacher_tokens = len(facts.logprobs)
 
     def _prompt_digest(self, state: Any, facts: CallFacts) -> str:
         """Return the digest of a prompt: its ids, then the digests of all images of its branch."""

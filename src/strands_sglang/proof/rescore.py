@@ -12,7 +12,6 @@ Invariant: every sampled token of the selected trajectories is compared once, or
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -23,16 +22,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from strands_sglang._bounded import run_bounded
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.engine.control import EngineControl
 from strands_sglang.engine.prefill import prefill, vocabulary_size
-from strands_sglang.engine.protocol import PromptImage
+from strands_sglang.engine.protocol import prompt_images
 from strands_sglang.errors import EngineError, LedgerError
 from strands_sglang.ledger.files import FileStore
 from strands_sglang.proof.call import KeptFacts
 from strands_sglang.proof.episode import EpisodeProof
-from strands_sglang.proof.tempered import Found, Sampling, check_sets, logprob_bounds, outside
+from strands_sglang.proof.tempered import PrefillFacts, Sampling, check_sets, logprob_bounds, outside
 from strands_sglang.proof.trajectories import SAMPLED, FlatTrajectory
 from strands_sglang.proof.verify import prove_run
 
@@ -236,15 +236,8 @@ async def rescore(
         report.temperature = sampling.temperature
         vocabulary = await vocabulary_size(client.control)
         rescorer = _Rescorer(report, all_versions, sampling, FileStore(directory), vocabulary)
-        tasks: set[asyncio.Task[None]] = set()
-        for proof in proofs:
-            for flat, positions in rescorer.select(proof):
-                if len(tasks) >= at_once:
-                    done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                    for task in done:
-                        task.result()
-                tasks.add(asyncio.ensure_future(rescorer.compare(client.control, flat, positions)))
-        await asyncio.gather(*tasks)
+        chosen = (one for proof in proofs for one in rescorer.select(proof))
+        await run_bounded(lambda one: rescorer.compare(client.control, *one), chosen, at_once)
     report.turns.sort(key=lambda score: (score.episode, score.turn))
     return report
 
@@ -291,11 +284,7 @@ class _Rescorer:
         first, last = int(positions[0]), int(positions[-1])
         kept = _part(flat.kept, positions)
         try:
-            images = [
-                PromptImage(image.start, image.positions, self._files.read(image.digest), image.digest)
-                for image in flat.images
-                if image.start <= last
-            ]
+            images = prompt_images((image for image in flat.images if image.start <= last), self._files.read)
             ids = flat.token_ids[: last + 1].tolist()
             whole = await prefill(control, ids, first, images=images, top=self._top(kept))
         except (LedgerError, EngineError) as error:
@@ -303,7 +292,7 @@ class _Rescorer:
             self._report.failures.append(f"episode {flat.episode}, branch {flat.leaf}: {error!r:.300}")
             return
         rows = positions - first
-        found = Found(whole.logprobs[rows], whole.top_ids[rows], whole.top_logprobs[rows])
+        found = PrefillFacts(whole.logprobs[rows], whole.top_ids[rows], whole.top_logprobs[rows])
         differences, known = self._differences(flat.logprobs[positions], found)
         wrong = np.zeros(len(positions), bool)
         if kept is not None:
@@ -327,7 +316,7 @@ class _Rescorer:
         return wanted if self._vocabulary is None else min(wanted, self._vocabulary)
 
     def _differences(
-        self, recorded: npt.NDArray[np.float64], found: Found
+        self, recorded: npt.NDArray[np.float64], found: PrefillFacts
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         """Return how far recorded logprobs are from what they can be, and whether that is known to the tolerance."""
         if not self._sampling.scaled:

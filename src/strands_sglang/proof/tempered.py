@@ -32,7 +32,7 @@ _MASS_TOLERANCE = 1e-3
 """How far the mass of a kept set may be from top_p: the engine adds 32-bit numbers in an order of its own."""
 
 
-class Found(NamedTuple):
+class PrefillFacts(NamedTuple):
     """What a prefill says about some tokens, at temperature 1."""
 
     logprobs: Floats
@@ -143,7 +143,7 @@ class SetCheck:
 
 
 def check_sets(
-    kept: KeptFacts, sampled: npt.NDArray[np.int32], found: Found, sampling: Sampling, vocabulary: int | None
+    kept: KeptFacts, sampled: npt.NDArray[np.int32], found: PrefillFacts, sampling: Sampling, vocabulary: int | None
 ) -> SetCheck:
     """Compare kept sets with those that follow from a prefill.
 

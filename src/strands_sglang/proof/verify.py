@@ -204,7 +204,7 @@ class _RunVerifier:
         certificate.tokens.add(proof.tokens)
         certificate.versions.update(proof.versions)
         certificate.audits += proof.audits
-        certificate.taught += proof.taught
+        certificate.teacher_tokens += proof.teacher_tokens
         certificate.audit_differences += proof.audit_differences
         certificate.events.update({kind.value: count for kind, count in proof.events.items()})
         for finding in proof.findings:

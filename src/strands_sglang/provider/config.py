@@ -288,3 +288,14 @@ def _variables(source: str) -> set[str]:
     except TemplateSyntaxError:
         # The template may use tags of transformers' environment ({% generation %}): its variables are unknown then.
         return set()
+
+
+def kept_top_k(sampling: Mapping[str, Any]) -> int:
+    """Return the `top_k` of a request for kept sets: the one in the parameters, at most what SGLang returns sets for.
+
+    Example:
+        >>> kept_top_k({"top_k": 50}), kept_top_k({"top_p": 0.8})
+        (50, 4096)
+    """
+    top_k = sampling.get("top_k")
+    return top_k if top_k is not None and 0 < top_k <= MOST_KEPT else MOST_KEPT

@@ -14,7 +14,6 @@ from typing import Any
 from strands_sglang.chat.image_files import ImageFile, sources_in
 from strands_sglang.chat.image_geometry import ImageGeometry, image_geometry
 from strands_sglang.chat.tokenization import Encoder
-from strands_sglang.engine import PromptImage
 from strands_sglang.errors import (
     ConfigurationError,
     CountMismatchError,
@@ -117,18 +116,6 @@ class ImageSupport:
         """Return the stop tokens of a turn that has images: those asked for, and those that claim an image."""
         asked = sampling.get("stop_token_ids") or []
         return [*asked, *(token for token in self.reserved_ids if token not in asked)]
-
-
-def prompt_images(prepared: PreparedTurn, files: Mapping[str, ImageFile]) -> list[PromptImage]:
-    """Return the images of a prompt, as the engine takes them.
-
-    Args:
-        prepared: The prompt.
-        files: All images of the episode by digest.
-    """
-    return [
-        PromptImage(image.start, image.positions, files[image.digest].png, image.digest) for image in prepared.images
-    ]
 
 
 def unusable(messages: Sequence[Mapping[str, Any]], error: ConfigurationError) -> UnsupportedContentError:

@@ -16,6 +16,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_sglang._strands_compat.agents import name_of
 from strands_sglang.engine import AbortPolicy, FinishReason, Generation, TokenEngine
+from strands_sglang.engine.protocol import prompt_images
 from strands_sglang.errors import (
     CallCancelledError,
     ConfigurationError,
@@ -26,10 +27,10 @@ from strands_sglang.errors import (
 )
 from strands_sglang.provider.audit import ALARM_AFTER, AUDIT_SHARE, Auditor, ParserAlarm
 from strands_sglang.provider.commit import commit_turn
-from strands_sglang.provider.config import MOST_KEPT, ArgumentCheck, FailedCallPolicy, RewritePolicy, truncates
+from strands_sglang.provider.config import ArgumentCheck, FailedCallPolicy, RewritePolicy, kept_top_k, truncates
 from strands_sglang.provider.episode import TokenEpisode
 from strands_sglang.provider.failed_calls import handle_failed_calls, stop_after_failed_calls
-from strands_sglang.provider.images import ImageSupport, prompt_images
+from strands_sglang.provider.images import ImageSupport
 from strands_sglang.provider.planning import Planner
 from strands_sglang.provider.preparation import CommittedTurn, PreparedCall, TurnRequest, prepare
 from strands_sglang.provider.reply_tracking import TURN_KEY, can_track_reply, restore_kept_turns, track_reply
@@ -339,14 +340,14 @@ class TurnRunner:
         arguments["on_abort"] = config.get("on_abort", AbortPolicy.CONTINUE)
         if prepared.turn.images:
             sampling["stop_token_ids"] = self.images.stop_ids(sampling)
-            arguments["images"] = prompt_images(prepared.turn, prepared.images)
+            files = prepared.images
+            arguments["images"] = prompt_images(prepared.turn.images, lambda digest: files[digest].png)
         for name in ("deadline", "extra"):
             if config.get(name) is not None:
                 arguments[name] = config[name]
         if self._wants_kept_sets(config, sampling, prepared.request.schema is not None):
             # The engine returns sets only below a bound. What it leaves out then is left out of the set as well.
-            top_k = sampling.get("top_k")
-            sampling["top_k"] = top_k if top_k is not None and 0 < top_k <= MOST_KEPT else MOST_KEPT
+            sampling["top_k"] = kept_top_k(sampling)
             arguments["kept_sets"] = True
         if config.get("routed_experts"):
             parent = prepared.turn.parent

@@ -161,6 +161,33 @@ logger = logging.getLogger(__name__)
 _AUDIT_SECONDS = 30.0  # to wait for the audit of an episode
 
 
+def append_after_end(
+    writer: LedgerWriter,
+    record: EpisodeRecord,
+    kind: EventKind,
+    data: Any,
+    arrays: Mapping[str, Any] | None = None,
+) -> None:
+    """Write an event after the end of a recorded episode, and the episode's new row of the index.
+
+    Args:
+        writer: Writes it.
+        record: The episode; its end is recorded.
+        kind: One of `AFTER_END`.
+        data: Data of the event, as `ledger/schema.py` declares it.
+        arrays: Its arrays.
+    """
+    assert record.begin is not None and record.end is not None
+    # No other process writes events of this episode any more, so the epoch stays the same.
+    epoch = record.events[-1].epoch
+    chain = HashChain(writer.write, record.id, epoch=epoch, number=record.next_number, head=record.head)
+    chain.append(kind, data, arrays)
+    known = None if record.reward is None else data_of(record.reward, RewardData)
+    begin, end = data_of(record.begin, BeginData), data_of(record.end, EndData)
+    reward = data if kind is EventKind.REWARD else known
+    writer.write_summary(finished_row(record.id, begin, end, reward, epoch=epoch, events=chain.number))
+
+
 class EpisodeFinalizer:
     """Scores the episodes of one worker and writes their ends."""
 
@@ -261,15 +288,8 @@ class EpisodeFinalizer:
             return episode
         episode.reward_detail = await self._scorer.score(episode)
         if self._writer is not None:
-            # No other process writes events of this episode any more, so the epoch stays the same.
-            epoch = record.events[-1].epoch
-            chain = HashChain(self._writer.write, record.id, epoch=epoch, number=record.next_number, head=record.head)
             reward: RewardData = {**episode.reward_detail.to_dict(), "time": time.time()}
-            chain.append(EventKind.REWARD, reward)
-            if record.begin is not None and record.end is not None:
-                begin, end = data_of(record.begin, BeginData), data_of(record.end, EndData)
-                row = finished_row(record.id, begin, end, reward, epoch=epoch, events=chain.number)
-                self._writer.write_summary(row)
+            append_after_end(self._writer, record, EventKind.REWARD, reward)
             await self._flush()
         return episode
 

@@ -32,7 +32,7 @@ from strands_sglang.errors import (
     KeptSetsMissingError,
     RequestRejectedError,
 )
-from strands_sglang.provider.config import MOST_KEPT, truncates
+from strands_sglang.provider.config import kept_top_k, truncates
 from strands_sglang.rollout.limits import Limits
 from strands_sglang.rollout.workers.spec import RunSpec
 
@@ -195,9 +195,7 @@ async def check_kept_sets(
                 "kept_sets must not be False: sampling is truncated, and the trainer renormalises over the kept sets"
             )
         return
-    top_k = requirements.sampling.get("top_k")
-    sampling = {**requirements.sampling, "max_new_tokens": 1}
-    sampling["top_k"] = top_k if top_k is not None and 0 < top_k <= MOST_KEPT else MOST_KEPT
+    sampling = {**requirements.sampling, "max_new_tokens": 1, "top_k": kept_top_k(requirements.sampling)}
     sampling.pop("min_new_tokens", None)
     try:
         await client.generate(ids, sampling, kept_sets=True, extra=requirements.extra, deadline=seconds)

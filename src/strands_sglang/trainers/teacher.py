@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.rollout.episode import Episode
 from strands_sglang.rollout.offline.teacher import TeacherScorer
+from strands_sglang.trainers.worker_pool import PerLoop
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class EpisodeTeacher:
         self._client = SGLangClient(teacher) if isinstance(teacher, str) else teacher
         self.top = top
         """Number of likeliest ids per token."""
-        self._scorers: dict[Any, asyncio.Future[TeacherScorer]] = {}
+        self._scorers: PerLoop[asyncio.Future[TeacherScorer]] = PerLoop()
 
     async def score(self, episode: Episode) -> None:
         """Set the teacher's logprobs in the tree of an episode.
@@ -45,13 +45,11 @@ class EpisodeTeacher:
             EngineError: The teacher did not answer at the first contact.
             ConfigurationError: `top` is larger than its vocabulary.
         """
-        loop = asyncio.get_running_loop()
-        if (opening := self._scorers.get(loop)) is None:
-            opening = self._scorers[loop] = asyncio.ensure_future(TeacherScorer.open(self._client, self.top))
+        opening = self._scorers.get(lambda: asyncio.ensure_future(TeacherScorer.open(self._client, self.top)))
         try:
             scorer = await asyncio.shield(opening)
         except Exception:
-            self._scorers.pop(loop, None)  # the next episode tries again
+            self._scorers.discard()  # the next episode tries again
             raise
         await scorer.score_episode(episode)
         if (why := scorer.report.failures.pop(episode.id, None)) is not None:

@@ -90,7 +90,7 @@ async def test_every_sampled_token_is_scored_exactly(folder: Path, top: int) -> 
                     assert flat.teacher.top_id_rows[at].tolist() == wanted
                     assert not sampled or (flat.teacher.top_logprob_rows[at] == row[wanted]).all()
     certificate = verify(folder)
-    assert certificate.taught == report.tokens and certificate.events["teacher"] == EPISODES
+    assert certificate.teacher_tokens == report.tokens and certificate.events["teacher"] == EPISODES
     assert {finding.kind for finding in certificate.findings} == {FindingKind.NO_END}  # of the unfinished episode
     assert "66 sampled tokens scored" in certificate.text()
 

@@ -51,6 +51,19 @@ def trainer_logprobs(batch: Batch, args: Any, logits_of: Any, patch: pytest.Monk
             yield from zip(found["log_probs"], micro["rollout_log_probs"], micro["loss_masks"], strict=True)
 
 
+def packed(micro: dict[str, Any], rows: list[Any]) -> Any:
+    """Return the logits of several sequences as one, padded as slime pads its tokens."""
+    torch = pytest.importorskip("torch")
+    whole = torch.zeros(1, micro["tokens"].shape[1], rows[0].shape[-1])
+    whole[0, : sum(map(len, rows))] = torch.cat(rows)
+    return whole
+
+
+def largest_differences(compared: Iterator[tuple[Any, ...]]) -> list[float]:
+    """Return, for each sample, the largest difference of two logprobs of a trained token."""
+    return [float((theirs - own)[mask.bool()].abs().max()) for theirs, own, mask in compared]
+
+
 @pytest.fixture
 def truncated_world(tool_policy: LabProcess, tmp_path: Path) -> Iterator[SlimeWorld]:
     with SlimeWorld(tool_policy.url, tmp_path, alone=True) as world:
@@ -75,14 +88,9 @@ def test_truncated_sampling(truncated_world: SlimeWorld, temperature: float, mon
     def logits_of(micro: dict[str, Any]) -> Any:
         with torch.no_grad():
             rows = [model(input_ids=tokens[None]).logits[0].float() for tokens in micro["unconcat_tokens"]]
-        whole = torch.zeros(1, micro["tokens"].shape[1], rows[0].shape[-1])
-        whole[0, : sum(map(len, rows))] = torch.cat(rows)
-        return whole
+        return packed(micro, rows)
 
-    differences = [
-        float((theirs - own)[mask.bool()].abs().max())
-        for theirs, own, mask in trainer_logprobs(batch, args, logits_of, monkeypatch)
-    ]
+    differences = largest_differences(trainer_logprobs(batch, args, logits_of, monkeypatch))
     assert len(differences) == 8 and max(differences) < 1e-3, differences
 
 
@@ -135,12 +143,7 @@ def test_images(vision_world: SlimeWorld, monkeypatch: pytest.MonkeyPatch) -> No
                 first, patches = first + number, patches + size
             with torch.no_grad():
                 rows.append(model(**given).logits[0].float())
-        whole = torch.zeros(1, micro["tokens"].shape[1], rows[0].shape[-1])
-        whole[0, : sum(map(len, rows))] = torch.cat(rows)
-        return whole
+        return packed(micro, rows)
 
-    differences = [
-        float((theirs - own)[mask.bool()].abs().max())
-        for theirs, own, mask in trainer_logprobs(batch, args, logits_of, monkeypatch)
-    ]
+    differences = largest_differences(trainer_logprobs(batch, args, logits_of, monkeypatch))
     assert len(differences) == 4 and np.max(differences) < 1e-3, differences

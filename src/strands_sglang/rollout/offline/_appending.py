@@ -12,8 +12,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import HashChain
-from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.seal import SealFault, check_seal, read_seal, seal
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.rollout.resume import directory_lock
@@ -43,15 +41,6 @@ async def appending(folder: Path, worker: str) -> AsyncIterator[LedgerWriter]:
         finally:  # seal the new events even if something failed
             if sealed:
                 await loop.run_in_executor(None, seal, folder)
-
-
-def chain_after(record: EpisodeRecord, writer: LedgerWriter) -> HashChain:
-    """Return the chain that appends events to a finished episode.
-
-    No other process writes events of this episode any more, so the epoch stays the same.
-    """
-    epoch = record.events[-1].epoch
-    return HashChain(writer.write, record.id, epoch=epoch, number=record.next_number, head=record.head)
 
 
 def _must_seal(folder: Path) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,24 +23,27 @@ from typing import Any
 
 import numpy as np
 
+from strands_sglang._bounded import run_bounded
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.engine.prefill import prefill, vocabulary_size
-from strands_sglang.engine.protocol import PromptImage
+from strands_sglang.engine.protocol import prompt_images
 from strands_sglang.errors import ConfigurationError, EngineError, LedgerError
 from strands_sglang.ledger.event import EventKind, ids_digest
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import BeginData, EndData, RewardData, TeacherArrays, TeacherData, data_of
-from strands_sglang.ledger.summary import finished_row
+from strands_sglang.ledger.schema import EndData, TeacherArrays, TeacherData, data_of
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.rollout.end_reason import EndReason
 from strands_sglang.rollout.episode import Episode
-from strands_sglang.rollout.offline._appending import appending, chain_after
+from strands_sglang.rollout.finalizer import append_after_end
+from strands_sglang.rollout.offline._appending import appending
 from strands_sglang.tokens import TeacherLogprobs, Trajectory
 from strands_sglang.tokens.turn import Origin
 
 _WORKER = "teacher"
+_REACH_SECONDS = 5.0
+"""Time limit of the first contact with a teacher."""
 _IMPLAUSIBLE = -9.0
 """Mean logprob below which a teacher is worse than chance in most vocabularies."""
 
@@ -188,7 +191,7 @@ async def teacher_logprobs(
             await _score_run(scorer, Path(source), episodes, again, at_once)
         else:
             given = [source] if isinstance(source, Episode) else source
-            await _each(((scorer.score_episode, one) for one in given), at_once)
+            await run_bounded(scorer.score_episode, given, at_once)
     return scorer.report
 
 
@@ -234,6 +237,7 @@ class TeacherScorer:
             ConfigurationError: `top` is larger than the teacher's vocabulary.
             EngineError: The teacher does not answer.
         """
+        await client.probe(_REACH_SECONDS).reach(client.first_contact or 0.0)  # raises with what to check
         info = await client.control.model_info()
         if top and (size := await vocabulary_size(client.control)) is not None and top > size:
             raise ConfigurationError(f"top must be at most the {size} ids of the teacher's vocabulary, got {top}")
@@ -273,11 +277,7 @@ class TeacherScorer:
                 if not len(new):
                     continue
                 first, end = int(new[0]), int(new[-1]) + 1
-                shown = [
-                    PromptImage(image.start, image.positions, images[image.digest], image.digest)
-                    for image in flat.images
-                    if image.start < end
-                ]
+                shown = prompt_images((image for image in flat.images if image.start < end), images.__getitem__)
                 ids = flat.token_ids[:end].tolist()
                 answer = await prefill(self._client.control, ids, first, images=shown, top=report.top)
                 rows = new - first
@@ -333,7 +333,7 @@ async def _score_run(
         async def score(record: EpisodeRecord) -> None:
             await scorer.score_record(record, writer)
 
-        await _each(((score, record) for record in records), at_once)
+        await run_bounded(score, records, at_once)
 
 
 def _records(
@@ -375,29 +375,4 @@ def _append(record: EpisodeRecord, writer: LedgerWriter, scores: _Scores, report
         "turns": [[turn, len(one)] for turn, one in scores.by_turn.items()],
         "time": time.time(),
     }
-    chain = chain_after(record, writer)
-    chain.append(EventKind.TEACHER, data, arrays)
-    assert record.begin is not None and record.end is not None
-    begin, end = data_of(record.begin, BeginData), data_of(record.end, EndData)
-    reward = None if record.reward is None else data_of(record.reward, RewardData)
-    epoch = record.events[-1].epoch
-    writer.write_summary(finished_row(record.id, begin, end, reward, epoch=epoch, events=chain.number))
-
-
-async def _each(work: Iterator[tuple[Callable[[Any], Awaitable[None]], Any]], at_once: int) -> None:
-    """Run work, at most `at_once` at a time. The next item is taken in a thread, because it may be read from disk."""
-    tasks: set[asyncio.Task[None]] = set()
-    iterator = iter(work)
-    try:
-        while (item := await asyncio.to_thread(next, iterator, None)) is not None:
-            if len(tasks) >= at_once:
-                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            tasks.add(asyncio.ensure_future(item[0](item[1])))
-        for task in list(tasks):
-            await task
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    append_after_end(writer, record, EventKind.TEACHER, data, arrays)

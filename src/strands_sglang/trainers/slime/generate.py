@@ -204,9 +204,9 @@ class SampleRunner:
             spec = self._specs.spec(args, given, sampling_params, evaluation=evaluation)
             episode = await host.run(args, spec, flag)
             log_failure(episode)
-            taught = self._teacher is not None and not evaluation
-            if taught and self._teacher is not None:
-                await self._teacher.score(episode)
+            teacher = None if evaluation else self._teacher
+            if teacher is not None:
+                await teacher.score(episode)
             _log_missing_experts(args, episode, evaluation)
             masked = self._mask_off_policy
             if masked is None:
@@ -222,7 +222,7 @@ class SampleRunner:
                 reward_key=_reward_key(args, evaluation),
                 images=None if evaluation else host.image_features(args),
                 kept_sets=form,
-                taught=taught,
+                needs_teacher=teacher is not None,
                 **_experts(args, episode, evaluation),
             )
             # Images are decoded and resized, which takes long.

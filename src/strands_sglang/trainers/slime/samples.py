@@ -103,7 +103,7 @@ def samples_of(
     reward_key: str | None = None,
     images: ImageFeatures | None = None,
     kept_sets: KeptSetsForm = KeptSetsForm.NONE,
-    taught: bool = False,
+    needs_teacher: bool = False,
 ) -> list[S]:
     """Write an episode into a sample, and its further branches into copies of the sample.
 
@@ -123,7 +123,7 @@ def samples_of(
         images: Computes the tensors of images; None: samples with images have the images without tensors.
         kept_sets: The form in which the trainer needs the kept sets of truncated sampling. If it needs them, a branch
             without them is kept out of the loss.
-        taught: Whether slime needs a teacher's logprobs. A branch without them is kept out of the loss.
+        needs_teacher: Whether slime needs a teacher's logprobs. A branch without them is kept out of the loss.
 
     Returns:
         At least one sample. With `Branches.ALL` all have the same `rollout_id`.
@@ -155,10 +155,10 @@ def samples_of(
         target.rollout_routed_experts = choices
         if kept_sets and one.kept is None:
             why = why or RemovalReason.NO_KEPT_SETS
-        if taught and one.teacher is None:
+        if needs_teacher and one.teacher is None:
             why = why or RemovalReason.NO_TEACHER
         _write(target, one, status, why, decode)
-        target.teacher_log_probs = one.teacher or ([0.0] * len(one.mask) if taught else None)
+        target.teacher_log_probs = one.teacher or ([0.0] * len(one.mask) if needs_teacher else None)
         write_kept_sets(target, one.kept, one.tokens[-len(one.mask) :], kept_sets)
         _write_images(target, one, episode, images)
         target.reward = _reward(episode, why, reward_key)
