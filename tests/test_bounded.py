@@ -13,12 +13,16 @@ from strands_sglang._bounded import run_bounded
 @pytest.mark.parametrize("at_once", [1, 3, 50])
 async def test_every_item_runs_and_few_at_once(at_once: int) -> None:
     running, most, done = 0, 0, list[int]()
+    full = asyncio.Event()
 
     async def work(item: int) -> None:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.001)
+        if running == min(at_once, 20):
+            full.set()
+        await full.wait()  # so many do run at once; after that, no more than that
+        await asyncio.sleep(0)
         running -= 1
         done.append(item)
 
