@@ -28,7 +28,21 @@ from support.trainers.trainer_environment import python_of
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "retokenization"
-MODULES = ("arms", "retokenize", "chain", "settings", "parts", "engines", "run", "results", "figures", "plot")
+MODULES = (
+    "arms",
+    "retokenize",
+    "chain",
+    "settings",
+    "parts",
+    "engines",
+    "run",
+    "results",
+    "compared",
+    "figures",
+    "pictures",
+    "tables",
+    "plot",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -429,7 +443,7 @@ def test_a_collapse_lasts(tmp_path: Path) -> None:
 
 
 def test_plots_and_tables_from_a_small_results_file(tmp_path: Path) -> None:
-    parts, results, plot = module("parts"), module("results"), module("plot")
+    parts, results, plot, tables = module("parts"), module("results"), module("plot"), module("tables")
     folder = tmp_path / "runs"
     folder.mkdir()
     runs = parts.plan(list(parts.PARTS), 2)
@@ -446,11 +460,11 @@ def test_plots_and_tables_from_a_small_results_file(tmp_path: Path) -> None:
     page = plot.fill((ROOT / "docs" / "drift-training.md").read_text(), loaded)
     assert "Not measured yet" not in page and page == plot.fill(page, loaded), "filling twice changes nothing"
     assert "| A | sampled tokens | 2 |" in page
-    table = plot.arms_table(loaded, "noncanonical")
+    table = tables.arms_table(loaded, "noncanonical")
     assert len({line.count("|") for line in table.splitlines()}) == 1
     for draw in plot.PICTURES.values():
         assert draw([]).startswith("<svg"), "with nothing measured there is an empty picture"
-    assert all(plot.TABLES[name]([]) == plot.MISSING for name in plot.TABLES)
+    assert all(plot.TABLES[name]([]) == tables.MISSING for name in plot.TABLES)
     report = plot.write_report([run for run in loaded if run.settings.part == "main"], tmp_path)
     assert "| A | sampled tokens | 2 |" in report.read_text()
     assert all((tmp_path / name).is_file() for name in re.findall(r"\]\((.+?)\)", report.read_text()))

@@ -9,7 +9,6 @@
 | policy | for |
 |---|---|
 | `split-NN` | vocabulary ambiguity: the assistant writes a two-digit token as two tokens in NN of 100 cases |
-| `spelled-NN` | the same after longer training: a policy that has learned to spell the tokens that it splits |
 | `operations-N` | episodes with N calls, of a policy that splits digits |
 | `smollm2-tools` | a real model with a real vocabulary, which has to learn the tool's format first |
 """
@@ -58,8 +57,6 @@ def recipe_of(name: str) -> Recipe | None:
     kind, _, value = name.rpartition("-")
     if kind == "split" and value.isdigit():
         return Recipe("noncanonical", 60, 32, 1e-3, split=int(value) / 100)
-    if kind == "spelled" and value.isdigit():
-        return Recipe("noncanonical", 900, 32, 1e-3, split=int(value) / 100)
     if kind == "operations" and value.isdigit():
         return Recipe("noncanonical", 60 if int(value) < 2 else 150, 32, 1e-3, split=SPLIT, operations=int(value))
     if name == "smollm2-tools":
@@ -161,9 +158,7 @@ def ensure(name: str) -> Path:
         return policy_folder(name)
     recipe = recipe_of(name)
     if recipe is None:
-        raise ValueError(
-            f"policy must be canonical, noncanonical, split-NN, spelled-NN, operations-N or smollm2-tools, got {name}"
-        )
+        raise ValueError(f"policy must be canonical, noncanonical, split-NN, operations-N or smollm2-tools, got {name}")
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / f".{name}.lock").open("w") as lock:  # another worker may be making it
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -174,7 +169,7 @@ def ensure(name: str) -> Path:
 def main() -> None:
     """Make the policies that are named."""
     parser = argparse.ArgumentParser(description="Make start policies of the re-tokenisation experiment.")
-    parser.add_argument("names", nargs="+", help="split-NN, spelled-NN, operations-N, smollm2-tools")
+    parser.add_argument("names", nargs="+", help="split-NN, operations-N, smollm2-tools")
     for name in parser.parse_args().names:
         print(ensure(name))
 
