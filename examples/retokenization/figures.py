@@ -168,7 +168,8 @@ def dot_chart(
     low = min([min(value.values) for value in values] + [0.0]) if zero else 0.0
     high = max([max(value.values) for value in values] + [low + 0.05, 0.0])
     low, high = (low - 0.02 if zero else 0.0), high + 0.02
-    left, right, top, step = 300, 90, 88 if names else 70, 24
+    longest = max([len(row.label) for row in rows if row.dots] + [0])
+    left, right, top, step = max(300.0, 50 + 6.3 * longest), 40, 88 if names else 70, 24
     bottom = top + step * len(rows)
     out = _open(title, bottom + 40)
     out.append(_text(24, 52, note, "soft"))

@@ -16,7 +16,7 @@ from settings import Settings
 
 SMOLLM2 = Settings(
     policy="smollm2-tools",
-    steps=12,
+    steps=8,
     groups=4,
     samples=8,
     learning_rate=2e-5,

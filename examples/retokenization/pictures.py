@@ -11,18 +11,14 @@ from figures import COLOURS, Dot, DotRow, Panel, Series, dot_chart, panels
 from results import Run, band, interval, paired, select
 
 
-def colour_of(arm: str, number: int) -> int:
-    """Return the colour of an arm that is the n-th in a chart; the first colour is that of exact tokens alone."""
-    return 0 if arm == "exact" else 1 + (max(number, 1) - 1) % (COLOURS - 1)
+def colour_of(arm: str, arms: Sequence[str]) -> int:
+    """Return the colour of an arm in a chart of some arms; the first colour is that of exact tokens alone."""
+    return 0 if arm == "exact" else 1 + [one for one in arms if one != "exact"].index(arm) % (COLOURS - 1)
 
 
 def _series(runs: Sequence[Run], arms: Sequence[str], metric: str, policy: str = "noncanonical") -> list[Series]:
-    found = []
-    for number, arm in enumerate(arms):
-        mine = main_runs(runs, arm, policy)
-        if mine:
-            found.append(Series(label(arm), band(mine, metric, smooth=5), colour_of(arm, number)))
-    return found
+    found = [(arm, main_runs(runs, arm, policy)) for arm in arms]
+    return [Series(label(arm), band(mine, metric, smooth=5), colour_of(arm, arms)) for arm, mine in found if mine]
 
 
 def curves(runs: Sequence[Run]) -> str:
@@ -95,11 +91,7 @@ def boundary(runs: Sequence[Run]) -> str:
 def _lines(runs: Sequence[Run], arms: Sequence[str], metric: str, smooth: int = 5) -> list[Series]:
     """Return a line for each arm that has runs."""
     found = [(arm, select(runs, arm=arm)) for arm in arms]
-    return [
-        Series(label(arm), band(mine, metric, smooth=smooth), colour_of(arm, number))
-        for number, (arm, mine) in enumerate(found)
-        if mine
-    ]
+    return [Series(label(arm), band(mine, metric, smooth=smooth), colour_of(arm, arms)) for arm, mine in found if mine]
 
 
 def smollm2(runs: Sequence[Run]) -> str:

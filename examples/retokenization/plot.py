@@ -59,3 +59,7 @@ def main() -> None:
     for name, draw in PICTURES.items():
         (options.images / name).write_text(draw(runs))
     options.page.write_text(fill(options.page.read_text(), runs))
+
+
+if __name__ == "__main__":
+    main()
