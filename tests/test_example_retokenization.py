@@ -464,8 +464,8 @@ def test_plots_and_tables_from_a_small_results_file(tmp_path: Path) -> None:
     assert len({line.count("|") for line in table.splitlines()}) == 1
     copy, images = tmp_path / "page.md", tmp_path / "images"
     copy.write_text((ROOT / "docs" / "drift-training.md").read_text())
-    command = [sys.executable, EXAMPLE / "plot.py", "--results", file, "--page", copy, "--images", images]
-    subprocess.run(command, check=True)
+    command = f"{sys.executable} {EXAMPLE / 'plot.py'} --results {file} --page {copy} --images {images}"
+    subprocess.run(command.split(), check=True)
     assert copy.read_text() == page and {path.name for path in images.iterdir()} == set(plot.PICTURES)
     for draw in plot.PICTURES.values():
         assert draw([]).startswith("<svg"), "with nothing measured there is an empty picture"
