@@ -94,6 +94,16 @@ def _lines(runs: Sequence[Run], arms: Sequence[str], metric: str, smooth: int = 
     return [Series(label(arm), band(mine, metric, smooth=smooth), colour_of(arm, arms)) for arm, mine in found if mine]
 
 
+def longer(runs: Sequence[Run]) -> str:
+    """Return the curves of the runs with more steps."""
+    mine, arms = of_part(runs, "steps"), ("exact", "decode")
+    charts = [
+        Panel("success in training", _lines(mine, arms, "success"), high=1.0),
+        Panel("turns changed by decoding", _lines(mine, arms, "drift_decode"), high=1.0),
+    ]
+    return panels("Four times as many steps", charts, columns=2)
+
+
 def smollm2(runs: Sequence[Run]) -> str:
     """Return the curves of the larger policy."""
     mine, arms = of_part(runs, "smollm2"), ("exact", "decode", "render-engine")
@@ -140,6 +150,7 @@ PICTURES: dict[str, Callable[[Sequence[Run]], str]] = {
     "retokenization-health.svg": health,
     "retokenization-final.svg": final,
     "retokenization-boundary.svg": boundary,
+    "retokenization-longer.svg": longer,
     "retokenization-smollm2.svg": smollm2,
     "retokenization-distillation.svg": distillation,
     "retokenization-cost.svg": cost,
