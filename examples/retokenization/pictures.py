@@ -108,10 +108,11 @@ def smollm2(runs: Sequence[Run]) -> str:
     """Return the curves of the larger policy."""
     mine, arms = of_part(runs, "smollm2"), ("exact", "decode", "render-engine")
     charts = [
-        Panel("success in training", _lines(mine, arms, "success", 3)),
-        Panel("NLL gap: engine's logprob minus trainer's", _lines(mine, arms, "nll_gap", 3)),
+        Panel("success in training", _lines(mine, arms, "success", 3), high=1.0),
+        Panel("engine's logprob minus trainer's", _lines(mine, arms, "nll_gap", 3)),
+        Panel("turns changed by rendering", _lines(mine, arms, "drift_render", 1), high=1.0),
     ]
-    return panels("SmolLM2-135M after a supervised warm-up", charts, columns=2)
+    return panels("SmolLM2-135M after a supervised warm-up", charts, columns=3)
 
 
 def distillation(runs: Sequence[Run]) -> str:

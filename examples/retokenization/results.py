@@ -49,6 +49,10 @@ class Run:
         """Return the mean of a metric over the last steps."""
         return _mean(self.values(metric)[-LAST:])
 
+    def final(self, metric: str) -> float:
+        """Return a metric in the last step."""
+        return float(self.values(metric)[-1])
+
     @property
     def collapse(self) -> int | None:
         """The step from which on success stays below 5 %; None if that is not so in the last ten steps."""

@@ -140,16 +140,18 @@ def smollm2_part(runs: Sequence[Run]) -> str:
                     interval([held_out(run) for run in found]).text(),
                     "–" if arm == "exact" else paired(found, exact, held_out).text(sign=True),
                     f"{_over(found, 'nll_gap', Run.last):.1g}",
-                    f"{_over(found, 'drift_decode', Run.first):.1%}, {_over(found, 'drift_render', Run.first):.1%}",
+                    f"{_over(found, 'drift_decode', Run.last):.1%}",
+                    f"{_over(found, 'drift_render', Run.first):.0%} → {_over(found, 'drift_render', Run.final):.0%}",
                     f"{_over(found, 'failed_calls', Run.first):.1%} → {_over(found, 'failed_calls', Run.last):.1%}",
                 ]
             )
     if not rows:
         return MISSING
     heads = [
-        "", "trained", "seeds", "before", "after", "minus A", "NLL gap", "drift: decode, render", "failed calls"
+        "", "trained", "seeds", "before", "after", "minus A", "NLL gap", "changed by decoding", "by rendering",
+        "failed calls",
     ]  # fmt: skip
-    alt = "Success in training and mismatch of SmolLM2 by what is trained"
+    alt = "Success in training, mismatch and drift of SmolLM2 by what is trained"
     return f"![{alt}](images/retokenization-smollm2.svg)\n\n{_table(heads, rows)}"
 
 
