@@ -191,10 +191,9 @@ def dot_chart(
         y = top + step * number + 4
         out.append(_text(24 if not row.dots else left - 14, y + 4, row.label, "ink t" if not row.dots else "ink",
                          "start" if not row.dots else "end"))  # fmt: skip
-        for place, dot in enumerate(row.dots):
-            if not dot.value.count:
-                continue
-            level = y + (place - (len(row.dots) - 1) / 2) * 7
+        shown = [dot for dot in row.dots if dot.value.count]
+        for place, dot in enumerate(shown):
+            level = y + (place - (len(shown) - 1) / 2) * 7
             out.append(
                 f'<line class="l{dot.colour}" stroke-width="2" x1="{at(dot.value.low):.1f}" '
                 f'x2="{at(dot.value.high):.1f}" y1="{level:.1f}" y2="{level:.1f}"/>'

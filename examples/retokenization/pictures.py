@@ -76,12 +76,13 @@ def boundary(runs: Sequence[Run]) -> str:
             exact = select(runs, arm="exact", **wanted)
             dots = [Dot(paired(select(runs, arm=arm, **wanted), exact, held_out), colour) for arm, colour in SWEPT]
             if any(dot.value.count for dot in dots):
-                lines.append(DotRow(text, dots))
+                ends = interval([held_out(run) for run in exact]).mean
+                lines.append(DotRow(f"{text}, A: {ends:.2f}", dots))
         if len(lines) > 1:
             rows += [DotRow(title), *lines]
     return dot_chart(
         "Where re-tokenisation begins to matter",
-        "held-out success minus that of exact tokens, same seeds; left of 0 is worse than exact tokens",
+        "held-out success minus that of exact tokens (A: its value), same seeds; left of 0 is worse than exact tokens",
         rows,
         [(label(arm), colour) for arm, colour in SWEPT],
         zero=True,
