@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The experiment in one command; finished runs are skipped.
 
-    examples/retokenization/run.py --short    # the question itself, in 18 minutes on two cores
+    examples/retokenization/run.py --short    # the question itself, in 17 minutes on two cores
     examples/retokenization/run.py            # everything in the report: hours
     examples/retokenization/run.py --check    # a few steps: are tokens and logprobs exact?
 
@@ -156,7 +156,7 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="The re-tokenisation experiment; finished runs are skipped.")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--short", action="store_true", help="four arms, two seeds, 20 steps: 18 minutes on two cores")
+    which.add_argument("--short", action="store_true", help="four arms, two seeds, 20 steps: 17 minutes on two cores")
     which.add_argument("--check", action="store_true", help="a few steps of five arms: is everything exact?")
     which.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="parts to run, in order")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of the main comparison (default: 5)")
