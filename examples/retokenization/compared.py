@@ -6,9 +6,13 @@ Invariant: two runs that are compared differ in the arm and the seed, and in not
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from arms import ARMS
-from results import Run, select, start_of
+from results import Interval, Run, paired, select, start_of
+
+SWEPT = ("decode", "render", "render-engine")
+"""Arms that the sweeps compare with exact tokens."""
 
 
 def main_runs(runs: Sequence[Run], arm: str, policy: str = "noncanonical") -> list[Run]:
@@ -51,7 +55,7 @@ def distillation_runs(runs: Sequence[Run]) -> list[Run]:
     return [*taught, *(run for run in main_runs(runs, "exact") if run.settings.seed in seeds)]
 
 
-def conditions(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, dict[str, object]]]]]:
+def _conditions(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, dict[str, object]]]]]:
     """Return the conditions of the sweeps: by heading, a label and the settings that select its runs."""
     base = base_settings(runs)
     policies = sorted({run.settings.policy for run in runs if run.settings.policy.startswith("split-")})
@@ -81,5 +85,26 @@ def conditions(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, dict[str,
     return found
 
 
-SWEPT = (("decode", 1), ("render", 2), ("render-engine", 3))
-"""Arms that the sweeps compare with exact tokens, each with the number of its colour."""
+@dataclass(frozen=True)
+class Condition:
+    """A condition of a sweep, with the runs of exact tokens and the difference of the other arms to them."""
+
+    text: str
+    exact: list[Run]
+    differences: list[Interval]
+    """Held-out success minus that of exact tokens, for each arm of `SWEPT`; without values if the arm was not run."""
+
+
+def sweeps(runs: Sequence[Run]) -> list[tuple[str, list[Condition]]]:
+    """Return the sweeps that were run: by heading, their conditions, of which there are at least two."""
+    found = []
+    for title, conditions in _conditions(runs):
+        measured = []
+        for text, wanted in conditions:
+            exact = select(runs, arm="exact", **wanted)
+            differences = [paired(select(runs, arm=arm, **wanted), exact, held_out) for arm in SWEPT]
+            if any(difference.count for difference in differences):
+                measured.append(Condition(text, exact, differences))
+        if len(measured) > 1:
+            found.append((title, measured))
+    return found

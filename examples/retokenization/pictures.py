@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from arms import MAIN, REWARDED
-from compared import SWEPT, conditions, distillation_runs, held_out, label, main_runs, of_part
+from compared import SWEPT, distillation_runs, held_out, label, main_runs, of_part, sweeps
 from figures import COLOURS, Dot, DotRow, Panel, Series, dot_chart, panels
-from results import Run, band, interval, paired, select
+from results import Run, band, interval, select
 
 
 def colour_of(arm: str, arms: Sequence[str]) -> int:
@@ -16,9 +16,15 @@ def colour_of(arm: str, arms: Sequence[str]) -> int:
     return 0 if arm == "exact" else 1 + [one for one in arms if one != "exact"].index(arm) % (COLOURS - 1)
 
 
-def _series(runs: Sequence[Run], arms: Sequence[str], metric: str, policy: str = "noncanonical") -> list[Series]:
-    found = [(arm, main_runs(runs, arm, policy)) for arm in arms]
-    return [Series(label(arm), band(mine, metric, smooth=5), colour_of(arm, arms)) for arm, mine in found if mine]
+def _lines(runs: Sequence[Run], arms: Sequence[str], metric: str, smooth: int = 5) -> list[Series]:
+    """Return a line for each arm that has runs."""
+    found = [(arm, select(runs, arm=arm)) for arm in arms]
+    return [Series(label(arm), band(mine, metric, smooth=smooth), colour_of(arm, arms)) for arm, mine in found if mine]
+
+
+def _main_lines(runs: Sequence[Run], arms: Sequence[str], metric: str) -> list[Series]:
+    """Return a line for each arm of the main comparison that has runs."""
+    return _lines([run for arm in arms for run in main_runs(runs, arm)], arms, metric)
 
 
 def curves(runs: Sequence[Run]) -> str:
@@ -30,7 +36,7 @@ def curves(runs: Sequence[Run]) -> str:
         ("truncated importance weight", ("exact", "decode-tis", "render-tis")),
         ("top-p 0.8", ("top-p-kept", "top-p")),
     )
-    charts = [Panel(title, _series(runs, arms, "success"), high=top) for title, arms in groups]
+    charts = [Panel(title, _main_lines(runs, arms, "success"), high=top) for title, arms in groups]
     return panels("Success in training, policy that splits digits", charts, columns=2)
 
 
@@ -38,12 +44,12 @@ def health(runs: Sequence[Run]) -> str:
     """Return what a person would watch: mismatch, gradient norm, entropy, drift."""
     arms = ("exact", "decode", "render", "decode-engine", "render-engine")
     charts = [
-        Panel("NLL gap: engine's logprob minus trainer's", _series(runs, arms, "nll_gap")),
-        Panel("mismatch by position, k3 estimate of the KL (log)", _series(runs, arms, "kl"), low=1e-8, log=True),
-        Panel("gradient norm (log)", _series(runs, arms, "grad_norm"), low=0.01, log=True),
-        Panel("entropy of trained tokens", _series(runs, arms, "entropy")),
-        Panel("turns changed by decoding", _series(runs, arms, "drift_decode")),
-        Panel("malformed or failed calls", _series(runs, arms, "failed_calls")),
+        Panel("NLL gap: engine's logprob minus trainer's", _main_lines(runs, arms, "nll_gap")),
+        Panel("mismatch by position, k3 estimate of the KL (log)", _main_lines(runs, arms, "kl"), low=1e-8, log=True),
+        Panel("gradient norm (log)", _main_lines(runs, arms, "grad_norm"), low=0.01, log=True),
+        Panel("entropy of trained tokens", _main_lines(runs, arms, "entropy")),
+        Panel("turns changed by decoding", _main_lines(runs, arms, "drift_decode")),
+        Panel("malformed or failed calls", _main_lines(runs, arms, "failed_calls")),
     ]
     return panels("What the metrics show", charts, columns=2)
 
@@ -70,29 +76,19 @@ def final(runs: Sequence[Run]) -> str:
 def boundary(runs: Sequence[Run]) -> str:
     """Return the difference to exact tokens under every condition of the sweeps."""
     rows: list[DotRow] = []
-    for title, found in conditions(runs):
-        lines = []
-        for text, wanted in found:
-            exact = select(runs, arm="exact", **wanted)
-            dots = [Dot(paired(select(runs, arm=arm, **wanted), exact, held_out), colour) for arm, colour in SWEPT]
-            if any(dot.value.count for dot in dots):
-                ends = interval([held_out(run) for run in exact]).mean
-                lines.append(DotRow(f"{text}, A: {ends:.2f}", dots))
-        if len(lines) > 1:
-            rows += [DotRow(title), *lines]
+    for title, conditions in sweeps(runs):
+        rows.append(DotRow(title))
+        for one in conditions:
+            ends = interval([held_out(run) for run in one.exact]).mean
+            dots = [Dot(value, colour_of(arm, SWEPT)) for arm, value in zip(SWEPT, one.differences, strict=True)]
+            rows.append(DotRow(f"{one.text}, A: {ends:.2f}", dots))
     return dot_chart(
         "Where re-tokenisation begins to matter",
         "held-out success minus that of exact tokens (A: its value), same seeds; left of 0 is worse than exact tokens",
         rows,
-        [(label(arm), colour) for arm, colour in SWEPT],
+        [(label(arm), colour_of(arm, SWEPT)) for arm in SWEPT],
         zero=True,
     )
-
-
-def _lines(runs: Sequence[Run], arms: Sequence[str], metric: str, smooth: int = 5) -> list[Series]:
-    """Return a line for each arm that has runs."""
-    found = [(arm, select(runs, arm=arm)) for arm in arms]
-    return [Series(label(arm), band(mine, metric, smooth=smooth), colour_of(arm, arms)) for arm, mine in found if mine]
 
 
 def longer(runs: Sequence[Run]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from arms import ARMS, REWARDED
-from compared import SWEPT, conditions, distillation_runs, held_out, main_runs, main_steps, of_part
+from compared import SWEPT, distillation_runs, held_out, main_runs, main_steps, of_part, sweeps
 from results import ENOUGH, Run, interval, paired, permutation_p, select, start_of
 
 MISSING = "*Not measured yet.*\n"
@@ -78,17 +78,12 @@ def _share_text(runs: Sequence[Run], metric: str) -> str:
 def sweep_table(runs: Sequence[Run]) -> str:
     """Return the table of the sweeps."""
     rows: list[list[str]] = []
-    for title, found in conditions(runs):
-        lines = []
-        for text, wanted in found:
-            exact = select(runs, arm="exact", **wanted)
-            others = [paired(select(runs, arm=arm, **wanted), exact, held_out) for arm, _ in SWEPT]
-            if exact and any(other.count for other in others):
-                seeds, before = str(len(exact)), f"{start_of(runs, exact[0]):.2f}"
-                after = interval([held_out(run) for run in exact]).text()
-                lines.append([title, text, seeds, before, after, *(other.text(sign=True) for other in others)])
-        rows += lines if len(lines) > 1 else []
-    heads = ["sweep", "condition", "seeds", "before", "A after", *(f"{ARMS[arm].letter} minus A" for arm, _ in SWEPT)]
+    for title, conditions in sweeps(runs):
+        for one in conditions:
+            before, after = start_of(runs, one.exact[0]), interval([held_out(run) for run in one.exact]).text()
+            differences = (value.text(sign=True) for value in one.differences)
+            rows.append([title, one.text, str(len(one.exact)), f"{before:.2f}", after, *differences])
+    heads = ["sweep", "condition", "seeds", "before", "A after", *(f"{ARMS[arm].letter} minus A" for arm in SWEPT)]
     return _table(heads, rows) if rows else MISSING
 
 
