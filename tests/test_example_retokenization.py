@@ -475,6 +475,17 @@ def test_plots_and_tables_from_a_small_results_file(tmp_path: Path) -> None:
     assert all((tmp_path / name).is_file() for name in re.findall(r"\]\((.+?)\)", report.read_text()))
 
 
+def test_the_report_is_made_from_the_results_in_the_repository() -> None:
+    parts, results, plot, compared = (module(name) for name in ("parts", "results", "plot", "compared"))
+    runs = results.load()
+    assert all((plot.IMAGES / name).read_text() == draw(runs) for name, draw in plot.PICTURES.items())
+    assert plot.PAGE.read_text() == plot.fill(plot.PAGE.read_text(), runs)
+    for arm in module("arms").MAIN:
+        assert len(compared.main_runs(runs, arm)) >= (5 if arm in parts.QUESTION else 3), arm
+    assert len(results.select(runs, arm="distill")) >= 3
+    assert results.exactness(runs)[1] == [], "trainer minus engine at most 1e-3 at every step, every episode proved"
+
+
 def test_exactness_is_judged_whatever_is_learned(tmp_path: Path) -> None:
     parts, results = module("parts"), module("results")
 
