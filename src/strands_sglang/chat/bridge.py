@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from strands_sglang.chat.compiled_prompts import CompiledPrompts, PromptRequest
 from strands_sglang.chat.control_tokens import ControlTokens, Occurrence
 from strands_sglang.chat.conversation_shape import ANCHOR, ConversationShape, offset_after, stand_in_calls
 from strands_sglang.chat.messages import TemplateMessage
@@ -43,8 +42,6 @@ class Bridge:
         """The chat template."""
         self.encoder = encoder
         """The tokenizer's encoder."""
-        self.compiled = CompiledPrompts(template, encoder, self.boundary)
-        """Prompts of repeated steps, which need no rendering."""
         self._boundaries: dict[tuple[ConversationShape, str], TurnBoundary | None] = {}
 
     def open(self, messages: Sequence[TemplateMessage], tools: Tools = None) -> PromptText:
@@ -53,12 +50,7 @@ class Bridge:
         Raises:
             TemplateRefusedError: The template rejects the conversation.
         """
-        opened = self.compiled.prompt(PromptRequest(None, None, messages, tools), self._open)
-        assert opened is not None  # a whole conversation is rendered, or rejected
-        return opened
-
-    def _open(self, request: PromptRequest) -> PromptText:
-        rendered = self.template.render(request.new, tools=request.tools)
+        rendered = self.template.render(messages, tools=tools)
         return PromptText("", rendered.text, rendered.escapes, starts_branch=True)
 
     def extend(
@@ -75,11 +67,6 @@ class Bridge:
         Returns:
             The text that continues the branch; None if it cannot be derived from this template.
         """
-        return self.compiled.prompt(PromptRequest(shape, ended_by, new, tools), self._extend)
-
-    def _extend(self, request: PromptRequest) -> PromptText | None:
-        shape, ended_by, new, tools = request
-        assert shape is not None
         boundary = self.boundary(shape, new[0]["role"])
         if boundary is None:
             return None

@@ -1,8 +1,7 @@
 """The preamble of a conversation: its system prompt and tools.
 
 The SDK passes a new copy of all tools at every turn, and programs often create a model for every episode. Equal
-preambles are therefore one object in a process, and equal tools are one list in the template's form, so that compiled
-prompts (`compiled_prompts`, which tells tools apart by identity) are shared by all turns, episodes and models.
+preambles are therefore one object in a process, and equal tools are one list in the template's form.
 
 Invariant: two preambles have the same key exactly if their system prompts and tools are equal, including types.
 """
