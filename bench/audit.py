@@ -24,7 +24,7 @@ from strands.agent.conversation_manager import NullConversationManager
 from agent_script import tokenizer_from
 from strands_sglang import FinishReason, Generation, VersionSpan
 from strands_sglang.provider import audit
-from strands_sglang.rollout import Task, rollout
+from strands_sglang.runs import Task, rollout
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards watch it from their old wooden porch "
 

@@ -28,7 +28,7 @@ from agent_script import tokenizer_from
 from loopback import stay_on
 from loopback_process import AgentLoopback
 from played_agent import TOKENIZER, build, questions
-from strands_sglang.rollout import rollout
+from strands_sglang.runs import rollout
 
 SHAPES = ((8, 64), (32, 64), (8, 512))
 """Turns of an episode, and sampled tokens per turn."""

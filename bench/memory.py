@@ -32,7 +32,7 @@ from strands.agent.conversation_manager import NullConversationManager
 
 from agent_script import TOOL, Script, script, tokenizer_from
 from played_agent import TOKENIZER, ScriptedEngine, questions
-from strands_sglang.rollout import rollout
+from strands_sglang.runs import rollout
 
 
 class HeldEngine(ScriptedEngine):

@@ -35,7 +35,7 @@ from typing import Any
 from growth.driver import measure_driver
 from loopback_process import AgentLoopback
 from played_agent import TOKENIZER, build, questions
-from strands_sglang.rollout import rollout
+from strands_sglang.runs import rollout
 
 TURNS = 8
 AT_ONCE = 64

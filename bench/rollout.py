@@ -32,11 +32,11 @@ from loopback_process import AgentLoopback
 from played_agent import TOKENIZER, ScriptedEngine, ScriptedModel, build, questions
 from strands_sglang._strands_compat.invocation import use_fast_copies
 from strands_sglang._strands_compat.tracing import quiet_tracing
-from strands_sglang.rollout import rollout
-from strands_sglang.rollout.agent_runner import run_agent
-from strands_sglang.rollout.limits import Limits
-from strands_sglang.rollout.task import Task
-from strands_sglang.rollout.workers.process_tuning import infrequent_gc
+from strands_sglang.runs import rollout
+from strands_sglang.runs.agent_runner import run_agent
+from strands_sglang.runs.limits import Limits
+from strands_sglang.runs.task import Task
+from strands_sglang.runs.workers.process_tuning import infrequent_gc
 
 LENGTHS = (1, 8, 32, 128)
 """Numbers of engine calls of an episode."""
@@ -129,7 +129,7 @@ def summary(length: int, costs: dict[str, list[float]]) -> dict[str, float]:
 @contextmanager
 def collector(setting: str) -> Iterator[None]:
     """Set the garbage collector for a run, overriding the setting of `rollout`."""
-    runner: Any = import_module("strands_sglang.rollout.runner")
+    runner: Any = import_module("strands_sglang.runs.runner")
     threshold, original = gc.get_threshold(), runner.infrequent_gc
     try:
         if setting != "as rollout sets it":

@@ -31,7 +31,7 @@ from agent_script import script, tokenizer_from
 from loopback_process import AgentLoopback
 from played_agent import TOKENIZER, ScriptedEngine, build, questions, resident_bytes
 from strands_sglang import SGLangClient
-from strands_sglang.rollout import RunResult, rollout
+from strands_sglang.runs import RunResult, rollout
 
 _SLEEP = 0.01
 

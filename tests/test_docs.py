@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from strands_sglang.rollout import Task
+from strands_sglang.runs import Task
 from support.documented_run import record
 from support.lab_servers import LabProcess
 from support.rollout.scripts import PromptEngine, asked, run

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from strands_sglang.rollout import EndReason, Episode, Task
+from strands_sglang.runs import EndReason, Episode, Task
 from strands_sglang.tokens import KeptSets, TokenTree
 from strands_sglang.tokens.turn import Join
 from strands_sglang.trainers.rows import Row, rows

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from strands import tool
 
-from strands_sglang.rollout import EndReason, Episode, Task
+from strands_sglang.runs import EndReason, Episode, Task
 from strands_sglang.tools import PythonSandbox
 from support.lab_servers import LabProcess, Routed
 from support.rollout.scripts import PromptEngine, assert_proved

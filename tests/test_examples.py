@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from strands_sglang import SGLangClient
 from strands_sglang.proof import Verdict, verify
-from strands_sglang.rollout import EndReason, Limits, Task, evaluate
+from strands_sglang.runs import EndReason, Limits, Task, evaluate
 from support.lab_servers import LabProcess
 from support.rollout.scripts import PromptEngine, asked, assert_proved, run
 from support.scripted_engine import Answer, Reply, ScriptedEngine, tool_call
@@ -197,7 +197,7 @@ def test_multi_agent_on_the_lab(tool_policy: LabProcess, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["calculator", "search_agent"])
 async def test_agents_on_the_lab(name: str, tool_policy: LabProcess, tmp_path: Path) -> None:
     agent = example(f"{name}.agent")
-    from strands_sglang.rollout import rollout
+    from strands_sglang.runs import rollout
 
     found = await rollout(
         agent.build,

@@ -9,7 +9,7 @@ import pytest
 
 from strands_sglang import SGLangClient
 from strands_sglang.doctor import Status, diagnose
-from strands_sglang.rollout import Limits
+from strands_sglang.runs import Limits
 from support.families import tokenizer
 from support.lab_servers import LAB, LabProcess, Routed, route
 from support.rollout_agent import SAMPLING, TOKENIZER, build

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from strands_sglang import SGLangClient
 from strands_sglang.drift import Cause, Method, html_page, measure
-from strands_sglang.rollout import Limits, rollout
+from strands_sglang.runs import Limits, rollout
 from support.agent_episodes import Played, drift
 from support.lab_servers import LAB, LabProcess
 from support.rollout_agent import SAMPLING, TURNS, build, score, tasks

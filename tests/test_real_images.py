@@ -21,7 +21,7 @@ from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.proof.rescore import RescoreVerdict, rescore
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import EndReason, Episode, ReplayVerdict, Task, replay, rollout
+from strands_sglang.runs import EndReason, Episode, ReplayVerdict, Task, replay, rollout
 from support.lab_servers import LabProcess
 from support.lab_servers import engine as lab
 from support.pictures import image_block, png

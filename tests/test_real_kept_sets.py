@@ -13,7 +13,7 @@ from strands import Agent
 
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import EndReason, Limits, Task, rollout
+from strands_sglang.runs import EndReason, Limits, Task, rollout
 from strands_sglang.tokens import Origin, Trajectory
 from support.lab_servers import LAB, LabProcess
 from support.rollout_agent import TURNS, agent_for, build, tasks

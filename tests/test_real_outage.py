@@ -13,7 +13,7 @@ import pytest
 from strands_sglang import SGLangClient
 from strands_sglang.errors import EngineError
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import EndReason, Limits, RunResult, rollout
+from strands_sglang.runs import EndReason, Limits, RunResult, rollout
 from support.lab_servers import LabProcess, route, serve
 from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, build, score, tasks
 

@@ -13,9 +13,9 @@ from strands_sglang import SGLangClient
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine.request import KNOWN
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
-from strands_sglang.rollout import Limits, rollout
-from strands_sglang.rollout import preflight as looks
-from strands_sglang.rollout.preflight import RunRequirements, preflight
+from strands_sglang.runs import Limits, rollout
+from strands_sglang.runs import preflight as looks
+from strands_sglang.runs.preflight import RunRequirements, preflight
 from support.families import tokenizer
 from support.lab_servers import LabProcess, engine
 from support.rollout_agent import TOKENIZER, build, score, tasks

@@ -28,7 +28,7 @@ from strands_sglang.ledger.event import ids_digest
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import EndReason, Limits, ReplayVerdict, RunResult, Task, replay, rollout
+from strands_sglang.runs import EndReason, Limits, ReplayVerdict, RunResult, Task, replay, rollout
 from support import rollout_agent
 from support.lab_servers import LabProcess, task
 from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, WAYS, agent_for, build, calculator, score, tasks

@@ -15,7 +15,7 @@ import pytest
 from strands_sglang import SGLangClient
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import Limits, rollout, teacher_logprobs
+from strands_sglang.runs import Limits, rollout, teacher_logprobs
 from strands_sglang.tokens import Origin
 from strands_sglang.trainers.rows import branches_of
 from strands_sglang.trainers.slime.samples import samples_of

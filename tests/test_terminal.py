@@ -10,7 +10,7 @@ from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof import verify
 from strands_sglang.proof.certificate import ExportedState
-from strands_sglang.rollout.offline.template_check import TemplateReport
+from strands_sglang.runs.offline.template_check import TemplateReport
 from support.ledger.episodes import RUN, plain_episode
 
 

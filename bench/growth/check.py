@@ -23,7 +23,7 @@ from growth.speed import Speed
 from loopback_process import AgentLoopback
 from played_agent import questions
 from strands_sglang import SGLangClient
-from strands_sglang.rollout import rollout
+from strands_sglang.runs import rollout
 
 TURNS, TOKENS, LATENCY, TOOL_SECONDS = 8, 64, 0.5, 0.3
 

@@ -24,10 +24,10 @@ from growth.speed import Speed
 from memory import builder
 from played_agent import ScriptedEngine, build, questions, resident_bytes
 from strands_sglang.ledger.seal import seal
-from strands_sglang.rollout import Episode, rollout
-from strands_sglang.rollout.episode import TurnCounts
-from strands_sglang.rollout.workers import ray_pool
-from strands_sglang.rollout.workers.spec import EpisodeSpec
+from strands_sglang.runs import Episode, rollout
+from strands_sglang.runs.episode import TurnCounts
+from strands_sglang.runs.workers import ray_pool
+from strands_sglang.runs.workers.spec import EpisodeSpec
 
 SECONDS = 4.0
 """Mean duration of an episode of a stub worker."""

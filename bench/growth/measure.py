@@ -36,7 +36,7 @@ from growth.speed import Speed
 from loopback_process import AgentLoopback
 from memory import builder, measured
 from played_agent import TOKENIZER, questions
-from strands_sglang.rollout import rollout
+from strands_sglang.runs import rollout
 
 SHAPES = ((2, 64, 64), (8, 64, 64), (32, 64, 64), (96, 64, 64), (8, 512, 64), (8, 64, 1500), (32, 256, 1000))
 """Turns of an episode, sampled tokens per turn, tokens of a tool result."""

@@ -13,9 +13,9 @@ import ray
 
 from played_agent import TOKENIZER, build
 from strands_sglang import SGLangClient
-from strands_sglang.rollout.limits import Limits
-from strands_sglang.rollout.workers.ray_pool import RayWorker
-from strands_sglang.rollout.workers.spec import RunSpec
+from strands_sglang.runs.limits import Limits
+from strands_sglang.runs.workers.ray_pool import RayWorker
+from strands_sglang.runs.workers.spec import RunSpec
 
 
 def main() -> None:

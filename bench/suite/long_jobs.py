@@ -25,7 +25,7 @@ from agent_script import TOOL, script, tokenizer_from
 from played_agent import ScriptedEngine, ScriptedModel, build, questions, resident_bytes
 from scripted_agent import text_of
 from strands_sglang import SGLangClient
-from strands_sglang.rollout import rollout
+from strands_sglang.runs import rollout
 
 _SLEEP = 0.01
 

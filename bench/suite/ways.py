@@ -222,7 +222,7 @@ class Ways:
 
     async def _rollout(self, job: Job) -> Done:
         from strands_sglang import SGLangClient
-        from strands_sglang.rollout import Task, rollout
+        from strands_sglang.runs import Task, rollout
 
         source: dict[str, Any] = {}
         if job.way == "inside":
@@ -270,10 +270,10 @@ class Ways:
         # Internal names: where a version of the sources has others, this way is left out.
         from strands_sglang._strands_compat.invocation import use_fast_copies
         from strands_sglang._strands_compat.tracing import quiet_tracing
-        from strands_sglang.rollout.agent_runner import run_agent
-        from strands_sglang.rollout.limits import Limits
-        from strands_sglang.rollout.task import Task
-        from strands_sglang.rollout.workers.process_tuning import infrequent_gc
+        from strands_sglang.runs.agent_runner import run_agent
+        from strands_sglang.runs.limits import Limits
+        from strands_sglang.runs.task import Task
+        from strands_sglang.runs.workers.process_tuning import infrequent_gc
 
         limits = Limits()
 

@@ -23,7 +23,7 @@ PAGES = [
         "Agents and models",
         ["strands_sglang.model", "strands_sglang.provider.config", "strands_sglang.limiter"],
     ),
-    ("rollout", "Rollouts", ["strands_sglang.rollout"]),
+    ("rollout", "Rollouts", ["strands_sglang.runs"]),
     ("tokens", "Tokens, turns, trajectories", ["strands_sglang.tokens", "strands_sglang.provider.episode"]),
     ("engine", "Engine client", ["strands_sglang.engine"]),
     ("tool_parsers", "Tool parsers", ["strands_sglang.tool_parsers"]),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strands_sglang.ledger import Ledger
-from strands_sglang.rollout import EndReason, Evaluation, Task, evaluate
+from strands_sglang.runs import EndReason, Evaluation, Task, evaluate
 
 
 @dataclass(frozen=True)

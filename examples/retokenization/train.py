@@ -39,7 +39,7 @@ from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig
 
 from strands_sglang.proof import verify
-from strands_sglang.rollout import Limits, RunOptions
+from strands_sglang.runs import Limits, RunOptions
 from strands_sglang.trainers.trl import DiskSync, trl_reward, trl_rollout
 
 STEP_METRICS = (

@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 from strands import Agent, tool
 
-from strands_sglang import SGLangClient, SGLangModel, TokenEngine, TokenEpisode
+from strands_sglang import EpisodeTokens, SGLangClient, SGLangModel, TokenEngine
 from strands_sglang.errors import StrandsSGLangError
 
 PAGE = Path(__file__).parent / "chat.html"
@@ -42,7 +42,7 @@ class Session:
     """One conversation: an agent, the episode that records its tokens, and a lock, because it answers one at a time."""
 
     def __init__(self, model: SGLangModel) -> None:
-        self.episode = TokenEpisode()
+        self.episode = EpisodeTokens()
         self.agent = Agent(model=model, tools=[calculator], callback_handler=None)
         self.busy = asyncio.Lock()
 

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from strands_sglang.model import SGLangModel
     from strands_sglang.proof import verify
     from strands_sglang.provider.config import ArgumentCheck, FailedCallPolicy, RewritePolicy, SGLangConfig
-    from strands_sglang.provider.episode import TokenEpisode
+    from strands_sglang.provider.episode import EpisodeTokens
     from strands_sglang.provider.published_rollout import Rollout
-    from strands_sglang.rollout import (
+    from strands_sglang.runs import (
         EndReason,
         Episode,
         Group,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         score_run,
         teacher_logprobs,
     )
-    from strands_sglang.rollout.runner import rollout
+    from strands_sglang.runs.runner import rollout
     from strands_sglang.tokens import Join, Origin, Segment, TokenManager, TokenTree, Trajectory, Turn
     from strands_sglang.tool_parsers import get_tool_parser
     from strands_sglang.utils import get_client, get_client_from_slime_args, get_tokenizer
@@ -104,7 +104,7 @@ __all__ = [
     "FailedCallPolicy",
     "RewritePolicy",
     "SGLangConfig",
-    "TokenEpisode",
+    "EpisodeTokens",
     "Rollout",
     "EndReason",
     "Episode",
@@ -165,9 +165,9 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     ".model": ("SGLangModel",),
     ".proof": ("verify",),
     ".provider.config": ("ArgumentCheck", "FailedCallPolicy", "RewritePolicy", "SGLangConfig"),
-    ".provider.episode": ("TokenEpisode",),
+    ".provider.episode": ("EpisodeTokens",),
     ".provider.published_rollout": ("Rollout",),
-    ".rollout": (
+    ".runs": (
         "EndReason",
         "Episode",
         "Group",
@@ -188,7 +188,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
 }
 """Public names by the module that they are imported from."""
 _MODULES = ("errors", "rollout")
-"""Public modules; `rollout` can also be called as the function of that name."""
+"""Public modules; `rollout` is the function of that name (see there)."""
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
 

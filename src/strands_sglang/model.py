@@ -32,7 +32,7 @@ from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.errors import CallCancelledError, ConfigurationError
 from strands_sglang.provider.config import checked_config, template_arguments
-from strands_sglang.provider.episode import TokenEpisode, check_not_observed, scopes
+from strands_sglang.provider.episode import EpisodeTokens, check_not_observed, scopes
 from strands_sglang.provider.images import ImageSupport
 from strands_sglang.provider.planning import Planner
 from strands_sglang.provider.preparation import TurnRequest, schema_of
@@ -115,7 +115,7 @@ class SGLangModel(WholeReplyModel):
         images = ImageSupport(bridge.encoder, image_processor or getattr(tokenizer, "name_or_path", ""))
         self._runner = TurnRunner(engine, Planner(bridge, sound, parser), parser, images, detected.problem)
         self._key = uuid.uuid4().hex
-        self._own = TokenEpisode()
+        self._own = EpisodeTokens()
         self._rollouts = RolloutViews()
         use_flat_loop()
 
@@ -140,7 +140,7 @@ class SGLangModel(WholeReplyModel):
         return self._runner.planner
 
     @property
-    def current_episode(self) -> TokenEpisode:
+    def current_episode(self) -> EpisodeTokens:
         """The episode that a call in this context belongs to."""
         for key, episode in reversed(scopes.get()):
             if key == self._key:
@@ -163,18 +163,18 @@ class SGLangModel(WholeReplyModel):
         self.current_episode.reset()
 
     @contextmanager
-    def episode(self, id: str | TokenEpisode | None = None) -> Iterator[TokenEpisode]:
+    def episode(self, id: str | EpisodeTokens | None = None) -> Iterator[EpisodeTokens]:
         """Open an episode for every call made in this context, and in tasks and threads started from it.
 
         Args:
             id: Id of the episode; None: a random one. Episodes with the same id get the same tool-call ids. A
-                `TokenEpisode` is opened unchanged.
+                `EpisodeTokens` is opened unchanged.
 
         Raises:
             ConfigurationError: The current episode is being recorded.
         """
         check_not_observed(self.current_episode)
-        episode = id if isinstance(id, TokenEpisode) else TokenEpisode(id)
+        episode = id if isinstance(id, EpisodeTokens) else EpisodeTokens(id)
         token = scopes.set((*scopes.get(), (self._key, episode)))
         try:
             yield episode

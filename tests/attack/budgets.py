@@ -18,7 +18,7 @@ from strands.hooks import AfterModelCallEvent
 from attack.reply_tracking import quiet
 from strands_sglang import SGLangModel
 from strands_sglang.errors import EngineError
-from strands_sglang.rollout import Limits, Task, rollout
+from strands_sglang.runs import Limits, Task, rollout
 from strands_sglang.tokens import TokenTree
 from support.families import tokenizer
 from support.scripted_engine import Reply, ScriptedEngine, tool_call

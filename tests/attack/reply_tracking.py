@@ -31,7 +31,7 @@ from strands_sglang._strands_compat.tracing import quiet_tracing
 from strands_sglang.chat.messages import template_messages, template_tools
 from strands_sglang.engine import Generation
 from strands_sglang.errors import EngineError
-from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.episode import EpisodeTokens
 from support.families import tokenizer
 from support.scripted_engine import Reply, ScriptedEngine, assert_exact, tool_call
 
@@ -337,7 +337,7 @@ def drop_open_calls(messages: list[Any]) -> list[Any]:
     return messages
 
 
-def check_training(stage: Stage, episode: TokenEpisode) -> Counter[str]:
+def check_training(stage: Stage, episode: EpisodeTokens) -> Counter[str]:
     """Compare what is trained with the outcome of every reply."""
     assert_exact(stage.engine, episode)
     tree, found = episode.tree, Counter[str]()

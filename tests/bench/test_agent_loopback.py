@@ -18,7 +18,7 @@ from agent_script import script, tokenizer_from
 from loopback_process import AgentLoopback
 from played_agent import TOKENIZER, ScriptedEngine, ScriptedModel, build, questions
 from strands_sglang import SGLangClient
-from strands_sglang.rollout import rollout
+from strands_sglang.runs import rollout
 
 TURNS = (0, 1, 5)
 """Turns with a call."""

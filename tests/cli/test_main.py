@@ -17,7 +17,7 @@ from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.rescore import TOLERANCE
-from strands_sglang.rollout.resume import read_previous_run
+from strands_sglang.runs.resume import read_previous_run
 from support.interrupts import PATIENCE, heeds_interrupts, press_ctrl_c, told
 from support.ledger.episodes import RUN, plain_episode
 from support.rollout.scripts import PromptEngine, assert_proved, run, steps
@@ -132,7 +132,7 @@ def test_default_tolerance_in_the_help_is_true(capsys: pytest.CaptureFixture[str
 
 
 async def test_ctrl_c(tmp_path: Path) -> None:
-    from strands_sglang.rollout import Task
+    from strands_sglang.runs import Task
 
     tasks = [Task("go", id="a"), Task("go", id="b")]
     await run(lambda task, model: lambda: None, tasks, PromptEngine(steps(1)), tmp_path)

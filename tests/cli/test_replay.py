@@ -16,8 +16,8 @@ from strands_sglang.cli.main import main
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.rollout import Limits, ReplayResult, ReplayVerdict, rollout
-from strands_sglang.rollout.workers.spec import RunSpec
+from strands_sglang.runs import Limits, ReplayResult, ReplayVerdict, rollout
+from strands_sglang.runs.workers.spec import RunSpec
 from strands_sglang.tool_parsers import HermesToolParser
 from support.families import FAMILIES, tokenizer
 from support.ledger.episodes import RUN, plain_episode
@@ -157,7 +157,7 @@ def test_ledger_text_cannot_add_lines(
     async def replayed(*args: Any, **kwargs: Any) -> list[ReplayResult]:
         return [ReplayResult(f"{evil}/0", ReplayVerdict.DIVERGED, 3, f"event 3 of {evil}")]
 
-    monkeypatch.setattr("strands_sglang.rollout.replay", replayed)
+    monkeypatch.setattr("strands_sglang.runs.replay", replayed)
     assert main(arguments(tmp_path)) == 1
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("1 episode: 1 diverged") and second.isprintable() and third.isprintable()

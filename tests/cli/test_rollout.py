@@ -22,8 +22,8 @@ from strands_sglang.cli.main import main
 from strands_sglang.errors import EngineUnavailableError
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.run_dir import read_run
-from strands_sglang.rollout import Limits, RunOptions, rollout
-from strands_sglang.rollout.monitoring.trackers import TRACKERS
+from strands_sglang.runs import Limits, RunOptions, rollout
+from strands_sglang.runs.monitoring.trackers import TRACKERS
 from support.families import FAMILIES
 from support.interrupts import heeds_interrupts, press_ctrl_c
 from support.rollout.scripts import FAMILY, PromptEngine, asked, assert_proved, steps

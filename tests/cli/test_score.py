@@ -11,7 +11,7 @@ import pytest
 from strands import Agent
 
 from strands_sglang.cli.main import main
-from strands_sglang.rollout import rollout
+from strands_sglang.runs import rollout
 from support.families import tokenizer
 from support.rollout.scripts import FAMILY, PromptEngine, assert_proved, steps
 

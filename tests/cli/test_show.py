@@ -24,7 +24,7 @@ from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.run_dir import read_run, write_json, write_run
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.rollout import EndReason, Limits, rollout
+from strands_sglang.runs import EndReason, Limits, rollout
 from strands_sglang.viewer.token_text import TokenTexts
 from support.families import FAMILIES, tokenizer
 from support.ledger.episodes import RUN, Recorder, plain_episode, resumed_episode, rich_episode

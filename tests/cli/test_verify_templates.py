@@ -13,7 +13,7 @@ from strands import Agent, tool
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.rollout import rollout
+from strands_sglang.runs import rollout
 from support.families import FAMILIES, tokenizer
 from support.rollout.scripts import FAMILY, PromptEngine, steps
 

@@ -19,7 +19,7 @@ from strands_sglang.doctor import Report, Status, diagnose
 from strands_sglang.doctor.diagnose import CHECKS
 from strands_sglang.engine import retry
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import Limits
+from strands_sglang.runs import Limits
 from support.families import tokenizer
 from support.scripted_fleet import Engine, Router
 
@@ -135,7 +135,7 @@ def planted(stack: ExitStack, name: str, monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.setenv("PATH", str(tmp_path))
         return served(stack), {}
     if name == "low file limit":
-        monkeypatch.setattr("strands_sglang.rollout.workers.process_tuning.resource.getrlimit", lambda _: (256, 512))
+        monkeypatch.setattr("strands_sglang.runs.workers.process_tuning.resource.getrlimit", lambda _: (256, 512))
         return served(stack), {}
     if name == "template that refuses tools":
         return served(stack, template=PLAIN), {"chat_template": PLAIN, "agent": build}

@@ -14,7 +14,7 @@ from strands.agent.conversation_manager import NullConversationManager
 from strands_sglang.drift import Cause, DriftReport, Method, html_page, measure
 from strands_sglang.drift.conversations import of_line
 from strands_sglang.errors import ConfigurationError, LedgerError
-from strands_sglang.rollout import RunResult, Task
+from strands_sglang.runs import RunResult, Task
 from support.agent_episodes import Played, drift
 from support.families import tokenizer
 from support.rollout.scripts import PromptEngine, last_step, run

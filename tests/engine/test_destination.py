@@ -18,7 +18,7 @@ from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.rescore import rescore
-from strands_sglang.rollout import RunOptions, Task, rollout
+from strands_sglang.runs import RunOptions, Task, rollout
 from support.families import tokenizer
 from support.ledger.episodes import RUN, Recorder
 from support.rollout.agent_kinds import plain

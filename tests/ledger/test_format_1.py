@@ -13,9 +13,9 @@ from strands_sglang.ledger.event import Event, EventKind, encoded, first_link
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.schema import trajectory_digest
 from strands_sglang.proof import verify
-from strands_sglang.rollout.recording.event_data import error_of, generation_of
-from strands_sglang.rollout.recording.replay_log import ReplayLog
-from strands_sglang.rollout.resume import read_previous_run
+from strands_sglang.runs.recording.event_data import error_of, generation_of
+from strands_sglang.runs.recording.replay_log import ReplayLog
+from strands_sglang.runs.resume import read_previous_run
 
 FIXTURE = Path(__file__).resolve().parent.parent / "fixtures" / "ledger_format_1"
 EXPECTED: dict[str, Any] = orjson.loads((FIXTURE / "expected.json").read_bytes())

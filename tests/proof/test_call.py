@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout.test_pause import InterruptingEngine, run_to_end
+from runs.test_pause import InterruptingEngine, run_to_end
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.proof.call import KeptFacts

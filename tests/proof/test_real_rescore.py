@@ -19,7 +19,7 @@ from strands_sglang.ledger.shard import ShardReader
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.rescore import NotCompared, RescoreVerdict, rescore
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import Limits, rollout
+from strands_sglang.runs import Limits, rollout
 from support.lab_servers import LabProcess
 from support.proof.tampering import LedgerEditor
 from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, build, score, tasks

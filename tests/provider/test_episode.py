@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from strands_sglang import TokenEpisode
+from strands_sglang import EpisodeTokens
 from strands_sglang.engine import RoutedExperts
 from strands_sglang.errors import CountMismatchError
 from support.provider.agents import agent_on, outline, scripted_model
@@ -18,34 +18,34 @@ from support.scripted_engine import Reply, assert_exact, tool_call
 SUM = tool_call("calculator", expression="1+1")
 
 
-def mint(episode: TokenEpisode, count: int, messages: Any = ()) -> list[str]:
+def mint(episode: EpisodeTokens, count: int, messages: Any = ()) -> list[str]:
     with episode.minting(count, messages) as ids:
         return ids
 
 
 def test_call_ids_are_nine_letters_and_digits_and_unique() -> None:
-    ids = mint(TokenEpisode(), 500)
+    ids = mint(EpisodeTokens(), 500)
     assert len(set(ids)) == 500
     assert all(re.fullmatch(r"[0-9A-Za-z]{9}", one) for one in ids)
 
 
 def test_episodes_with_the_same_id_get_the_same_call_ids() -> None:
-    one, other = TokenEpisode("task"), TokenEpisode("task")
+    one, other = EpisodeTokens("task"), EpisodeTokens("task")
     assert mint(one, 2) + mint(one, 1) == mint(other, 3)
-    assert mint(TokenEpisode("another"), 3) != mint(TokenEpisode("task"), 3)
+    assert mint(EpisodeTokens("another"), 3) != mint(EpisodeTokens("task"), 3)
 
 
 def test_call_ids_in_the_conversation_are_not_used_again() -> None:
-    known = mint(TokenEpisode("task"), 2)
+    known = mint(EpisodeTokens("task"), 2)
     messages: list[Any] = [
         {"role": "assistant", "content": [{"toolUse": {"toolUseId": one, "name": "t", "input": {}}} for one in known]}
     ]
-    assert not set(mint(TokenEpisode("task"), 2, messages)) & set(known)
-    assert mint(TokenEpisode("task"), 0, messages) == []
+    assert not set(mint(EpisodeTokens("task"), 2, messages)) & set(known)
+    assert mint(EpisodeTokens("task"), 0, messages) == []
 
 
 def test_call_ids_from_many_threads_are_unique() -> None:
-    episode, ids = TokenEpisode(), []
+    episode, ids = EpisodeTokens(), []
     together = threading.Barrier(8)
 
     def take() -> None:
@@ -63,7 +63,7 @@ def test_call_ids_from_many_threads_are_unique() -> None:
 
 def test_call_ids_are_numbered_in_the_order_of_commits() -> None:
     """A second turn gets its ids after the first is committed: resumed turns are committed in the same order."""
-    episode, order = TokenEpisode("task"), []
+    episode, order = EpisodeTokens("task"), []
     inside, waiting = threading.Event(), threading.Event()
 
     def second() -> None:
@@ -80,15 +80,15 @@ def test_call_ids_are_numbered_in_the_order_of_commits() -> None:
         thread.join(0.2)
         order.append(("first", ids))
     thread.join()
-    a, b = mint(TokenEpisode("task"), 2)
+    a, b = mint(EpisodeTokens("task"), 2)
     assert order == [("first", [a]), ("second", [b])]
 
 
 def test_a_turn_that_is_not_committed_uses_no_call_ids() -> None:
-    episode = TokenEpisode("task")
+    episode = EpisodeTokens("task")
     with pytest.raises(ValueError, match="no turn"), episode.minting(3):
         raise ValueError("no turn")
-    assert mint(episode, 2) == mint(TokenEpisode("task"), 2)
+    assert mint(episode, 2) == mint(EpisodeTokens("task"), 2)
 
 
 async def test_the_episode_id_is_used_everywhere() -> None:

@@ -11,7 +11,7 @@ from strands import tool
 from strands.hooks import AfterModelCallEvent, AfterToolCallEvent, BeforeToolCallEvent
 from strands.types.exceptions import EventLoopException
 
-from strands_sglang import SGLangModel, TokenEpisode
+from strands_sglang import EpisodeTokens, SGLangModel
 from strands_sglang._strands_compat import agents as finding
 from strands_sglang.engine import FinishReason
 from strands_sglang.errors import FailedCallError
@@ -226,7 +226,7 @@ async def test_a_turn_truncated_inside_a_call_runs_nothing(adder: Adder) -> None
 async def test_concurrent_agents_answer_their_own_failed_calls(adder: Adder) -> None:
     model, engine = scripted_model(lambda prompt: "done" if "<tool_response>" in prompt else BROKEN)
 
-    async def play(number: int) -> TokenEpisode:
+    async def play(number: int) -> EpisodeTokens:
         with model.episode(f"e{number}") as episode:
             agent = agent_on(model, tools=[adder.tool])
             await agent.invoke_async(f"add {number}")

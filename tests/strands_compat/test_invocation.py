@@ -15,7 +15,7 @@ from strands_sglang import SGLangModel
 from strands_sglang._strands_compat import guard, invocation
 from strands_sglang._strands_compat.event_loop import SWITCH
 from strands_sglang._strands_compat.invocation import ChunkedInvocation
-from strands_sglang.rollout import EndReason, Task
+from strands_sglang.runs import EndReason, Task
 from support.rollout.agent_kinds import plain
 from support.rollout.scripts import PromptEngine, run, steps
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from strands_sglang._strands_compat.logs import LOGGERS
-from strands_sglang.rollout import EndReason, Limits
+from strands_sglang.runs import EndReason, Limits
 from support.rollout.agent_kinds import KINDS, plain
 from support.rollout.scripts import PromptEngine, run, steps
 

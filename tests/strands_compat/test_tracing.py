@@ -17,7 +17,7 @@ from opentelemetry.trace import StatusCode
 
 from strands_sglang._strands_compat.event_loop import SWITCH
 from strands_sglang._strands_compat.tracing import METHODS, quiet_tracing
-from strands_sglang.rollout.monitoring.telemetry import episode_span
+from strands_sglang.runs.monitoring.telemetry import episode_span
 from support.provider.agents import agent_on, scripted_model
 from support.scripted_engine import tool_call
 

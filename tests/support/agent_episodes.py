@@ -11,7 +11,7 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
-from strands_sglang import Origin, SGLangModel, TokenEpisode
+from strands_sglang import EpisodeTokens, Origin, SGLangModel
 from strands_sglang.chat.messages import template_messages
 from support.engine_probes import prefill_logprobs
 from support.lab_servers import task
@@ -32,7 +32,7 @@ async def calculator(expression: str) -> str:
 class Played:
     """One episode that was played."""
 
-    episode: TokenEpisode
+    episode: EpisodeTokens
     messages: list[Any]
     reward: float
     ended: str

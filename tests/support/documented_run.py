@@ -21,7 +21,7 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang.engine import Generation
-from strands_sglang.rollout import Limits, RunResult, rollout
+from strands_sglang.runs import Limits, RunResult, rollout
 from strands_sglang.trainers.exports import write_jsonl
 from support.families import FAMILIES
 from support.rollout.scripts import PromptEngine

@@ -29,7 +29,7 @@ from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.ledger.schema import trajectory_summary
-from strands_sglang.rollout import EndReason, Episode, Limits, RunMetrics, RunOptions, Task, rollout
+from strands_sglang.runs import EndReason, Episode, Limits, RunMetrics, RunOptions, Task, rollout
 from support.lab_servers import LAB, task
 
 TOKENIZER = str(LAB / "tool_policy" / "canonical")

@@ -20,7 +20,7 @@ import numpy as np
 from strands_sglang.engine import AbortPolicy, FinishReason, Generation, GenerationChunk, PromptImage, RoutedExperts
 from strands_sglang.engine.protocol import CancelSignal, TokenIds
 from strands_sglang.errors import CallCancelledError
-from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.tokens import KeptSets, Origin, TokenTree, TurnPurpose, VersionSpan
 
 
@@ -217,7 +217,7 @@ def thought(text: str, answer: str) -> str:
     return f"<think>\n{text}\n</think>\n\n{answer}"
 
 
-def assert_exact(engine: ScriptedEngine, *episodes: TokenEpisode, trees: Sequence[TokenTree] = ()) -> None:
+def assert_exact(engine: ScriptedEngine, *episodes: EpisodeTokens, trees: Sequence[TokenTree] = ()) -> None:
     """Check every invariant of tokens that does not depend on what was tried.
 
     What the engine was sent is what was recorded, call by call; loss is on sampled tokens only; every sampled token

@@ -11,7 +11,7 @@ from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang.ledger.event import EventKind
-from strands_sglang.rollout import EndReason, Limits, ReplayVerdict, Task, replay
+from strands_sglang.runs import EndReason, Limits, ReplayVerdict, Task, replay
 from strands_sglang.tools import PythonSandbox, python_sandbox
 from support.rollout.scripts import PromptEngine, assert_proved, record_of
 from support.rollout.scripts import run as run_episodes

@@ -13,7 +13,7 @@ from strands.multiagent import GraphBuilder
 
 from strands_sglang import SGLangModel
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.rollout import Episode, Task
+from strands_sglang.runs import Episode, Task
 from strands_sglang.tokens import Trajectory
 from strands_sglang.trainers.exports import padded_batch, read_jsonl, write_jsonl
 from strands_sglang.trainers.rows import Branches, branches_of, plain_rows

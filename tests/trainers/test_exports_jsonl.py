@@ -15,7 +15,7 @@ import pytest
 from strands_sglang.errors import RecordError
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout.episode import Episode
+from strands_sglang.runs.episode import Episode
 from strands_sglang.tokens import TokenTree
 from strands_sglang.trainers.exports import read_jsonl, write_jsonl
 from strands_sglang.trainers.rows import Branch, Branches, branches_of

@@ -11,7 +11,7 @@ from strands import Agent, tool
 
 from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError, CountMismatchError
-from strands_sglang.rollout import Episode, Task
+from strands_sglang.runs import Episode, Task
 from strands_sglang.tokens import ImageSpan
 from strands_sglang.trainers.engine_adapter import TrainerEngine
 from strands_sglang.trainers.images import ImageFeatures, images_within, pictures_of

@@ -14,7 +14,7 @@ import pytest
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger import table
-from strands_sglang.rollout import Episode
+from strands_sglang.runs import Episode
 from strands_sglang.tokens import ImageSpan, KeptSets, Trajectory
 from strands_sglang.trainers.exports import Side, padded_batch, read_jsonl, write_jsonl
 from strands_sglang.trainers.images import ImageFeatures, whole_images

@@ -9,7 +9,7 @@ import pytest
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.rollout.reward import Reward
+from strands_sglang.runs.reward import Reward
 from strands_sglang.trainers.rows import Branches, branches_of, episodes_of, plain_rows, rows
 from strands_sglang.trainers.statuses import is_trainable
 from support.rollout.agent_kinds import plain

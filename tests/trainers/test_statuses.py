@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strands_sglang.rollout.end_reason import EndReason
+from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.trainers.exports import padded_batch
 from strands_sglang.trainers.rows import plain_rows
 from strands_sglang.trainers.skyrl.output import OutputOptions, generator_output

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import EndReason, Limits, Task
-from strands_sglang.rollout.workers.local import LocalWorker
-from strands_sglang.rollout.workers.spec import EpisodeSpec, RunSpec
+from strands_sglang.runs import EndReason, Limits, Task
+from strands_sglang.runs.workers.local import LocalWorker
+from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.worker_pool import PerLoop, import_by_path, run_episode
 from support.rollout.agent_kinds import plain
 from support.rollout.scripts import PromptEngine, steps

@@ -11,7 +11,7 @@ from strands import Agent, tool
 
 from strands_sglang import SGLangModel
 from strands_sglang.ledger.files import file_digest
-from strands_sglang.rollout import Task
+from strands_sglang.runs import Task
 from strands_sglang.viewer.export import export_html
 from strands_sglang.viewer.server import RunViewer, create_app
 from support.families import tokenizer

@@ -24,7 +24,7 @@ from retokenize import Sample, Sampled, canonical_mask, decoded, rendered  # noq
 
 from strands_sglang.chat.messages import template_tools  # noqa: E402
 from strands_sglang.chat.tokenization import load_tokenizer  # noqa: E402
-from strands_sglang.rollout import Episode  # noqa: E402
+from strands_sglang.runs import Episode  # noqa: E402
 from strands_sglang.trainers.slime import slime_rollout  # noqa: E402
 
 METADATA = "strands_sglang"

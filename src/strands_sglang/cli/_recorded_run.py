@@ -20,7 +20,7 @@ from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger.run_dir import read_run, shard_paths
 
 if TYPE_CHECKING:
-    from strands_sglang.rollout import Limits
+    from strands_sglang.runs import Limits
 
 _SAMPLING = {"sampling_params", "params"}  # two names of the same option
 _REPR = re.compile(r"<.*>|[\w.]+\(.*\)", re.DOTALL)  # looks like the `repr` of an object
@@ -108,7 +108,7 @@ def run_settings(
         ConfigurationError: A given or recorded value is not valid.
     """
     from strands_sglang.cli._run_options import check_model_options
-    from strands_sglang.rollout import Limits, replay
+    from strands_sglang.runs import Limits, replay
 
     check_model_options(model_options, replay)
     settings = run.get("settings")
@@ -126,7 +126,7 @@ def run_settings(
 
 
 def _limits(values: Mapping[str, Any]) -> Limits:
-    from strands_sglang.rollout import Limits
+    from strands_sglang.runs import Limits
 
     known = [field.name for field in fields(Limits)]
     unknown = [name for name in values if name not in known]

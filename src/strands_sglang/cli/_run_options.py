@@ -113,7 +113,7 @@ def model_arguments(given: Mapping[str, Any], function: Callable[..., Any]) -> d
     Raises:
         ConfigurationError: A value is invalid.
     """
-    from strands_sglang.rollout import Limits
+    from strands_sglang.runs import Limits
 
     arguments: dict[str, Any] = dict(given["model_options"] or {})
     check_model_options(arguments, function)
@@ -225,7 +225,7 @@ def rollout_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
         ConfigurationError: A value is invalid, or a function cannot be imported.
     """
     from strands_sglang.ledger.writer import Durability
-    from strands_sglang.rollout import RunOptions, rollout
+    from strands_sglang.runs import RunOptions, rollout
 
     if given["tokenizer"] is None:
         raise ConfigurationError("--tokenizer must be given: the name or path of the model's tokenizer")
@@ -307,7 +307,7 @@ def read_tasks(given: Mapping[str, Any]) -> list[Any]:
     Raises:
         ConfigurationError: A line is not a task; the message names it.
     """
-    from strands_sglang.rollout import Task
+    from strands_sglang.runs import Task
 
     path = given["tasks"]
     name = "standard input" if path == "-" else str(path)

@@ -18,8 +18,8 @@ from strands_sglang.doctor.report import Check, Finding, Report, failed, skipped
 from strands_sglang.doctor.subject import Subject, UnmetRequirement, check_options
 from strands_sglang.engine import SGLangClient
 from strands_sglang.errors import ConfigurationError, EngineError
-from strands_sglang.rollout.limits import Limits
-from strands_sglang.rollout.task import Task
+from strands_sglang.runs.limits import Limits
+from strands_sglang.runs.task import Task
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from strands_sglang.doctor.report import Finding, failed, passed, skipped, warne
 from strands_sglang.doctor.server_checks import release
 from strands_sglang.doctor.subject import Subject
 from strands_sglang.errors import SandboxUnavailableError
-from strands_sglang.rollout.workers.process_tuning import open_files
+from strands_sglang.runs.workers.process_tuning import open_files
 
 _OLDEST_RAY = (2, 31)
 

@@ -18,7 +18,7 @@ from strands_sglang.doctor.subject import Subject, UnmetRequirement
 from strands_sglang.engine import SGLangClient
 from strands_sglang.engine.probe import WorkerReport
 from strands_sglang.errors import ConfigurationError, EngineError
-from strands_sglang.rollout.preflight import context_problem, limits_beyond_context
+from strands_sglang.runs.preflight import context_problem, limits_beyond_context
 
 OLDEST_SGLANG = (0, 5)
 """Oldest version of SGLang whose answers have everything that is needed for each token."""

@@ -26,9 +26,9 @@ from strands_sglang.engine.probe import Probe, ServerFacts, WorkerReport
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.config import template_arguments
-from strands_sglang.rollout.limits import Limits
-from strands_sglang.rollout.preflight import RunRequirements, check_tokenizer, sample_token
-from strands_sglang.rollout.task import Task
+from strands_sglang.runs.limits import Limits
+from strands_sglang.runs.preflight import RunRequirements, check_tokenizer, sample_token
+from strands_sglang.runs.task import Task
 
 ValueT = TypeVar("ValueT")
 

@@ -17,7 +17,7 @@ from strands_sglang.chat.soundness.checks import isolates_data
 from strands_sglang.doctor.report import Finding, failed, passed, skipped, warned
 from strands_sglang.doctor.subject import Subject
 from strands_sglang.errors import ConfigurationError, StrandsSGLangError, TemplateRefusedError
-from strands_sglang.rollout.preflight import compare_template
+from strands_sglang.runs.preflight import compare_template
 
 _NO_TOOLS = (
     "pass a template that writes tools and calls as chat_template= (see docs/templates.md), or use the tokenizer of a "

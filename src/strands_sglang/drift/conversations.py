@@ -28,7 +28,7 @@ from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import shard_paths
 from strands_sglang.ledger.schema import EndData, data_of
 from strands_sglang.provider.episode import read_conversations
-from strands_sglang.rollout.resume import messages_of
+from strands_sglang.runs.resume import messages_of
 from strands_sglang.tokens import TokenTree, Turn, TurnPurpose
 from strands_sglang.tool_parsers import ToolParser
 

@@ -3,7 +3,7 @@
 One `TypedDict` for the data of each kind, and one for the arrays of each kind that has arrays. Writers build these
 dicts; readers get them with `data_of` and `arrays_of`. `proof/` decodes payloads on its own and does not use them.
 
-To add a field: declare it here, fill it where the event is written (`CallData` in `rollout/recording/event_data.py`),
+To add a field: declare it here, fill it where the event is written (`CallData` in `runs/recording/event_data.py`),
 and check it in `proof/`. A field that earlier versions did not write is `NotRequired`, and readers handle its absence.
 docs/contributing/add-an-event-field.md has the steps.
 

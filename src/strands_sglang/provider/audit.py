@@ -25,7 +25,7 @@ from functools import lru_cache
 from strands_sglang.chat.conversation_index import IndexedTurn
 from strands_sglang.chat.differences import Difference
 from strands_sglang.provider.appending import Appender, Conversation, branch_text
-from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, ToolParser
 from strands_sglang.tool_parsers.base import Schemas
 from strands_sglang.tool_parsers.registry import get_tool_parser, registered, tool_parser_names
@@ -81,7 +81,7 @@ class Auditor:
                 soundness.withdraw(where.step, where.parent.shape, found.excerpt)
         return found
 
-    def submit(self, episode: TokenEpisode, entry: IndexedTurn) -> Future[None] | None:
+    def submit(self, episode: EpisodeTokens, entry: IndexedTurn) -> Future[None] | None:
         """Audit an episode in a thread, if it is selected and has grown enough since its last audit.
 
         Args:
@@ -102,7 +102,7 @@ class Auditor:
         episode.last_audit = _audit_thread(os.getpid()).submit(self._audit, episode, entry, call_ids)
         return episode.last_audit
 
-    def _audit(self, episode: TokenEpisode, entry: IndexedTurn, call_ids: Mapping[str, str]) -> None:
+    def _audit(self, episode: EpisodeTokens, entry: IndexedTurn, call_ids: Mapping[str, str]) -> None:
         try:
             found = self.audit(entry, call_ids)
             episode.audits += 1

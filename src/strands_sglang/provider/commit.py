@@ -13,7 +13,7 @@ from strands_sglang.chat.differences import sampled_turn
 from strands_sglang.chat.failed_call import reject_reserved_name, reject_unprintable_names, template_call
 from strands_sglang.engine import FinishReason, Generation
 from strands_sglang.provider.config import ArgumentCheck
-from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.provider.planning import Planner
 from strands_sglang.provider.preparation import STATE_KEY, CommittedTurn, PreparedCall, TurnRequest
 from strands_sglang.provider.stream_events import LiveEvents, blocks_of, calls_as_blocks
@@ -25,7 +25,7 @@ from strands_sglang.tool_parsers.schemas import checked_by_schema
 
 def commit_turn(
     planner: Planner,
-    episode: TokenEpisode,
+    episode: EpisodeTokens,
     prepared: PreparedCall,
     generation: Generation,
     parser: ToolParser,
@@ -134,7 +134,7 @@ def commit_turn(
     return CommittedTurn(turn, entry, blocks, text, parsed, truncated)
 
 
-def _update_replaced(episode: TokenEpisode, prepared: PreparedCall, turn: Turn) -> None:
+def _update_replaced(episode: EpisodeTokens, prepared: PreparedCall, turn: Turn) -> None:
     """Reject the turn that this one replaces, and restore a replaced turn that a conversation continues from.
 
     Applies only to turns whose replies are not tracked.
@@ -158,7 +158,7 @@ def _update_replaced(episode: TokenEpisode, prepared: PreparedCall, turn: Turn) 
             tree.reject(tree[instead])
 
 
-def _may_be_discarded(episode: TokenEpisode, tree: TokenTree, turn: int) -> bool:
+def _may_be_discarded(episode: EpisodeTokens, tree: TokenTree, turn: int) -> bool:
     """Return whether a reply may have been discarded: it is not tracked, and no kept turn continues from it."""
     return turn not in episode.tracked and all(child.rejected for child in tree.children(tree[turn]))
 

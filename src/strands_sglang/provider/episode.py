@@ -68,7 +68,7 @@ class EpisodeObserver(Protocol):
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
-scopes: ContextVar[tuple[tuple[str, TokenEpisode], ...]] = ContextVar("strands_sglang_episodes", default=())
+scopes: ContextVar[tuple[tuple[str, EpisodeTokens], ...]] = ContextVar("strands_sglang_episodes", default=())
 """Open episodes of this context, innermost last, each with the key of its model."""
 
 
@@ -87,7 +87,7 @@ last_turn: ContextVar[LastTurn | None] = ContextVar("strands_sglang_last_turn", 
 """The last turn made in this context. An agent started inside a tool inherits it."""
 
 
-class TokenEpisode:
+class EpisodeTokens:
     """The turns of one agent on one task, as tokens (`tree`) and by conversation (`index`).
 
     Example:
@@ -308,7 +308,7 @@ class TokenEpisode:
             last = self._called_from.get(entry.turn)
 
 
-def check_not_observed(outer: TokenEpisode) -> None:
+def check_not_observed(outer: EpisodeTokens) -> None:
     """Raise ConfigurationError if an episode opened here would hide its turns from the observer of the outer one."""
     if outer.observer is not None:
         raise ConfigurationError(

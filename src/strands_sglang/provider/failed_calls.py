@@ -19,14 +19,14 @@ from strands.hooks import AfterToolsEvent, BeforeToolCallEvent
 from strands_sglang.chat.failed_call import ends_agent, failed_call_error
 from strands_sglang.errors import FailedCallError
 from strands_sglang.provider.config import FailedCallPolicy
-from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.provider.preparation import CommittedTurn, PreparedCall
 
 _hooked: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
-def handle_failed_calls(episode: TokenEpisode, committed: CommittedTurn, agent: Any, policy: FailedCallPolicy) -> None:
+def handle_failed_calls(episode: EpisodeTokens, committed: CommittedTurn, agent: Any, policy: FailedCallPolicy) -> None:
     """Add hooks to the agent that answer the failed calls of its turn and, if that is the policy, stop it after them.
 
     Args:
@@ -49,7 +49,7 @@ def handle_failed_calls(episode: TokenEpisode, committed: CommittedTurn, agent: 
         agent.add_hook(_stop, AfterToolsEvent)
 
 
-def stop_after_failed_calls(episode: TokenEpisode, prepared: PreparedCall) -> None:
+def stop_after_failed_calls(episode: EpisodeTokens, prepared: PreparedCall) -> None:
     """Stop a conversation whose last turn had failed calls, if its agent could not be stopped by a hook.
 
     Raises:

@@ -21,7 +21,7 @@ from strands_sglang.chat.image_files import ImageFile, image_file, is_cheap, sou
 from strands_sglang.chat.messages import tool_schemas
 from strands_sglang.chat.preamble import Preamble
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError, UnsupportedContentError
-from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.provider.images import ImageSupport, unusable
 from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.provider.stream_events import Block
@@ -137,7 +137,7 @@ def _converted(source: bytes) -> ImageFile | None:
 
 async def prepare(
     planner: Planner,
-    episode: TokenEpisode,
+    episode: EpisodeTokens,
     request: TurnRequest,
     parser: ToolParser,
     images: ImageSupport,
@@ -218,7 +218,7 @@ async def prepare(
     return PreparedCall(request, preamble, tree, index, plan, prepared, opened, files)
 
 
-def _unseen(episode: TokenEpisode, request: TurnRequest) -> Sequence[Mapping[str, Any]]:
+def _unseen(episode: EpisodeTokens, request: TurnRequest) -> Sequence[Mapping[str, Any]]:
     """Return the messages that may have images to be read: those after the agent's last turn.
 
     All messages are returned if there is no such turn, or if the episode has images: history may have been edited.
@@ -236,7 +236,7 @@ def _purpose(request: TurnRequest) -> TurnPurpose:
     return TurnPurpose.CONSTRAINED if request.schema is not None else TurnPurpose.EPISODE
 
 
-def _last_turn_in(episode: TokenEpisode, state: Mapping[str, Any] | None) -> tuple[int | None, str | None]:
+def _last_turn_in(episode: EpisodeTokens, state: Mapping[str, Any] | None) -> tuple[int | None, str | None]:
     """Return the last turn in an agent's state, if it belongs to this episode, and the cycle it was made in."""
     known = (state or {}).get(STATE_KEY)
     if not isinstance(known, Mapping) or known.get("tree") != episode.id:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, Field
 
 from strands_sglang.engine.request import image_url
-from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.provider.reply_tracking import reply_listeners
 from strands_sglang.tokens import Origin
 
@@ -98,10 +98,10 @@ class RolloutViews:
     """The rollouts of one model's episodes; each is created when it is first requested."""
 
     def __init__(self) -> None:
-        self._rollouts: weakref.WeakKeyDictionary[TokenEpisode, Rollout] = weakref.WeakKeyDictionary()
+        self._rollouts: weakref.WeakKeyDictionary[EpisodeTokens, Rollout] = weakref.WeakKeyDictionary()
         self._requested = False
 
-    def get(self, episode: TokenEpisode) -> Rollout:
+    def get(self, episode: EpisodeTokens) -> Rollout:
         """Return an episode's rollout: the same object until the episode is reset."""
         self._requested = True
         rollout = self._rollouts.setdefault(episode, Rollout())
@@ -116,18 +116,18 @@ class RolloutViews:
         reply_listeners[episode.tree] = refresh
         return rollout
 
-    def refresh(self, episode: TokenEpisode) -> None:
+    def refresh(self, episode: EpisodeTokens) -> None:
         """Update the rollout of an episode, if it was requested before."""
         if self._requested and episode in self._rollouts:
             _update(self._rollouts[episode], episode)
 
-    def detach(self, episode: TokenEpisode) -> None:
+    def detach(self, episode: EpisodeTokens) -> None:
         """Update the rollout of an episode a last time; called before the episode is reset."""
         self.refresh(episode)
         self._rollouts.pop(episode, None)
 
 
-def _update(rollout: Rollout, episode: TokenEpisode) -> None:
+def _update(rollout: Rollout, episode: EpisodeTokens) -> None:
     tokens = episode.token_manager
     flat = tokens.trajectory()
     rollout.token_ids = flat.token_ids.tolist()

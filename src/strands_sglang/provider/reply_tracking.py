@@ -22,7 +22,7 @@ from strands.hooks import MessageAddedEvent
 
 from strands_sglang.chat.conversation_index import IndexedTurn
 from strands_sglang.chat.differences import canonical
-from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.provider.preparation import TurnRequest
 from strands_sglang.tokens import TokenTree, Turn
 
@@ -109,7 +109,7 @@ def _starts_with(messages: Sequence[Any], read: Sequence[Any]) -> bool:
     return len(messages) >= len(read) and all(map(is_, read, messages))
 
 
-def restore_kept_turns(agent: Any, episode: TokenEpisode) -> Collection[int]:
+def restore_kept_turns(agent: Any, episode: EpisodeTokens) -> Collection[int]:
     """Keep every turn whose reply is found unchanged in an agent's messages.
 
     Returns:

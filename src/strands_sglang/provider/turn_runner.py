@@ -28,7 +28,7 @@ from strands_sglang.errors import (
 from strands_sglang.provider.audit import ALARM_AFTER, AUDIT_SHARE, Auditor, ParserAlarm
 from strands_sglang.provider.commit import commit_turn
 from strands_sglang.provider.config import ArgumentCheck, FailedCallPolicy, RewritePolicy, kept_top_k, truncates
-from strands_sglang.provider.episode import TokenEpisode
+from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.provider.failed_calls import handle_failed_calls, stop_after_failed_calls
 from strands_sglang.provider.images import ImageSupport
 from strands_sglang.provider.planning import Planner
@@ -79,7 +79,7 @@ class TurnRunner:
 
     async def reply(
         self,
-        episode: TokenEpisode,
+        episode: EpisodeTokens,
         request: TurnRequest,
         config: Mapping[str, Any],
         cancel_signal: Any,
@@ -101,13 +101,13 @@ class TurnRunner:
             committed, tracked = self._commit(episode, prepared, generation, config, agent, started)
         return self._finish(episode, prepared, committed, generation, config, agent, tracked)
 
-    def streams(self, config: Mapping[str, Any], episode: TokenEpisode) -> bool:
+    def streams(self, config: Mapping[str, Any], episode: EpisodeTokens) -> bool:
         """Return whether the text of turns is streamed while it is sampled."""
         return bool(config.get("streaming")) and hasattr(self._engine_of(episode), "stream")
 
     async def stream(
         self,
-        episode: TokenEpisode,
+        episode: EpisodeTokens,
         request: TurnRequest,
         config: Mapping[str, Any],
         cancel_signal: Any,
@@ -135,7 +135,7 @@ class TurnRunner:
                 yield event
 
     async def _prepare(
-        self, episode: TokenEpisode, request: TurnRequest, config: Mapping[str, Any], agent: Any
+        self, episode: EpisodeTokens, request: TurnRequest, config: Mapping[str, Any], agent: Any
     ) -> PreparedCall:
         """Return a turn that can be sampled."""
         if self._problem and request.tool_specs and request.schema is None:
@@ -156,7 +156,7 @@ class TurnRunner:
 
     def _commit(
         self,
-        episode: TokenEpisode,
+        episode: EpisodeTokens,
         prepared: PreparedCall,
         generation: Generation,
         config: Mapping[str, Any],
@@ -191,7 +191,7 @@ class TurnRunner:
 
     def _finish(
         self,
-        episode: TokenEpisode,
+        episode: EpisodeTokens,
         prepared: PreparedCall,
         committed: CommittedTurn,
         generation: Generation,
@@ -236,12 +236,12 @@ class TurnRunner:
             prepared.tree.reject(turn)
             raise
 
-    def _engine_of(self, episode: TokenEpisode) -> TokenEngine:
+    def _engine_of(self, episode: EpisodeTokens) -> TokenEngine:
         return self.engine if episode.observer is None else episode.observer.engine
 
     async def _generate(
         self,
-        episode: TokenEpisode,
+        episode: EpisodeTokens,
         prepared: PreparedCall,
         config: Mapping[str, Any],
         cancel_signal: Any,
@@ -260,7 +260,7 @@ class TurnRunner:
 
     async def _sample(
         self,
-        episode: TokenEpisode,
+        episode: EpisodeTokens,
         prepared: PreparedCall,
         config: Mapping[str, Any],
         cancel_signal: Any,
@@ -316,7 +316,7 @@ class TurnRunner:
 
     async def _engine_arguments(
         self,
-        episode: TokenEpisode,
+        episode: EpisodeTokens,
         prepared: PreparedCall,
         config: Mapping[str, Any],
         limit: int | None,
@@ -384,7 +384,7 @@ class TurnRunner:
         )
 
     def _audit(
-        self, episode: TokenEpisode, prepared: PreparedCall, committed: CommittedTurn, config: Mapping[str, Any]
+        self, episode: EpisodeTokens, prepared: PreparedCall, committed: CommittedTurn, config: Mapping[str, Any]
     ) -> None:
         """Audit the conversation when the agent answers, and every `_AUDIT_EVERY` turns before that."""
         entry = prepared.index.get(committed.turn.id)
@@ -463,7 +463,7 @@ def _usage(generation: Generation) -> dict[str, int]:
     return usage
 
 
-def _metrics(episode: TokenEpisode, committed: CommittedTurn) -> dict[str, Any]:
+def _metrics(episode: EpisodeTokens, committed: CommittedTurn) -> dict[str, Any]:
     turn = committed.turn
     place = {"tree": episode.id, "branch": committed.entry.branch, "turn": turn.id, "parent": turn.parent}
     return {"latencyMs": turn.detail["latency_ms"], TURN_KEY: place}

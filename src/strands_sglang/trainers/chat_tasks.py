@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout.task import Task
+from strands_sglang.runs.task import Task
 
 logger = logging.getLogger(__name__)
 

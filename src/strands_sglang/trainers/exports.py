@@ -25,8 +25,8 @@ import orjson
 from strands_sglang._files import replace_file
 from strands_sglang.errors import ConfigurationError, RecordError
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.rollout.end_reason import EndReason
-from strands_sglang.rollout.episode import Episode
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import Episode
 from strands_sglang.tokens import Trajectory
 from strands_sglang.trainers.rows import Branch, Branches, Row, Source, branches_of, rows
 from strands_sglang.trainers.statuses import STATUS_BY_END

@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.rollout.episode import Episode
-from strands_sglang.rollout.groups import RunResult
-from strands_sglang.rollout.resume import restored
+from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.groups import RunResult
+from strands_sglang.runs.resume import restored
 from strands_sglang.tokens import ImageSpan, KeptSets, TeacherLogprobs, TokenTree, Trajectory, TurnPurpose
 from strands_sglang.tokens.trajectory import flatten_branch
 from strands_sglang.tokens.tree import selected_turns

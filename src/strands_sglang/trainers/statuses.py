@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from strands_sglang.rollout.end_reason import EndReason
-from strands_sglang.rollout.episode import Episode
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import Episode
 
 
 class TrainerStatus(str, Enum):

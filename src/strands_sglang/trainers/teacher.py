@@ -10,8 +10,8 @@ import asyncio
 import logging
 
 from strands_sglang.engine.client import SGLangClient
-from strands_sglang.rollout.episode import Episode
-from strands_sglang.rollout.offline.teacher import TeacherScorer
+from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.offline.teacher import TeacherScorer
 from strands_sglang.trainers.worker_pool import PerLoop
 
 logger = logging.getLogger(__name__)

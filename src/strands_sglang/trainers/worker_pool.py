@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout.episode import Episode
-from strands_sglang.rollout.workers.local import LocalWorker
-from strands_sglang.rollout.workers.spec import EpisodeSpec
+from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.workers.local import LocalWorker
+from strands_sglang.runs.workers.spec import EpisodeSpec
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.schema import EndData, data_of
 from strands_sglang.provider.episode import read_conversations
-from strands_sglang.rollout.resume import messages_of
+from strands_sglang.runs.resume import messages_of
 from strands_sglang.tokens import TokenTree, Turn
 from strands_sglang.viewer.conversation import TurnItems, TurnText, items_by_turn
 from strands_sglang.viewer.timeline import timeline

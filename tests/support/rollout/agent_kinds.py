@@ -21,7 +21,7 @@ from strands.multiagent import GraphBuilder
 
 from strands_sglang import SGLangModel
 from strands_sglang.errors import ContextOverflowError, EngineUnavailableError
-from strands_sglang.rollout import Limits, Task
+from strands_sglang.runs import Limits, Task
 from support.rollout.scripts import RAN, PromptEngine, Script, asked, last_step, steps
 from support.scripted_engine import Answer, tool_call
 

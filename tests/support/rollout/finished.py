@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from strands_sglang.rollout.end_reason import EndReason
-from strands_sglang.rollout.episode import Episode, EpisodeMetrics, Failure
-from strands_sglang.rollout.reward import Reward
-from strands_sglang.rollout.task import Task
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import Episode, EpisodeMetrics, Failure
+from strands_sglang.runs.reward import Reward
+from strands_sglang.runs.task import Task
 from strands_sglang.tokens import Join, TokenTree, VersionSpan
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from strands import Agent
 
-from strands_sglang.rollout import rollout
+from strands_sglang.runs import rollout
 from support.families import tokenizer
 from support.rollout.scripts import FAMILY, PromptEngine
 
@@ -39,7 +39,7 @@ def slowly_read(path: Any) -> None:
 
 async def main() -> None:
     if sys.argv[1] == "reading":
-        vars(import_module("strands_sglang.rollout.runner"))["read_previous_run"] = slowly_read
+        vars(import_module("strands_sglang.runs.runner"))["read_previous_run"] = slowly_read
     engine = Endless(lambda prompt, before: "done")
     directory = sys.argv[2] if len(sys.argv) > 2 else None
     work = rollout(

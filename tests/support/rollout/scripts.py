@@ -27,7 +27,7 @@ from strands_sglang.ledger.schema import trajectory_digest
 from strands_sglang.ledger.shard import OpenShard
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import Episode, RunOptions, RunResult, rollout
+from strands_sglang.runs import Episode, RunOptions, RunResult, rollout
 from strands_sglang.tokens import TokenTree, VersionSpan
 from support.families import tokenizer
 from support.scripted_engine import Answer, EngineCall, Reply, ScriptedEngine, tool_call

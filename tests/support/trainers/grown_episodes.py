@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from strands_sglang.engine import RoutedExperts
-from strands_sglang.rollout.end_reason import EndReason
-from strands_sglang.rollout.episode import Episode, EpisodeMetrics
-from strands_sglang.rollout.reward import Reward
-from strands_sglang.rollout.task import Task
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import Episode, EpisodeMetrics
+from strands_sglang.runs.reward import Reward
+from strands_sglang.runs.task import Task
 from strands_sglang.tokens import ImageSpan, Join, KeptSets, TokenTree, Turn, TurnPurpose, VersionSpan
 from support.pictures import png
 

@@ -13,7 +13,7 @@ from typing import Any
 from strands import tool
 
 from strands_sglang import SGLangModel
-from strands_sglang.rollout import Task
+from strands_sglang.runs import Task
 from support.lab_servers import task as lab
 from support.rollout_agent import TURNS, agent_for
 

@@ -21,7 +21,7 @@ from strands.agent.conversation_manager import NullConversationManager, SlidingW
 
 from strands_sglang import SGLangModel
 from strands_sglang.engine import FinishReason, Generation
-from strands_sglang.rollout import Limits, RunResult, Task
+from strands_sglang.runs import Limits, RunResult, Task
 from strands_sglang.tokens import VersionSpan
 from support.rollout.scripts import PromptEngine, run
 from support.scripted_engine import Answer, EngineCall, Reply, tool_call

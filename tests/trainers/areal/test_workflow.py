@@ -13,7 +13,7 @@ from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import Episode
+from strands_sglang.runs import Episode
 from support.rollout.agent_kinds import step
 from support.rollout.scripts import PromptEngine, steps
 from support.trainers.areal_mirror import Engine, GenerationHyperparameters, Stats, areal_installed

@@ -14,7 +14,7 @@ from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang.errors import ConfigurationError, MalformedResponseError
-from strands_sglang.rollout import Episode, Limits
+from strands_sglang.runs import Episode, Limits
 from strands_sglang.trainers.rows import PlainRow
 from support.rollout.agent_kinds import build_helper, helper_script, step
 from support.rollout.scripts import PromptEngine, steps

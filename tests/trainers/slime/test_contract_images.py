@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_sglang.rollout.end_reason import EndReason
+from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.tokens import Join, KeptSets, TokenTree
 from strands_sglang.trainers import slime as ours
 from strands_sglang.trainers.chat_tasks import chat_task

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strands_sglang.rollout.end_reason import EndReason
+from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.trainers.images import ImageFeatures
 from strands_sglang.trainers.slime.kept_sets import KeptSetsForm
 from strands_sglang.trainers.slime.samples import samples_of

@@ -19,14 +19,14 @@ import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
-from rollout.test_pause import InterruptingEngine
+from runs.test_pause import InterruptingEngine
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.engine.protocol import SpecInfo
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
 from strands_sglang.ledger.seal import seal
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import Verdict
-from strands_sglang.rollout import Episode, Limits, Task
+from strands_sglang.runs import Episode, Limits, Task
 from strands_sglang.trainers.slime import grpo_by_group, slime_rollout, validate_batch, validate_sample
 from strands_sglang.trainers.slime.samples import METADATA_KEY, SampleGroup
 from support.families import tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollout.test_pause import InterruptingEngine
+from runs.test_pause import InterruptingEngine
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.trainers.slime import SampleGroup, miles_rollout, slime_rollout, validate_sample
 from support.rollout.scripts import PromptEngine, steps

@@ -18,7 +18,7 @@ from strands_sglang import SGLangModel
 from strands_sglang.ledger.seal import seal
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import Verdict
-from strands_sglang.rollout import Episode, Task
+from strands_sglang.runs import Episode, Task
 from strands_sglang.trainers.slime import slime_rollout, validate_sample
 from strands_sglang.trainers.slime.samples import METADATA_KEY
 from support.local_ray import ray_here

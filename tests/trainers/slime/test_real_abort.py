@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strands_sglang.rollout import Episode
+from strands_sglang.runs import Episode
 from strands_sglang.trainers.slime import slime_rollout
 from strands_sglang.trainers.slime.validation import Stage, validate_sample
 from support.rollout_agent import build, score

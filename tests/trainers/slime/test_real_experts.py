@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from strands_sglang import SGLangClient, SGLangModel
-from strands_sglang.rollout import Task
+from strands_sglang.runs import Task
 from strands_sglang.trainers.slime import slime_rollout
 from strands_sglang.trainers.slime.validation import validate_batch
 from support.lab_servers import LabProcess, engine

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strands_sglang import SGLangClient, SGLangModel
-from strands_sglang.rollout import Episode, Task
+from strands_sglang.runs import Episode, Task
 from strands_sglang.trainers.slime import slime_rollout
 from strands_sglang.trainers.slime.validation import validate_sample
 from support.rollout_agent import build, score

@@ -9,7 +9,7 @@ import pytest
 
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import verify
-from strands_sglang.rollout import Episode
+from strands_sglang.runs import Episode
 from strands_sglang.trainers.slime import slime_rollout
 from strands_sglang.trainers.slime.validation import validate_batch
 from support.lab_servers import Routed

@@ -9,9 +9,9 @@ import pytest
 
 from strands_sglang.engine import RoutedExperts
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout.end_reason import EndReason
-from strands_sglang.rollout.episode import Episode, Failure
-from strands_sglang.rollout.reward import Reward
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import Episode, Failure
+from strands_sglang.runs.reward import Reward
 from strands_sglang.tokens import TokenTree, TurnPurpose, VersionSpan
 from strands_sglang.trainers.rows import Branches
 from strands_sglang.trainers.slime.samples import METADATA_KEY, samples_of

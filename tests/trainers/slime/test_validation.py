@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_sglang.rollout.episode import Episode
-from strands_sglang.rollout.reward import Reward
+from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.reward import Reward
 from strands_sglang.tokens import TokenTree, TurnPurpose
 from strands_sglang.trainers.rows import Branches
 from strands_sglang.trainers.slime.samples import METADATA_KEY, samples_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import EndReason
+from strands_sglang.runs import EndReason
 from strands_sglang.tokens import TokenTree
 from strands_sglang.tokens.turn import Origin
 from strands_sglang.trainers.trl.batch import Completion, MaskReason, batch_of, trl_reward

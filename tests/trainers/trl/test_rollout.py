@@ -11,7 +11,7 @@ import pytest
 
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.errors import ConfigurationError, EngineError, RequestRejectedError
-from strands_sglang.rollout import EndReason, Limits, Task
+from strands_sglang.runs import EndReason, Limits, Task
 from strands_sglang.trainers.trl import TrlRollout, trl_rollout
 from strands_sglang.trainers.trl.batch import MaskReason
 from support.families import tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import Limits
+from strands_sglang.runs import Limits
 from strands_sglang.trainers.trl.rollout import check_trainer, limits_within, sampling_of
 from support.trainers.trl_doubles import Trainer, arguments
 

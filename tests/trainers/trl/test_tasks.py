@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import Task
+from strands_sglang.runs import Task
 from strands_sglang.trainers.trl.tasks import Plan, TaskFinder
 
 ROWS = [{"prompt": f"What is {number}?", "answer": number, "level": "easy"} for number in range(4)]

@@ -17,8 +17,8 @@ from strands_sglang.cli._run_options import setting_params, task_params
 from strands_sglang.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from strands_sglang.rollout import Episode, RunResult
-    from strands_sglang.rollout.offline.evaluation import Scored
+    from strands_sglang.runs import Episode, RunResult
+    from strands_sglang.runs.offline.evaluation import Scored
 
 COMPLETE, INCOMPLETE, NOTHING = 0, 1, 3
 """Exit codes: every episode has a reward; some have none; no episode has one."""
@@ -55,7 +55,7 @@ def run(
     from strands_sglang.cli._output import json_text
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.cli.commands.rollout import perform
-    from strands_sglang.rollout.offline.evaluation import evaluate, recorded_scores
+    from strands_sglang.runs.offline.evaluation import evaluate, recorded_scores
 
     if as_json and markdown:
         raise ConfigurationError("only one of --json and --markdown can be given")

@@ -25,7 +25,7 @@ from strands_sglang.cli._command import (
 from strands_sglang.errors import LedgerError
 
 if TYPE_CHECKING:
-    from strands_sglang.rollout import ReplayResult
+    from strands_sglang.runs import ReplayResult
 
 IDENTICAL, DIFFERENT, NOTHING = 0, 1, 3
 """Exit codes: all trajectories are identical; some are not; there was nothing to replay."""
@@ -57,7 +57,7 @@ def run(
     from strands_sglang._terminal import escape_for_terminal
     from strands_sglang.cli._recorded_run import open_run, run_settings, tokenizer_of
     from strands_sglang.ledger.reader import Ledger
-    from strands_sglang.rollout import ReplayVerdict, replay
+    from strands_sglang.runs import ReplayVerdict, replay
 
     folder, run_file = Path(directory), open_run(directory)
     missing = sorted(set(episode) - set(Ledger(folder).ids() if episode else ()))
@@ -87,7 +87,7 @@ def run(
 def _lines(replayed: list[ReplayResult]) -> list[str]:
     """Return the summary as lines of text, with episodes that differ in the same way listed once."""
     from strands_sglang._terminal import counted, escape_for_terminal
-    from strands_sglang.rollout import ReplayVerdict
+    from strands_sglang.runs import ReplayVerdict
 
     counts = Counter(one.verdict.value for one in replayed)
     summary = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())

@@ -15,7 +15,7 @@ from strands_sglang.cli._command import INTERRUPTED, Command, json_option
 from strands_sglang.cli._run_options import group_params, setting_params, task_params
 
 if TYPE_CHECKING:
-    from strands_sglang.rollout import RunResult
+    from strands_sglang.runs import RunResult
 
 DONE, FAILED, NOTHING = 0, 1, 3
 """Exit codes: all episodes ended without a failure; an episode or a reward failed; no episode was kept."""
@@ -49,7 +49,7 @@ def perform(given: dict[str, Any]) -> RunResult | None:
     from strands_sglang._terminal import escape_for_terminal
     from strands_sglang.cli._run_options import rollout_arguments
     from strands_sglang.errors import RunStoppedError
-    from strands_sglang.rollout import rollout_sync
+    from strands_sglang.runs import rollout_sync
 
     arguments = rollout_arguments(given)
     build, tasks = arguments.pop("build"), arguments.pop("tasks")

@@ -22,7 +22,7 @@ from strands_sglang.cli._command import (
 )
 
 if TYPE_CHECKING:
-    from strands_sglang.rollout.offline.score_run import ScoreRunResult
+    from strands_sglang.runs.offline.score_run import ScoreRunResult
 
 SCORED, FAILED, NOTHING = 0, 1, 3
 """Exit codes: all episodes were scored; a reward failed; there was nothing to score."""
@@ -52,7 +52,7 @@ def run(
     from strands_sglang._run_async import run_async
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.proof.files import SIGNATURE
-    from strands_sglang.rollout.offline.score_run import score_run
+    from strands_sglang.runs.offline.score_run import score_run
 
     folder = Path(directory)
     open_run(folder, needs_run_file=True)

@@ -15,7 +15,7 @@ import click
 from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option
 
 if TYPE_CHECKING:
-    from strands_sglang.rollout.offline.teacher import TeacherReport
+    from strands_sglang.runs.offline.teacher import TeacherReport
 
 SCORED, FAILED, NOTHING = 0, 1, 3
 """Exit codes: all episodes were scored; an episode failed; there was nothing to score."""
@@ -41,7 +41,7 @@ def run(directory: str, url: str, top: int, episode: tuple[str, ...], again: boo
     from strands_sglang.cli._output import json_text
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.proof.files import SIGNATURE
-    from strands_sglang.rollout.offline.teacher import teacher_logprobs
+    from strands_sglang.runs.offline.teacher import teacher_logprobs
 
     folder = Path(directory)
     open_run(folder, needs_run_file=True)

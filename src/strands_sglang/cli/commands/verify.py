@@ -92,7 +92,7 @@ def _rescore(options: SimpleNamespace) -> RescoreReport:
 
 def _check_templates(options: SimpleNamespace) -> Any:
     from strands_sglang.cli._recorded_run import open_run, run_settings
-    from strands_sglang.rollout.offline.template_check import check_templates
+    from strands_sglang.runs.offline.template_check import check_templates
 
     settings = run_settings(open_run(options.directory), None, {})
     return check_templates(

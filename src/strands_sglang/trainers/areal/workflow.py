@@ -19,9 +19,9 @@ from typing import Any
 from uuid import uuid4
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import Episode, Limits, Task
-from strands_sglang.rollout.workers.local import LocalWorker
-from strands_sglang.rollout.workers.spec import EpisodeSpec, RunSpec
+from strands_sglang.runs import Episode, Limits, Task
+from strands_sglang.runs.workers.local import LocalWorker
+from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.areal.engine import ArealEngine, InferenceEngine
 from strands_sglang.trainers.chat_tasks import chat_task
 from strands_sglang.trainers.rows import PlainRow, plain_rows

@@ -18,9 +18,9 @@ from uuid import uuid4
 
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import Episode, Limits, Task
-from strands_sglang.rollout.workers.local import LocalWorker
-from strands_sglang.rollout.workers.spec import EpisodeSpec, RunSpec
+from strands_sglang.runs import Episode, Limits, Task
+from strands_sglang.runs.workers.local import LocalWorker
+from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.chat_tasks import chat_task, plain
 from strands_sglang.trainers.rows import Branches, PlainRow, plain_rows
 from strands_sglang.trainers.skyrl.engine import InferenceClient, SkyrlEngine, has_bounded_support

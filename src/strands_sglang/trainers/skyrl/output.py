@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout.episode import Episode
+from strands_sglang.runs.episode import Episode
 from strands_sglang.trainers.rows import PlainRow
 from strands_sglang.trainers.statuses import TrainerStatus, is_trainable, status_of
 

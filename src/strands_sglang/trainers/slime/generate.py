@@ -18,12 +18,12 @@ from typing import Any, Protocol
 from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.record import PortableRecord
-from strands_sglang.rollout.agent_runner import failure_of
-from strands_sglang.rollout.end_reason import EndReason
-from strands_sglang.rollout.episode import Episode
-from strands_sglang.rollout.limits import Limits
-from strands_sglang.rollout.task import Task
-from strands_sglang.rollout.workers.spec import EpisodeSpec
+from strands_sglang.runs.agent_runner import failure_of
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.limits import Limits
+from strands_sglang.runs.task import Task
+from strands_sglang.runs.workers.spec import EpisodeSpec
 from strands_sglang.tokens import TokenTree
 from strands_sglang.trainers.rows import Branches
 from strands_sglang.trainers.slime.host import AbortFlag, SlimeHost

@@ -31,13 +31,13 @@ from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.engine.client import settings_from_slime_args
 from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.rollout.episode import Episode
-from strands_sglang.rollout.limits import Limits
-from strands_sglang.rollout.preflight import RunRequirements, preflight
-from strands_sglang.rollout.workers.local import LocalWorker
-from strands_sglang.rollout.workers.process_tuning import ToolThreads
-from strands_sglang.rollout.workers.ray_pool import RayPool
-from strands_sglang.rollout.workers.spec import EpisodeSpec, RunSpec, fingerprint
+from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.limits import Limits
+from strands_sglang.runs.preflight import RunRequirements, preflight
+from strands_sglang.runs.workers.local import LocalWorker
+from strands_sglang.runs.workers.process_tuning import ToolThreads
+from strands_sglang.runs.workers.ray_pool import RayPool
+from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec, fingerprint
 from strands_sglang.trainers.images import ImageFeatures
 from strands_sglang.trainers.worker_pool import PerLoop
 

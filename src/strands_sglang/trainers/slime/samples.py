@@ -27,11 +27,11 @@ from strands_sglang.engine import RoutedExperts
 from strands_sglang.errors import ConfigurationError, MalformedResponseError
 from strands_sglang.ledger.record import EpisodeRecord, PortableRecord
 from strands_sglang.ledger.schema import BeginData, data_of
-from strands_sglang.rollout.episode import Episode
-from strands_sglang.rollout.limits import Limits
-from strands_sglang.rollout.resume import task_of
-from strands_sglang.rollout.task import Task
-from strands_sglang.rollout.workers.spec import EpisodeSpec
+from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.limits import Limits
+from strands_sglang.runs.resume import task_of
+from strands_sglang.runs.task import Task
+from strands_sglang.runs.workers.spec import EpisodeSpec
 from strands_sglang.tokens import Join, KeptSets, TokenTree, Turn
 from strands_sglang.tokens.trajectory import branch_images
 from strands_sglang.tokens.turn import Origin

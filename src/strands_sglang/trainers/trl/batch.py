@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import Episode
+from strands_sglang.runs import Episode
 from strands_sglang.trainers.rows import Row, rows
 from strands_sglang.trainers.statuses import status_of
 

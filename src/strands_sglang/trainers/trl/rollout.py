@@ -33,8 +33,8 @@ from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.engine.probe import ServerFacts
 from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.provider.config import truncates
-from strands_sglang.rollout import Limits, RunOptions, Task, rollout
-from strands_sglang.rollout.preflight import SECONDS
+from strands_sglang.runs import Limits, RunOptions, Task, rollout
+from strands_sglang.runs.preflight import SECONDS
 from strands_sglang.trainers.rows import Row
 from strands_sglang.trainers.trl.batch import METRICS, Completion, MaskReason, batch_of, logprob_drift, versions_of
 from strands_sglang.trainers.trl.engine_thread import EngineThread

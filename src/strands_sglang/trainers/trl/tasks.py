@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import Task
+from strands_sglang.runs import Task
 from strands_sglang.trainers.chat_tasks import chat_task, plain
 
 logger = logging.getLogger(__name__)

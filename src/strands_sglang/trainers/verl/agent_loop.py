@@ -18,9 +18,9 @@ from typing import Any
 from uuid import uuid4
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.rollout import Limits, Task
-from strands_sglang.rollout.workers.local import LocalWorker
-from strands_sglang.rollout.workers.spec import EpisodeSpec, RunSpec
+from strands_sglang.runs import Limits, Task
+from strands_sglang.runs.workers.local import LocalWorker
+from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.chat_tasks import chat_task, plain
 from strands_sglang.trainers.rows import Branches, plain_rows
 from strands_sglang.trainers.teacher import EpisodeTeacher

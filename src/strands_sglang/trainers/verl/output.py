@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from strands_sglang.rollout.episode import Episode
+from strands_sglang.runs.episode import Episode
 from strands_sglang.tokens.teacher import NO_ID
 from strands_sglang.trainers.images import images_within, pictures_of, whole_images
 from strands_sglang.trainers.rows import PlainRow

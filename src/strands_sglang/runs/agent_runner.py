@@ -1,0 +1,263 @@
+"""Builds and runs the agent of one episode (`EpisodeRun`), and determines how its run ended (`run_agent`).
+
+`workers/local.py` decides the end reasons that come from outside the agent: `timeout`, `paused`, `not_needed`, and
+`engine_error` if the agent ignored an error of the engine.
+
+Invariant: whatever the agent does, an `AgentOutcome` is returned; only cancellation is raised. The episode scope and
+the recording of its tools are set only in the task that runs `EpisodeRun.run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from strands.types.exceptions import (
+    ContextWindowOverflowException,
+    EventLoopException,
+    MaxTokensReachedException,
+)
+
+from strands_sglang._strands_compat.agents import name_nodes
+from strands_sglang._strands_compat.invocation import TURN_LIMIT, ChunkedInvocation, use_fast_copies
+from strands_sglang._strands_compat.logs import drop_expected_errors
+from strands_sglang.chat.failed_call import ends_agent
+from strands_sglang.errors import (
+    CallCancelledError,
+    ConfigurationError,
+    ContextOverflowError,
+    DivergedError,
+    EngineError,
+    FailedCallError,
+    TokenBudgetError,
+    TurnAbortedError,
+)
+from strands_sglang.limiter import STATE_KEY, ToolLimiter
+from strands_sglang.model import SGLangModel
+from strands_sglang.provider.episode import EpisodeTokens as EpisodeTokens
+from strands_sglang.runs.end_reason import EndReason, LimitReachedError
+from strands_sglang.runs.episode import Failure
+from strands_sglang.runs.limits import Limits, MultiAgentLimits
+from strands_sglang.runs.recording.recorder import EpisodeRecorder, within
+from strands_sglang.runs.recording.replay_log import RecordEndedError
+from strands_sglang.runs.recording.tool_recorder import ToolRecorder, current_tool_recorder, record_tools
+from strands_sglang.runs.task import Task
+from strands_sglang.tokens import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOutcome:
+    """How an agent ended."""
+
+    end_reason: EndReason
+    """Why it ended."""
+    text: str = ""
+    """Text of its last reply."""
+    failure: Failure | None = None
+    """The error; None if there was none."""
+
+
+async def run_agent(agent: Any, task: Task, limits: Limits, episode: EpisodeTokens) -> AgentOutcome:
+    """Run an agent on its task until it ends or reaches a limit.
+
+    Args:
+        agent: A Strands agent, a graph or swarm of agents, or a function without arguments, which may be async.
+        task: The task.
+        limits: Limits of the episode. Time limits are not applied here.
+        episode: Records the turns.
+
+    Returns:
+        The end reason, the text of the last reply, and the error if there was one.
+    """
+    try:
+        if not hasattr(agent, "invoke_async"):
+            # A function that is not async may block: it runs in a thread.
+            result = await agent() if inspect.iscoroutinefunction(agent) else await asyncio.to_thread(agent)
+            result = await result if inspect.isawaitable(result) else result
+            return AgentOutcome(EndReason.ANSWERED, "" if result is None else str(result))
+        if not hasattr(agent, "messages"):  # a graph or a swarm, which has no event loop of its own
+            return _multi_agent_outcome(await agent.invoke_async(task.prompt))
+        result = await ChunkedInvocation(agent, limits.max_turns).invoke(task.prompt)
+        end_reason = EndReason.TURN_LIMIT if result.stop_reason == TURN_LIMIT else _end_reason(result, agent)
+        return AgentOutcome(end_reason, str(result).strip())
+    except (Exception, SystemExit) as error:
+        return outcome_of(error, limits, episode)
+
+
+def outcome_of(error: BaseException, limits: Limits, episode: EpisodeTokens) -> AgentOutcome:
+    """Return the outcome of an agent that raised an error."""
+    while isinstance(error, EventLoopException):
+        error = error.original_exception
+    if isinstance(error, LimitReachedError):
+        return AgentOutcome(error.end_reason)
+    if isinstance(error, MaxTokensReachedException):
+        return AgentOutcome(_truncation_reason(limits, episode))
+    for kind, end_reason in _END_REASONS.items():
+        if isinstance(error, kind):
+            return AgentOutcome(end_reason, failure=None if not end_reason.failed else failure_of(error))
+    return AgentOutcome(EndReason.AGENT_ERROR, failure=failure_of(error))
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return an error as data."""
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    try:
+        message = str(error)
+    except Exception:
+        message = "<unprintable exception>"
+    return Failure(type(error).__name__, message, "".join(lines)[-4000:])
+
+
+_END_REASONS: dict[type[BaseException], EndReason] = {
+    ContextWindowOverflowException: EndReason.CONTEXT_LENGTH,
+    ContextOverflowError: EndReason.CONTEXT_LENGTH,
+    TokenBudgetError: EndReason.TOKEN_LIMIT,
+    FailedCallError: EndReason.FAILED_CALL,
+    TurnAbortedError: EndReason.ENGINE_ERROR,
+    EngineError: EndReason.ENGINE_ERROR,
+}
+
+
+def _truncation_reason(limits: Limits, episode: EpisodeTokens) -> EndReason:
+    """Return the end reason of an episode whose last turn was truncated: which budget was reached."""
+    if limits.max_episode_tokens is not None and episode.sampled_tokens >= limits.max_episode_tokens:
+        return EndReason.TOKEN_LIMIT
+    last = episode.tree.turns[-1]
+    first_prompt = episode.tree.path(last)[0].sampled_start
+    if limits.max_response_tokens is not None and last.end - first_prompt >= limits.max_response_tokens:
+        return EndReason.TOKEN_LIMIT
+    if limits.max_new_tokens is None or len(last.sampled) < limits.max_new_tokens:
+        return (
+            EndReason.CONTEXT_LENGTH
+            if limits.max_context_tokens is not None and last.end >= limits.max_context_tokens
+            else EndReason.TURN_TRUNCATED
+        )
+    return EndReason.TURN_TRUNCATED
+
+
+def _multi_agent_outcome(result: Any) -> AgentOutcome:
+    """Return the outcome of a graph or a swarm; its text is the text of the last agent."""
+    last = list(result.results.values())[-1:]
+    end_reason = EndReason.ANSWERED if result.status.value == "completed" else EndReason.STOPPED
+    return AgentOutcome(end_reason, str(last[0].result).strip() if last else "")
+
+
+def _end_reason(result: Any, agent: Any) -> EndReason:
+    if result.stop_reason not in ("cancelled", "interrupt"):
+        return EndReason.ANSWERED if result.stop_reason in ("end_turn", "stop_sequence") else EndReason.STOPPED
+    if (result.state or {}).get(STATE_KEY):
+        return EndReason.TOOL_LIMIT
+    replies = (message["content"] for message in reversed(agent.messages) if message["role"] == "assistant")
+    if any("toolUse" in block and ends_agent(block["toolUse"]) for block in next(replies, ())):
+        return EndReason.FAILED_CALL
+    return EndReason.STOPPED
+
+
+_EXPECTED_ENDS = (
+    *(LimitReachedError, TokenBudgetError, FailedCallError, CallCancelledError, DivergedError, RecordEndedError),
+    *(MaxTokensReachedException, ContextWindowOverflowException, asyncio.CancelledError, GeneratorExit),
+)
+"""Exceptions that end an episode as intended."""
+
+
+def _in_episode() -> bool:
+    """Return whether this context belongs to an episode."""
+    return current_tool_recorder.get() is not None
+
+
+def quiet_logs() -> None:
+    """Keep the SDK from logging the intended end of an episode as an error; may be called any number of times."""
+    drop_expected_errors(_in_episode, _EXPECTED_ENDS)
+
+
+@dataclass(slots=True)
+class EpisodeRun:
+    """An episode while it runs."""
+
+    id: str
+    """Id of the episode."""
+    task: Task
+    """The task."""
+    recorder: EpisodeRecorder
+    """Answers its engine calls and records them."""
+    tokens: EpisodeTokens = field(init=False)
+    """Turns and tokens of the episode."""
+    agent: Any = None
+    """The return value of `build`; None: not built yet."""
+    agents: list[Any] = field(default_factory=list)
+    """Agents that made turns, in the order of their first turns, without agents inside tools."""
+
+    def __post_init__(self) -> None:
+        self.tokens = EpisodeTokens(self.id, self.recorder)
+        self.recorder.on_agent = self._add_agent
+
+    def _add_agent(self, agent: Any) -> None:
+        """Called with the agent of every turn: registers its tools and adds it to `agents`."""
+        record_tools(agent)
+        if not within.get() and all(agent is not known for known in self.agents):
+            self.agents.append(agent)
+
+    async def run(
+        self, build: Callable[..., Any], model: SGLangModel, limits: Limits, rerun_tools: frozenset[str]
+    ) -> AgentOutcome:
+        """Build the agent and run it. Must run in its own task: context variables are set here."""
+        await self.recorder.wait_for_slot()
+        current_tool_recorder.set(ToolRecorder(self.recorder, limits.tool_timeout, rerun_tools))
+        with model.episode(self.tokens):
+            try:
+                agent = build(self.task, model)
+                self.agent = agent = _check_built(await agent if inspect.isawaitable(agent) else agent)
+                name_nodes(agent)
+                use_fast_copies(agent)
+                if not (hasattr(agent, "invoke_async") and hasattr(agent, "messages")):
+                    self.recorder.agent_limits = MultiAgentLimits(limits.max_turns, limits.max_tool_calls)
+                elif limits.max_tool_calls is not None:
+                    agent.hooks.add_hook(ToolLimiter(max_tool_calls=limits.max_tool_calls))
+            except (Exception, SystemExit) as error:
+                return outcome_of(error, limits, self.tokens)
+            return await run_agent(agent, self.task, limits, self.tokens)
+
+    @property
+    def tree(self) -> TokenTree:
+        """The turns, without those committed too late to be recorded, for example by a thread left running."""
+        tree, recorded = self.tokens.tree, self.recorder.turns
+        if len(tree) <= recorded:
+            return tree
+        whole = tree.to_dict()
+        return TokenTree.from_dict({**whole, "turns": whole["turns"][:recorded]})
+
+    @property
+    def last_text(self) -> str:
+        """Text of the agent's last reply; "" if there is none."""
+        for message in reversed(self.messages):
+            if isinstance(message, dict) and message.get("role") == "assistant":
+                texts = (block.get("text") for block in message.get("content") or () if isinstance(block, dict))
+                return "\n".join(text for text in texts if isinstance(text, str)).strip()
+        return ""
+
+    @property
+    def messages(self) -> list[Any]:
+        """The agent's messages; for a graph, a swarm or a function, those of all its agents, concatenated."""
+        if hasattr(self.agent, "messages"):
+            return list(self.agent.messages)
+        return [message for agent in self.agents for message in getattr(agent, "messages", ())]
+
+
+def _check_built(built: Any) -> Any:
+    """Return the return value of `build`.
+
+    Raises:
+        ConfigurationError: It is neither an agent nor a function.
+    """
+    if built is None:
+        raise ConfigurationError("build(task, model) must return an agent, got None: does it end with `return agent`?")
+    if isinstance(built, type) or not (hasattr(built, "invoke_async") or callable(built)):
+        raise ConfigurationError(
+            "build(task, model) must return a Strands agent, a graph, a swarm, or a function without arguments, got "
+            f"{built!r:.100}"
+        )
+    return built

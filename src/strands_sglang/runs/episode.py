@@ -1,0 +1,219 @@
+"""The result of one episode (`Episode`) with its metrics (`EpisodeMetrics`). A run returns one for each sample.
+
+Invariant: an episode has the data of its ledger; an episode read from the ledger equals the one that was written.
+`EpisodeMetrics` and `TurnCounts` are plain numbers that can be written to the ledger and sent to another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple, TypeAlias
+
+from strands_sglang.engine import RoutedExperts
+from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.recording.pausable_engine import PartialTurn
+from strands_sglang.runs.reward import Reward
+from strands_sglang.runs.task import Task
+from strands_sglang.tokens import TokenTree, Trajectory, Turn
+
+
+class TurnCounts(NamedTuple):
+    """Token counts of one turn."""
+
+    sampled: int
+    """Number of sampled tokens."""
+    cached: int | None
+    """Number of prompt tokens served from the engine's prefix cache; None: the engine did not report it."""
+    prompt: int
+    """Number of prompt tokens that were sent."""
+
+    @classmethod
+    def of(cls, turn: Turn) -> TurnCounts:
+        """Return the counts of a turn."""
+        return cls(len(turn.sampled), turn.detail.get("cached_tokens"), turn.sampled_start)
+
+
+OnTurn: TypeAlias = Callable[[TurnCounts], None]
+"""Callback that is called with the counts of every sampled turn."""
+
+
+@dataclass(slots=True)
+class EpisodeMetrics:
+    """Counts and times of one episode, including sub-agents and rejected turns.
+
+    Example:
+        ```python
+        used = run[0].metrics
+        print(used.turns, used.sampled_tokens, used.tool_errors, used.engine_seconds)
+        ```
+    """
+
+    turns: int = 0
+    """Recorded engine calls."""
+    branches: int = 0
+    """Number of branches, which is the number of trajectories."""
+    tokens: int = 0
+    """Recorded tokens; a token that several branches share counts once."""
+    sampled_tokens: int = 0
+    """Sampled tokens; part of `tokens`."""
+    prompt_tokens: int = 0
+    """Tokens of all prompts together; a token counts each time it was sent."""
+    cached_tokens: int = 0
+    """The part of `prompt_tokens` served from the engine's prefix cache, as far as the engine reported it."""
+    failed_calls: int = 0
+    """Malformed tool calls."""
+    tool_calls: int = 0
+    """Tool calls that were run or answered from the record."""
+    tool_errors: int = 0
+    """Tool calls with an error as their result, including timeouts."""
+    tool_timeouts: int = 0
+    """Tool calls that timed out."""
+    audits: int = 0
+    """Conversations that were compared with one rendering of the chat template."""
+    audit_differences: int = 0
+    """Audited conversations that differed from the rendering where the template was proved."""
+    requests: int = 0
+    """Requests to the engine, including retries and continuations."""
+    replayed_turns: int = 0
+    """Turns that were answered from the record."""
+    seconds: float = 0.0
+    """Seconds from start to end in this process, without the time it waited to start."""
+    engine_seconds: float = 0.0
+    """Seconds spent waiting for the engine, summed over calls."""
+    tool_seconds: float = 0.0
+    """Seconds spent waiting for tools, summed over calls."""
+    versions: list[str | None] = field(default_factory=list)
+    """Weight versions of the sampled tokens, in the order of first use; None: the engine did not report a version."""
+
+    def count(self, tree: TokenTree) -> None:
+        """Set the counts that follow from the tree of turns."""
+        turns = tree.turns
+        self.turns, self.branches = len(turns), len(tree.branches())
+        self.tokens = sum(len(turn) for turn in turns)
+        self.sampled_tokens = sum(len(turn.sampled) for turn in turns)
+        self.prompt_tokens = sum(turn.sampled_start for turn in turns)
+        self.cached_tokens = sum(turn.detail.get("cached_tokens") or 0 for turn in turns)
+        self.failed_calls = sum(len(turn.detail.get("failed_calls", ())) for turn in turns)
+        self.versions = list(dict.fromkeys(span.version for turn in turns for span in turn.versions))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the metrics as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> EpisodeMetrics:
+        """Return the metrics described by plain data from `to_dict`; unknown names are ignored."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in data.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The error that an episode failed with.
+
+    Example:
+        ```python
+        for episode in run:
+            if episode.failure is not None:
+                print(episode.id, episode.failure.kind, episode.failure.message)
+        ```
+    """
+
+    kind: str
+    """Name of the error's class."""
+    message: str
+    """The error message."""
+    where: str = ""
+    """The traceback; "" if there is none."""
+
+
+@dataclass(slots=True)
+class Episode:
+    """One run of an agent on a task.
+
+    Example:
+        ```python
+        for episode in run:
+            print(episode.id, episode.end_reason.value, episode.reward, episode.text)
+            for trajectory in episode.trajectories:
+                print(len(trajectory.token_ids), sum(trajectory.loss_mask))
+        ```
+    """
+
+    id: str
+    """`<task id>/<sample>`."""
+    task: Task
+    """The task."""
+    sample: int
+    """Number among the samples of the task, from 0."""
+    end_reason: EndReason
+    """Why the episode ended."""
+    source: TokenTree | Callable[[], TokenTree] = field(repr=False)
+    """The tree of turns, or a function that returns it (it may still be on another machine); see `tree`."""
+    reward_detail: Reward = field(default_factory=Reward)
+    """The reward with its parts, steps and error."""
+    metrics: EpisodeMetrics = field(default_factory=EpisodeMetrics)
+    """Counts and times of the episode."""
+    failure: Failure | None = None
+    """The error it failed with; None if it did not fail."""
+    text: str = ""
+    """Text of the agent's last message."""
+    conversation: list[dict[str, Any]] | Callable[[], list[dict[str, Any]]] = field(default_factory=list, repr=False)
+    """The messages, or a function that returns them; see `messages`."""
+    epoch: int = 0
+    """How often the episode was resumed."""
+    time: float = 0.0
+    """When it ended, in seconds since 1970."""
+    record: EpisodeRecord | None = field(default=None, repr=False)
+    """The state a paused episode (`EndReason.PAUSED`) is resumed from; None for any other episode."""
+    partial_turns: list[PartialTurn] = field(default_factory=list, repr=False)
+    """Turns that were interrupted because the episode was paused. They are in none of its trajectories."""
+    earlier: dict[int, int] = field(default_factory=dict, repr=False)
+    """By turn id: the number of the turn's tokens that were sampled before the episode was last resumed."""
+    routed_experts: dict[int, RoutedExperts] = field(default_factory=dict, repr=False)
+    """By the id of a branch's last turn: the branch's routed experts, if they were requested."""
+    images: dict[str, bytes] | Callable[[], dict[str, bytes]] = field(default_factory=dict, repr=False)
+    """The images of its turns, or a function that returns them; see `image_files`."""
+    restored: bool = False
+    """Whether a previous run ended it and this run read it from the ledger."""
+
+    @property
+    def reward(self) -> float | None:
+        """The reward as one number; None if it was not scored or scoring failed (see `reward_detail.error`)."""
+        return self.reward_detail.value
+
+    @property
+    def tree(self) -> TokenTree:
+        """The tree of all turns; fetched at the first access if it is on another machine."""
+        if not isinstance(self.source, TokenTree):
+            self.source = self.source()
+        return self.source
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages of the agent's conversation.
+
+        For a graph, a swarm or a function: the messages of its agents, one agent after the other. An episode read from
+        the ledger has the messages as far as they are plain data.
+        """
+        if not isinstance(self.conversation, list):
+            self.conversation = self.conversation()
+        return self.conversation
+
+    @property
+    def image_files(self) -> dict[str, bytes]:
+        """The images of its turns as PNG files, by the digest that `Trajectory.images` has; read at the first access.
+
+        Raises:
+            LedgerError: The episode was read from a ledger in which an image is missing or was changed.
+        """
+        if not isinstance(self.images, dict):
+            self.images = self.images()
+        return self.images
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """One trajectory per branch; each sampled token is trained in exactly one of them."""
+        return self.tree.trajectories()

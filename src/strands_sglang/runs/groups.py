@@ -1,0 +1,325 @@
+"""Collects the episodes of a run into groups, one per task (`GroupCollector`), and returns them as a `RunResult`.
+
+`GroupFilters` keep or drop a complete `Group`; `StopCriteria` define when a group is complete and when a run has enough
+groups.
+
+Invariant: whether a group is complete, whether it is kept and whether a run has enough groups depends only on counts
+and rewards, never on time; more episodes never make a complete group incomplete. A filter that raises drops nothing.
+Each episode is counted once. The filters are called once for each group, when it is complete; episodes that end later
+are added to `left_over`. A `RunResult` contains every episode of every kept group once, in the order of tasks and
+samples.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TypeAlias, overload
+
+from strands_sglang._checks import check_int
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.monitoring.metrics import RunMetrics
+from strands_sglang.runs.reward import describe_error
+from strands_sglang.runs.task import Task
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Group:
+    """The finished episodes of one task, as a trainer compares them.
+
+    Example:
+        ```python
+        for group in run.groups:
+            advantages = [reward - group.reward_mean for reward in group.rewards if reward is not None]
+        ```
+    """
+
+    task: Task
+    """The task of all its episodes."""
+    episodes: list[Episode] = field(default_factory=list)
+    """The finished episodes, ordered by sample number."""
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """The reward of each episode, aligned with `episodes`; None for an episode without a reward."""
+        return [episode.reward for episode in self.episodes]
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean over the episodes that have a reward; None if no episode has one."""
+        scored = self._scored()
+        return math.fsum(scored) / len(scored) if scored else None
+
+    @property
+    def reward_std(self) -> float | None:
+        """Population standard deviation over the episodes that have a reward; None if no episode has one."""
+        scored, mean = self._scored(), self.reward_mean
+        if mean is None:
+            return None
+        return math.sqrt(math.fsum((reward - mean) ** 2 for reward in scored) / len(scored))
+
+    def _scored(self) -> list[float]:
+        return [reward for reward in self.rewards if reward is not None]
+
+
+GroupFilter: TypeAlias = Callable[[Group], "bool | Awaitable[bool]"]
+"""A function of a complete `Group` that returns True to keep the group and False to drop it.
+
+It may be async. A plain function runs on the event loop, so a filter that waits for something must be async.
+
+Example:
+    ```python
+    def not_solved(group: Group) -> bool:
+        return group.reward_mean is None or group.reward_mean < 0.9
+
+
+    run = await rollout(..., filters=[rewards_differ, not_solved])
+    ```
+"""
+
+
+def rewards_differ(group: Group) -> bool:
+    """Return whether a group has at least two different rewards.
+
+    Without a difference no episode is better than another, and group-relative advantages are all zero. Episodes
+    without a reward are ignored.
+
+    Example:
+        ```python
+        run = await rollout(build, tasks, ..., samples_per_task=8, filters=[rewards_differ])
+        ```
+    """
+    return len({reward for reward in group.rewards if reward is not None}) > 1
+
+
+class GroupFilters:
+    """All filters of a run, called in order until one drops the group."""
+
+    def __init__(self, filters: Sequence[GroupFilter] = ()) -> None:
+        """Store the filters.
+
+        Args:
+            filters: Each returns whether a group is kept; without filters every group is kept.
+
+        Raises:
+            ConfigurationError: A filter is not callable.
+        """
+        self._filters = list(filters)
+        for one in self._filters:
+            if not callable(one):
+                raise ConfigurationError(f"a filter must be a function of a Group, got {one!r:.200}")
+        self._reported: set[int] = set()
+        self.errors = 0
+        """Number of filter calls that raised."""
+
+    async def keep(self, group: Group) -> bool:
+        """Return whether every filter keeps the group.
+
+        A filter that raises keeps the group, because losing sampled episodes is worse than training on one group too
+        many. The first error of each filter is logged, and all errors are counted.
+        """
+        for number, one in enumerate(self._filters):
+            try:
+                answer = one(group)
+                if not (await answer if inspect.isawaitable(answer) else answer):
+                    return False
+            except Exception as error:
+                self.errors += 1
+                if number not in self._reported:
+                    self._reported.add(number)
+                    name = getattr(one, "__name__", type(one).__name__)
+                    logger.warning(
+                        "filter=<%s>, task=<%s>, error=<%s> | group filter raised, group is kept (logged once)",
+                        name,
+                        group.task.id,
+                        describe_error(error, one),
+                    )
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class StopCriteria:
+    """The stop criteria of a run; a criterion of None does not apply."""
+
+    groups: int | None = None
+    """Number of kept groups after which the run ends; the episodes still running are then stopped and aborted."""
+    samples: int | None = None
+    """Number of episodes that complete the group of a task; the task's other episodes are then stopped and aborted."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            check_int(f"StopCriteria.{one.name}", value)
+
+    def needed(self, samples_per_task: int) -> int:
+        """Return how many episodes complete a group; at most `samples_per_task`."""
+        return samples_per_task if self.samples is None else min(self.samples, samples_per_task)
+
+    def complete(self, finished: int, samples_per_task: int) -> bool:
+        """Return whether `finished` episodes out of `samples_per_task` complete a group."""
+        return finished >= self.needed(samples_per_task)
+
+    def enough(self, kept: int) -> bool:
+        """Return whether `kept` groups are enough to end the run; always False if `groups` is None."""
+        return self.groups is not None and kept >= self.groups
+
+    def within_reach(self, kept: int, open_groups: int) -> bool:
+        """Return whether the run can still reach the number of groups it needs.
+
+        Args:
+            kept: Groups kept so far.
+            open_groups: Groups that are not complete yet, started or not.
+        """
+        return self.groups is None or kept + open_groups >= self.groups
+
+
+@dataclass(slots=True)
+class _GroupState:
+    """The group of one task and its state."""
+
+    group: Group
+    """The group; its episodes are in the order in which they ended, and sorted by sample once it is complete."""
+    number: int
+    """Index of the task, from 0."""
+    expected: int
+    """Number of episodes the task has."""
+    ended: int = 0
+    """Number of episodes that ended, including those stopped as `not_needed`."""
+    failed: list[Episode] = field(default_factory=list)
+    """Episodes that failed. They count towards a complete group only when no other episode is outstanding."""
+    complete: bool = False
+    """Whether the group has all the episodes it needs."""
+    kept: bool = False
+    """Whether the filters kept the complete group."""
+
+
+@dataclass(slots=True)
+class GroupCollector:
+    """The groups of a run."""
+
+    stop_criteria: StopCriteria
+    """Stop criteria: when a group is complete, and when the run has enough groups."""
+    filters: GroupFilters
+    """Decide which complete groups are kept."""
+    on_complete: Callable[[Task], None] = lambda task: None
+    """Called when a group is complete before all episodes of its task have ended."""
+    by_task: dict[str, _GroupState] = field(default_factory=dict)
+    """The group of each task, by task id."""
+    left_over: list[Episode] = field(default_factory=list)
+    """Episodes that are part of no group: stopped as `not_needed`, ended after their group was complete, or failed in a
+    group that is complete without them."""
+    kept: int = 0
+    """Number of complete groups that were kept."""
+    dropped: int = 0
+    """Number of complete groups that were dropped."""
+
+    def expect(self, task: Task, samples: int, number: int | None = None) -> None:
+        """Register a task and its number of episodes.
+
+        Args:
+            task: The task.
+            samples: Number of its episodes.
+            number: Index of the task, from 0; None: the number of tasks registered so far.
+        """
+        self.by_task[task.id] = _GroupState(Group(task), len(self.by_task) if number is None else number, samples)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the run has enough kept groups."""
+        return self.stop_criteria.enough(self.kept)
+
+    async def add(self, episode: Episode) -> bool:
+        """Add an episode that ended.
+
+        Returns:
+            Whether the run has enough groups now.
+        """
+        entry = self.by_task[episode.task.id]
+        entry.ended += 1
+        if episode.end_reason is EndReason.NOT_NEEDED or entry.complete or self.enough:
+            self.left_over.append(episode)
+        elif episode.end_reason.failed:
+            entry.failed.append(episode)
+        else:
+            entry.group.episodes.append(episode)
+        good = len(entry.group.episodes)
+        exhausted = good + len(entry.failed) == entry.expected
+        if not entry.complete and (exhausted or self.stop_criteria.complete(good, entry.expected)):
+            await self._close(entry, entry.group.episodes if exhausted else self.left_over)
+        return self.enough
+
+    async def _close(self, entry: _GroupState, failed_to: list[Episode]) -> None:
+        """Close a complete group and apply the filters; its failed episodes are appended to `failed_to`."""
+        entry.complete = True
+        failed_to.extend(entry.failed)
+        entry.group.episodes.sort(key=lambda one: one.sample)
+        if entry.ended < entry.expected:
+            self.on_complete(entry.group.task)
+        kept = await self.filters.keep(entry.group)
+        entry.kept = kept and not self.enough  # another group may have become the last one while a filter was awaited
+        self.kept += entry.kept
+        self.dropped += not entry.kept
+
+    def groups(self, kept: bool) -> list[Group]:
+        """Return the kept groups, or the dropped ones, in the order of their tasks.
+
+        A group that was not complete when the run ended was not filtered and counts as dropped.
+        """
+        entries = sorted(self.by_task.values(), key=lambda entry: entry.number)
+        return [entry.group for entry in entries if entry.kept is kept and entry.group.episodes]
+
+
+@dataclass(slots=True)
+class RunResult:
+    """The episodes and metrics of a run: a sequence of the episodes of all kept groups.
+
+    Example:
+        ```python
+        run = await rollout(build, tasks, ..., samples_per_task=4)
+        print(len(run), run[0].reward, run.metrics.reward_mean)
+        for group in run.groups:
+            print(group.task.id, group.rewards)
+        ```
+    """
+
+    groups: list[Group]
+    """The kept groups, in the order of their tasks; the episodes of each are ordered by sample number."""
+    metrics: RunMetrics
+    """The final metrics of the run in this process."""
+    dropped: list[Group] = field(default_factory=list)
+    """Groups that a filter dropped, or that were not complete when the run had enough groups."""
+    left_over: list[Episode] = field(default_factory=list)
+    """Episodes that are part of no group: stopped as `not_needed`, ended after their group was complete, or failed in a
+    group that is complete without them."""
+    directory: Path | None = None
+    """Directory of the ledger; None if no ledger was written."""
+    run_id: str = ""
+    """Id of the run."""
+
+    episodes: list[Episode] = field(init=False, repr=False)
+    """The episodes of all kept groups, in the order of tasks and samples."""
+
+    def __post_init__(self) -> None:
+        self.episodes = [episode for group in self.groups for episode in group.episodes]
+
+    def __iter__(self) -> Iterator[Episode]:
+        return iter(self.episodes)
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Episode]: ...
+    def __getitem__(self, index: int | slice) -> Episode | list[Episode]:
+        """Return the episode at an index, or a list of episodes for a slice."""
+        return self.episodes[index]

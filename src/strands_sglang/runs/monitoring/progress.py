@@ -1,0 +1,271 @@
+"""Reports the metrics of a run to a progress display, the `on_metrics` callback and a tracker: `Reporter`.
+
+`display_for` chooses the display: a panel for a terminal or a notebook (`live_view.py`, with the extra `progress`), a
+line of text every 10 seconds for anything else (`text_view.py`).
+
+Invariant: an error of a display or callback never stops the run. A display or synchronous callback that raises is not
+called again, and its error is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Protocol, TextIO
+
+from strands_sglang._extras import install
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.runs.episode import TurnCounts
+from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics
+from strands_sglang.runs.monitoring.text_view import TextView
+from strands_sglang.runs.monitoring.trackers import Tracking
+
+logger = logging.getLogger(__name__)
+
+
+class Progress(Protocol):
+    """Interface of a progress display. All methods are called on the event loop, so they must return quickly.
+
+    An implementation may have a float attribute `interval`: the seconds between two updates (0.25 if it has none).
+
+    Example:
+        ```python
+        class Percent:
+            interval = 5.0
+
+            def begin(self, total):
+                print("started")
+
+            def update(self, snapshot):
+                print(f"{snapshot.done} of {snapshot.total}")
+
+            def end(self, snapshot):
+                print("done")
+
+
+        run = await rollout(build, tasks, ..., progress=Percent())
+        ```
+    """
+
+    def begin(self, total: int | None) -> None:
+        """Show that a run of `total` episodes starts; None: the number is not known."""
+
+    def update(self, snapshot: RunMetrics) -> None:
+        """Show the current state of the run."""
+
+    def end(self, snapshot: RunMetrics) -> None:
+        """Show the final state of the run. Called once after `begin`, also if the run raised."""
+
+
+class ProgressKind(str, Enum):
+    """The built-in progress displays.
+
+    Example:
+        ```python
+        run = await rollout(build, tasks, ..., progress="lines")
+        ```
+    """
+
+    AUTO = "auto"
+    """A panel on a terminal or in a notebook if rich is installed, otherwise lines."""
+    LIVE = "live"
+    """A panel; needs rich."""
+    LINES = "lines"
+    """A line every 10 seconds."""
+    NONE = "none"
+    """No display."""
+
+
+class Display:
+    """Wraps a `Progress`: an error ends the display, not the run, and updates are limited to its `interval`."""
+
+    def __init__(self, progress: Progress | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Wrap a display.
+
+        Args:
+            progress: The display; None: nothing is shown.
+            clock: Monotonic time in seconds.
+        """
+        self._progress = progress
+        self._clock = clock
+        self._next = 0.0
+        self._begun = False
+
+    def begin(self, total: int | None) -> None:
+        """Start the display; see `Progress.begin`."""
+        self._begun = True
+        self._wait()
+        self._guarded(lambda progress: progress.begin(total))
+
+    def due(self) -> bool:
+        """Return whether an update is due. It is cheap: callers check it before they take a snapshot."""
+        return self._progress is not None and self._begun and self._clock() >= self._next
+
+    def update(self, snapshot: RunMetrics) -> None:
+        """Show the current state of the run; does nothing if no update is due."""
+        if self.due():
+            self._wait()
+            self._guarded(lambda progress: progress.update(snapshot))
+
+    def end(self, snapshot: RunMetrics) -> None:
+        """Show the final state; does nothing when called again."""
+        if self._begun:
+            self._begun = False
+            self._guarded(lambda progress: progress.end(snapshot))
+
+    def _wait(self) -> None:
+        self._next = self._clock() + float(getattr(self._progress, "interval", 0.25))
+
+    def _guarded(self, show: Callable[[Progress], None]) -> None:
+        if self._progress is None:
+            return
+        progress = self._progress
+        try:
+            show(progress)
+        except Exception as error:
+            self._progress = None
+            name, message = type(progress).__name__, f"{type(error).__name__}: {error}"
+            logger.warning("progress=<%s>, error=<%s> | display failed, run continues without it", name, message)
+            close = getattr(progress, "close", None)
+            if callable(close):  # restores the terminal's cursor
+                try:
+                    close()
+                except Exception:
+                    logger.debug("progress=<%s> | display could not be closed", name, exc_info=True)
+
+
+def display_for(
+    progress: str | ProgressKind | Progress | None = ProgressKind.AUTO,
+    *,
+    title: str = "rollout",
+    stream: TextIO | None = None,
+) -> Display:
+    """Return the display for the `progress` argument of `rollout`.
+
+    Args:
+        progress: A kind, or an object with the methods of `Progress`; None: nothing is shown.
+        title: Name of the run.
+        stream: Where to write; None: stderr, so that stdout has only what the program itself prints.
+
+    Raises:
+        ConfigurationError: The kind is unknown, the object lacks a method, or rich is required and not installed.
+    """
+    if progress is None or isinstance(progress, str):
+        try:
+            kind = ProgressKind.NONE if progress is None else ProgressKind(progress)
+        except ValueError:
+            kinds = ", ".join(repr(kind.value) for kind in ProgressKind)
+            raise ConfigurationError(f"progress must be one of {kinds}, or a Progress, got {progress!r}") from None
+        return Display(_builtin(kind, title, stream))
+    missing = [name for name in ("begin", "update", "end") if not callable(getattr(progress, name, None))]
+    if missing:
+        raise ConfigurationError(
+            f"a progress display must have the methods begin, update and end, got {progress!r:.200}: "
+            f"implement {', '.join(missing)}"
+        )
+    return Display(progress)
+
+
+def _builtin(kind: ProgressKind, title: str, stream: TextIO | None) -> Progress | None:
+    if kind is ProgressKind.NONE:
+        return None
+    installed = importlib.util.find_spec("rich") is not None
+    if kind is ProgressKind.LIVE and not installed:
+        raise ConfigurationError(f"the live view needs rich: {install('progress')}")
+    if kind is ProgressKind.LIVE or (kind is ProgressKind.AUTO and installed and _is_interactive(stream or sys.stderr)):
+        from strands_sglang.runs.monitoring.live_view import LiveView
+
+        return LiveView(title, stream)
+    return TextView(title, stream)
+
+
+def _is_interactive(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can move its cursor, or the process is a notebook."""
+    try:
+        if stream.isatty():
+            return os.environ.get("TERM", "") not in ("dumb", "unknown")
+    except (AttributeError, ValueError):  # a closed stream, or an incomplete file object
+        return False
+    shell = sys.modules.get("IPython")
+    running = shell.get_ipython() if shell is not None else None
+    return type(running).__name__ == "ZMQInteractiveShell"
+
+
+_INTERVAL = 0.25  # seconds between two checks whether an update is due
+
+
+class Reporter:
+    """Reports metrics periodically while its `async with` block runs, and once at its end."""
+
+    def __init__(
+        self,
+        totals: RunCounters,
+        display: Display,
+        on_metrics: Callable[[RunMetrics], Any] | None = None,
+        metrics_seconds: float = 10.0,
+        tracking: Tracking | None = None,
+    ) -> None:
+        """Prepare the reporter.
+
+        Args:
+            totals: Counts of the run.
+            display: Progress display.
+            on_metrics: Called with a snapshot periodically and at the end; may be async; None: nothing is called.
+            metrics_seconds: Seconds between two calls of `on_metrics`, and between two points of the tracker.
+            tracking: Sends snapshots to an experiment tracker; None: nothing is tracked.
+        """
+        self.totals, self._display, self._tracking = totals, display, tracking
+        self._on_metrics, self._seconds = on_metrics, metrics_seconds
+        self._task: asyncio.Task[None] | None = None
+        self._callback: asyncio.Future[Any] | None = None
+
+    async def __aenter__(self) -> Reporter:
+        self._display.begin(self.totals.total)
+        self._task = asyncio.ensure_future(self._report())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        snapshot = self.totals.snapshot()
+        self._display.end(snapshot)
+        if self._tracking is not None:
+            self._tracking.finish(snapshot)
+        self._call(snapshot)
+
+    def turn(self, counts: TurnCounts) -> None:
+        """Count a sampled turn."""
+        self.totals.turn(counts.sampled, counts.cached, counts.prompt)
+
+    async def _report(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._seconds
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            if self._display.due():
+                self._display.update(self.totals.snapshot())
+            if loop.time() >= due:
+                due = loop.time() + self._seconds
+                snapshot = self.totals.snapshot()
+                if self._tracking is not None:
+                    self._tracking.update(snapshot)
+                self._call(snapshot)
+
+    def _call(self, snapshot: RunMetrics) -> None:
+        if self._on_metrics is None:
+            return
+        try:
+            returned = self._on_metrics(snapshot)
+            if inspect.isawaitable(returned):
+                self._callback = asyncio.ensure_future(returned)  # a reference, so that it is not garbage-collected
+        except Exception:
+            logger.warning("on_metrics=<%r> | callback failed and is not called again", self._on_metrics, exc_info=True)
+            self._on_metrics = None

@@ -1,0 +1,120 @@
+"""Scores a recorded run again from its ledger: `score_run`.
+
+A mistake in a reward function costs the scores of a run, but not its samples. Nothing is sampled and no agent is built:
+the reward function is called with the episodes read from the ledger.
+
+Invariant: no recorded event is changed or removed. A new score is a `REWARD` event after the end of its episode; the
+newest counts. A ledger that no longer matches its seal is not sealed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from strands_sglang.errors import LedgerError
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.ledger.schema import EndData, RewardData, data_of
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.finalizer import EpisodeFinalizer, RewardRunner
+from strands_sglang.runs.offline._appending import appending
+from strands_sglang.runs.reward import Reward
+from strands_sglang.runs.workers.spec import ScoreEpisode
+
+_WORKER = "score"
+_BATCH = 64  # episodes that are read and scored at the same time
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRunResult:
+    """An episode that was scored again.
+
+    Example:
+        ```python
+        for result in await score_run(reward, "runs/first"):
+            print(result.id, result.before.value, result.now.value, result.now.error)
+        ```
+    """
+
+    id: str
+    """Id of the episode."""
+    before: Reward
+    """The reward before."""
+    now: Reward
+    """The new reward."""
+
+
+async def score_run(
+    reward: ScoreEpisode,
+    directory: str | Path,
+    *,
+    episodes: Collection[str] | None = None,
+    unscored_only: bool = False,
+    reward_timeout: float | None = None,
+) -> list[ScoreRunResult]:
+    """Score the episodes of a recorded run again.
+
+    Episodes without an end, and episodes that failed or were stopped by the run, are skipped: a resumed run finishes
+    them.
+
+    Args:
+        reward: As for `rollout`. It is called with episodes read from the ledger (`Episode.restored` is True).
+        directory: Directory of the run.
+        episodes: Ids of the episodes to score; None: all.
+        unscored_only: Whether to skip episodes that have a score.
+        reward_timeout: Time limit for scoring one episode in seconds; None: no limit.
+
+    Returns:
+        One result per scored episode, in the order of the ledger.
+
+    Raises:
+        LedgerError: There is no run in the directory, an id of `episodes` is not in the ledger, or the ledger does not
+            match its seal.
+        ConfigurationError: Another process uses the directory, or `reward` is not a reward function.
+
+    Example:
+        ```python
+        def reward(episode):
+            return float(str(episode.task.answer) in episode.text)
+
+
+        results = await score_run(reward, "runs/first")
+        print(sum(result.now.value != result.before.value for result in results), "scores changed")
+        ```
+    """
+    folder = Path(directory)
+    ledger = Ledger(folder)
+    _ = ledger.run
+    missing = sorted(set(episodes or ()) - set(ledger.ids() if episodes else ()))
+    if missing:
+        raise LedgerError(f"the ledger in {folder} has no episode {', '.join(map(repr, missing[:10]))}")
+    reward_runner = RewardRunner(reward, timeout=reward_timeout)
+    loop = asyncio.get_running_loop()
+    scored: list[ScoreRunResult] = []
+    async with appending(folder, _WORKER) as writer:
+        records = _records(Ledger(folder), episodes, unscored_only)
+        finalizer = EpisodeFinalizer(reward_runner, writer)
+        while batch := await loop.run_in_executor(None, _next_batch, records):
+            scored += await asyncio.gather(*(_score(finalizer, record) for record in batch))
+    return scored
+
+
+async def _score(finalizer: EpisodeFinalizer, record: EpisodeRecord) -> ScoreRunResult:
+    before = Reward() if record.reward is None else Reward.from_dict(data_of(record.reward, RewardData))
+    return ScoreRunResult(record.id, before, (await finalizer.score(record)).reward_detail)
+
+
+def _records(ledger: Ledger, episodes: Collection[str] | None, unscored_only: bool) -> Iterator[EpisodeRecord]:
+    for record in ledger.episodes():
+        if record.begin is None or record.end is None or EndReason(data_of(record.end, EndData)["ended"]).resumable:
+            continue
+        known = record.reward is not None and data_of(record.reward, RewardData).get("error") is None
+        if (episodes is None or record.id in episodes) and not (unscored_only and known):
+            yield record
+
+
+def _next_batch(records: Iterator[EpisodeRecord]) -> list[EpisodeRecord]:
+    return [record for record, _ in zip(records, range(_BATCH), strict=False)]

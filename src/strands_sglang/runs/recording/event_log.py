@@ -1,0 +1,210 @@
+"""Writes the events of one episode: `EventLog` writes any event, `TurnRecorder` the turns as they are committed.
+
+Invariant: turns are written in the order of their ids, and recorded turns are not written again. If a resumed agent
+diverges from its record, a `ROLLBACK` event is written first. After `EventLog.close` only the events that end the
+episode are written, even if code of the episode still runs. An event is never dropped because its data is not valid
+JSON: it is written with the nearest JSON data.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from strands_sglang._json import jsonable
+from strands_sglang.engine import Generation
+from strands_sglang.errors import CallCancelledError, DivergedError
+from strands_sglang.ledger.event import EventKind, HashChain
+from strands_sglang.ledger.schema import ROLLBACK_DIVERGED, ROLLBACK_RESET, RollbackData
+from strands_sglang.runs.recording.event_data import PendingAnswer, call_event, same_position
+from strands_sglang.runs.recording.replay_log import ReplayLog
+from strands_sglang.tokens import Turn
+
+
+class EventLog:
+    """Writes the events of one episode, from any thread."""
+
+    def __init__(self, episode: str, chain: HashChain | None) -> None:
+        """Create an open log.
+
+        Args:
+            episode: Id of the episode.
+            chain: Events are written to it; None: events are not written.
+        """
+        self._episode, self._chain = episode, chain
+        self.lock = threading.RLock()
+        """Held while an event is written; hold it to write several events together."""
+        self.closed = False
+        """Whether the log is closed."""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Epoch of the events, and number of the next one; (0, 0) if events are not written."""
+        return (0, 0) if self._chain is None else (self._chain.epoch, self._chain.number)
+
+    def close(self) -> None:
+        """Close the log; later writes raise, except those that end the episode."""
+        with self.lock:
+            self.closed = True
+
+    def check_open(self) -> None:
+        """Raise CallCancelledError if the log is closed."""
+        if self.closed:
+            raise CallCancelledError(f"episode {self._episode} has ended")
+
+    def write(
+        self,
+        kind: EventKind,
+        data: Mapping[str, object],
+        arrays: Mapping[str, object] | None = None,
+        *,
+        ends: bool = False,
+    ) -> None:
+        """Write an event.
+
+        Args:
+            kind: Kind of the event.
+            data: Its data, as `ledger/schema.py` declares it for the kind.
+            arrays: Its arrays, as `ledger/schema.py` declares them.
+            ends: Whether the event belongs to the end of the episode, and is written even after `close`.
+
+        Raises:
+            CallCancelledError: The log is closed, and the event does not belong to the end of the episode.
+            LedgerError: The event cannot be written to the ledger.
+        """
+        with self.lock:
+            if not ends and kind not in (EventKind.REWARD, EventKind.END):
+                self.check_open()
+            if self._chain is None:
+                return
+            try:
+                self._chain.append(kind, data, arrays)
+            except TypeError:
+                self._chain.append(kind, jsonable(data), arrays)
+
+
+logger = logging.getLogger(__name__)
+
+
+class RecordingMode(str, Enum):
+    """What to do where the record ends, or where the agent does not match it."""
+
+    LIVE = "live"
+    """Continue on the engine. The rest of a record that does not match is rolled back with a `ROLLBACK` event."""
+    REPLAY = "replay"
+    """Sample nothing: the episode ends there, or has diverged."""
+
+
+class TurnRecorder:
+    """Records the turns of one episode."""
+
+    def __init__(
+        self, episode: str, chain: HashChain | None, replay_log: ReplayLog | None, mode: RecordingMode
+    ) -> None:
+        """Create the recorder; see `EpisodeRecorder`."""
+        self._episode, self._log, self._mode = episode, EventLog(episode, chain), mode
+        self.write, self.close = self._log.write, self._log.close
+        """`EventLog.write` and `EventLog.close` of the episode."""
+        self.log = self._log
+        """The event log of the episode."""
+        self.replay_log = ReplayLog() if replay_log is None else replay_log
+        """Recorded answers and results that were not returned yet."""
+        self.diverged: DivergedError | None = None
+        """Where a resumed or replayed agent diverged from its record; None if it did not."""
+        self._pending_answers: dict[int, PendingAnswer] = {}
+        self._out_of_order: dict[int, tuple[Turn, PendingAnswer]] = {}
+        self._settled_calls: set[str] = set()
+        self.turns = 0
+        """Number of recorded turns; further turns of the tree were committed too late to be recorded."""
+        self.earlier: dict[int, int] = {}
+        """By turn id: the number of the turn's tokens that are from the record and were not sampled in this run."""
+        self.calls_within: dict[str, int] = {}
+        """By tool call id: the number of turns made inside the call."""
+        self.ending = False
+        """Whether the end of the episode is being written; it can no longer be paused."""
+        self.on_turn: Callable[[Turn], None] | None = None
+        """Called with every turn that was sampled in this run, not with recorded ones; None: nothing is called."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether all calls are answered from the record and nothing is sampled."""
+        return self._mode is RecordingMode.REPLAY
+
+    def _diverge(self, first: int | None, why: str) -> None:
+        """Discard the rest of the record: continue on the engine, or end the replay.
+
+        Args:
+            first: Number of the first recorded event that is not repeated; None if all were repeated.
+            why: The reason, for the message.
+
+        Raises:
+            DivergedError: This is a replay.
+        """
+        with self._log.lock:
+            before = self.diverged  # set by another thread in the meantime
+            message = f"episode {self._episode} diverges from its record at event {first}: {why}"
+            self.diverged = before or DivergedError(message, episode=self._episode, event=first)
+            self.replay_log.clear()
+            self._settled_calls.clear()
+            if self.replays:
+                raise self.diverged
+            if before is not None:
+                return
+            logger.warning(
+                "episode=<%s>, turn=<%d> | continues on the engine from this turn: %s",
+                self._episode,
+                self.turns,
+                self.diverged,
+            )
+            reason = str(self.diverged)
+            self.write(
+                EventKind.ROLLBACK,
+                RollbackData(turns=self.turns, kind=ROLLBACK_DIVERGED, event=first, reason=reason),
+            )
+
+    def episode_reset(self) -> None:
+        """Called on reset: discards all turns."""
+        with self._log.lock:
+            self._roll_back(self.turns if self._log.closed else 0)
+
+    def _roll_back(self, turns: int) -> None:
+        if turns < self.turns:
+            if not self.replay_log.reset():
+                reset = RollbackData(turns=turns, kind=ROLLBACK_RESET, reason="the agent was reset")
+                self.write(EventKind.ROLLBACK, reset)
+            self.turns = turns
+
+    def committed(self, turn: Turn, generation: Generation) -> None:
+        """Write a committed turn unless it is recorded; turns of several threads are written in the order of ids."""
+        with self._log.lock:
+            self._log.check_open()
+            answer = self._pending_answers.pop(id(generation))
+            try:
+                if turn.id < self.turns:
+                    self.write(EventKind.ROLLBACK, RollbackData(turns=turn.id, reason="the agent was reset"))
+                    self.turns, self.replay_log.turns = turn.id, 0
+                self._out_of_order[turn.id] = (turn, answer)
+                while self.turns in self._out_of_order:
+                    self._write_turn(*self._out_of_order.pop(self.turns))
+            except BaseException:
+                self.close()  # if a turn cannot be written, later turns cannot be written either
+                raise
+
+    def _write_turn(self, turn: Turn, answer: PendingAnswer) -> None:
+        event = answer.event
+        data, arrays = call_event(turn, answer.generation, answer.prompt, answer.prompt_tokens, answer.within)
+        if event is not None and self.diverged is None and not same_position(event, data, arrays):
+            self._diverge(event.number, f"turn {turn.id} has another position in the conversation than recorded")
+        if event is None and self.diverged is None and turn.id < self.replay_log.turns:
+            self._diverge(self.replay_log.next_event, f"turn {turn.id} was made before the recorded one")
+        if event is None or self.diverged is not None:
+            self.write(EventKind.CALL, data, arrays)
+        for call in answer.within:
+            self.calls_within[call] = self.calls_within.get(call, 0) + 1
+        self.turns = turn.id + 1
+        self.earlier[turn.id] = answer.earlier_tokens if event is None else len(turn.sampled)
+        self.replay_log.settle(event)
+        if event is None and self.on_turn is not None:
+            self.on_turn(turn)

@@ -1,0 +1,282 @@
+"""State recovered from a previous run (`PreviousRun`), and the lock of a run directory (`directory_lock`).
+
+Also converts the messages of an episode to the data of its end event and back. They are stored once: messages that are
+already in the conversation of a branch are only referenced.
+
+Invariants:
+
+- An episode whose end is recorded is finished and never run again, unless it failed or the run stopped it: such an
+  episode may be resumed. A damaged record is used up to the last event that is valid. An episode that has no score, but
+  should have one, is scored from its record and not run.
+- Role and content of messages are restored exactly, as far as they are plain data; further keys that the framework adds
+  are not stored. Writing and reading messages never fails. If an end event of an earlier version has no messages, those
+  of the last request of the main branch are returned.
+- The lock is released when the process that holds it ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strands_sglang._json import dump_text, load_text
+from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.ledger.files import FileStore, with_images
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.ledger.run_dir import read_run
+from strands_sglang.ledger.schema import BeginData, EndData, MessagesData, RewardData, data_of
+from strands_sglang.provider.episode import read_conversations
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import Episode, EpisodeMetrics, Failure
+from strands_sglang.runs.reward import Reward
+from strands_sglang.runs.task import Task
+from strands_sglang.runs.workers.spec import EpisodeSpec
+
+Conversation = Mapping[str, Any]
+"""The conversation of a branch, as `provider/episode.py` returns it."""
+
+
+def messages_data(messages: Sequence[Any], conversations: Sequence[Conversation]) -> MessagesData:
+    """Return messages as the data of an end event; messages in the conversation of a branch are only referenced.
+
+    Args:
+        messages: Messages of the agent.
+        conversations: Conversations of the branches, as the same end event has them.
+
+    Returns:
+        `leaf`: last turn of the branch whose conversation the messages start with, None if there is none; `rest`: the
+        messages after it, as JSON text.
+    """
+    bare = [_bare(message) for message in messages]
+    longest: Conversation | None = None
+    for one in conversations:
+        start = one["messages"]
+        if len(start) > (0 if longest is None else len(longest["messages"])) and _starts_with(bare, start):
+            longest = one
+    count = 0 if longest is None else len(longest["messages"])
+    try:
+        rest = dump_text(bare[count:])
+    except Exception:  # for example a message that contains itself
+        rest = "[]"
+    return {"leaf": None if longest is None else longest["leaf"], "rest": rest}
+
+
+def messages_of(end: EndData, main: int | None = None, files: FileStore | None = None) -> list[Any]:
+    """Return the messages of an end event.
+
+    Args:
+        end: Data of the event.
+        main: Last turn of the main branch, whose messages are returned if the event has none; None: unknown.
+        files: The files of the run. An image whose file is not there stays a reference; None: all of them do.
+    """
+    return [_with_images(message, files) for message in _messages_of(end, main)]
+
+
+def _with_images(message: Any, files: FileStore | None) -> Any:
+    if not isinstance(message, dict):
+        return message
+    try:
+        return {**message, "content": with_images(message["content"], files)} if "content" in message else message
+    except LedgerError:
+        return message
+
+
+def _messages_of(end: EndData, main: int | None) -> list[Any]:
+    conversations = {one.get("leaf"): one.get("messages") for one in read_conversations(end)}
+    stored = end.get("messages")
+    if not isinstance(stored, dict):
+        found = conversations.get(main)
+        return [_bare(message) for message in found] if isinstance(found, list) else []
+    start = conversations.get(stored.get("leaf"))
+    rest = load_text(stored.get("rest"))
+    start, rest = (value if isinstance(value, list) else [] for value in (start, rest))
+    return [*map(_bare, start), *rest]
+
+
+def _bare(message: Any) -> Any:
+    """Return a message without the keys that the framework adds, such as usage and ids."""
+    if not isinstance(message, Mapping):
+        return message
+    return {name: message[name] for name in ("role", "content") if name in message}
+
+
+def _starts_with(messages: list[Any], start: Sequence[Any]) -> bool:
+    try:
+        return messages[: len(start)] == [_bare(message) for message in start]
+    except Exception:  # comparing objects of the user's classes may raise
+        return False
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PreviousRun:
+    """The recorded episodes of a run."""
+
+    run: dict[str, Any]
+    """Content of run.json."""
+    finished: dict[str, Episode] = field(default_factory=dict)
+    """Episodes whose end is recorded, by id."""
+    unfinished: dict[str, EpisodeRecord] = field(default_factory=dict)
+    """Records of the episodes that can be resumed: without an end, failed, or stopped by the run; by id."""
+    unscored: dict[str, EpisodeRecord] = field(default_factory=dict)
+    """Records of the finished episodes without a reward, or whose reward failed, by id."""
+
+    def check(self, fingerprint: dict[str, str]) -> None:
+        """Raise ConfigurationError unless the run can be resumed with a model with this fingerprint."""
+        recorded = self.run.get("fingerprint", {})
+        for name, value in fingerprint.items():
+            if recorded.get(name, value) != value:
+                raise ConfigurationError(
+                    f"{name} must be the one of the recorded run ({recorded[name]}), got {value}: conversations would "
+                    "be rendered differently. Use the same tokenizer and options, or another directory"
+                )
+
+    def complete_at(self, task: Task, samples: int, needed: int) -> float:
+        """Return when the group of a task was complete, in seconds since 1970; infinity: never; see `specs`."""
+        ids = [EpisodeSpec(task, sample).id for sample in range(samples)]
+        ended = [self.finished[one] for one in ids if one in self.finished]
+        times = sorted(one.time for one in ended if not one.end_reason.resumable)
+        return times[needed - 1] if len(times) >= needed else math.inf
+
+    def open(self, task: Task, samples: int, needed: int) -> bool:
+        """Return whether an episode of a task must be run or resumed; see `specs`."""
+        ended = [self.finished.get(EpisodeSpec(task, sample).id) for sample in range(samples)]
+        complete = sum(one is not None and not one.end_reason.resumable for one in ended) >= needed
+        return any(one is None or (one.end_reason.resumable and not complete) for one in ended)
+
+    def specs(self, task: Task, samples: int, needed: int, *, scored: bool = False) -> list[EpisodeSpec]:
+        """Return the episodes of a task: first the finished ones, in the order in which they ended.
+
+        Args:
+            task: The task.
+            samples: Number of episodes of the task.
+            needed: Number of episodes, without failed and stopped ones, that make the group complete; if there are
+                fewer, failed and stopped ones are resumed.
+            scored: Whether the run has a reward function; then finished episodes without a score are scored.
+
+        Raises:
+            ConfigurationError: The id was recorded with another task.
+        """
+        specs = [EpisodeSpec(task.copy(), sample) for sample in range(samples)]
+        ended = [self.finished[spec.id] for spec in specs if spec.id in self.finished]
+        complete = sum(not one.end_reason.resumable for one in ended) >= needed
+        for spec in specs:
+            finished, record = self.finished.pop(spec.id, None), self.unfinished.pop(spec.id, None)
+            if finished is not None and (complete or not finished.end_reason.resumable):
+                _check_task(spec, finished.task)
+                spec.finished, spec.record = finished, self.unscored.pop(spec.id, None) if scored else None
+                spec.unscored = spec.record is not None
+            elif record is not None and record.begin is None:
+                spec.epoch = record.epoch + 1  # its record is damaged from the start: it is run from scratch
+            elif record is not None:
+                _check_task(spec, task_of(record))
+                spec.record = record
+        return sorted(specs, key=lambda spec: spec.finished.time if spec.finished is not None else math.inf)
+
+
+def _check_task(spec: EpisodeSpec, recorded: Task) -> None:
+    if recorded == spec.task:
+        return
+    differs = next(name for name in ("prompt", "answer", "data") if getattr(recorded, name) != getattr(spec.task, name))
+    was, now = getattr(recorded, differs), getattr(spec.task, differs)
+    raise ConfigurationError(
+        f"episode {spec.id} was recorded with another {differs}: {was!r:.80}, got {now!r:.80}. Use a new id for a "
+        "changed task, or another directory"
+    )
+
+
+def read_previous_run(directory: Path) -> PreviousRun | None:
+    """Return the recorded episodes of a run directory; None if there is no run in it."""
+    run = read_run(directory)
+    if run is None:
+        return None
+    previous = PreviousRun(run)
+    for record in Ledger(directory).episodes():
+        for problem in record.problems:
+            logger.warning("episode=<%s> | damaged record: %s", record.id, problem)
+        if record.finished:
+            episode = previous.finished[record.id] = restored(record)
+            if episode.end_reason.resumable:
+                previous.unfinished[record.id] = record
+            elif record.reward is None or episode.reward_detail.error is not None:
+                previous.unscored[record.id] = record
+        else:
+            previous.unfinished[record.id] = record
+    return previous
+
+
+def task_of(record: EpisodeRecord) -> Task:
+    """Return the task of a recorded episode; the record must have its `BEGIN` event."""
+    assert record.begin is not None
+    return Task.from_dict(data_of(record.begin, BeginData)["task"], record.files)
+
+
+def restored(record: EpisodeRecord) -> Episode:
+    """Return a finished episode as it was reported when it ended, with its newest reward.
+
+    Its messages are the recorded ones; an end event of an earlier version has them only up to the agent's last turn.
+    """
+    assert record.begin is not None and record.end is not None
+    end = data_of(record.end, EndData)
+    leaves = [one["leaf"] for one in end.get("trajectories") or () if type(one.get("leaf")) is int]
+    return Episode(
+        id=record.id,
+        task=task_of(record),
+        sample=data_of(record.begin, BeginData)["sample"],
+        end_reason=EndReason(end["ended"]),
+        source=record.tree,
+        reward_detail=Reward() if record.reward is None else Reward.from_dict(data_of(record.reward, RewardData)),
+        metrics=EpisodeMetrics.from_dict(end["metrics"]),
+        failure=None if end["failure"] is None else Failure(**end["failure"]),
+        text=end["text"],
+        conversation=messages_of(end, max(leaves, default=None), record.files),
+        images=record.images,
+        epoch=record.epoch,
+        time=end.get("time", 0.0),
+        restored=True,
+    )
+
+
+try:
+    import fcntl
+except ImportError:  # Windows: directories are not locked
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def directory_lock(directory: Path) -> Iterator[None]:
+    """Lock a directory while the `with` block runs; creates the directory if it does not exist.
+
+    On a file system without locks, nothing is locked.
+
+    Raises:
+        ConfigurationError: Another run holds the lock.
+        LedgerError: The directory cannot be written to.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        raise LedgerError(f"the directory {directory} cannot be written to: {error}") from error
+    try:
+        if fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigurationError(
+                    f"another run is active in {directory}: wait until it ends, or use another directory"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,225 @@
+"""Defines what a worker runs: one episode (`EpisodeSpec`) and the settings of all episodes of a run (`RunSpec`).
+
+Also here: the models of a worker's episodes (`ModelCache`), and the types of the functions that a user passes to
+`rollout` (`BuildAgent`, `ScoreEpisode`), which are for type checkers and editors and are not checked at runtime.
+
+Invariant: both specs can be pickled, because a worker may be another process on another machine. Episodes with the same
+sampling parameters and limits share a model, as long as at most 256 such models are needed. `rollout` accepts every
+function that the types allow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import orjson
+
+from strands_sglang._json import dump_bytes
+from strands_sglang.engine import TokenEngine
+from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.ledger.writer import Durability
+from strands_sglang.model import SGLangModel
+from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.limits import Limits
+from strands_sglang.runs.recording.event_data import ToolArguments
+from strands_sglang.runs.reward import Reward
+from strands_sglang.runs.task import Task
+
+if TYPE_CHECKING:
+    from strands import Agent
+    from strands.multiagent.base import MultiAgentBase
+
+
+@dataclass(slots=True)
+class EpisodeSpec:
+    """One sample of one task: an episode to run, to resume, or to score."""
+
+    task: Task
+    """The task."""
+    sample: int
+    """Number among the samples of the task, from 0."""
+    record: EpisodeRecord | None = None
+    """The recorded episode to resume from; None: it starts from the beginning."""
+    epoch: int = 0
+    """Epoch of an episode that starts from the beginning: above 0 if the ledger has unusable events of an earlier
+    start."""
+    finished: Episode | None = None
+    """The episode, if a previous run ended it; None: it must be run."""
+    unscored: bool = False
+    """Whether it has ended and only has to be scored; `record` is then the complete episode."""
+    sampling_params: dict[str, Any] | None = None
+    """SGLang sampling parameters of this episode; None: those of the run."""
+    limits: Limits | None = None
+    """Limits of this episode; None: those of the run."""
+    session: str | None = None
+    """Routing key for session affinity; None: one key for all samples of the task."""
+
+    @property
+    def routing_key(self) -> str:
+        """Routing key for session affinity; hexadecimal digits unless `session` is given."""
+        return self.session or hashlib.blake2b(self.task.id.encode(), digest_size=16).hexdigest()
+
+    @property
+    def next_epoch(self) -> int:
+        """Epoch of the events that this episode will write."""
+        return self.epoch if self.record is None else self.record.epoch + 1
+
+    @property
+    def id(self) -> str:
+        """Id of the episode."""
+        return f"{self.task.id}/{self.sample}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """Settings shared by all episodes of a run."""
+
+    build: Callable[..., Any]
+    """Builds an agent from a task and a model; may be async."""
+    reward: Callable[..., Any] | None
+    """Scores an episode; None: episodes are not scored."""
+    tokenizer: Any
+    """The model's tokenizer, or the name or path it is loaded from."""
+    client: TokenEngine
+    """The engine."""
+    limits: Limits
+    """Limits of an episode."""
+    model_options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of `SGLangModel`."""
+    directory: Path | None = None
+    """Directory of the ledger; None: no ledger is written."""
+    run: str = ""
+    """Id of the run."""
+    durability: Durability = Durability.PROCESS
+    """Which failures a written event survives."""
+    rerun_tools: frozenset[str] = frozenset()
+    """Names of tools that are run again when an episode is resumed."""
+    pausable: bool = False
+    """Whether episodes can be paused and resumed; their events are then also kept in memory."""
+    reward_timeout: float | None = None
+    """Seconds that scoring an episode may take; None: no limit."""
+    tool_arguments: ToolArguments = ToolArguments.RECORD
+    """How the arguments of tool calls are recorded."""
+    tune_runtime: bool = True
+    """Whether a process that runs these episodes changes its executor and garbage collector."""
+    trace: dict[str, str] = field(default_factory=dict)
+    """OpenTelemetry trace context of the run; empty: none."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return model options and limits as plain data for the ledger; other objects are replaced by their repr."""
+        plain: dict[str, Any] = orjson.loads(dump_bytes({**self.model_options, "limits": asdict(self.limits)}))
+        return plain
+
+    def tokenizer_name(self) -> str | None:
+        """Return the name of the tokenizer, or the absolute path of its folder; None if it has neither."""
+        given = self.tokenizer
+        name = given if isinstance(given, (str, os.PathLike)) else getattr(given, "name_or_path", None)
+        if not isinstance(name, (str, os.PathLike)) or not str(name):
+            return None
+        return os.path.abspath(name) if os.path.isdir(name) else str(name)
+
+    def model(self) -> SGLangModel:
+        """Return a new model for these episodes; loads the tokenizer if only its name or path is given."""
+        options = dict(self.model_options)
+        sampling = dict(options.pop("sampling_params", None) or options.pop("params", None) or {})
+        if self.limits.max_new_tokens is not None:
+            given = sampling.get("max_new_tokens") or self.limits.max_new_tokens
+            sampling["max_new_tokens"] = min(given, self.limits.max_new_tokens)
+        if self.limits.max_episode_tokens is not None:
+            options["max_episode_tokens"] = self.limits.max_episode_tokens
+        if self.limits.max_response_tokens is not None:
+            options["max_response_tokens"] = self.limits.max_response_tokens
+        if self.limits.max_context_tokens is not None:
+            options["context_window_limit"] = self.limits.max_context_tokens
+        return SGLangModel(tokenizer=self.tokenizer, client=self.client, sampling_params=sampling, **options)
+
+
+def fingerprint(model: SGLangModel) -> dict[str, str]:
+    """Return identifiers of the chat template and the tool parser: a run can only be resumed with the same ones."""
+    return {"template": model.soundness.digest, "parser": type(model.tool_parser).__name__}
+
+
+_MAX_CACHED = 256  # models besides the default one: a trainer needs one each for training, evaluation, and every seed
+
+
+class ModelCache:
+    """Creates and caches the models of a worker's episodes."""
+
+    def __init__(self, run_spec: RunSpec) -> None:
+        """Create the default model.
+
+        Args:
+            run_spec: Settings shared by the episodes.
+        """
+        self._run_spec = run_spec
+        self.default = run_spec.model()
+        """The model of episodes without sampling parameters and limits of their own."""
+        self._others: dict[bytes, SGLangModel] = {}
+
+    def of(self, spec: EpisodeSpec) -> SGLangModel:
+        """Return the model for an episode."""
+        if spec.sampling_params is None and spec.limits is None:
+            return self.default
+        limits = spec.limits or self._run_spec.limits
+        key = dump_bytes([spec.sampling_params, asdict(limits)], sort_keys=True)
+        if key not in self._others:
+            options = dict(self._run_spec.model_options)
+            if spec.sampling_params is not None:
+                options.pop("params", None)
+                options["sampling_params"] = dict(spec.sampling_params)
+            if len(self._others) >= _MAX_CACHED:
+                self._others.clear()
+            self._others[key] = replace(self._run_spec, limits=limits, model_options=options).model()
+        return self._others[key]
+
+
+Built: TypeAlias = "Agent | MultiAgentBase | Callable[[], Any]"
+"""Return type of `build`: an agent, a graph or swarm, or a function without arguments that runs the episode."""
+
+Score: TypeAlias = float | Mapping[str, Any] | Sequence[Any] | Reward | None
+"""Return type of a reward function: a number; a dict with "reward" and other numbers; one number per turn; a `Reward`;
+None: no reward."""
+
+
+class BuildAgent(Protocol):
+    """Type of the function that builds the agent of an episode.
+
+    Example:
+        ```python
+        def build(task: Task, model: SGLangModel) -> Agent:
+            return Agent(model=model, tools=[calculator], callback_handler=None)
+        ```
+    """
+
+    def __call__(self, task: Task, model: SGLangModel, /) -> Built | Awaitable[Built]:
+        """Return the agent for a task, using this model; may be async."""
+
+
+class EpisodeReward(Protocol):
+    """Type of a reward function that takes the episode."""
+
+    def __call__(self, episode: Episode, /) -> Score | Awaitable[Score]:
+        """Return the score of an episode; may be async."""
+
+
+class TaskReward(Protocol):
+    """Type of a reward function that takes the task and the episode."""
+
+    def __call__(self, task: Task, episode: Episode, /) -> Score | Awaitable[Score]:
+        """Return the score of an episode; may be async."""
+
+
+ScoreEpisode: TypeAlias = EpisodeReward | TaskReward
+"""Type of a reward function: it takes the episode, or the task and the episode.
+
+Example:
+    ```python
+    async def reward(task: Task, episode: Episode) -> float:
+        return float(task.answer in episode.text)
+    ```
+"""

@@ -1,0 +1,119 @@
+"""A run whose first episodes all fail with the same error stops; otherwise failed episodes are data."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strands_sglang import SGLangModel
+from strands_sglang.errors import (
+    ConfigurationError,
+    ContextOverflowError,
+    EngineUnreachableError,
+    RequestRejectedError,
+    RunStoppedError,
+)
+from strands_sglang.runs import EndReason, Limits, Task
+from strands_sglang.runs.controller import failure_line
+from strands_sglang.runs.episode import Failure
+from support.rollout.agent_kinds import plain
+from support.rollout.scripts import PromptEngine, assert_proved, run, steps
+
+TASKS = [Task(f"question {number}", id=f"{number}") for number in range(20)]
+
+
+def misspelt(task: Task, model: SGLangModel) -> Any:
+    return plain(model, tools=[task.modle])  # type: ignore[attr-defined]
+
+
+async def test_build_that_always_raises_stops_run(tmp_path: Path) -> None:
+    engine = PromptEngine(steps(1))
+    with pytest.raises(RunStoppedError) as stopped:
+        await run(misspelt, TASKS, engine, tmp_path)
+    message = str(stopped.value)
+    assert "the first 8 episodes all failed with the same error" in message
+    assert "AttributeError" in message and "modle" in message
+    assert "test_identical_failures.py" in message and "in misspelt" in message
+    assert "stop_after_failures=None" in message
+    # After the fix, the same call continues the run.
+    whole = await run(lambda task, model: plain(model), TASKS, engine, tmp_path)
+    assert [one.end_reason for one in whole] == [EndReason.ANSWERED] * len(TASKS)
+    assert_proved(tmp_path)
+
+
+async def test_stop_after_failures_is_configurable() -> None:
+    with pytest.raises(RunStoppedError, match="the first 3 episodes"):
+        await run(misspelt, TASKS, PromptEngine(steps(1)), stop_after_failures=3, concurrency=1)
+    whole = await run(misspelt, TASKS, PromptEngine(steps(1)), stop_after_failures=None)
+    assert [one.end_reason for one in whole] == [EndReason.AGENT_ERROR] * len(TASKS)
+    with pytest.raises(ConfigurationError, match="stop_after_failures"):
+        await run(misspelt, TASKS, PromptEngine(steps(1)), stop_after_failures=0)
+
+
+async def test_too_few_failures_to_stop_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "strands_sglang"):
+        whole = await run(misspelt, TASKS[:3], PromptEngine(steps(1)))
+    assert [one.end_reason for one in whole] == [EndReason.AGENT_ERROR] * 3
+    (record,) = (one for one in caplog.records if "failed with the same error" in one.getMessage())
+    assert "episodes=<3>, error=<AttributeError" in record.getMessage()
+
+
+async def test_other_outcome_keeps_run_going(caplog: pytest.LogCaptureFixture) -> None:
+    def build(task: Task, model: SGLangModel) -> Any:
+        if task.id != "0":
+            raise RuntimeError("no agent for this")
+        return plain(model)
+
+    whole = await run(build, TASKS, PromptEngine(steps(1)), concurrency=1)
+    assert [one.end_reason for one in whole] == [EndReason.ANSWERED] + [EndReason.AGENT_ERROR] * 19
+    assert "failed with the same error" not in caplog.text
+
+    def each_its_own(task: Task, model: SGLangModel) -> Any:
+        raise (RuntimeError if int(task.id) % 2 else ValueError)("one of two")
+
+    assert len(await run(each_its_own, TASKS, PromptEngine(steps(1)))) == 20
+
+
+async def test_rejected_requests_stop_run_but_outages_do_not() -> None:
+    """A rejected request would be rejected again; no answer is an outage, and a context overflow is data."""
+    rejecting = PromptEngine(lambda prompt, before: RequestRejectedError("temprature is no parameter", status=400))
+    with pytest.raises(RunStoppedError, match="temprature is no parameter"):
+        await run(lambda task, model: plain(model), TASKS, rejecting)
+    for error, ended in (
+        (EngineUnreachableError("gone"), EndReason.ENGINE_ERROR),
+        (ContextOverflowError("too long", limit_tokens=5), EndReason.CONTEXT_LENGTH),
+    ):
+        engine = PromptEngine(lambda prompt, before, error=error: error)  # type: ignore[misc]
+        whole = await run(lambda task, model: plain(model), TASKS, engine)
+        assert {one.end_reason for one in whole} == {ended}
+
+
+@pytest.mark.parametrize(
+    ("built", "message"),
+    [
+        (None, "got None: does it end with `return agent`"),
+        ("an agent", "got 'an agent'"),
+        (dict, "got <class 'dict'>"),
+        (3, "got 3"),
+    ],
+)
+async def test_invalid_return_value_of_build_is_agent_error(built: Any, message: str) -> None:
+    (episode,) = await run(lambda task, model: built, TASKS[:1], PromptEngine(steps(1)))
+    assert episode.end_reason is EndReason.AGENT_ERROR and episode.failure is not None
+    assert episode.failure.kind == "ConfigurationError" and message in episode.failure.message
+
+
+async def test_truncated_turn_keeps_its_text() -> None:
+    engine = PromptEngine(lambda prompt, before: "one two three four five six seven eight nine ten")
+    (episode,) = await run(lambda task, model: plain(model), TASKS[:1], engine, limits=Limits(max_new_tokens=4))
+    assert episode.end_reason is EndReason.TURN_TRUNCATED
+    assert episode.text and "one two three four five".startswith(episode.text)
+
+
+def test_failure_line() -> None:
+    where = 'Traceback:\n  File "a.py", line 1, in a\n    x\n  File "b.py", line 2, in b\n    y\nKeyError: 3\n'
+    assert failure_line(Failure("KeyError", "3", where)) == 'KeyError: 3 (File "b.py", line 2, in b)'
+    assert failure_line(Failure("WorkerDied", "gone")) == "WorkerDied: gone"

@@ -1,0 +1,286 @@
+"""`preflight`: twelve setups that cannot work, each reported within seconds; and the cost of a setup that works."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strands import Agent
+
+from strands_sglang import SGLangClient
+from strands_sglang.engine import retry
+from strands_sglang.errors import ConfigurationError, EngineError, EngineUnavailableError, EngineUnreachableError
+from strands_sglang.runs import Limits, RunOptions, rollout
+from strands_sglang.runs import preflight as preflight_module
+from strands_sglang.runs.preflight import RunRequirements, preflight
+from support.families import tokenizer
+from support.scripted import encoded, scripted
+from support.scripted_sglang import Served
+
+SAMPLING = {"max_new_tokens": 64, "temperature": 1.0}
+LONG = 20.0
+"""Upper bound in seconds; on an idle machine a preflight takes at most 5."""
+FAMILY = "smollm2"
+
+
+@pytest.fixture(autouse=True)
+def no_known_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget which servers answered and passed in earlier tests: ports are reused."""
+    monkeypatch.setattr(retry, "_histories", {})
+    monkeypatch.setattr(preflight_module, "_passed", set())
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as running:
+        yield running
+
+
+def url_of(stack: ExitStack, **about: Any) -> str:
+    """Start a server that works except for the given properties; return its address."""
+    url: str = stack.enter_context(Served(**{"tokenizer": tokenizer(FAMILY), **about}).server()).url
+    return url
+
+
+def free_port(stack: ExitStack) -> int:
+    """Return a port that stays reserved and on which nothing listens."""
+    held = stack.enter_context(socket.socket())
+    held.bind(("127.0.0.1", 0))
+    port: int = held.getsockname()[1]
+    return port
+
+
+def requirements(**about: Any) -> RunRequirements:
+    return RunRequirements(**{"tokenizer": tokenizer(FAMILY), "sampling": SAMPLING, **about})
+
+
+def own_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the messages that this package logged."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("strands_sglang")]
+
+
+SETUPS = [
+    ("wrong port", EngineUnreachableError, "is base_url right (host, port"),
+    ("no server", EngineUnreachableError, "is the server running there"),
+    ("/v1 address", ConfigurationError, "base_url must not end in /v1"),
+    ("wrong tokenizer", ConfigurationError, "Use the tokenizer of the served model"),
+    ("wrong template", None, "use the tokenizer of the served model or pass chat_template="),
+    ("misspelt parameter", ConfigurationError, "did you mean 'temperature'?"),
+    (
+        "context smaller than the limits",
+        ConfigurationError,
+        "Limits(max_context_tokens=4096), or start the server with --context",
+    ),
+    ("server paused", EngineUnavailableError, "POST /continue_generation to it, or await client.control.resume()"),
+    ("worker dead", EngineUnavailableError, "check their logs and restart them"),
+    ("api key missing", ConfigurationError, "SGLangClient(base_url, api_key=...)"),
+    (
+        "https against http",
+        EngineUnreachableError,
+        "does the server speak plain http, as SGLang does? then",
+    ),
+    ("old server", EngineError, "pip install -U sglang"),
+]
+
+
+def wrong(stack: ExitStack, name: str) -> tuple[str, RunRequirements]:
+    """Return the address and the requirements of a setup that cannot work."""
+    unreachable = f"http://127.0.0.1:{free_port(stack)}"
+    if name in ("wrong port", "no server"):
+        return unreachable, requirements()
+    if name == "/v1 address":
+        return url_of(stack) + "/v1", requirements()
+    if name == "wrong tokenizer":
+        return url_of(stack), requirements(tokenizer=tokenizer("qwen3"))
+    if name == "wrong template":
+        other = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
+        return url_of(stack, template=other), requirements()
+    if name == "misspelt parameter":
+        return url_of(stack), requirements(sampling={"temprature": 0.5})
+    if name == "context smaller than the limits":
+        return url_of(stack), requirements(limits=Limits(max_context_tokens=8192))
+    if name == "server paused":
+        return url_of(stack, paused=True), requirements()
+    if name == "worker dead":
+        return url_of(stack, workers=[{"url": unreachable, "is_healthy": True}]), requirements()
+    if name == "api key missing":
+        return url_of(stack, key="secret"), requirements()
+    if name == "https against http":
+        return url_of(stack).replace("http://", "https://"), requirements()
+    assert name == "old server"
+    return url_of(stack, old=True), requirements()
+
+
+@pytest.mark.parametrize(("name", "kind", "fix"), SETUPS, ids=[name for name, _, _ in SETUPS])
+async def test_setup_that_cannot_work_is_reported_in_seconds(
+    name: str,
+    kind: type[Exception] | None,
+    fix: str,
+    stack: ExitStack,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url, required = wrong(stack, name)
+    began = time.monotonic()
+    async with SGLangClient(url) as client:
+        if kind is None:
+            await preflight(client, required)
+            message = caplog.text
+        else:
+            with pytest.raises(kind) as caught:
+                await preflight(client, required)
+            message = str(caught.value)
+    seconds = time.monotonic() - began
+    with capsys.disabled():
+        print(f"\n  {name}: {seconds:.2f} s", end="")
+    assert fix in message, message
+    assert seconds < LONG and "secret" not in message
+
+
+async def test_cost_of_setup_that_works(
+    stack: ExitStack, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = Served(tokenizer(FAMILY))
+    server = stack.enter_context(served.server())
+    async with SGLangClient(server.url) as client:
+        began = time.monotonic()
+        await preflight(client, requirements())
+        once, requests = time.monotonic() - began, len(served.asked)
+        await preflight(client, requirements())
+        assert len(served.asked) == requests <= 10  # the server is not checked again
+        await preflight(client, requirements(sampling={"temperature": 0.5}))
+        assert len(served.asked) > requests  # except for other settings
+    sent = [one.json() for one in server.generates()]
+    assert sent[0]["sampling_params"] == {**SAMPLING, "max_new_tokens": 1} and len(sent) == 2
+    assert not own_messages(caplog)
+    with capsys.disabled():
+        print(f"\n  setup that works: {1000 * once:.0f} ms, {requests} requests", end="")
+
+
+async def test_tokenizer_with_other_control_tokens_is_rejected(stack: ExitStack) -> None:
+    url = url_of(stack, tokenizer=tokenizer("qwen2.5"))
+    async with SGLangClient(url) as client:
+        with pytest.raises(ConfigurationError, match=r"<(tool_response|think)>|</(tool_response|think)>"):
+            await preflight(client, requirements(tokenizer=tokenizer("qwen3")))
+
+
+async def test_ids_outside_vocabulary_of_readable_config_are_rejected(stack: ExitStack, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 7}')
+    served = Served(tokenizer(FAMILY), model_path=str(tmp_path))
+    server = stack.enter_context(served.server())
+    async with SGLangClient(server.url) as client:
+        with pytest.raises(ConfigurationError, match="vocabulary of 7 ids"):
+            await preflight(client, requirements())
+    assert "/generate" not in served.asked
+
+
+async def test_server_that_reports_nothing_passes(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    server = stack.enter_context(scripted(lambda received: encoded(received)))
+    async with SGLangClient(server.url) as client:
+        await preflight(client, requirements())
+    assert server.generates()[0].json()["input_ids"] == [0] and not own_messages(caplog)
+
+
+async def test_busy_server_is_not_reported_as_paused(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    url = url_of(stack, busy=True)
+    async with SGLangClient(url) as client:
+        await preflight(client, requirements())
+    assert "it is busy, or" in caplog.text
+
+
+async def test_one_dead_worker_of_two_is_logged(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    dead, alive = f"http://127.0.0.1:{free_port(stack)}", url_of(stack)
+    router = url_of(stack, workers=[{"url": dead, "is_healthy": True}, {"url": alive, "is_healthy": True}])
+    async with SGLangClient(router) as client:
+        await preflight(client, requirements())
+    assert re.search(rf"workers=<{dead}>, of=<2> .* restart them; the run continues with the others", caplog.text)
+
+
+async def test_outage_of_known_server_is_only_logged(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"http://127.0.0.1:{free_port(stack)}"
+    retry.server_history(url).record_answer()
+    async with SGLangClient(url) as client:
+        await preflight(client, requirements())
+    assert "the run waits until it answers" in caplog.text
+    async with SGLangClient(url + "/other", first_contact=None) as client:
+        await preflight(client, requirements())
+    assert "the run waits until it answers" in own_messages(caplog)[-1]
+
+
+async def test_budgets_above_context_length_are_logged(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    async with SGLangClient(url_of(stack, context=32)) as client:
+        await preflight(client, requirements(limits=Limits(max_response_tokens=40, max_context_tokens=32)))
+    assert "max_new_tokens=<64>, context=<32>" in caplog.text and "Limits.max_response_tokens=<40>" in caplog.text
+
+
+def build(task: Any, model: Any) -> Agent:
+    return Agent(model=model, callback_handler=None)
+
+
+async def test_run_does_not_start_if_preflight_fails(stack: ExitStack, tmp_path: Path) -> None:
+    served = Served(tokenizer(FAMILY))
+    server = stack.enter_context(served.server())
+    common: dict[str, Any] = {"tokenizer": tokenizer(FAMILY), "base_url": server.url, "sampling_params": SAMPLING}
+    with pytest.raises(ConfigurationError, match="--context-length"):
+        await rollout(build, ["hello"], **common, limits=Limits(max_context_tokens=8192), directory=tmp_path / "run")
+    assert not list((tmp_path / "run").glob("*.json*")) and "/generate" not in served.asked
+    done = await rollout(build, ["hello"], **common, limits=Limits(max_turns=1), directory=tmp_path / "run")
+    assert done.episodes[0].metrics.turns == 1 and served.asked.count("/generate") == 2
+    before = len(served.asked)
+    await rollout(
+        build,
+        ["hello"],
+        **common,
+        limits=Limits(max_turns=1, max_context_tokens=4000),
+        options=RunOptions(preflight=False),
+    )
+    assert served.asked[before:] == ["/generate"]
+
+
+async def test_completely_recorded_run_needs_no_server(stack: ExitStack, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"tokenizer": tokenizer(FAMILY), "sampling_params": SAMPLING, "directory": tmp_path}
+    with ExitStack() as running:
+        await rollout(build, ["hello"], base_url=url_of(running), **common)
+    again = await rollout(build, ["hello"], base_url=f"http://127.0.0.1:{free_port(stack)}", **common)
+    assert again.episodes[0].restored
+
+
+@pytest.mark.parametrize(
+    ("about", "sampling", "outcome"),
+    [
+        ({"kept_sets": True}, {"temperature": 1.0}, "error"),
+        ({"kept_sets": True}, {"top_p": 0.8}, "error"),
+        ({"kept_sets": "auto"}, {"top_p": 0.8}, "warning"),
+        ({"kept_sets": "auto", "needs_kept_sets": True}, {"top_p": 0.8}, "error"),
+        ({"kept_sets": False, "needs_kept_sets": True}, {"top_k": 5}, "False"),
+        ({"kept_sets": False}, {"top_p": 0.8}, "nothing"),
+        ({"kept_sets": "auto", "needs_kept_sets": True}, {"top_p": 1.0}, "nothing"),
+    ],
+)
+async def test_server_without_kept_sets(
+    about: dict[str, Any],
+    sampling: dict[str, Any],
+    outcome: str,
+    stack: ExitStack,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    served = Served(tokenizer(FAMILY))
+    server = stack.enter_context(served.server())
+    required = requirements(sampling={"max_new_tokens": 64, **sampling}, **about)
+    async with SGLangClient(server.url) as client:
+        if outcome in ("error", "False"):
+            expected = "returns no kept sets" if outcome == "error" else "kept_sets must not be False"
+            with pytest.raises(ConfigurationError, match=expected):
+                await preflight(client, required)
+        else:
+            await preflight(client, required)
+    assert ("no kept sets" in caplog.text) is (outcome == "warning")
+    asked = [one.json() for one in server.generates() if one.json().get("return_sampling_mask")]
+    assert len(asked) == (outcome in ("error", "warning"))
+    assert all(1 <= one["sampling_params"]["top_k"] <= 4096 for one in asked)

@@ -1,0 +1,399 @@
+"""`RayPool` with real Ray workers: same episodes as in one process; nothing recorded is lost when a worker dies."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import sys
+import threading
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from strands import Agent, tool
+from strands.agent.conversation_manager import NullConversationManager
+
+from strands_sglang import SGLangClient, SGLangModel
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.event import EventKind, HashChain
+from strands_sglang.ledger.reader import Ledger
+from strands_sglang.ledger.record import EpisodeRecord
+from strands_sglang.ledger.shard import ShardReader
+from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.runs import EndReason, Episode, Limits, RunMetrics, RunOptions, Task, rollout
+from strands_sglang.runs.workers import ray_pool
+from strands_sglang.runs.workers.ray_pool import recorded_by
+from strands_sglang.runs.workers.spec import EpisodeSpec
+from strands_sglang.tokens import TokenTree
+from support.families import tokenizer
+from support.lab_servers import free_port
+from support.local_ray import ray_here
+from support.rollout.scripts import (
+    FAMILY,
+    PromptEngine,
+    asked,
+    assert_proved,
+    assert_same,
+    last_step,
+    run,
+    steps,
+    summaries,
+)
+from support.scripted_engine import Answer, tool_call
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    with ray_here():
+        yield
+
+
+@tool
+async def step(number: int) -> str:
+    """Take a step.
+
+    Args:
+        number: Which.
+    """
+    return f"step {number}"
+
+
+@tool
+async def note(number: int) -> str:
+    """Take a step, after appending the process id to a file.
+
+    Args:
+        number: Which.
+    """
+    with open(os.environ["NOTES"], "a") as notes:
+        notes.write(f"{os.getpid()} {number}\n")
+    await asyncio.sleep(0.05)
+    return f"step {number}"
+
+
+@tool
+async def deadly(number: int) -> str:
+    """End the process.
+
+    Args:
+        number: Ignored.
+    """
+    await asyncio.sleep(0.3)  # earlier events are on disk by then
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
+def agent(model: SGLangModel, *tools: Any) -> Agent:
+    return Agent(model=model, tools=list(tools), callback_handler=None, conversation_manager=NullConversationManager())
+
+
+def build(task: Task, model: SGLangModel) -> Agent:
+    return agent(model, step)
+
+
+def reward(episode: Any) -> float:
+    return float(len(episode.task.prompt))
+
+
+def contents(episode: Episode) -> list[Any]:
+    """Return roles and contents of an episode's messages, without fields that differ between runs."""
+    assert len(episode.messages) > 2
+    return [(message["role"], message["content"]) for message in episode.messages]
+
+
+QUESTIONS = [f"question {number}" for number in range(6)]
+
+
+def broken_reward(episode: Any) -> float:
+    raise ValueError("a mistake")
+
+
+async def test_failed_rewards_are_computed_again_by_workers(tmp_path: Path) -> None:
+    first = await run(build, QUESTIONS, PromptEngine(steps(1)), tmp_path, reward=broken_reward, workers=2)
+    assert {episode.reward for episode in first} == {None}
+    again = await run(build, QUESTIONS, PromptEngine(steps(1)), tmp_path, reward=reward, workers=2)
+    assert [episode.reward for episode in again] == [float(len(question)) for question in QUESTIONS]
+    assert all(episode.restored for episode in again) and again.metrics.turns == 0
+    assert summaries(again) == summaries(first)
+    assert_proved(tmp_path)
+
+
+async def test_same_episodes_as_in_one_process(tmp_path: Path) -> None:
+    engine = PromptEngine(steps(3))
+    options: dict[str, Any] = {"reward": reward}
+    here = await run(build, QUESTIONS, PromptEngine(steps(3)), **options)
+    there = await run(build, QUESTIONS, engine, tmp_path, workers=2, **options)
+    assert not any(isinstance(episode.source, TokenTree) for episode in there)
+    assert summaries(there) == summaries(here)
+    assert [contents(episode) for episode in there] == [contents(episode) for episode in here]
+    assert [episode.reward for episode in there] == [episode.reward for episode in here]
+    assert [episode.id for episode in there] == [episode.id for episode in here]
+    assert not engine.calls  # this process made no engine call
+    assert there.metrics.turns == here.metrics.turns == 6 * 4
+    assert_proved(tmp_path)
+    assert_same(tmp_path, there)
+    assert len({path.name.partition("-")[0] for path in (tmp_path / "ledger").iterdir()}) == 2
+    again = await run(build, QUESTIONS, engine, tmp_path, **options)
+    assert summaries(again) == summaries(here) and again.metrics.restored == 6
+
+
+async def test_engine_outage_of_workers_is_in_metrics() -> None:
+    seen = asyncio.Event()
+
+    def on_metrics(metrics: RunMetrics) -> None:
+        if metrics.unreachable_seconds > 0.5:
+            seen.set()
+
+    async with SGLangClient(f"http://127.0.0.1:{free_port()}", first_contact=300) as unreachable:
+        work = asyncio.ensure_future(
+            rollout(
+                build,
+                QUESTIONS,
+                client=unreachable,
+                tokenizer=tokenizer(FAMILY),
+                workers=2,
+                options=RunOptions(preflight=False, on_metrics=on_metrics, metrics_interval=0.2),
+            )
+        )
+        waiting = asyncio.ensure_future(seen.wait())
+        await asyncio.wait({work, waiting}, timeout=120, return_when=asyncio.FIRST_COMPLETED)
+        assert seen.is_set() and not work.done()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+
+async def test_episodes_of_dead_worker_continue_on_others(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+
+    def noting(task: Task, model: SGLangModel) -> Agent:
+        os.environ["NOTES"] = str(notes)
+        return agent(model, note)
+
+    def script(prompt: str, before: int) -> Answer:
+        done = last_step(prompt)
+        return tool_call("note", number=done + 1) if done < 8 else "the end"
+
+    async def kill() -> int:
+        while not notes.exists() or len(notes.read_text().splitlines()) < 30:
+            await asyncio.sleep(0.01)
+        pid = int(notes.read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    killer = asyncio.ensure_future(kill())
+    result = await run(noting, QUESTIONS, PromptEngine(script), tmp_path / "run", workers=2, samples_per_task=2)
+    pid = await killer
+    assert [episode.end_reason for episode in result] == [EndReason.ANSWERED] * 12
+    assert result.metrics.total == 12
+    assert {len(episode.tree) for episode in result} == {9}
+    assert any(episode.epoch for episode in result)
+    assert_proved(tmp_path / "run")
+    assert_same(tmp_path / "run", result)
+    lines = [line.split() for line in notes.read_text().splitlines()]
+    # Recorded tool calls were not run again; at most those that were running when the worker died.
+    assert 96 <= len(lines) <= 96 + 12
+    assert {int(line[0]) for line in lines} - {pid}
+
+
+async def test_without_ledger_episodes_restart_and_errors_are_data(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    @tool
+    async def once(number: int) -> str:
+        """End the process, the first time.
+
+        Args:
+            number: Which.
+        """
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return f"step {number}"
+
+    def script(prompt: str, before: int) -> Answer:
+        done = last_step(prompt)
+        return tool_call("once", number=done + 1) if done < 2 else "the end"
+
+    def broken(task: Task, model: SGLangModel) -> Agent:
+        if task.prompt == "question 2":
+            raise ImportError("no such thing here")
+        return agent(model, once)
+
+    result = await run(broken, QUESTIONS[:3], PromptEngine(script), workers=1, limits=Limits(max_turns=5))
+    assert [episode.end_reason for episode in result] == [EndReason.ANSWERED, EndReason.ANSWERED, EndReason.AGENT_ERROR]
+    assert [len(episode.tree) for episode in result] == [3, 3, 0]
+    assert result[2].failure is not None and "no such thing" in result[2].failure.message
+
+
+async def test_only_the_episode_that_kills_workers_fails(tmp_path: Path) -> None:
+    """Episodes that ran on the same workers are not affected."""
+
+    def script(prompt: str, before: int) -> Answer:
+        if "question 1" in asked(prompt):
+            return tool_call("deadly", number=1)
+        done = last_step(prompt)
+        return tool_call("slow_step", number=done + 1) if done < 8 else "the end"
+
+    @tool
+    async def slow_step(number: int) -> str:
+        """Take a step, slowly.
+
+        Args:
+            number: Which.
+        """
+        await asyncio.sleep(0.1)
+        return f"step {number}"
+
+    result = await run(
+        lambda task, model: agent(model, slow_step, deadly), QUESTIONS[:3], PromptEngine(script), tmp_path, workers=1
+    )
+    assert [episode.end_reason.value for episode in result] == ["answered", "agent_error", "answered"]
+    assert result[1].failure is not None and result[1].failure.kind == "WorkerDied"
+    assert [len(episode.tree) for episode in result] == [9, 1, 9]  # it keeps its recorded turn
+    assert max(episode.epoch for episode in result) == 3
+    assert_proved(tmp_path)
+    assert_same(tmp_path, result)
+
+
+async def test_remaining_episodes_are_stopped(tmp_path: Path) -> None:
+    """Episodes that wait for a tool, and episodes that a worker has not started yet."""
+
+    @tool
+    async def endless(number: int) -> str:
+        """Wait.
+
+        Args:
+            number: Ignored.
+        """
+        await asyncio.sleep(600)
+        return ""
+
+    def script(prompt: str, before: int) -> Answer:
+        return "the end" if "question 0" in asked(prompt) else tool_call("endless", number=1)
+
+    result = await run(
+        lambda task, model: agent(model, endless),
+        QUESTIONS[:3],
+        PromptEngine(script),
+        tmp_path,
+        workers=2,
+        samples_per_task=20,
+        stop_after_groups=1,
+        min_samples_per_task=1,
+        prefix_warmup=None,
+    )
+    assert [episode.end_reason for episode in result] == [EndReason.ANSWERED]
+    stopped = [episode for episode in result.left_over if episode.end_reason is EndReason.NOT_NEEDED]
+    assert len(stopped) + sum(episode.end_reason is EndReason.ANSWERED for episode in result.left_over) == 59
+    assert len(stopped) >= 40
+    assert_proved(tmp_path)
+    assert_same(tmp_path, [*result, *result.left_over])
+
+
+async def test_workers_that_cannot_start_raise(tmp_path: Path) -> None:
+    """A module of `build` is missing on the workers, or `build` cannot be pickled."""
+    (tmp_path / "only_here.py").write_text("def build(task, model):\n    pass\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        only_here = importlib.import_module("only_here")
+        with pytest.raises(ConfigurationError, match="only_here"):
+            await run(only_here.build, QUESTIONS[:2], PromptEngine(steps(1)), workers=1)
+    finally:
+        sys.path.remove(str(tmp_path))
+    lock = threading.Lock()
+    with pytest.raises(ConfigurationError, match="picklable"):
+        await run(lambda task, model: lock, QUESTIONS[:2], PromptEngine(steps(1)), workers=1)
+
+
+async def test_missing_ray_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigurationError, match=r"strands-sglang\[ray\]"):
+        await run(build, QUESTIONS, PromptEngine(steps(1)), workers=2)
+
+
+async def test_records_of_dead_worker_are_read_from_its_own_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards of other workers are not opened, also if the episode was first run by one of them."""
+    writers = {name: LedgerWriter(tmp_path, worker=name) for name in ("ray0", "ray1", "ray10")}
+
+    def written(name: str, record: EpisodeRecord | None, id: str, events: int) -> None:
+        number, head, epoch = (0, None, 0) if record is None else (record.next_number, record.head, record.epoch + 1)
+        chain = HashChain(writers[name].write, id, epoch=epoch, number=number, head=head)
+        if record is None:
+            begin: Any = {"task": Task("q", id=id[:-2]).to_dict(), "sample": 0, "run": "r", "fingerprint": {}}
+            chain.append(EventKind.BEGIN, begin)
+        else:
+            resume: Any = {"from": number - 1, "head": record.head.hex(), "pid": 1, "worker": name, "mark": ""}
+            chain.append(EventKind.RESUME, resume)
+        for one in range(events):
+            chain.append(EventKind.TOOL, {"n": one, "x": 0.1}, {"ids": array("i", [one, 70_000])})
+
+    specs = [EpisodeSpec(Task("q", id=f"t{number}"), 0) for number in range(3)]
+    written("ray0", None, "t0/0", 3)
+    written("ray0", None, "t1/0", 1)
+    written("ray10", None, "other/0", 5)
+    await writers["ray0"].flushed()
+    first = recorded_by(tmp_path, "ray0", specs)
+    assert {id: len(record.events) for id, record in first.items()} == {"t0/0": 4, "t1/0": 2}
+    specs[0].record = first["t0/0"]
+    written("ray1", first["t0/0"], "t0/0", 2)
+    written("ray1", None, "t2/0", 0)
+    for writer in writers.values():
+        writer.close()
+
+    opened: list[str] = []
+
+    def reading(path: Path, **options: Any) -> Any:
+        opened.append(path.name)
+        return ShardReader(path, **options)
+
+    monkeypatch.setattr(ray_pool, "ShardReader", reading)
+    second = recorded_by(tmp_path, "ray1", [specs[0], specs[2]])
+    assert [name.partition("-")[0] for name in opened] == ["ray1"]
+    ledger = Ledger(tmp_path)
+    for id in ("t0/0", "t2/0"):
+        assert second[id] == ledger.episode(id)
+    assert second["t0/0"].epoch == 1 and len(second["t0/0"].events) == 7 and not second["t0/0"].problems
+    assert recorded_by(tmp_path, "ray1", [specs[0]], opened) == {}
+
+    # Events that are encoded to other bytes today are read from disk as they are; the record is not changed.
+    changed = replace(first["t0/0"], events=tuple(replace(event) for event in first["t0/0"].events))
+    changed.events[1].data["n"] = 99
+    specs[0].record = changed
+    digests = [event.digest for event in changed.events]
+    assert recorded_by(tmp_path, "ray1", [specs[0]])["t0/0"] == ledger.episode("t0/0")
+    assert [event.digest for event in changed.events] == digests
+
+
+async def test_many_workers_are_polled_in_turn_and_a_silent_one_delays_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_pool, "_POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(ray_pool, "_MAX_POLLS", 3)
+    polled, silent = [0] * 7, asyncio.Event()
+
+    class Handle:
+        def __init__(self, number: int) -> None:
+            self.poll, self.number = self, number
+
+        async def remote(self) -> tuple[dict[str, Any], float]:
+            polled[self.number] += 1
+            if self.number == 2:
+                await silent.wait()
+            return {}, float(self.number)
+
+    pool = object.__new__(ray_pool.RayPool)
+    pool._ray, pool._on_turn = importlib.import_module("ray"), {}
+    pool._actors = [ray_pool._Actor(Handle(number), f"ray{number}") for number in range(7)]
+    polling = asyncio.ensure_future(pool._poll_workers())
+    while min(polled[:2] + polled[3:]) < 3:
+        await asyncio.sleep(0.01)
+    polling.cancel()
+    assert polled[2] == 1 and max(polled) <= min(polled[:2] + polled[3:]) + 1
+    assert pool.unreachable_seconds() == 6.0
+    silent.set()
