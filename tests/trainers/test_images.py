@@ -10,10 +10,10 @@ import pytest
 from strands import Agent, tool
 
 from strands_sglang import SGLangModel
+from strands_sglang.engine import BaseEngine
 from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.runs import Episode, Task
 from strands_sglang.tokens import ImageSpan
-from strands_sglang.trainers.engine_adapter import TrainerEngine
 from strands_sglang.trainers.images import ImageFeatures, images_within, pictures_of
 from strands_sglang.trainers.rows import Branches, plain_rows, rows
 from strands_sglang.trainers.slime.samples import samples_of
@@ -146,7 +146,7 @@ def test_pictures_are_rgb() -> None:
 
 
 async def test_engines_of_trainers_refuse_images() -> None:
-    class Engine(TrainerEngine):
+    class Engine(BaseEngine):
         owner = "a trainer"
 
         async def request(self, *arguments: Any) -> Any:

@@ -19,7 +19,6 @@ import numpy as np
 from strands_sglang.doctor.report import Finding, failed, passed, skipped, warned
 from strands_sglang.doctor.subject import Subject
 from strands_sglang.engine import FinishReason, Generation
-from strands_sglang.engine.prefill import prefill_logprobs
 from strands_sglang.errors import (
     ConfigurationError,
     ContextOverflowError,
@@ -131,7 +130,7 @@ async def logprobs(subject: Subject) -> Finding:
     if len(prompt) < 2 or not len(turn):
         return skipped("no prompt to sample from")
     try:
-        again = await prefill_logprobs(subject.client.control, [*prompt, *turn.token_ids], len(prompt))
+        again = (await subject.client.score([*prompt, *turn.token_ids], len(prompt))).logprobs
     except (LedgerError, EngineError) as error:
         return failed(
             f"the engine does not score a prompt: {error!s:.200}",

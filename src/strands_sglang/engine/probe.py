@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import aiohttp
 import orjson
@@ -24,7 +24,8 @@ from yarl import URL
 
 from strands_sglang.engine import response
 from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange
-from strands_sglang.engine.control import WorkerDirectory
+from strands_sglang.engine.control import EngineControl, WorkerDirectory
+from strands_sglang.engine.protocol import Capability, TokenEngine, can
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.response import TransientFault, from_message
 from strands_sglang.engine.retry import never_answered
@@ -354,3 +355,43 @@ class Probe:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+class ServerEngine(TokenEngine, Protocol):
+    """An engine with `Capability.CONTROL`: an SGLang server, or a router with workers."""
+
+    @property
+    def base_url(self) -> str:
+        """Its address, without a trailing slash."""
+        ...
+
+    @property
+    def first_contact(self) -> float | None:
+        """Seconds a call waits for a server that never answered this process; None: as long as for any other."""
+        ...
+
+    @property
+    def control(self) -> EngineControl:
+        """Health, information, pausing and weight updates, on every worker."""
+        ...
+
+    def probe(self, seconds: float) -> Probe:
+        """Return a `Probe` of the server that takes at most `seconds` in total."""
+        ...
+
+    def check_sampling(self, sampling_params: Mapping[str, Any] | None) -> None:
+        """Raise ConfigurationError for a sampling parameter that the server does not support."""
+        ...
+
+    def unreachable_seconds(self) -> float:
+        """Return how long the server has left this process's requests unanswered; 0 if it answers."""
+        ...
+
+    async def close(self) -> None:
+        """Close the running loop's connections."""
+        ...
+
+
+def is_server(engine: TokenEngine) -> TypeGuard[ServerEngine]:
+    """Return whether an engine is an SGLang server or router (`Capability.CONTROL`)."""
+    return can(engine, Capability.CONTROL)

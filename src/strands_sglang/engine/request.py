@@ -47,6 +47,8 @@ _RESERVED = frozenset(
 )
 _WITH_IMAGES = _RESERVED | {"image_data", "return_prompt_token_ids"}
 
+_WHOLE_VOCABULARY = 1 << 30  # SGLang's own number for top_k = -1
+
 # Parameters whose effect depends on the tokens already sampled in the same request, with the values that disable them.
 # A turn that uses one cannot be continued by another request, because the state is lost with the first.
 _STATEFUL: dict[str, tuple[Any, ...]] = {
@@ -78,6 +80,25 @@ def remaining_sampling(sampling: Mapping[str, Any], used: int) -> dict[str, Any]
         if rest.get(name):
             rest[name] = max(0, rest[name] - used)
     return rest
+
+
+def truncates(sampling: Mapping[str, Any]) -> bool:
+    """Return whether sampling parameters leave out some tokens of the vocabulary.
+
+    Greedy sampling (temperature 0) always takes the most likely token, so nothing is lost by not knowing the others.
+
+    Example:
+        >>> truncates({"top_p": 0.8}), truncates({"top_p": 1.0, "top_k": -1}), truncates({"top_k": 50})
+        (True, False, True)
+    """
+    if sampling.get("temperature") == 0:
+        return False
+    top_p, top_k, min_p = (sampling.get(name) for name in ("top_p", "top_k", "min_p"))
+    return (
+        (top_p is not None and top_p < 1.0)
+        or (top_k is not None and 0 < top_k < _WHOLE_VOCABULARY)
+        or (min_p is not None and min_p > 0)
+    )
 
 
 def request_fields(

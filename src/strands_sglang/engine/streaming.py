@@ -11,9 +11,8 @@ delivered are never withdrawn: a broken stream is continued after them, or ends 
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -26,7 +25,7 @@ from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import MAX_ANSWER_BYTES, check_encoding, closed_error, read, translate
 from strands_sglang.engine.continuation import is_interrupted, no_progress
 from strands_sglang.engine.kept_sets import SetsText, check_missing, cut_sets, sets_in, with_sets
-from strands_sglang.engine.protocol import Generation
+from strands_sglang.engine.protocol import Generation, GenerationChunk
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.errors import (
     AttemptTimeoutError,
@@ -43,25 +42,6 @@ MAX_EVENT_BYTES = 2**28
 _DATA = b"data:"
 _DONE = b"[DONE]"
 _ENDS = (b"\n\n", b"\n\r\n")
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationChunk:
-    """Newly sampled tokens.
-
-    Example:
-        ```python
-        async for chunk in client.stream(prompt_ids, {"max_new_tokens": 64}):
-            print(list(chunk.token_ids))
-        ```
-    """
-
-    token_ids: array[int]
-    """The new ids."""
-    logprobs: array[float]
-    """Their logprobs, aligned with `token_ids`."""
-    generation: Generation | None = None
-    """The complete turn, in the last chunk; None before."""
 
 
 class StreamingCall(Call):

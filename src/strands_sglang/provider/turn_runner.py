@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_sglang._strands_compat.agents import name_of
-from strands_sglang.engine import AbortPolicy, FinishReason, Generation, TokenEngine
+from strands_sglang.engine import AbortPolicy, Capability, FinishReason, Generation, TokenEngine, can, streams
 from strands_sglang.engine.protocol import prompt_images
+from strands_sglang.engine.request import truncates
 from strands_sglang.errors import (
     CallCancelledError,
     ConfigurationError,
@@ -27,7 +28,7 @@ from strands_sglang.errors import (
 )
 from strands_sglang.provider.audit import ALARM_AFTER, AUDIT_SHARE, Auditor, ParserAlarm
 from strands_sglang.provider.commit import commit_turn
-from strands_sglang.provider.config import ArgumentCheck, FailedCallPolicy, RewritePolicy, kept_top_k, truncates
+from strands_sglang.provider.config import ArgumentCheck, FailedCallPolicy, RewritePolicy, kept_top_k
 from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.provider.failed_calls import handle_failed_calls, stop_after_failed_calls
 from strands_sglang.provider.images import ImageSupport
@@ -103,7 +104,7 @@ class TurnRunner:
 
     def streams(self, config: Mapping[str, Any], episode: EpisodeTokens) -> bool:
         """Return whether the text of turns is streamed while it is sampled."""
-        return bool(config.get("streaming")) and hasattr(self._engine_of(episode), "stream")
+        return bool(config.get("streaming")) and streams(self._engine_of(episode))
 
     async def stream(
         self,
@@ -272,9 +273,9 @@ class TurnRunner:
         while True:
             try:
                 sampling, arguments = await self._engine_arguments(episode, prepared, config, limit, hold)
-                stream = engine.stream  # type: ignore[attr-defined]
+                assert streams(engine)  # `streams` decided that this turn is streamed
                 arguments.pop("routed_experts_start", None)
-                chunks = stream(prepared.turn.ids, sampling, cancel_signal=cancel_signal, **arguments)
+                chunks = engine.stream(prepared.turn.ids, sampling, cancel_signal=cancel_signal, **arguments)
                 async with aclosing(chunks):
                     async for chunk in chunks:
                         for event in live.feed(chunk.token_ids):
@@ -359,7 +360,7 @@ class TurnRunner:
         return sampling, arguments
 
     def _wants_kept_sets(self, config: Mapping[str, Any], sampling: Mapping[str, Any], constrained: bool) -> bool:
-        wanted, possible = config.get("kept_sets", "auto"), getattr(self.engine, "gives_kept_sets", False)
+        wanted, possible = config.get("kept_sets", "auto"), can(self.engine, Capability.KEPT_SETS)
         if wanted is True and not possible:
             raise ConfigurationError(
                 f"kept_sets must not be True with a {type(self.engine).__name__}, which does not return kept sets: use "

@@ -21,8 +21,9 @@ from typing import Any
 
 from strands_sglang._json import dump_bytes
 from strands_sglang.chat.tokenization import load_tokenizer
-from strands_sglang.engine import SGLangClient
+from strands_sglang.engine import ServerEngine, TokenEngine, is_server
 from strands_sglang.engine.probe import Probe, ServerFacts
+from strands_sglang.engine.request import truncates
 from strands_sglang.engine.retry import server_history
 from strands_sglang.errors import (
     ConfigurationError,
@@ -32,7 +33,7 @@ from strands_sglang.errors import (
     KeptSetsMissingError,
     RequestRejectedError,
 )
-from strands_sglang.provider.config import kept_top_k, truncates
+from strands_sglang.provider.config import kept_top_k
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.workers.spec import RunSpec
 
@@ -120,8 +121,8 @@ class RunRequirements:
         return hashlib.sha256(dump_bytes(parts, non_str_keys=True)).hexdigest()
 
 
-async def preflight(client: Any, requirements: RunRequirements, *, seconds: float = SECONDS) -> None:
-    """Check that a server fits a run. Does nothing for an engine that is not an `SGLangClient`.
+async def preflight(client: TokenEngine, requirements: RunRequirements, *, seconds: float = SECONDS) -> None:
+    """Check that a server fits a run. Does nothing for an engine that is not a server (`Capability.CONTROL`).
 
     Args:
         client: The engine of the run.
@@ -132,7 +133,7 @@ async def preflight(client: Any, requirements: RunRequirements, *, seconds: floa
         ConfigurationError: A setting does not fit the server; the message says which value does.
         EngineError: The server cannot be reached, or does not work as an SGLang server does.
     """
-    if not isinstance(client, SGLangClient):
+    if not is_server(client):
         return
     client.check_sampling(requirements.sampling)
     key = requirements.key(client.base_url)
@@ -173,7 +174,7 @@ async def preflight(client: Any, requirements: RunRequirements, *, seconds: floa
 
 
 async def check_kept_sets(
-    client: SGLangClient, requirements: RunRequirements, ids: list[int], seconds: float = SECONDS
+    client: ServerEngine, requirements: RunRequirements, ids: list[int], seconds: float = SECONDS
 ) -> None:
     """Check, if turns are to have kept sets, that the server returns them.
 
@@ -197,8 +198,9 @@ async def check_kept_sets(
         return
     sampling = {**requirements.sampling, "max_new_tokens": 1, "top_k": kept_top_k(requirements.sampling)}
     sampling.pop("min_new_tokens", None)
+    requested: dict[str, Any] = {"kept_sets": True, "extra": requirements.extra, "deadline": seconds}
     try:
-        await client.generate(ids, sampling, kept_sets=True, extra=requirements.extra, deadline=seconds)
+        await client.generate(ids, sampling, **requested)
         return
     except (KeptSetsMissingError, RequestRejectedError) as error:
         why = str(error)
@@ -221,7 +223,7 @@ async def check_kept_sets(
 
 
 async def sample_token(
-    client: SGLangClient, probe: Probe, facts: ServerFacts, requirements: RunRequirements, ids: list[int]
+    client: ServerEngine, probe: Probe, facts: ServerFacts, requirements: RunRequirements, ids: list[int]
 ) -> bool:
     """Sample one token; return whether it arrived in time. A busy server may not answer in time.
 

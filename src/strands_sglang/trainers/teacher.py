@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from strands_sglang.engine.client import SGLangClient
+from strands_sglang.engine import ScoringEngine, SGLangClient
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.offline.teacher import TeacherScorer
 from strands_sglang.trainers.worker_pool import PerLoop
@@ -26,7 +26,7 @@ class EpisodeTeacher:
         >>> episode.trajectories[0].teacher.logprobs
     """
 
-    def __init__(self, teacher: SGLangClient | str, top: int = 0) -> None:
+    def __init__(self, teacher: ScoringEngine | str, top: int = 0) -> None:
         """Keep the settings; nothing is sent before the first episode.
 
         Args:

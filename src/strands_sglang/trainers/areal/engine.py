@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from strands_sglang.engine import Generation
+from strands_sglang.engine import BaseEngine, Generation
+from strands_sglang.engine.base import finished, sampled, spans_of
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.trainers.engine_adapter import TrainerEngine, finished, sampled, spans_of
 
 _ALL_TOKENS = 10**8  # AReaL's `top_k` for all tokens
 
@@ -40,7 +40,7 @@ class InferenceEngine(Protocol):
         ...
 
 
-class ArealEngine(TrainerEngine):
+class ArealEngine(BaseEngine):
     """Sends requests to AReaL's engine.
 
     Example:
@@ -72,10 +72,10 @@ class ArealEngine(TrainerEngine):
     ) -> Generation:
         """Send one request."""
         unknown = [name for name in sampling if not hasattr(self._gconfig, name)]
-        if unknown or experts_start is not None:
-            what = ", ".join(unknown) or "routed experts"
+        if unknown:
             raise ConfigurationError(
-                f"sampling parameters must be fields of AReaL's GenerationHyperparameters, got {what}: remove them"
+                "sampling parameters must be fields of AReaL's GenerationHyperparameters, got "
+                f"{', '.join(unknown)}: remove them"
             )
         budget, count = int(sampling["max_new_tokens"]), len(input_ids)
         request = self._request(

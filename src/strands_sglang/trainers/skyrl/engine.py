@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from strands_sglang.engine import Generation
+from strands_sglang.engine import BaseEngine, Capability, Generation
+from strands_sglang.engine.base import experts_from, finished, sampled
 from strands_sglang.errors import MalformedResponseError
 from strands_sglang.tokens import KeptSets
 from strands_sglang.tokens.arrays import VersionSpan, logprob_array
-from strands_sglang.trainers.engine_adapter import TrainerEngine, experts_from, finished, sampled
 
 
 class InferenceClient(Protocol):
@@ -35,7 +35,7 @@ class InferenceClient(Protocol):
         ...
 
 
-class SkyrlEngine(TrainerEngine):
+class SkyrlEngine(BaseEngine):
     """Sends requests to SkyRL's servers.
 
     Example:
@@ -43,6 +43,7 @@ class SkyrlEngine(TrainerEngine):
     """
 
     owner = "SkyRL"
+    capabilities = frozenset({Capability.ROUTED_EXPERTS})
 
     def __init__(self, client: InferenceClient, model: str | None = None, *, kept_sets: bool = False) -> None:
         """Wrap SkyRL's client.

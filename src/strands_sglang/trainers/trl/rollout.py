@@ -29,10 +29,10 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from strands_sglang.chat.tokenization import load_tokenizer
-from strands_sglang.engine import SGLangClient, TokenEngine
+from strands_sglang.engine import ServerEngine, SGLangClient, TokenEngine, is_server
 from strands_sglang.engine.probe import ServerFacts
+from strands_sglang.engine.request import truncates
 from strands_sglang.errors import ConfigurationError, EngineError
-from strands_sglang.provider.config import truncates
 from strands_sglang.runs import Limits, RunOptions, Task, rollout
 from strands_sglang.runs.preflight import SECONDS
 from strands_sglang.trainers.rows import Row
@@ -114,7 +114,7 @@ def check_served_model(engine: EngineThread, trainer: Any) -> None:
     """
     client = engine.client
     trained = model_name(trainer)
-    if not isinstance(client, SGLangClient):
+    if not is_server(client):
         return
     facts = engine.run(_facts(client))
     if facts is None or facts.model_path is None or not trained:
@@ -129,7 +129,7 @@ def check_served_model(engine: EngineThread, trainer: Any) -> None:
     )
 
 
-async def _facts(client: SGLangClient) -> ServerFacts | None:
+async def _facts(client: ServerEngine) -> ServerFacts | None:
     probe = client.probe(SECONDS)
     if not await probe.reach(client.first_contact or 0.0):
         return None
@@ -364,9 +364,8 @@ def trl_rollout(
         raise ConfigurationError(
             f"{sorted(fixed)[0]} cannot be given: TRL needs exactly one completion per prompt. Remove it"
         )
-    owned = client is None
     used = SGLangClient(str(base_url), max_connections=concurrency) if client is None else client
-    engine = EngineThread(used, owned=owned)
+    engine = EngineThread(used, owned=client is None)
     check = check_served_model if options.get("options", RunOptions()).preflight else None
     given = {"reward": reward, "directory": directory, "concurrency": concurrency, "sampling_params": sampling_params}
     return TrlRollout(

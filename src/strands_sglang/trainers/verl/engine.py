@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol
 
-from strands_sglang.engine import Generation
+from strands_sglang.engine import BaseEngine, Capability, Generation
+from strands_sglang.engine.base import experts_from, finished, sampled
 from strands_sglang.tokens.arrays import VersionSpan
-from strands_sglang.trainers.engine_adapter import TrainerEngine, experts_from, finished, sampled
 
 _RANGE = ".."
 
@@ -42,7 +42,7 @@ class ServerClient(Protocol):
         ...
 
 
-class VerlEngine(TrainerEngine):
+class VerlEngine(BaseEngine):
     """Sends requests to verl's servers.
 
     Example:
@@ -50,6 +50,7 @@ class VerlEngine(TrainerEngine):
     """
 
     owner = "verl"
+    capabilities = frozenset({Capability.ROUTED_EXPERTS})
     newest_step: ClassVar[int | None] = None
     """The newest global step that a server reported to this process; None if none did."""
 
