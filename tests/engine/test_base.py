@@ -27,8 +27,7 @@ from strands_sglang.errors import (
     DeadlineExceededError,
     EngineUnavailableError,
 )
-from strands_sglang.trainers.verl.engine import VerlEngine, global_steps
-from support.trainers.verl_mirror import TokenOutput
+from support.trainers.verl_mirror import TokenOutput, adapter
 
 PROMPT = [5, 6, 7]
 
@@ -189,9 +188,11 @@ async def test_verl_versions_are_steps_or_ranges() -> None:
 
     names = []
     for fields in ({"global_steps": 4}, {"min_global_steps": 4, "max_global_steps": 6}, {}, {"global_steps": None}):
-        names.append((await VerlEngine(Servers(**fields)).generate(PROMPT, {"max_new_tokens": 4})).weight_version)
+        names.append(
+            (await adapter.VerlEngine(Servers(**fields)).generate(PROMPT, {"max_new_tokens": 4})).weight_version
+        )
     assert names == ["4", "4..6", None, None]
-    assert global_steps(["5", None, "4..6", "2"]) == (2, 6) and global_steps([None]) is None
+    assert adapter.global_steps(["5", None, "4..6", "2"]) == (2, 6) and adapter.global_steps([None]) is None
 
 
 async def test_truncated_sampling_is_logged_once(

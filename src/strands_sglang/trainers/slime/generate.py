@@ -38,8 +38,7 @@ from strands_sglang.trainers.slime.samples import (
     samples_of,
     with_partial_turn,
 )
-from strands_sglang.trainers.teacher import EpisodeTeacher
-from strands_sglang.trainers.worker_pool import log_failure
+from strands_sglang.trainers.worker_pool import EpisodeTeacher, log_failure
 
 logger = logging.getLogger(__name__)
 

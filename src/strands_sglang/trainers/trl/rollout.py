@@ -40,6 +40,7 @@ from strands_sglang.trainers.trl.batch import METRICS, Completion, MaskReason, b
 from strands_sglang.trainers.trl.engine_thread import EngineThread
 from strands_sglang.trainers.trl.tasks import Plan, TaskFinder
 from strands_sglang.trainers.trl.weight_sync import SyncKind, WeightSync, WeightUpdater, sharded_by
+from strands_sglang.trainers.worker_pool import pad_id_of
 
 _HUB_PATH = re.compile(r"models--(?:.+--)?(?P<name>[^/]+)/snapshots/[^/]+$")
 _SAVED = re.compile(r"^weights-")  # saved by an earlier training
@@ -253,8 +254,7 @@ class TrlRollout:
         self.last = TrlStep(trainer.state.global_step, version, directory, completions, metrics)
         self._report_masked(self.last)
         self._measure_drift(self.last, trainer)
-        pad = next((id for id in (tokenizer.pad_token_id, tokenizer.eos_token_id) if id is not None), 0)
-        return {**batch_of(completions, pad=pad, longest=longest), METRICS: metrics}
+        return {**batch_of(completions, pad=pad_id_of(tokenizer), longest=longest), METRICS: metrics}
 
     def close(self) -> None:
         """Stop the thread, close the client and remove saved weights. A later call starts again."""
