@@ -13,7 +13,7 @@ import asyncio
 import base64
 import re
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from yarl import URL
 
@@ -39,6 +39,8 @@ from strands_sglang.engine.request import KNOWN, GenerateRequest, check_sampling
 from strands_sglang.engine.retry import Backoff, RetryPolicy, server_history
 from strands_sglang.engine.streaming import StreamingCall
 from strands_sglang.errors import ConfigurationError, EngineError
+
+C = TypeVar("C", bound=Call)
 
 
 class SGLangClient:
@@ -202,8 +204,7 @@ class SGLangClient:
             images=images,
             kept_sets=kept_sets,
         )
-        pin = self._pin if request.asks_for_more else None
-        call = Call(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin)
+        call = self._call(Call, pool, request, routing_key, on_abort)
         seconds = self._deadline if deadline is None else deadline
         if seconds is None and cancel_signal is None:
             return await call.run()
@@ -239,8 +240,7 @@ class SGLangClient:
         request = GenerateRequest(
             input_ids, sampling_params, stream=True, extra=extra, images=images, kept_sets=kept_sets
         )
-        pin = self._pin if request.asks_for_more else None
-        call = StreamingCall(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin)
+        call = self._call(StreamingCall, pool, request, routing_key, on_abort)
         seconds = self._deadline if deadline is None else deadline
         expires_at = None if seconds is None else loop.time() + seconds
         chunks = call.chunks(lambda: CancelScope(loop, pool.cancel_poller, expires_at, seconds, cancel_signal))
@@ -315,6 +315,12 @@ class SGLangClient:
         """Raise ConfigurationError for a sampling parameter that the server does not support."""
         if sampling_params and not self.sampling_names.issuperset(sampling_params):
             check_sampling_names(sampling_params, self.sampling_names)
+
+    def _call(
+        self, kind: type[C], pool: LoopPool, request: GenerateRequest, routing_key: str | None, on_abort: AbortPolicy
+    ) -> C:
+        pin = self._pin if request.asks_for_more else None
+        return kind(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin)
 
     def _make_pool(self) -> LoopPool:
         pool = LoopPool(self._headers, self._settings["max_connections"], self._limits, self._server_history)

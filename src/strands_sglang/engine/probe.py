@@ -23,8 +23,8 @@ import orjson
 from yarl import URL
 
 from strands_sglang.engine import response
-from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange
-from strands_sglang.engine.control import EngineControl, WorkerDirectory
+from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange, exchange_json
+from strands_sglang.engine.control import EngineControl, WorkerDirectory, requests_in
 from strands_sglang.engine.protocol import Capability, TokenEngine, can
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.response import TransientFault, from_message
@@ -248,11 +248,9 @@ class Probe:
         """Return the ids that the server's tokenizer produces for text or messages; None if it has none."""
         pool = await self._pools.open()
         try:
-            raw = await exchange(
-                pool, "POST", URL(worker) / "tokenize", orjson.dumps(body), JSON_HEADERS, self._limits(_ROUTE_SECONDS)
-            )
-            tokens = orjson.loads(raw).get("tokens")
-        except (TransientFault, EngineError, orjson.JSONDecodeError, AttributeError) as error:
+            answer = await exchange_json(pool, "POST", URL(worker) / "tokenize", body, self._limits(_ROUTE_SECONDS))
+            tokens = answer.get("tokens")
+        except (TransientFault, EngineError, AttributeError) as error:
             logger.debug("server=<%s>, error=<%s> | server does not provide tokenization", worker, error)
             return None
         return tokens if isinstance(tokens, list) else None
@@ -308,11 +306,8 @@ class Probe:
 
     async def idle(self, worker: str) -> bool:
         """Return whether a server reports that it has no running or waiting requests."""
-        loads = (await self._first(await self._pools.open(), URL(worker), "v1/loads")).get("loads")
         try:
-            return isinstance(loads, list) and not sum(
-                one["num_running_reqs"] + one["num_waiting_reqs"] for one in loads
-            )
+            return requests_in(await self._first(await self._pools.open(), URL(worker), "v1/loads")) == 0
         except (KeyError, TypeError):
             return False
 
@@ -342,11 +337,7 @@ class Probe:
         return {}
 
     async def _get(self, pool: LoopPool, url: URL, seconds: float = 0.0) -> Any:
-        limits = self._limits(max(seconds, _ROUTE_SECONDS))
-        try:
-            return orjson.loads(await exchange(pool, "GET", url, None, timeout=limits))
-        except orjson.JSONDecodeError as error:
-            raise MalformedResponseError(f"{url} sent a body that is not JSON: {error}") from error
+        return await exchange_json(pool, "GET", url, timeout=self._limits(max(seconds, _ROUTE_SECONDS)))
 
     def _limits(self, most: float) -> aiohttp.ClientTimeout:
         seconds = min(most, self.left)
