@@ -16,6 +16,7 @@ LAYERS = [
     {"trainers", "tools"},
     {"viewer"},
     {"rollout"},
+    {"runs"},
     {"proof"},
     {"ledger"},
     {"client", "sglang"},
