@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from arms import Arm, Tokens
 
-from strands_sglang.runs import Episode
+from strands_sglang import Episode
 from strands_sglang.tokens.turn import Origin
 from strands_sglang.trainers.rows import Row
 

@@ -38,8 +38,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, T
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig
 
+from strands_sglang import Limits, RunOptions
 from strands_sglang.proof import verify
-from strands_sglang.runs import Limits, RunOptions
 from strands_sglang.trainers.trl import DiskSync, trl_reward, trl_rollout
 
 STEP_METRICS = (

@@ -24,7 +24,7 @@ from arms import Arm, Old
 from retokenize import Sample, apply, cut, drift_of
 from trl import GRPOTrainer
 
-from strands_sglang.runs import teacher_logprobs
+from strands_sglang import teacher_logprobs
 from strands_sglang.trainers.rows import rows
 from strands_sglang.trainers.trl import TrlRollout
 

@@ -22,9 +22,9 @@ import math_agent  # noqa: E402
 from arms import ARMS, REWARDED, Arm, Tokens  # noqa: E402
 from retokenize import Sample, Sampled, canonical_mask, decoded, rendered  # noqa: E402
 
+from strands_sglang import Episode  # noqa: E402
 from strands_sglang.chat.messages import template_tools  # noqa: E402
 from strands_sglang.chat.tokenization import load_tokenizer  # noqa: E402
-from strands_sglang.runs import Episode  # noqa: E402
 from strands_sglang.trainers.slime import slime_rollout  # noqa: E402
 
 METADATA = "strands_sglang"
