@@ -19,7 +19,7 @@ from strands_sglang.chat.messages import TemplateMessage, template_messages, tem
 from strands_sglang.chat.soundness import sound_bridge
 from strands_sglang.errors import TemplateRefusedError
 from strands_sglang.provider.audit import Auditor
-from strands_sglang.provider.config import RewritePolicy
+from strands_sglang.provider.config import RewritePolicy, Settings
 from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.tokens import Join
 from support.families import FAMILIES, tokenizer
@@ -123,7 +123,7 @@ class Subject:
         bridge, sound = sound_bridge(tok, chat_template=template, arguments=arguments)
         self.bridge: Bridge = bridge
         self.planner = Planner(bridge, sound)
-        self.auditor = Auditor(self.planner.appender, share=1.0)
+        self.auditor = Auditor(self.planner.appender)
 
     def official(self, messages: list[TemplateMessage], tools: Any, *, generate: bool = True) -> str:
         """Return the rendering of transformers."""
@@ -185,8 +185,8 @@ class RandomConversation:
     def _plan(self) -> Plan:
         planner = self.subject.planner
         preamble = planner.preamble(self.system, self.specs)
-        keep = RewritePolicy.KEEP
-        return planner.plan(self.index, preamble, self.messages, self.entry, on_rewrite=keep, on_trim=keep)
+        settings = Settings(on_trim=RewritePolicy.KEEP)
+        return planner.plan(self.index, preamble, self.messages, self.entry, settings=settings)
 
     def _check(self, plan: Plan, whole: str) -> bool:
         """Compare a prompt with one rendering; return whether they are equal."""

@@ -11,7 +11,7 @@ from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTur
 from strands_sglang.chat.soundness import sound_bridge
 from strands_sglang.errors import BridgeRefusedError, UnsupportedContentError
 from strands_sglang.provider import planning as plans
-from strands_sglang.provider.config import RewritePolicy
+from strands_sglang.provider.config import RewritePolicy, Settings
 from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.tokens import Join
 from support.families import tokenizer
@@ -38,15 +38,13 @@ class Talk:
 
     def __init__(self, made: Planner, *, on_rewrite: RewritePolicy = KEEP, on_trim: RewritePolicy = FORK) -> None:
         self.planner, self.index = made, ConversationIndex()
-        self.policy: dict[str, Any] = {"on_rewrite": on_rewrite, "on_trim": on_trim}
+        self.settings = Settings(on_template_rewrite=on_rewrite, on_trim=on_trim)
 
     def plan(
         self, messages: list[Any], hint: IndexedTurn | None = None, *, is_retry: bool = False, system: str | None = None
     ) -> Plan:
         preamble = self.planner.preamble(system, [SPEC])
-        return self.planner.plan(
-            self.index, preamble, messages, hint, is_retry=is_retry, full_messages=None, **self.policy
-        )
+        return self.planner.plan(self.index, preamble, messages, hint, is_retry=is_retry, settings=self.settings)
 
     def turn(self, messages: list[Any], reply: dict[str, Any], hint: IndexedTurn | None = None) -> IndexedTurn:
         plan = self.plan(messages, hint)

@@ -32,8 +32,6 @@ from strands_sglang.tool_parsers.registry import get_tool_parser, registered, to
 
 logger = logging.getLogger(__name__)
 
-AUDIT_SHARE = 0.02
-"""Default share of the episodes that are audited, 0 to 1."""
 FIRST_EPISODES = 16
 """Number of episodes per process and template that are always audited, unless the share is 0."""
 _GROWTH = 1.5
@@ -48,9 +46,7 @@ def _audit_thread(process: int) -> ThreadPoolExecutor:
 class Auditor:
     """Audits the episodes of one model."""
 
-    def __init__(self, appender: Appender, share: float = AUDIT_SHARE) -> None:
-        self.share = share
-        """Share of episodes that are audited, 0 to 1; 0: none, not even the first episodes."""
+    def __init__(self, appender: Appender) -> None:
         self._appender = appender
 
     def audit(self, entry: IndexedTurn, call_ids: Mapping[str, str] | None = None) -> Difference | None:
@@ -81,20 +77,20 @@ class Auditor:
                 soundness.withdraw(where.step, where.parent.shape, found.excerpt)
         return found
 
-    def submit(self, episode: EpisodeTokens, entry: IndexedTurn) -> Future[None] | None:
+    def submit(self, episode: EpisodeTokens, entry: IndexedTurn, share: float) -> Future[None] | None:
         """Audit an episode in a thread, if it is selected and has grown enough since its last audit.
 
         Args:
             episode: The episode.
             entry: Its last turn.
+            share: Share of episodes that are audited, 0 to 1; 0: none, not even the first episodes.
 
         Returns:
             A future for the end of the audit; None if no audit was started.
         """
         if episode.audit is None:
-            episode.audit = self.share > 0 and (
-                self._appender.soundness.count_episode(FIRST_EPISODES) or self._is_drawn(episode.id)
-            )
+            is_drawn = zlib.crc32(episode.id.encode()) / 2**32 < share
+            episode.audit = share > 0 and (self._appender.soundness.count_episode(FIRST_EPISODES) or is_drawn)
         if not episode.audit or entry.end < _GROWTH * episode.audited_tokens:
             return None
         episode.audited_tokens = entry.end
@@ -112,9 +108,6 @@ class Auditor:
         except Exception:
             logger.exception("turn=<%d> | audit of a conversation failed", entry.turn)
 
-    def _is_drawn(self, name: str) -> bool:
-        return zlib.crc32(name.encode()) / 2**32 < self.share
-
 
 def _appended_turn(entry: IndexedTurn, turn: int) -> IndexedTurn:
     """Return the turn at an index of a branch, but at least the first turn that was appended (index 1)."""
@@ -123,10 +116,6 @@ def _appended_turn(entry: IndexedTurn, turn: int) -> IndexedTurn:
         path.append(path[-1].parent)
     path.reverse()
     return path[min(max(1, turn), len(path) - 1)]
-
-
-ALARM_AFTER = 10
-"""Default number of turns before the warning."""
 
 
 class ParserAlarm:
@@ -144,7 +133,7 @@ class ParserAlarm:
         self._matches: Counter[str] = Counter()
         self._warned = False
 
-    def check(self, text: str, parsed: ParsedTurn, schemas: Schemas, after: int | None = ALARM_AFTER) -> str | None:
+    def check(self, text: str, parsed: ParsedTurn, schemas: Schemas, after: int | None) -> str | None:
         """Check a turn, and log a warning after enough turns with unparsed calls.
 
         Args:

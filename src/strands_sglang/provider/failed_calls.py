@@ -19,27 +19,21 @@ from strands.hooks import AfterToolsEvent, BeforeToolCallEvent
 from strands_sglang.chat.failed_call import ends_agent, failed_call_error
 from strands_sglang.errors import FailedCallError
 from strands_sglang.provider.config import FailedCallPolicy
-from strands_sglang.provider.episode import EpisodeTokens
-from strands_sglang.provider.preparation import CommittedTurn, PreparedCall
+from strands_sglang.provider.turn import CommittedTurn, PreparedCall
 
 _hooked: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
-def handle_failed_calls(episode: EpisodeTokens, committed: CommittedTurn, agent: Any, policy: FailedCallPolicy) -> None:
-    """Add hooks to the agent that answer the failed calls of its turn and, if that is the policy, stop it after them.
-
-    Args:
-        episode: Episode of the turn.
-        committed: The turn.
-        agent: The agent that made the turn; None if not certain.
-        policy: Whether the agent stops.
-    """
+def handle_failed_calls(committed: CommittedTurn) -> None:
+    """Add hooks to the agent that answer the failed calls of its turn, and stop it after them if that is the policy."""
     if not committed.parsed.failures or committed.truncated:
         return
+    request = committed.call.request
+    agent = request.agent
     if agent is None:
-        if policy is FailedCallPolicy.END:
-            episode.stop_after.add(committed.turn.id)
+        if request.settings.on_failed_call is FailedCallPolicy.END:
+            request.episode.stop_after.add(committed.turn.id)
         return
     with _lock:
         has_hooks = agent in _hooked
@@ -49,17 +43,17 @@ def handle_failed_calls(episode: EpisodeTokens, committed: CommittedTurn, agent:
         agent.add_hook(_stop, AfterToolsEvent)
 
 
-def stop_after_failed_calls(episode: EpisodeTokens, prepared: PreparedCall) -> None:
+def stop_after_failed_calls(call: PreparedCall) -> None:
     """Stop a conversation whose last turn had failed calls, if its agent could not be stopped by a hook.
 
     Raises:
         FailedCallError: The policy is to stop after the previous turn, and this turn directly follows its results.
     """
-    parent = prepared.plan.parent
-    if parent is None or parent.turn not in episode.stop_after or prepared.request.is_side:
+    parent, request = call.plan.parent, call.request
+    if parent is None or parent.turn not in request.episode.stop_after or request.is_side:
         return
-    if all("toolResult" in block for block in prepared.request.messages[-1]["content"]):
-        kinds = prepared.tree[parent.turn].detail.get("failed_calls", ())
+    if all("toolResult" in block for block in request.messages[-1]["content"]):
+        kinds = call.tree[parent.turn].detail.get("failed_calls", ())
         raise FailedCallError(
             f"turn {parent.turn} has malformed tool calls ({', '.join(sorted(set(kinds)))}) and on_failed_call is "
             "'end'; 'tell' returns the parse errors to the model instead",

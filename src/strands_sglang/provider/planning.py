@@ -25,7 +25,7 @@ from strands_sglang.chat.prompt_text import PromptText
 from strands_sglang.chat.soundness import Soundness, runtime_soundness
 from strands_sglang.errors import BridgeRefusedError
 from strands_sglang.provider.appending import Appended, Appender, Conversation
-from strands_sglang.provider.config import RewritePolicy
+from strands_sglang.provider.config import RewritePolicy, Settings
 from strands_sglang.tokens import Join
 from strands_sglang.tool_parsers import ParsedTurn, ToolParser
 from strands_sglang.tool_parsers.base import PlainTextParser
@@ -66,10 +66,10 @@ class Planner:
 
     def __init__(self, bridge: Bridge, soundness: Soundness, parser: ToolParser | None = None) -> None:
         self.bridge = bridge
-        """Renders new messages."""
+        self.parser = parser or PlainTextParser()
         self.soundness = soundness
         """For which steps the bridge is exact, according to the probes."""
-        self.appender = Appender(bridge, runtime_soundness(soundness.digest), parser or PlainTextParser())
+        self.appender = Appender(bridge, runtime_soundness(soundness.digest), self.parser)
         """Appends messages to a branch, and determines whether the result is exact."""
 
     def preamble(self, system: str | None, tool_specs: Sequence[Mapping[str, Any]] | None) -> Preamble:
@@ -87,9 +87,7 @@ class Planner:
         turns_in_messages: Collection[int] = (),
         status: StatusLookup = always_present,
         full_messages: Sequence[Mapping[str, Any]] | None = None,
-        on_rewrite: RewritePolicy,
-        on_trim: RewritePolicy,
-        on_reminder: RewritePolicy = RewritePolicy.KEEP,
+        settings: Settings,
     ) -> Plan:
         """Plan a turn.
 
@@ -102,9 +100,7 @@ class Planner:
             turns_in_messages: Ids of the turns found in the metadata of the messages of the agent.
             status: Returns whether the reply of a turn is part of a conversation.
             full_messages: The conversation with the text that is added for this call only; None: no such text.
-            on_rewrite: What to do if the template would rewrite history.
-            on_trim: What to do if the oldest messages were dropped.
-            on_reminder: What to do if the previous prompt had text for one call only (a reminder).
+            settings: What to do if history was rewritten.
 
         Raises:
             BridgeRefusedError: The policy is to refuse.
@@ -118,9 +114,11 @@ class Planner:
         )
         if parent is not None:
             known = parent.count
-        trimmed = index.find_trimmed(preamble, messages, hint, status) if on_trim is not RewritePolicy.FORK else None
+        trimmed = (
+            index.find_trimmed(preamble, messages, hint, status) if settings.on_trim is not RewritePolicy.FORK else None
+        )
         if trimmed is not None and trimmed[0] is not parent:
-            if on_trim is RewritePolicy.REFUSE:
+            if settings.on_trim is RewritePolicy.REFUSE:
                 raise BridgeRefusedError(
                     "the oldest messages of the conversation were dropped, and on_trim is 'refuse': use a "
                     "NullConversationManager, or set on_trim to 'fork' or 'keep'",
@@ -141,9 +139,11 @@ class Planner:
         messages = messages if full_messages is None else full_messages
         if parent is not None:
             new = template_messages(messages[known - 1 :], call_ids=index.call_ids, first=known - 1)[1:]
-            fork = parent.transient and _forks_at_reminder(on_reminder)
+            fork = parent.transient and _forks_at_reminder(settings.on_reminder)
             conversation = Conversation(preamble, tools, messages, index.call_ids, known, aligned)
-            appended = self._extend(parent, new, conversation, on_rewrite) if new and not fork else None
+            appended = (
+                self._extend(parent, new, conversation, settings.on_template_rewrite) if new and not fork else None
+            )
             if appended is not None and appended.prompt is not None:
                 proved = aligned and not parent.transient and appended.result.proved
                 shape = parent.shape.after(new)
