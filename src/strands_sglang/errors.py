@@ -108,7 +108,6 @@ class SandboxUnavailableError(StrandsSGLangError):
     def __init__(self, message: str, *, program: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.program = program
-        """The program that creates the sandbox."""
         self.reason = reason
         """The program's own message; "" if it is not installed."""
 
@@ -123,7 +122,6 @@ class DivergedError(StrandsSGLangError):
     def __init__(self, message: str, *, episode: str = "", event: int | None = None) -> None:
         super().__init__(message)
         self.episode = episode
-        """Id of the episode."""
         self.event = event
         """Number of the first event that was not repeated; None if the agent continued after the last one."""
 
@@ -134,7 +132,6 @@ class TemplateRefusedError(StrandsSGLangError):
     def __init__(self, message: str, *, template_message: str = "") -> None:
         super().__init__(message)
         self.template_message = template_message
-        """The template's own message."""
 
 
 class BridgeRefusedError(StrandsSGLangError):

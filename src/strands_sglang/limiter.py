@@ -109,11 +109,8 @@ class ToolLimiter(HookProvider):
         for name, limit in self._limits.items():
             check_int(name, limit, hint="an agent without tools needs no limit")
         self.max_tool_iters = max_tool_iters
-        """Allowed turns with tool calls; None: any number."""
         self.max_tool_calls = max_tool_calls
-        """Allowed tool calls; None: any number."""
         self.max_parallel_tool_calls = max_parallel_tool_calls
-        """Tool calls of one turn that are run; None: all."""
         self._counts: weakref.WeakKeyDictionary[Any, _Counts] = weakref.WeakKeyDictionary()
         self._latest = _Counts()
 
@@ -223,16 +220,11 @@ class ToolIterationLimiter(ToolLimiter):
     """
 
     def __init__(self, max_iterations: int | None = None) -> None:
-        """Set the limit.
-
-        Args:
-            max_iterations: Turns with tool calls, parallel calls counted as one; None: no limit.
-        """
         super().__init__(max_tool_iters=max_iterations)
 
     @property
     def max_iterations(self) -> int | None:
-        """Allowed turns with tool calls; None: any number."""
+        """Allowed turns with tool calls, parallel calls counted as one; None: no limit."""
         return self.max_tool_iters
 
     @property
@@ -306,13 +298,9 @@ class LoopLimiter(HookProvider):
             max_messages: Messages added, of either role.
         """
         self.max_tool_iters = max_tool_iters
-        """Allowed turns with tool calls; None: any number."""
         self.max_tool_calls = max_tool_calls
-        """Allowed tool calls; None: any number."""
         self.max_parallel_tool_calls = max_parallel_tool_calls
-        """Tool calls of one turn that are run; None: all."""
         self.max_messages = max_messages
-        """Messages that may be added; None: any number."""
         self.reset()
 
     def reset(self) -> None:
@@ -324,7 +312,6 @@ class LoopLimiter(HookProvider):
         self.cancelled_tool_call_count = 0
         """Tool calls that were not run because their turn had too many."""
         self.message_count = 0
-        """Messages added to the conversation."""
         self._turn: list[str] = []
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:

@@ -28,8 +28,8 @@ def view(
 
     Args:
         directory: Directory of the run. A run that is being written is followed.
-        tokenizer: The model's tokenizer, or a name or path to load it from; None: the one that run.json names.
-            Without a tokenizer, tokens are shown as ids.
+        tokenizer: The model's tokenizer, or a name or path to load it from; None: the one that run.json names. Without
+            a tokenizer, tokens are shown as ids.
         port: Port on 127.0.0.1; 0: any free one.
         browser: Whether to open the page in the default browser.
         ready: Called with the address of the page once it can be opened; None: the address is printed.

@@ -24,8 +24,6 @@ def rendered_view(
     """Return where the rendering of a branch's conversation differs from the prompt of its last turn.
 
     Args:
-        record: The episode.
-        leaf: Last turn of the branch.
         texts: The tokenizer; None: nothing can be rendered.
         run: Content of run.json, for the options of the template; None if it is unknown.
 

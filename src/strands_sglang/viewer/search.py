@@ -41,12 +41,7 @@ _NAMED_VALUES = ("arguments", "parts")  # fields whose keys are data too
 
 
 def search_run(directory: Path, query: str) -> Iterator[str | None]:
-    """Yield the id of each episode that contains a text; None now and then, so that the caller can stop.
-
-    Args:
-        directory: Directory of the run.
-        query: The text.
-    """
+    """Yield the id of each episode that contains a text; None now and then, so that the caller can stop."""
     wanted = query[:MAX_QUERY].lower()
     if not wanted.strip():
         return

@@ -20,13 +20,8 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     the pass rate to a power instead, 1 - (1 - c/n)^k, is biased.
 
     Args:
-        samples: Number of samples.
         passed: How many of them passed.
         k: Size of a subset, at most `samples`.
-
-    Example:
-        >>> pass_at_k(4, 1, 2)
-        0.5
     """
     if not 0 <= passed <= samples or not 1 <= k <= samples:
         raise ValueError(f"passed must be 0 to {samples} and k 1 to {samples}, got {passed} and {k}")
@@ -36,12 +31,10 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
     """Return the interval of the mean of independent values, by Student's t distribution.
 
-    Args:
-        values: The values.
-        confidence: Probability that the interval covers the mean, between 0 and 1.
+    Returns None if there are fewer than two values, or all are equal.
 
-    Returns:
-        None if there are fewer than two values, or all are equal.
+    Args:
+        confidence: Probability that the interval covers the mean, between 0 and 1.
     """
     count = len(values)
     if count < 2:
@@ -57,13 +50,10 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 def wilson_interval(passed: float, count: int, confidence: float = 0.95) -> Interval | None:
     """Return Wilson's score interval of a proportion, which is right for few samples and at 0 and 1.
 
-    Args:
-        passed: Number of successes.
-        count: Number of trials.
-        confidence: Probability that the interval covers the proportion, between 0 and 1.
+    Returns None without trials.
 
-    Returns:
-        None without trials.
+    Args:
+        confidence: Probability that the interval covers the proportion, between 0 and 1.
     """
     if count < 1:
         return None
@@ -83,10 +73,6 @@ def t_quantile(confidence: float, freedom: int) -> float:
     Args:
         confidence: The probability, between 0 and 1.
         freedom: Degrees of freedom, from 1 up.
-
-    Example:
-        >>> round(t_quantile(0.95, 9), 3)
-        2.262
     """
     if not 0 < confidence < 1 or freedom < 1:
         raise ValueError(f"confidence must be between 0 and 1 and freedom at least 1, got {confidence} and {freedom}")

@@ -84,9 +84,7 @@ class TaskEvaluation:
     """The figures of one task."""
 
     id: str
-    """Id of the task."""
     episodes: int
-    """Number of its episodes."""
     rewards: tuple[float, ...]
     """Rewards of the episodes that count."""
     passed: int
@@ -273,34 +271,21 @@ class RecordedTask(NamedTuple):
     """The part of a recorded task that is evaluated."""
 
     id: str
-    """Id of the task."""
 
 
 class RecordedScore(NamedTuple):
     """The part of a recorded episode that is evaluated."""
 
     task: RecordedTask
-    """Its task."""
     reward: float | None
     """The reward; None if there is none."""
     end_reason: EndReason
-    """Why it ended."""
 
 
 def recorded_scores(directory: Path | str) -> tuple[list[RecordedScore], int]:
     """Return the scores of the episodes of a recorded run that ended, in the order of their ids.
 
-    Args:
-        directory: Directory of the run.
-
-    Returns:
-        The scores, and the number of episodes that have not ended.
-
-    Example:
-        ```python
-        scores, unfinished = recorded_scores("runs/first")
-        print(evaluate(scores, ks=(1, 8)).text())
-        ```
+    Returns the scores, and the number of episodes that have not ended.
     """
     known = {reason.value: reason for reason in EndReason}
     rows = sorted(run_rows(directory), key=lambda row: natural_key(row["id"]))

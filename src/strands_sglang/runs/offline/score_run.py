@@ -40,11 +40,9 @@ class ScoreRunResult:
     """
 
     id: str
-    """Id of the episode."""
     before: Reward
     """The reward before."""
     now: Reward
-    """The new reward."""
 
 
 async def score_run(
@@ -62,7 +60,6 @@ async def score_run(
 
     Args:
         reward: As for `rollout`. It is called with episodes read from the ledger (`Episode.restored` is True).
-        directory: Directory of the run.
         episodes: Ids of the episodes to score; None: all.
         unscored_only: Whether to skip episodes that have a score.
         reward_timeout: Time limit for scoring one episode in seconds; None: no limit.

@@ -60,7 +60,6 @@ class TeacherReport:
     """
 
     url: str
-    """Base URL of the teacher."""
     model: str
     """The teacher, as its engine reports it."""
     weight_version: str | None
@@ -68,7 +67,6 @@ class TeacherReport:
     top: int = 0
     """Number of likeliest ids per token."""
     episodes: int = 0
-    """Number of episodes that were scored."""
     known: int = 0
     """Number of episodes that the same teacher had scored before."""
     empty: int = 0
@@ -80,7 +78,6 @@ class TeacherReport:
     seconds: float = 0.0
     """Duration in seconds."""
     logprob_sum: float = 0.0
-    """Sum of the teacher's logprobs."""
     difference_sum: float = 0.0
     """Sum of the student's logprob minus the teacher's."""
     failures: dict[str, str] = field(default_factory=dict)
@@ -228,14 +225,12 @@ class TeacherScorer:
     ) -> TeacherScorer:
         """Return a scorer after asking the teacher about its model.
 
+        Raises ConfigurationError if `top` is larger than the teacher's vocabulary. Raises EngineError if the teacher
+        does not answer.
+
         Args:
-            client: The teacher's engine.
             top: Number of likeliest ids to keep for each token.
             progress: Called with the report so far, after each episode.
-
-        Raises:
-            ConfigurationError: `top` is larger than the teacher's vocabulary.
-            EngineError: The teacher does not answer.
         """
         await client.probe(_REACH_SECONDS).reach(client.first_contact or 0.0)  # raises with what to check
         info = await client.control.model_info()
@@ -360,7 +355,6 @@ def _is_known(record: EpisodeRecord, report: TeacherReport) -> bool:
 
 
 def _append(record: EpisodeRecord, writer: LedgerWriter, scores: _Scores, report: TeacherReport) -> None:
-    """Write the scores of an episode after its end."""
     arrays: TeacherArrays = {"logprobs": array("d"), "top_ids": array("i"), "top_logprobs": array("d")}
     for one in scores.by_turn.values():
         arrays["logprobs"] += one.logprobs

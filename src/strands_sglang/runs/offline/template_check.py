@@ -32,7 +32,6 @@ class TemplateDifference:
     """A conversation for which the template renders another text."""
 
     episode: str
-    """Id of the episode."""
     leaf: int
     """Id of the branch's last turn."""
     first_difference: str
@@ -48,7 +47,6 @@ class TemplateReport:
     unknown: int = 0
     """Number of finished episodes without recorded conversations."""
     differences: list[TemplateDifference] = field(default_factory=list)
-    """The conversations that differ."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -75,16 +73,9 @@ def check_templates(
     """Compare every recorded conversation of a run with one rendering of the chat template.
 
     Args:
-        directory: Directory of the run.
         tokenizer: The tokenizer that was passed to `rollout`.
         episodes: Ids of the episodes to check; None: all.
         **model_options: The model options that were passed to `rollout`.
-
-    Example:
-        ```python
-        report = check_templates("runs/first", tokenizer="Qwen/Qwen3-8B")
-        print(report.text())
-        ```
     """
     model = RunSpec(lambda *_: None, None, tokenizer, NoEngine(), Limits(), dict(model_options)).model()
     report = TemplateReport()

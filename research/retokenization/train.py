@@ -2,7 +2,7 @@
 """One training run: an arm, a policy and a seed; a line of metrics per step, and success on held-out questions.
 
     lab/serve tool-policy-noncanonical &
-    OMP_NUM_THREADS=1 $(scripts/setup-trainers trl) examples/retokenization/train.py --arm decode --steps 30
+    OMP_NUM_THREADS=1 $(scripts/setup-trainers trl) research/retokenization/train.py --arm decode --steps 30
 
 `run.py` runs all of the experiment. The engine may hold any weights of the same architecture: the run first gives it
 those of its start policy. The results are in `FOLDER/NAME.jsonl`: a line with the settings, a line per step, and a line

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One run of the re-tokenisation experiment with slime: Qwen3-8B, one node of 8 GPUs.
-#   bash examples/retokenization/slime_recipe/run.sh render-engine 0          # arm, seed
+#   bash research/retokenization/slime_recipe/run.sh render-engine 0          # arm, seed
 # README.md lists the arms and the requirements. NOT RUN by the authors: the flags were checked, the training was not.
 set -euo pipefail
 
@@ -24,7 +24,7 @@ source "$SLIME/scripts/models/qwen3-8B.sh"
 
 AGENT=(
     --custom-generate-function-path arm_agent.generate
-    --eval-config "$HERE/../../slime_math/aime.yaml"
+    --eval-config "$HERE/../../../examples/slime_math/aime.yaml"
     --eval-interval 20
 )
 CHECKPOINTS=(
@@ -94,7 +94,7 @@ fi
 nvlink=$(nvidia-smi topo -m 2>/dev/null | grep -q 'NV[0-9]' && echo 1 || echo 0)
 environment=$(
     printf '{"env_vars": {"PYTHONPATH": "%s:%s:%s:%s", "DATA": "%s", "RETOKENIZATION_ARM": "%s", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_NVLS_ENABLE": "%s"}}' \
-        "$MEGATRON" "$SLIME" "$HERE" "$HERE/../../slime_math" "$DATA" "$ARM" "$nvlink"
+        "$MEGATRON" "$SLIME" "$HERE" "$HERE/../../../examples/slime_math" "$DATA" "$ARM" "$nvlink"
 )
 
 ray status >/dev/null 2>&1 || ray start --head --num-gpus "$GPUS" --disable-usage-stats

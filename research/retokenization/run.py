@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The experiment in one command; finished runs are skipped.
 
-    examples/retokenization/run.py --short    # the question itself, in 17 minutes on two cores
-    examples/retokenization/run.py            # everything in the report: hours
-    examples/retokenization/run.py --check    # a few steps: are tokens and logprobs exact?
+    research/retokenization/run.py --short    # the question itself, in 17 minutes on two cores
+    research/retokenization/run.py            # everything in the report: hours
+    research/retokenization/run.py --check    # a few steps: are tokens and logprobs exact?
 
 The first time, it makes an environment with TRL and installs the lab's engine. Stop it at any time, with Ctrl-C or a
 signal, and start it again: only the runs that were under way begin anew. Each worker has its own engine, which ends

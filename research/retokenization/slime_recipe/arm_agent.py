@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent.parent / "slime_math")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[2] / "examples" / "slime_math")]
 
 import math_agent  # noqa: E402
 from arms import ARMS, REWARDED, Arm, Tokens  # noqa: E402

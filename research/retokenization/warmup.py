@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make the policies that runs start from, by supervised training on right solutions of the same task.
 
-    OMP_NUM_THREADS=1 $(scripts/setup-trainers trl) examples/retokenization/warmup.py split-05 smollm2-tools
+    OMP_NUM_THREADS=1 $(scripts/setup-trainers trl) research/retokenization/warmup.py split-05 smollm2-tools
 
 `run.py` makes what it needs. The checkpoints are in the lab's cache, outside the checkout. The lab's own policies,
 `canonical` and `noncanonical`, exist already.

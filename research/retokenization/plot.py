@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Make all pictures and tables of docs/drift-training.md from the results in the repository.
 
-    python examples/retokenization/plot.py                                  # from results/runs.jsonl
-    python examples/retokenization/plot.py --collect runs/retokenization    # first gather the runs of a queue
+    python research/retokenization/plot.py                                  # from results/runs.jsonl
+    python research/retokenization/plot.py --collect runs/retokenization    # first gather the runs of a queue
 
 What stands between `<!-- results: NAME -->` and `<!-- /results -->` in the page is replaced; the rest is written by
 hand. Needs numpy.

@@ -27,7 +27,7 @@ from support.trainers.slime_world import IMPORTABLE, MISSING, slime
 from support.trainers.trainer_environment import python_of
 
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLE = ROOT / "examples" / "retokenization"
+RESEARCH = ROOT / "research" / "retokenization"
 MODULES = (
     "arms",
     "retokenize",
@@ -46,17 +46,17 @@ MODULES = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def example() -> Iterator[None]:
-    """Make the modules of the example importable, and forget them afterwards: their names are common."""
-    sys.path.insert(0, str(EXAMPLE))
+def modules() -> Iterator[None]:
+    """Make the modules of the experiment importable, and forget them afterwards: their names are common."""
+    sys.path.insert(0, str(RESEARCH))
     yield
-    sys.path.remove(str(EXAMPLE))
+    sys.path.remove(str(RESEARCH))
     for name in MODULES:
         sys.modules.pop(name, None)
 
 
 def module(name: str) -> Any:
-    """Import a module of the example."""
+    """Import a module of the experiment."""
     return importlib.import_module(name)
 
 
@@ -464,7 +464,7 @@ def test_plots_and_tables_from_a_small_results_file(tmp_path: Path) -> None:
     assert len({line.count("|") for line in table.splitlines()}) == 1
     copy, images = tmp_path / "page.md", tmp_path / "images"
     copy.write_text((ROOT / "docs" / "drift-training.md").read_text())
-    command = f"{sys.executable} {EXAMPLE / 'plot.py'} --results {file} --page {copy} --images {images}"
+    command = f"{sys.executable} {RESEARCH / 'plot.py'} --results {file} --page {copy} --images {images}"
     subprocess.run(command.split(), check=True)
     assert copy.read_text() == page and {path.name for path in images.iterdir()} == set(plot.PICTURES)
     for draw in plot.PICTURES.values():
@@ -513,13 +513,13 @@ def test_exactness_is_judged_whatever_is_learned(tmp_path: Path) -> None:
 
 # --- the recipe for slime ---------------------------------------------------------------------------------------------
 
-RECIPE = EXAMPLE / "slime_recipe"
+RECIPE = RESEARCH / "slime_recipe"
 
 
 @pytest.fixture
 def recipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The generate function of the recipe, with an agent that has neither a sandbox nor a system prompt."""
-    for folder in (RECIPE, EXAMPLE, EXAMPLE.parent / "slime_math"):
+    for folder in (RECIPE, RESEARCH, RESEARCH.parent / "slime_math"):
         monkeypatch.syspath_prepend(str(folder))
     found = module("arm_agent")
     monkeypatch.setattr(found.math_agent, "SYSTEM_PROMPT", None)
@@ -625,7 +625,7 @@ def test_a_few_steps_of_training_are_exact(tmp_path: Path) -> None:
     """`run.py --check`: it starts its own engines; what was sampled is what is trained. Then nothing is left to do."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     env |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT / "src")}
-    command = [python_of("trl"), str(EXAMPLE / "run.py"), "--check", "--results", str(tmp_path)]
+    command = [python_of("trl"), str(RESEARCH / "run.py"), "--check", "--results", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=580, check=False)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     results = module("results")
