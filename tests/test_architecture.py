@@ -13,10 +13,10 @@ PACKAGE = ROOT / "src" / "strands_sglang"
 LAYERS = [
     {"cli"},
     {"doctor", "drift"},
-    {"trainers", "tools"},
+    {"trainers"},
     {"viewer"},
-    {"rollout"},
-    {"runs"},
+    {"runs", "rollout"},
+    {"tools"},
     {"proof"},
     {"ledger"},
     {"client", "sglang"},

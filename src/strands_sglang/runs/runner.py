@@ -31,8 +31,7 @@ from strands_sglang.runs.monitoring.metrics import RunCounters
 from strands_sglang.runs.monitoring.progress import Progress, ProgressKind, Reporter, display_for
 from strands_sglang.runs.monitoring.trackers import TrackedRun, Tracker, Tracking, tracker_for
 from strands_sglang.runs.options import RunOptions
-from strands_sglang.runs.preflight import RunRequirements
-from strands_sglang.runs.preflight import preflight as check_server
+from strands_sglang.runs.preflight import preflight_run
 from strands_sglang.runs.recording.event_data import ToolArguments
 from strands_sglang.runs.resume import directory_lock, read_previous_run
 from strands_sglang.runs.task import Task
@@ -245,13 +244,8 @@ async def rollout(
             options.stop_after_failures,
         )
         try:
-            if (
-                options.preflight
-                and isinstance(engine, SGLangClient)
-                and controller.may_sample(checked, samples_per_task)
-            ):
-                requirements = await asyncio.get_running_loop().run_in_executor(None, RunRequirements.of, run_spec)
-                await check_server(engine, requirements)
+            if options.preflight and controller.may_sample(checked, samples_per_task):
+                await preflight_run(run_spec)
             async with (
                 Tracking(chosen_tracker, tracked_run(controller.run_spec, samples_per_task, concurrency)) as tracking,
                 Reporter(

@@ -26,8 +26,8 @@ environment variable STRANDS_SGLANG_API_KEY.
 """
 CHECKS = (
     *("server", "versions", "workers", "sampling", "router", "tokenizer", "template", "soundness", "parser", "agent"),
-    *("dtype", "logprobs", "return_logprob", "stop tokens", "prefix cache", "context", "weight version", "abort"),
-    *("clock", "open files", "sandbox", "ray"),
+    *("dtype", "logprobs", "return_logprob", "kept sets", "stop tokens", "prefix cache", "context", "weight version"),
+    *("abort", "clock", "open files", "sandbox", "ray"),
 )
 """Values of `--only`. Listed here because their module imports much."""
 _STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "SKIP": "dim"}

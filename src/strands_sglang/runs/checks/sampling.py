@@ -1,23 +1,19 @@
 """Checks of sampled tokens: they arrive, logprobs are exact, prefixes are cached, stop tokens are kept, aborts work.
 
-Invariant: prompts consist of ids that the server itself returned (`Subject.known_ids`), and every request that a check
+Invariant: prompts consist of ids that the server itself returned (`Setup.known_ids`), and every request that a check
 does not wait for is aborted.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from strands_sglang.doctor.report import Finding, failed, passed, skipped, warned
-from strands_sglang.doctor.subject import Subject
 from strands_sglang.engine import FinishReason, Generation
 from strands_sglang.engine.prefill import prefill_logprobs
 from strands_sglang.errors import (
@@ -25,10 +21,15 @@ from strands_sglang.errors import (
     ContextOverflowError,
     EngineError,
     EngineUnavailableError,
+    KeptSetsMissingError,
     LedgerError,
     MalformedResponseError,
+    RequestRejectedError,
 )
 from strands_sglang.proof.rescore import TOLERANCE
+from strands_sglang.provider.config import kept_top_k, truncates
+from strands_sglang.runs.checks.finding import Finding, failed, passed, skipped, warned
+from strands_sglang.runs.checks.setup import Setup, model_config
 
 _SAMPLED = 16  # tokens of a probe
 _MEAN_16_BIT, _LARGEST_16_BIT = 0.05, 1.0  # differences of logprobs that 16-bit arithmetic explains
@@ -40,28 +41,77 @@ _TRUNCATED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
 """Sampling parameters that restrict the choice of tokens, with the values that do not."""
 
 
-async def sampling(subject: Subject) -> Finding:
+async def sampling(setup: Setup) -> Finding:
     """Check that the server samples a token with the sampling parameters of a run."""
-    await subject.require_server()
+    await setup.require_server()
     try:
-        subject.client.check_sampling(subject.sampling)
-        arrived = await subject.sampled_token()
+        setup.client.check_sampling(setup.sampling)
+        problem = await setup.token_problem()
     except ConfigurationError as error:
-        return failed(str(error), "correct sampling_params, or the fields in extra, as the message says")
+        return failed(error, "correct sampling_params, or the fields in extra, as the message says")
     except MalformedResponseError as error:
-        return failed(str(error), "use SGLang 0.5 or newer: pip install -U sglang on the server")
+        return failed(error, "use SGLang 0.5 or newer: pip install -U sglang on the server")
     except EngineUnavailableError as error:
         resume = "POST /continue_generation to each worker, or await client.control.resume()"
         if "paused" in str(error):
-            return failed(str(error), f"the server is paused, as for a weight update that did not finish: {resume}")
-        return failed(str(error), "check the log of the server: it accepts requests but fails to sample")
-    if not arrived:
+            return failed(error, f"the server is paused, as for a weight update that did not finish: {resume}")
+        return failed(error, "check the log of the server: it accepts requests but fails to sample")
+    if problem:
         return warned(
             "no token arrived in time",
             "the server is busy, or paused for a weight update (POST /continue_generation resumes it): check again "
             "when it is idle",
+            log=problem,
         )
     return passed("one token was sampled with your sampling parameters")
+
+
+async def kept_sets(setup: Setup) -> Finding:
+    """Check that the server returns the kept sets of truncated sampling, if turns are to have them."""
+    given, wanted = setup.sampling, setup.options.get("kept_sets", "auto")
+    truncated = truncates(given)
+    if wanted is not True and not (wanted == "auto" and truncated):
+        if not truncated:
+            return skipped("sampling is not truncated")
+        if not setup.needs_kept_sets:
+            return skipped("sampling is truncated, but kept_sets=False")
+        return failed(
+            ConfigurationError(
+                "kept_sets must not be False: sampling is truncated, and the trainer renormalises over the kept sets"
+            ),
+            "leave kept_sets out, or sample without top_p, top_k and min_p",
+        )
+    await setup.require_sampling()
+    one = {**given, "max_new_tokens": 1, "top_k": kept_top_k(given)}
+    one.pop("min_new_tokens", None)
+    try:
+        await setup.client.generate(
+            (await setup.known_ids())[:16],
+            one,
+            kept_sets=True,
+            extra=setup.options.get("extra"),
+            deadline=setup.probe.left,
+        )
+        return passed("the server returns them")
+    except (KeptSetsMissingError, RequestRejectedError) as error:
+        why = str(error)
+    except EngineError as error:
+        log = f"error=<{error}> | kept sets of truncated sampling could not be checked"
+        return skipped(f"the request for them failed: {error!s:.200}", log=log)
+    advice = (
+        "SGLang 0.5.21 or newer returns them, without speculative decoding; a router that drops the request for them "
+        "must list its workers, or use a worker's own address; or sample without top_p, top_k and min_p"
+    )
+    url = setup.client.base_url
+    if wanted is True or setup.needs_kept_sets:
+        refusal = ConfigurationError(f"{url} returns no kept sets of truncated sampling: {why}. {advice}")
+        return failed(refusal, "docs/guides/truncated-sampling.md explains what they are for")
+    return warned(
+        f"the server returns none: {why}",
+        f"turns are recorded without them, and importance ratios are biased: {advice}",
+        log=f"server=<{url}>, error=<{why}> | the server returns no kept sets, so turns of truncated sampling are "
+        f"recorded without them, and importance ratios are biased: {advice}",
+    )
 
 
 def _dtype_name(value: Any) -> str | None:
@@ -73,30 +123,27 @@ def _dtype_name(value: Any) -> str | None:
 
 def _checkpoint_dtype(model_path: Any) -> str | None:
     """Return the number format in the config.json of a checkpoint; None if that cannot be read from this machine."""
-    try:
-        config = json.loads((Path(str(model_path or "")) / "config.json").read_text())
-        text = config.get("text_config") or {}
-        found = config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or text.get("torch_dtype")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return _dtype_name(found)
+    config = model_config(model_path)
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
+    found = [part[name] for part in parts for name in ("dtype", "torch_dtype") if part.get(name)]
+    return _dtype_name(found[0]) if found else None
 
 
-async def served_dtype(subject: Subject) -> tuple[str | None, str | None]:
+async def served_dtype(setup: Setup) -> tuple[str | None, str | None]:
     """Return the number format that the server computes in, and the expected one; None if unknown."""
-    report = await subject.report()
+    report = await setup.report()
     checkpoint = await asyncio.to_thread(_checkpoint_dtype, report.model.get("model_path"))
     served = _dtype_name(report.server.get("dtype"))
     if served is None and report.server.get("dtype") == "auto":
         served = checkpoint if checkpoint != "float32" else "float16"  # what "auto" means in SGLang
-    return served, _dtype_name(subject.dtype) or checkpoint
+    return served, _dtype_name(setup.dtype) or checkpoint
 
 
-async def dtype(subject: Subject) -> Finding:
+async def dtype(setup: Setup) -> Finding:
     """Check that the server computes in the number format of the trainer."""
-    report = await subject.report()
-    served, expected = await served_dtype(subject)
-    whose = "your trainer's" if subject.dtype else "the checkpoint's"
+    report = await setup.report()
+    served, expected = await served_dtype(setup)
+    whose = "your trainer's" if setup.dtype else "the checkpoint's"
     if served is None:
         return skipped("the server does not report its number format")
     if expected is not None and served != expected:
@@ -105,7 +152,7 @@ async def dtype(subject: Subject) -> Finding:
             f"start the server with --dtype {expected}: in another format its logprobs are not those that training "
             "computes for the same weights"
         )
-        wider = served == "float32" and not subject.dtype
+        wider = served == "float32" and not setup.dtype
         return passed(f"{found} (more precise)") if wider else failed(found, advice)
     lossy = {
         name: report.server[name]
@@ -122,16 +169,16 @@ async def dtype(subject: Subject) -> Finding:
     return passed(f"{served}" + (f", as {whose}" if expected else ""))
 
 
-async def logprobs(subject: Subject) -> Finding:
+async def logprobs(setup: Setup) -> Finding:
     """Sample a short turn and let the engine score it again."""
-    await subject.require_sampling()
-    prompt = await subject.fresh_prompt()
+    await setup.require_sampling()
+    prompt = await setup.fresh_prompt()
     sampling = {"max_new_tokens": _SAMPLED, "temperature": 1.0, "ignore_eos": True}
-    turn = await subject.client.generate(prompt, sampling, routing_key=subject.fresh_key())
+    turn = await setup.client.generate(prompt, sampling, routing_key=setup.fresh_key())
     if len(prompt) < 2 or not len(turn):
         return skipped("no prompt to sample from")
     try:
-        again = await prefill_logprobs(subject.client.control, [*prompt, *turn.token_ids], len(prompt))
+        again = await prefill_logprobs(setup.client.control, [*prompt, *turn.token_ids], len(prompt))
     except (LedgerError, EngineError) as error:
         return failed(
             f"the engine does not score a prompt: {error!s:.200}",
@@ -139,7 +186,7 @@ async def logprobs(subject: Subject) -> Finding:
         )
     differences = np.abs(again - np.asarray(turn.logprobs))
     largest, mean = float(differences.max()), float(differences.mean())
-    served, _ = await served_dtype(subject)
+    served, _ = await served_dtype(setup)
     found = f"scored again, {len(turn)} tokens differ by {largest:.2g} at most ({mean:.2g} on average)"
     if largest <= TOLERANCE:
         return passed(found)
@@ -158,16 +205,16 @@ async def logprobs(subject: Subject) -> Finding:
     )
 
 
-async def return_logprob(subject: Subject) -> Finding:
+async def return_logprob(setup: Setup) -> Finding:
     """Check that logprobs come for sampled tokens only, and that sampling does not distort them."""
-    await subject.require_sampling()
-    prompt = await subject.fresh_prompt()
+    await setup.require_sampling()
+    prompt = await setup.fresh_prompt()
     body = {
         "input_ids": prompt,
         "sampling_params": {"max_new_tokens": 4, "temperature": 1.0, "ignore_eos": True},
         "return_logprob": True,
     }
-    answer = await subject.client.control.answer_to(body)
+    answer = await setup.client.control.answer_to(body)
     meta: Mapping[str, Any] = answer.get("meta_info") or {}
     sampled, scored = len(answer.get("output_ids") or ()), len(meta.get("output_token_logprobs") or ())
     if sampled != scored or not sampled:
@@ -182,7 +229,7 @@ async def return_logprob(subject: Subject) -> Finding:
             "update SGLang: prompt logprobs make it compute the whole prompt again instead of using its prefix cache. "
             "Requests of other clients should not set logprob_start_len below the length of the prompt",
         )
-    given = subject.sampling
+    given = setup.sampling
     cut = [f"{name}={given[name]}" for name, neutral in _TRUNCATED.items() if given.get(name, neutral) != neutral]
     if cut:
         return warned(
@@ -190,7 +237,7 @@ async def return_logprob(subject: Subject) -> Finding:
             "train with the same truncation, or sample with top_p=1, top_k=-1, min_p=0: otherwise the ratio of new to "
             "old probability is biased",
         )
-    extra = subject.options.get("extra") or {}
+    extra = setup.options.get("extra") or {}
     if extra.get("top_logprobs_num"):
         return warned(
             f"one logprob per sampled token, and extra requests top_logprobs_num={extra['top_logprobs_num']}",
@@ -199,17 +246,17 @@ async def return_logprob(subject: Subject) -> Finding:
     return passed("one logprob per sampled token, none of the prompt")
 
 
-async def prefix_cache(subject: Subject) -> Finding:
+async def prefix_cache(setup: Setup) -> Finding:
     """Check that the second turn of a conversation finds the first one in the prefix cache."""
-    await subject.require_sampling()
-    if len(await subject.known_ids()) < 2:
+    await setup.require_sampling()
+    if len(await setup.known_ids()) < 2:
         return skipped("the server does not answer /tokenize, so there is nothing to make prompts of")
-    prompt, key, page = await subject.fresh_prompt(), subject.fresh_key(), await subject.page_size()
+    prompt, key, page = await setup.fresh_prompt(), setup.fresh_key(), await setup.page_size()
     sampling = {"max_new_tokens": 8, "temperature": 1.0, "ignore_eos": True}
-    first = await subject.client.generate(prompt, sampling, routing_key=key)
+    first = await setup.client.generate(prompt, sampling, routing_key=key)
     before = [*prompt, *first.token_ids]
-    second = await subject.client.generate(
-        [*before, *await subject.fresh_prompt(16)], {**sampling, "max_new_tokens": 1}, routing_key=key
+    second = await setup.client.generate(
+        [*before, *await setup.fresh_prompt(16)], {**sampling, "max_new_tokens": 1}, routing_key=key
     )
     cached = second.cached_tokens
     if cached is None:
@@ -220,7 +267,7 @@ async def prefix_cache(subject: Subject) -> Finding:
     # The last sampled token was never fed to the model, and a cache holds whole pages.
     if cached >= len(before) - page:
         return passed(f"turn 2 found {cached} of {len(before)} tokens of turn 1 in the cache")
-    report = await subject.report()
+    report = await setup.report()
     if report.server.get("disable_radix_cache"):
         return warned(
             f"turn 2 found {cached} of {len(before)} tokens in the cache: the cache is off",
@@ -233,20 +280,20 @@ async def prefix_cache(subject: Subject) -> Finding:
     )
 
 
-async def stop_tokens(subject: Subject) -> Finding:
+async def stop_tokens(setup: Setup) -> Finding:
     """Check that the token that ends a turn is among the sampled tokens."""
-    await subject.require_sampling()
+    await setup.require_sampling()
     advice = (
         "the end-of-turn token must be returned, or the policy is never trained to end its turns: use SGLang's own "
         "/generate (0.5 or newer), without a proxy that removes the stop token from output_ids"
     )
-    prompt, key = await subject.fresh_prompt(), subject.fresh_key()
+    prompt, key = await setup.fresh_prompt(), setup.fresh_key()
     greedy = {"max_new_tokens": _SAMPLED, "temperature": 0.0}
     try:
-        free = await subject.client.generate(prompt, {**greedy, "ignore_eos": True}, routing_key=key)
+        free = await setup.client.generate(prompt, {**greedy, "ignore_eos": True}, routing_key=key)
         ids = list(free.token_ids)
         stop = max(set(ids), key=ids.index)  # the token that occurs first as late as possible
-        turn = await subject.client.generate(prompt, {**greedy, "stop_token_ids": [stop]}, routing_key=key)
+        turn = await setup.client.generate(prompt, {**greedy, "stop_token_ids": [stop]}, routing_key=key)
     except MalformedResponseError as error:
         return failed(f"the counts of an answer that was stopped do not agree: {error!s:.200}", advice)
     return _stopped(turn, advice)
@@ -262,20 +309,20 @@ def _stopped(turn: Generation, advice: str) -> Finding:
     return passed("a turn ends with its stop token")
 
 
-async def abort(subject: Subject) -> Finding:
+async def abort(setup: Setup) -> Finding:
     """Start a long request and abort it by its id."""
-    facts = await subject.require_sampling()
-    prompt = await subject.fresh_prompt(32)
+    facts = await setup.require_sampling()
+    prompt = await setup.fresh_prompt(32)
     room = (facts.context or 2048) - len(prompt) - 16
     rid = f"doctor-abort-{os.urandom(8).hex()}"
     wanted = max(1, min(_ABORT_TOKENS, room))
     sampling = {"max_new_tokens": wanted, "temperature": 1.0, "ignore_eos": True}
     body = {"rid": rid, "input_ids": prompt, "sampling_params": sampling}
-    control = subject.client.control
+    control = setup.client.control
     request = asyncio.ensure_future(control.answer_to(body))
     refused = ""
     try:
-        until = asyncio.get_running_loop().time() + subject.seconds / 2
+        until = asyncio.get_running_loop().time() + setup.seconds / 2
         await asyncio.wait({request}, timeout=_ABORT_AFTER)
         while not request.done() and asyncio.get_running_loop().time() < until:
             results = await control.abort(rid)

@@ -16,10 +16,10 @@ import pytest
 from strands import Agent, tool
 
 from strands_sglang.doctor import Report, Status, diagnose
-from strands_sglang.doctor.diagnose import CHECKS
 from strands_sglang.engine import retry
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.runs import Limits
+from strands_sglang.runs import Limits, rollout
+from strands_sglang.runs.checks.catalogue import CHECKS, QUICK
 from support.families import tokenizer
 from support.scripted_fleet import Engine, Router
 
@@ -225,6 +225,21 @@ async def test_truncated_sampling_is_named(stack: ExitStack) -> None:
     given = {"sampling_params": {"top_p": 0.8, "temperature": 1.0}}
     found = (await checked(served(stack), "return_logprob", **given))["return_logprob"]
     assert found.status is Status.WARN and "top_p=0.8" in found.found and "biased" in found.advice
+
+
+async def test_a_server_without_kept_sets(stack: ExitStack) -> None:
+    url, sampling = served(stack), {"top_p": 0.8, "temperature": 1.0}
+    for wanted, status in (("auto", Status.WARN), (True, Status.FAIL), (False, Status.SKIP)):
+        found = (await checked(url, "kept sets", sampling_params=sampling, kept_sets=wanted))["kept sets"]
+        assert found.status is status, found
+
+
+async def test_a_run_raises_what_a_quick_check_finds(stack: ExitStack) -> None:
+    url, limits = served(stack), Limits(max_context_tokens=8192)
+    with pytest.raises(ConfigurationError) as caught:
+        await rollout(build, ["hello"], tokenizer=tokenizer(FAMILY), base_url=url, limits=limits)
+    report = await checked(url, *QUICK, limits=limits)
+    assert [check.found for check in report.checks if check.status is Status.FAIL] == [str(caught.value)]
 
 
 async def test_ids_outside_the_vocabulary_are_never_sent(stack: ExitStack) -> None:

@@ -13,12 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 from strands_sglang._terminal import counted
 from strands_sglang._version import __version__
-from strands_sglang.doctor.report import Finding, failed, passed, skipped, warned
-from strands_sglang.doctor.subject import Subject, UnmetRequirement
 from strands_sglang.engine import SGLangClient
 from strands_sglang.engine.probe import WorkerReport
 from strands_sglang.errors import ConfigurationError, EngineError
-from strands_sglang.runs.preflight import context_problem, limits_beyond_context
+from strands_sglang.runs.checks.finding import Finding, UnmetRequirement, failed, passed, skipped, warned
+from strands_sglang.runs.checks.setup import Setup
 
 OLDEST_SGLANG = (0, 5)
 """Oldest version of SGLang whose answers have everything that is needed for each token."""
@@ -35,16 +34,16 @@ _POLICY = (
 )
 
 
-async def server(subject: Subject) -> Finding:
+async def server(setup: Setup) -> Finding:
     """Check that a server answers at the address."""
-    url = subject.client.base_url
+    url = setup.client.base_url
     try:
-        facts = await subject.facts()
+        facts = await setup.facts()
     except ConfigurationError as error:
-        return failed(str(error), "correct base_url or api_key as the message says")
+        return failed(error, "correct base_url or api_key as the message says")
     except EngineError as error:
         return failed(
-            str(error),
+            error,
             f"start the server (python -m sglang.launch_server ... --port ...) or its router, and check host, port and "
             f"http:// of {url}",
         )
@@ -57,7 +56,7 @@ async def server(subject: Subject) -> Finding:
     return passed(f"{what} at {url}, serving {facts.model_path}")
 
 
-async def versions(subject: Subject) -> Finding:
+async def versions(setup: Setup) -> Finding:
     """Check the versions of the packages here and of SGLang there."""
     here = {"strands-sglang": __version__, "Python": platform.python_version()}
     old = []
@@ -74,7 +73,7 @@ async def versions(subject: Subject) -> Finding:
             f"{listed}; too old: {', '.join(old)}", f"pip install -U {' '.join(one.split()[0] for one in old)}"
         )
     try:
-        reports = await subject.reports()
+        reports = await setup.reports()
     except UnmetRequirement:
         return passed(f"{listed}; the server's is unknown")
     served = sorted({str(report.server["version"]) for report in reports if report.server.get("version")})
@@ -105,9 +104,9 @@ def _dotted(numbers: Sequence[int]) -> str:
     return ".".join(map(str, numbers))
 
 
-async def workers(subject: Subject) -> Finding:
+async def workers(setup: Setup) -> Finding:
     """Check that every worker answers, and that all serve the same model."""
-    reports = await subject.reports()
+    reports = await setup.reports()
     dead = [report.url for report in reports if not report.alive]
     if dead:
         return failed(
@@ -131,32 +130,43 @@ async def workers(subject: Subject) -> Finding:
     return passed("1 server" if len(reports) == 1 else f"all {len(reports)} workers answer and serve the same model")
 
 
-async def context(subject: Subject) -> Finding:
+async def context(setup: Setup) -> Finding:
     """Check that the server's context is long enough."""
-    facts = await subject.require_server()
-    requirements = await subject.requirements()
-    if (problem := context_problem(facts, requirements)) is not None:
-        return failed(
-            problem, "lower the limit, or start the server with a larger --context-length, as the message says"
-        )
-    if facts.context is None:
+    facts, limits = await setup.require_server(), setup.limits
+    length, wanted, turn = facts.context, limits.max_context_tokens, setup.sampling.get("max_new_tokens")
+    if length is None:
         return warned(
             "the server does not report its context length",
             "set Limits(max_context_tokens=...) to the --context-length of the server, so that episodes end cleanly",
         )
-    if beyond := limits_beyond_context(facts, requirements):
-        listed = ", ".join(f"{name}={bound}" for name, bound in beyond.items())
-        return warned(
-            f"{facts.context} tokens, less than {listed}",
-            "episodes end at the context length: lower the limit, or start the server with a larger --context-length",
+    if wanted is not None and wanted > length:
+        return failed(
+            ConfigurationError(
+                f"Limits.max_context_tokens must be at most the server's context length of {length} tokens, got "
+                f"{wanted}: set Limits(max_context_tokens={length}), or start the server with --context-length {wanted}"
+            ),
+            "lower the limit, or start the server with a larger --context-length, as the message says",
         )
-    turn = requirements.sampling.get("max_new_tokens") or requirements.limits.max_new_tokens
-    return passed(f"{facts.context} tokens" + (f"; a turn may sample {turn}" if turn else ""))
+    bounds = {
+        "Limits.max_response_tokens": limits.max_response_tokens,
+        "Limits.max_new_tokens": limits.max_new_tokens,
+        "max_new_tokens": turn,
+    }
+    if beyond := {name: bound for name, bound in bounds.items() if isinstance(bound, int) and bound > length}:
+        return warned(
+            f"{length} tokens, less than {', '.join(f'{name}={bound}' for name, bound in beyond.items())}",
+            "episodes end at the context length: lower the limit, or start the server with a larger --context-length",
+            log=f"{', '.join(f'{name}=<{bound}>' for name, bound in beyond.items())}, context=<{length}> | limit is "
+            "larger than the server's context length, where episodes end; lower it, or start the server with a larger "
+            "--context-length",
+        )
+    turn = turn or limits.max_new_tokens
+    return passed(f"{length} tokens" + (f"; a turn may sample {turn}" if turn else ""))
 
 
-async def weight_version(subject: Subject) -> Finding:
+async def weight_version(setup: Setup) -> Finding:
     """Check that the server names its weights, and that all workers have the same."""
-    reports = [report for report in await subject.reports() if report.alive]
+    reports = [report for report in await setup.reports() if report.alive]
     names = sorted({str(report.model.get("weight_version")) for report in reports})
     if names == ["None"]:
         return warned(
@@ -172,10 +182,10 @@ async def weight_version(subject: Subject) -> Finding:
     return passed(f"{names[0]!r}" + (" on all workers" if len(reports) > 1 else ""))
 
 
-async def clock(subject: Subject) -> Finding:
+async def clock(setup: Setup) -> Finding:
     """Compare the clocks of the workers with the one of this machine."""
-    reports = [report for report in await subject.reports() if report.alive]
-    offsets = await asyncio.gather(*(subject.probe().clock_offset(report.url) for report in reports))
+    reports = [report for report in await setup.reports() if report.alive]
+    offsets = await asyncio.gather(*(setup.probe.clock_offset(report.url) for report in reports))
     known = [(report.url, *offset) for report, offset in zip(reports, offsets, strict=True) if offset is not None]
     if not known:
         return skipped("the server sends no Date header")
@@ -191,16 +201,16 @@ async def clock(subject: Subject) -> Finding:
     return failed(found, advice) if beyond > _CLOCK_FAIL else warned(found, advice)
 
 
-async def router(subject: Subject) -> Finding:
+async def router(setup: Setup) -> Finding:
     """Check that the turns of one conversation stay on one worker."""
-    facts = await subject.require_sampling()
-    reports = [report for report in await subject.reports() if report.alive]
+    facts = await setup.require_sampling()
+    reports = [report for report in await setup.reports() if report.alive]
     if facts.workers == 1:
         return passed("one server: every turn goes to it")
-    if len(await subject.known_ids()) < 2:
+    if len(await setup.known_ids()) < 2:
         return skipped("the workers do not answer /tokenize, so there is nothing to make prompts of")
-    keys = [subject.fresh_key() for _ in range(_CONVERSATIONS)]
-    found = await asyncio.gather(*(_conversation(subject, key) for key in keys))
+    keys = [setup.fresh_key() for _ in range(_CONVERSATIONS)]
+    found = await asyncio.gather(*(_conversation(setup, key) for key in keys))
     turns = [covered for one, _ in found for covered in one]
     if any(covered is None for covered in turns):
         return warned(
@@ -208,7 +218,7 @@ async def router(subject: Subject) -> Finding:
             f"update SGLang, and {_POLICY}",
         )
     kept = sum(bool(covered) for covered in turns)
-    places = await _places(subject, reports, [prompts for _, prompts in found])
+    places = await _places(setup, reports, [prompts for _, prompts in found])
     if kept < len(turns):
         off = " or the cache is off (--disable-radix-cache)" if kept == 0 else ""
         return warned(
@@ -216,44 +226,41 @@ async def router(subject: Subject) -> Finding:
             f"before in the cache of their worker{f'; {places[0]}' if places else ''}",
             f"{_POLICY}{';' if off else ''}{off}",
         )
-    return passed(f"all {len(turns)} further turns stayed on the worker of their conversation{_policy(places)}")
+    policy = f"; {places[0]}{places[1]}" if places else ""
+    return passed(f"all {len(turns)} further turns stayed on the worker of their conversation{policy}")
 
 
-def _policy(places: tuple[str, str] | None) -> str:
-    return f"; {places[0]}{places[1]}" if places else ""
-
-
-async def _conversation(subject: Subject, key: str) -> tuple[list[bool | None], list[list[int]]]:
+async def _conversation(setup: Setup, key: str) -> tuple[list[bool | None], list[list[int]]]:
     """Play a conversation, and send unrelated prompts with its key.
 
     Returns:
         For each turn after the first, whether its prefix was cached (None: not reported); and the unrelated prompts.
     """
-    page, sampling = await subject.page_size(), {"max_new_tokens": 2, "temperature": 0.0}
-    prompt = await subject.fresh_prompt()
+    page, sampling = await setup.page_size(), {"max_new_tokens": 2, "temperature": 0.0}
+    prompt = await setup.fresh_prompt()
     covered: list[bool | None] = []
     before = 0
     for _ in range(_TURNS):
-        turn = await subject.client.generate(prompt, sampling, routing_key=key)
+        turn = await setup.client.generate(prompt, sampling, routing_key=key)
         if before:
             reported = turn.cached_tokens
             covered.append(None if reported is None else reported >= before - page)
         prompt = [*prompt, *turn.token_ids]
         before = len(prompt)
-        prompt += await subject.fresh_prompt(16)
-    unrelated = [await subject.fresh_prompt() for _ in range(_UNRELATED)]
+        prompt += await setup.fresh_prompt(16)
+    unrelated = [await setup.fresh_prompt() for _ in range(_UNRELATED)]
     for other in unrelated:
-        await subject.client.generate(other, sampling, routing_key=key)
+        await setup.client.generate(other, sampling, routing_key=key)
     return covered, unrelated
 
 
 async def _places(
-    subject: Subject, reports: Sequence[WorkerReport], prompts: Sequence[Sequence[list[int]]]
+    setup: Setup, reports: Sequence[WorkerReport], prompts: Sequence[Sequence[list[int]]]
 ) -> tuple[str, str] | None:
     """Ask the workers which of them served each prompt; None if there are too many workers, or it is unclear.
 
     Args:
-        subject: What is diagnosed.
+        setup: What is checked.
         reports: The workers.
         prompts: The prompts of each routing key.
 
@@ -262,7 +269,7 @@ async def _places(
     """
     if not 2 <= len(reports) <= _MOST_ASKED:
         return None
-    clients = [worker_client(subject, report.url) for report in reports]
+    clients = [setup.client.at(report.url, max_connections=16) for report in reports]
     try:
         asked = [[_worker_of(clients, prompt) for prompt in group] for group in prompts]
         found = [await asyncio.gather(*group) for group in asked]
@@ -288,8 +295,3 @@ async def _worker_of(clients: Sequence[SGLangClient], prompt: list[int]) -> int 
     turns = await asyncio.gather(*(client.generate(prompt, sampling) for client in clients))
     having = [at for at, turn in enumerate(turns) if (turn.cached_tokens or 0) >= len(prompt) // 2]
     return having[0] if len(having) == 1 else None
-
-
-def worker_client(subject: Subject, url: str) -> SGLangClient:
-    """Return a client of one worker with the credentials of the subject's client; it does not retry."""
-    return subject.client.at(url, max_connections=16)

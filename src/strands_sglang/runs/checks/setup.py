@@ -1,33 +1,36 @@
-"""What is diagnosed, and the facts that several checks need: `Subject`.
+"""What is checked, and the facts that several checks need: `Setup`.
 
 A fact is requested once, by the first check that needs it, and awaited by the others. Methods named `require_...` raise
 `UnmetRequirement` if the fact is missing: the checks that need it are skipped, and the check of the fact itself reports
 why.
 
-Invariant: only token ids that the server itself returned, or id 0, are sent before the tokenizer is known to be the
-server's: an id outside the vocabulary can crash a server.
+Invariant: only token ids that the server itself returned, or id 0, are sent: an id outside the vocabulary can crash a
+server. No request is part of an episode.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.soundness import Soundness, sound_bridge
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine import SGLangClient
-from strands_sglang.engine.probe import Probe, ServerFacts, WorkerReport
-from strands_sglang.errors import ConfigurationError, EngineUnavailableError
+from strands_sglang.engine.probe import ServerFacts, WorkerReport
+from strands_sglang.engine.retry import server_history
+from strands_sglang.errors import EngineBusyError, EngineUnavailableError
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.config import template_arguments
+from strands_sglang.runs.checks.finding import UnmetRequirement
 from strands_sglang.runs.limits import Limits
-from strands_sglang.runs.preflight import RunRequirements, check_tokenizer, sample_token
 from strands_sglang.runs.task import Task
 
 ValueT = TypeVar("ValueT")
@@ -37,66 +40,81 @@ _TEXT = (
     "names of a few cities: Lisbon, Osaka, Nairobi, Quito, Tromsø. It is only here to be read by a server once."
 )
 """Text whose ids prompts are made of."""
-_PROMPT_TOKENS = 96
-"""Tokens of a prompt: more than the pages of common caches."""
-_TOKEN_SECONDS = 5.0
-"""Time limit of one attempt to sample one token."""
-
-
-class UnmetRequirement(Exception):
-    """A check needs something that is missing; the message says what."""
+_PROMPT_TOKENS = 96  # more than the pages of common caches
+_TOKEN_SECONDS, _DIAGNOSIS_SECONDS = 2.0, 1.5  # to wait for one sampled token, and to find out why none arrived
+_IDLE_CHECKS = 3  # requests for the server's load while a token is outstanding
+_TOKEN_PAUSE = 0.2  # seconds before a token is requested again
+_TEMPLATE_OPTIONS = ("enable_thinking", "chat_template_kwargs")
 
 
 @dataclass(eq=False)
-class Subject:
-    """One server or router, one tokenizer, and what a run would do with them."""
+class Setup:
+    """One server or router, one tokenizer, and what a run does with them."""
 
     client: SGLangClient
-    """The server or router. It does not retry."""
     tokenizer: Any
     """The tokenizer, or the name or path to load it from."""
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `SGLangModel`, such as `tool_parser`, `chat_template`, `sampling_params`."""
     limits: Limits = field(default_factory=Limits)
-    """Limits of an episode."""
+    needs_kept_sets: bool = False
+    """Whether the trainer cannot train truncated turns without their kept sets."""
     build: Callable[..., Any] | None = None
     """Builds the agent from a task and a model; None: no agent is checked."""
     task: Task = field(default_factory=lambda: Task("Say hello.", id="doctor"))
     """Task that the agent is built for."""
     concurrency: int = 1000
-    """Episodes that run at the same time."""
     workers: int = 0
     """Ray workers that a run would use; 0: none."""
     dtype: str | None = None
     """Number format in which the trainer computes logprobs; None: that of the checkpoint."""
     seconds: float = 20.0
-    """Upper bound on the duration of one check."""
+    """Time limit: of each check in a diagnosis, where all run at once; of all together before a run."""
+    token_seconds: float = 0.0
+    """How long to ask a busy server again for one token; 0.0: it is asked once."""
 
     def __post_init__(self) -> None:
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self.probe = self.client.probe(self.seconds)
+        """Requests facts from the server; its time limit is that of the setup."""
+        self._facts: dict[str, asyncio.Task[Any]] = {}
         self._random = random.Random()
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """Arguments of the chat template among the options."""
+        return template_arguments("", {name: self.options[name] for name in _TEMPLATE_OPTIONS if name in self.options})
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Sampling parameters among the options."""
+        return dict(self.options.get("sampling_params") or self.options.get("params") or {})
 
     # --- facts ------------------------------------------------------------------------------------------------------
 
-    async def _once(self, name: str, make: Callable[[], Awaitable[ValueT]]) -> ValueT:
-        if name not in self._tasks:
-            self._tasks[name] = asyncio.ensure_future(make())
-        return cast(ValueT, await asyncio.shield(self._tasks[name]))
+    async def once(self, name: str, make: Callable[[], Awaitable[ValueT]]) -> ValueT:
+        """Return the fact of this name; the first caller makes it, the others wait for it."""
+        if name not in self._facts:
+            self._facts[name] = asyncio.ensure_future(make())
+        return cast(ValueT, await asyncio.shield(self._facts[name]))
 
     async def close(self) -> None:
-        """Cancel what is still being requested, and close the connections."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await self.client.close()
-
-    def probe(self) -> Probe:
-        """Return a probe with a time limit of half a check."""
-        return self.client.probe(self.seconds / 2)
+        """Cancel what is still being requested."""
+        for fact in self._facts.values():
+            fact.cancel()
+        await asyncio.gather(*self._facts.values(), return_exceptions=True)
 
     async def reached(self) -> bool:
         """Return whether the server answers; see `Probe.reach`."""
-        return await self._once("reached", lambda: self.probe().reach(min(self.client.first_contact or 0.0, 4.0)))
+
+        async def reach() -> bool:
+            began = time.monotonic()
+            self.probe = self.client.probe(self.seconds)  # loading the tokenizer does not count
+            answers = await self.probe.reach(self.client.first_contact or 0.0)
+            if time.monotonic() - began >= self.seconds:  # first_contact= may allow a longer wait
+                self.probe = self.client.probe(self.seconds)
+            return answers
+
+        return await self.once("reached", reach)
 
     async def facts(self) -> ServerFacts:
         """Return what the server reports.
@@ -108,18 +126,18 @@ class Subject:
         async def ask() -> ServerFacts:
             if not await self.reached():
                 raise EngineUnavailableError(f"{self.client.base_url} accepts connections but does not answer")
-            return await self.probe().facts()
+            return await self.probe.facts()
 
-        return await self._once("facts", ask)
+        return await self.once("facts", ask)
 
     async def reports(self) -> list[WorkerReport]:
         """Return what each worker reports; the first ones answer."""
 
         async def ask() -> list[WorkerReport]:
             await self.require_server()
-            return sorted(await self.probe().reports(), key=lambda report: not report.alive)
+            return sorted(await self.probe.reports(), key=lambda report: not report.alive)
 
-        return await self._once("reports", ask)
+        return await self.once("reports", ask)
 
     async def report(self) -> WorkerReport:
         """Return what one worker that answers reports."""
@@ -138,7 +156,7 @@ class Subject:
         Raises:
             ConfigurationError: It cannot be loaded.
         """
-        return await self._once("tokenizer", lambda: asyncio.to_thread(load_tokenizer, self.tokenizer))
+        return await self.once("tokenizer", lambda: asyncio.to_thread(load_tokenizer, self.tokenizer))
 
     async def require_tokenizer(self) -> Any:
         """Return the tokenizer; raises UnmetRequirement if it cannot be loaded."""
@@ -146,28 +164,6 @@ class Subject:
             return await self.loaded_tokenizer()
         except Exception as error:
             raise UnmetRequirement("needs a tokenizer that can be loaded") from error
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Arguments of the chat template among the options."""
-        given = {name: value for name, value in self.options.items() if name in _TEMPLATE_OPTIONS}
-        return template_arguments("", given)
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """Sampling parameters among the options."""
-        return dict(self.options.get("sampling_params") or self.options.get("params") or {})
-
-    async def requirements(self) -> RunRequirements:
-        """Return what a run requires of the server."""
-        return RunRequirements(
-            await self.require_tokenizer(),
-            self.sampling,
-            self.limits,
-            self.options.get("chat_template"),
-            self.arguments,
-            self.options.get("extra"),
-        )
 
     async def bridge(self) -> tuple[Bridge, Soundness]:
         """Return the bridge of the chat template and its soundness report.
@@ -178,11 +174,10 @@ class Subject:
         tokenizer = await self.require_tokenizer()
 
         def prove() -> tuple[Bridge, Soundness]:
-            return sound_bridge(
-                tokenizer, chat_template=self.options.get("chat_template"), arguments=self.arguments or None
-            )
+            template, arguments = self.options.get("chat_template"), self.template_arguments
+            return sound_bridge(tokenizer, chat_template=template, arguments=arguments or None)
 
-        return await self._once("bridge", lambda: asyncio.to_thread(prove))
+        return await self.once("bridge", lambda: asyncio.to_thread(prove))
 
     async def require_bridge(self) -> tuple[Bridge, Soundness]:
         """Return the bridge and its report; raises UnmetRequirement if the template cannot be used."""
@@ -192,21 +187,6 @@ class Subject:
             raise
         except Exception as error:
             raise UnmetRequirement("needs a chat template that renders messages") from error
-
-    async def same_ids(self) -> list[int] | None:
-        """Return the ids of a text for which both tokenizers agree; None if the server does not report its ids.
-
-        Raises:
-            ConfigurationError: They differ.
-        """
-
-        async def compare() -> list[int] | None:
-            facts, requirements = await self.require_server(), await self.requirements()
-            found = await check_tokenizer(self.probe(), facts, requirements)
-            # A busy server may answer too late: ask once more.
-            return found if found is not None else await check_tokenizer(self.probe(), facts, requirements)
-
-        return await self._once("same_ids", compare)
 
     async def agent(self) -> tuple[Any, SGLangModel]:
         """Return the agent that `build` makes, and its model. Nothing is sampled.
@@ -226,7 +206,7 @@ class Subject:
             made = await asyncio.to_thread(build, self.task, model)  # a slow `build` must not stop the other checks
             return (await made if inspect.isawaitable(made) else made), model
 
-        return await self._once("agent", make)
+        return await self.once("agent", make)
 
     async def tools(self) -> list[Mapping[str, Any]] | None:
         """Return the specs of the agent's tools; None if there is no agent, or it is a graph, a swarm or a function.
@@ -242,35 +222,72 @@ class Subject:
 
     # --- sampling ---------------------------------------------------------------------------------------------------
 
-    async def sampled_token(self) -> bool:
-        """Sample one token; return whether it arrived in time. See `preflight.sample_token`."""
+    async def token_problem(self) -> str:
+        """Sample one token as a run does; return why none arrived in time, "" if one did.
 
-        async def ask() -> bool:
-            facts, known = await self.require_server(), await self.known_ids()
-            try:
-                requirements = await self.requirements()
-            except UnmetRequirement:
-                requirements = RunRequirements(None, self.sampling)
-            until = time.monotonic() + self.seconds / 2
-            while True:  # a busy server may need longer than one attempt allows
-                probe = self.client.probe(min(_TOKEN_SECONDS, self.seconds / 2))
-                if await sample_token(self.client, probe, facts, requirements, known[:16]):
-                    return True
-                if time.monotonic() >= until:
-                    return False
+        Raises:
+            ConfigurationError: The server refuses the request.
+            EngineUnavailableError: The server fails, or holds the request back because it is paused.
+            MalformedResponseError: The answer is not that of a supported version of SGLang.
+        """
 
-        return await self._once("sampled_token", ask)
+        async def ask() -> str:
+            facts, ids = await self.require_server(), (await self.known_ids())[:16]
+            until = time.monotonic() + self.token_seconds
+            while True:
+                problem = await self._sample_token(facts, ids)
+                if not problem or time.monotonic() >= until:
+                    return problem
+                await asyncio.sleep(_TOKEN_PAUSE)
+
+        return await self.once("token_problem", ask)
+
+    async def _sample_token(self, facts: ServerFacts, ids: list[int]) -> str:
+        known, probe = server_history(self.client.base_url).served, self.probe
+        token = asyncio.ensure_future(probe.sample(ids, self.sampling, self.options.get("extra")))
+        idle = 0
+        try:
+            await asyncio.wait(
+                {token}, timeout=max(min(_TOKEN_SECONDS, probe.left - _DIAGNOSIS_SECONDS), _TOKEN_SECONDS / 4)
+            )
+            for _ in range(_IDLE_CHECKS):
+                # A server that has our request and reports that it is idle holds the request back: it is paused.
+                if not token.done() and probe.left > _DIAGNOSIS_SECONDS / _IDLE_CHECKS and await probe.idle(facts.url):
+                    idle += 1
+                    await asyncio.wait({token}, timeout=min(_DIAGNOSIS_SECONDS / _IDLE_CHECKS, probe.left))
+            if token.done():
+                await token
+                return ""
+        except EngineBusyError as error:
+            return f"error=<{error}> | server is busy, the check was not completed"
+        except EngineUnavailableError as error:
+            if not facts.dead and not known:
+                raise
+            return f"error=<{error}> | server is unavailable, the check was not completed"
+        finally:
+            token.cancel()
+            await asyncio.wait({token})
+        resume = "POST /continue_generation to it, or await client.control.resume()"
+        if idle == _IDLE_CHECKS:
+            raise EngineUnavailableError(
+                f"{self.client.base_url} is idle but does not answer a request for one token; it seems to be paused "
+                f"for a weight update: {resume}"
+            )
+        return (
+            f"server=<{self.client.base_url}> | server returned no token in time; it is busy, or paused for a weight "
+            f"update: {resume}"
+        )
 
     async def require_sampling(self) -> ServerFacts:
         """Return what the server reports; raises UnmetRequirement unless it samples tokens."""
         facts = await self.require_server()
         try:
-            arrived = await self.sampled_token()
+            problem = await self.token_problem()
         except UnmetRequirement:
             raise
         except Exception as error:
             raise UnmetRequirement("needs a server that samples tokens") from error
-        if not arrived:
+        if problem:
             raise UnmetRequirement("needs a server that samples tokens")
         return facts
 
@@ -279,13 +296,10 @@ class Subject:
 
         async def ask() -> list[int]:
             facts = await self.require_server()
-            body = {"prompt": _TEXT, "add_special_tokens": False}
-            ids = await self.probe().tokenize(facts.url, body)
-            if ids:
-                return [int(id) for id in ids]
-            return [0]
+            ids = await self.probe.tokenize(facts.url, {"prompt": _TEXT, "add_special_tokens": False})
+            return [int(id) for id in ids] if ids else [0]
 
-        return await self._once("known_ids", ask)
+        return await self.once("known_ids", ask)
 
     async def fresh_prompt(self, tokens: int = _PROMPT_TOKENS) -> list[int]:
         """Return a prompt of this many tokens that no server has seen, unless only one id is known."""
@@ -303,11 +317,10 @@ class Subject:
         return f"doctor-{self._random.getrandbits(64):016x}"
 
 
-_TEMPLATE_OPTIONS = ("enable_thinking", "chat_template_kwargs")
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for a tokenizer or client among the options."""
-    for name in ("tokenizer", "client", "base_url"):
-        if name in options:
-            raise ConfigurationError(f"options must be arguments of SGLangModel other than {name}, got {name}")
+def model_config(model_path: Any) -> dict[str, Any]:
+    """Return the config.json of a checkpoint; empty if that cannot be read from this machine."""
+    try:
+        config = json.loads((Path(str(model_path or "")) / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -11,21 +11,21 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from strands_sglang._extras import install
-from strands_sglang.doctor.report import Finding, failed, passed, skipped, warned
-from strands_sglang.doctor.server_checks import release
-from strands_sglang.doctor.subject import Subject
 from strands_sglang.errors import SandboxUnavailableError
-from strands_sglang.runs.workers.process_tuning import open_files
+from strands_sglang.runs.checks.finding import Finding, failed, passed, skipped, warned
+from strands_sglang.runs.checks.server import release
+from strands_sglang.runs.checks.setup import Setup
+from strands_sglang.runs.workers import process_tuning
 
 _OLDEST_RAY = (2, 31)
 
 
-async def open_file_limit(subject: Subject) -> Finding:
+async def open_files(setup: Setup) -> Finding:
     """Check that this process may open enough connections."""
-    limit = open_files(subject.concurrency)
+    limit = process_tuning.open_files(setup.concurrency)
     if limit is None:
         return passed("this system has no such limit")
-    needs = f"{limit.needed} needed for {subject.concurrency} episodes at the same time"
+    needs = f"{limit.needed} needed for {setup.concurrency} episodes at the same time"
     if limit.soft >= limit.needed:
         return passed(f"{limit.soft:g} allowed, {needs}")
     if limit.hard >= limit.needed:
@@ -33,16 +33,16 @@ async def open_file_limit(subject: Subject) -> Finding:
     return failed(
         f"{limit.hard:g} allowed at most, {needs}",
         f"raise the limit: `ulimit -n {limit.needed}` as root, LimitNOFILE= in a systemd unit, or --ulimit nofile= of "
-        f"docker run; or use concurrency={max(1, int(limit.hard) - (limit.needed - subject.concurrency))} or less",
+        f"docker run; or use concurrency={max(1, int(limit.hard) - (limit.needed - setup.concurrency))} or less",
     )
 
 
-async def sandbox(subject: Subject) -> Finding:
+async def sandbox(setup: Setup) -> Finding:
     """Check that model-written Python code can be run in the sandbox."""
     from strands_sglang.tools import PythonSandbox, SandboxLimits
 
     try:
-        place = await asyncio.to_thread(PythonSandbox, limits=SandboxLimits(seconds=min(10.0, subject.seconds / 2)))
+        place = await asyncio.to_thread(PythonSandbox, limits=SandboxLimits(seconds=min(10.0, setup.seconds / 2)))
         result = await place.run("print(6 * 7)")
     except SandboxUnavailableError as error:
         return warned(
@@ -58,16 +58,16 @@ async def sandbox(subject: Subject) -> Finding:
     return passed(f"bubblewrap works ({place.privileges.value}), {result.seconds * 1000:.0f} ms per call")
 
 
-async def ray(subject: Subject) -> Finding:
+async def ray(setup: Setup) -> Finding:
     """Check that Ray is installed, if it is used."""
     try:
         found = version("ray") if find_spec("ray") is not None else None
     except PackageNotFoundError:
         found = None
     if found is None:
-        if not subject.workers:
+        if not setup.workers:
             return skipped("not installed; only needed for rollout(workers=N)")
-        return failed(f"not installed, but workers={subject.workers}", install("ray"))
+        return failed(f"not installed, but workers={setup.workers}", install("ray"))
     if release(found) < _OLDEST_RAY:
         return warned(f"Ray {found}", f"Ray {'.'.join(map(str, _OLDEST_RAY))} or newer is needed: {install('ray')}")
     address = os.environ.get("RAY_ADDRESS")
