@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "strands_sglang"
 LAYERS = [
+    {"_public"},
     {"cli"},
     {"doctor", "drift"},
     {"trainers"},
@@ -19,8 +20,7 @@ LAYERS = [
     {"tools"},
     {"proof"},
     {"ledger"},
-    {"client", "sglang"},
-    {"utils", "model", "limiter"},
+    {"model", "tool_limits", "published"},
     {"provider"},
     {"engine"},
     {"chat"},
@@ -29,7 +29,6 @@ LAYERS = [
     {"_strands_compat"},
     {"_checks", "_files"},
     {"errors"},
-    {"exceptions"},
     {"_bounded", "_extras", "_json", "_run_async", "_terminal", "_threads"},
 ]
 """From the top to the bottom. Modules of one layer may import each other."""

@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from strands import Agent
 from strands.types.exceptions import StructuredOutputException
 
-from strands_sglang import FinishReason, SGLangModel
+from strands_sglang import SGLangModel
+from strands_sglang.engine import FinishReason
 from strands_sglang.tokens import TurnPurpose
 from support.families import tokenizer
 from support.provider.agents import agent_on, calculator, official, outline, said, scripted_model

@@ -36,10 +36,10 @@ from strands_sglang.provider.config import Settings, checked_config, template_ar
 from strands_sglang.provider.episode import EpisodeTokens, check_not_observed, scopes
 from strands_sglang.provider.images import ImageSupport
 from strands_sglang.provider.planning import Planner
-from strands_sglang.provider.published_rollout import Rollout, RolloutViews
 from strands_sglang.provider.stream_events import message_content
 from strands_sglang.provider.turn import TurnRequest, schema_of
 from strands_sglang.provider.turn_runner import TurnRunner
+from strands_sglang.published.rollout_record import Rollout, RolloutViews
 from strands_sglang.tokens import TokenManager
 from strands_sglang.tool_parsers import ToolParser
 from strands_sglang.tool_parsers.base import PlainTextParser

@@ -14,7 +14,7 @@ from strands import Agent
 from strands.hooks import AfterToolsEvent, BeforeModelCallEvent, BeforeToolCallEvent
 from strands.types.exceptions import MaxTokensReachedException
 
-from strands_sglang import FinishReason
+from strands_sglang.engine import FinishReason
 from strands_sglang.tokens import Origin
 from support.provider.agents import (
     agent_on,

@@ -14,7 +14,8 @@ import pytest
 from strands.hooks import AfterModelCallEvent
 from strands.types.exceptions import EventLoopException
 
-from strands_sglang import AbortPolicy, SGLangClient, SGLangModel
+from strands_sglang import SGLangClient, SGLangModel
+from strands_sglang.engine import AbortPolicy
 from strands_sglang.errors import CountMismatchError, MalformedResponseError, TurnAbortedError, UnsupportedContentError
 from strands_sglang.tokens import TurnStatus
 from support.families import tokenizer

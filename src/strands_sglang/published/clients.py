@@ -1,6 +1,6 @@
 """Cached clients and tokenizers: `get_client`, `get_client_from_slime_args`, `get_tokenizer`.
 
-The published package has these functions, and this module path. docs/moving.md lists what else is the same.
+docs/moving.md lists what else is the same as in the published package.
 
 Invariant: equal arguments return the same object.
 """
