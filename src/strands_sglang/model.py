@@ -24,8 +24,10 @@ from strands.types.tools import ToolChoice, ToolSpec
 from typing_extensions import override
 
 from strands_sglang._strands_compat.agents import calling_agent, cycle_of
+from strands_sglang._strands_compat.copies import SharedMessages
 from strands_sglang._strands_compat.event_loop import use_flat_loop
 from strands_sglang._strands_compat.model_calls import WholeReply, WholeReplyModel
+from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.messages import template_system
 from strands_sglang.chat.parser_detection import resolve_tool_parser
 from strands_sglang.chat.soundness import Soundness, sound_bridge
@@ -303,9 +305,7 @@ class SGLangModel(WholeReplyModel):
             StructuredOutputException: The reply was truncated before it was complete.
         """
         request = TurnRequest(
-            prompt,
-            system_prompt,
-            None,
+            Conversation.of(prompt, system=system_prompt),
             self.current_episode,
             self._settings,
             schema=schema_of(output_model),
@@ -356,10 +356,15 @@ class SGLangModel(WholeReplyModel):
         """Return the call that the arguments of `stream` describe."""
         if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
             logger.warning("tool_choice=<%s> | a chat template cannot force a tool call; ignored", tool_choice)
-        return TurnRequest(
+        conversation = Conversation.of(
             messages,
-            system,
-            tool_specs,
+            system=system,
+            tool_specs=tool_specs,
+            transient_blocks=int(others.get("dynamic_trailing_blocks") or 0),
+            shared=type(messages) is SharedMessages,
+        )
+        return TurnRequest(
+            conversation,
             self.current_episode,
             self._settings,
             calling_agent(invocation_state, cancel_signal),
@@ -367,7 +372,6 @@ class SGLangModel(WholeReplyModel):
             model_state,
             cycle=cycle_of(invocation_state),
             schema=schema_of(structured_output_model),
-            transient_blocks=int(others.get("dynamic_trailing_blocks") or 0),
         )
 
 

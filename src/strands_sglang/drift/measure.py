@@ -264,7 +264,7 @@ class DriftMeter:
             tools: Tools in the template's form; None: none.
             prompt: The tokens of the next prompt if it is rendered, used if nothing can be appended.
         """
-        ended_by = branch[-1] if branch[-1] in self._encoder.control else None
+        ended_by = self._encoder.control.ended_by(branch)
         text = self._bridge.extend(shape, ended_by, list(new), tools)
         if text is None and shape.calls:
             text = self._bridge.extend(replace(shape, calls=()), ended_by, list(new), tools)

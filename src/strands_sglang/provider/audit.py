@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 
+from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.conversation_index import IndexedTurn
 from strands_sglang.chat.differences import Difference
-from strands_sglang.provider.appending import Appender, Conversation, branch_text
+from strands_sglang.provider.appending import Appender, branch_text
 from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, ToolParser
 from strands_sglang.tool_parsers.base import Schemas
@@ -65,10 +66,8 @@ class Auditor:
         turns = None if node is None else branch_text(node)
         if node is None or turns is None or len(turns) < 2:
             return None
-        preamble = node.preamble
-        messages = node.history[: node.prompt_count]
-        conversation = Conversation(preamble, preamble.template_tools, messages, call_ids or {}, len(messages))
-        found = self._appender.difference(turns[:-1], turns[-1].prompt, conversation.rendered(), conversation)
+        rendered = Conversation(node.preamble, node.history[: node.prompt_count]).rendered(call_ids or {})
+        found = self._appender.difference(turns[:-1], turns[-1].prompt, rendered, node.preamble)
         soundness = self._appender.soundness
         soundness.count_audit()
         if found is not None:

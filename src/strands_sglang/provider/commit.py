@@ -1,5 +1,8 @@
 """Commits a turn: parses the sampled tokens, commits them to the tree and adds the turn to the conversation index.
 
+A turn that was truncated is committed as it was sampled. The end-of-turn token that it lacks is added when the next
+messages are appended to it (`chat/bridge.py`).
+
 Invariant: nothing is changed before the whole turn is known to be valid.
 """
 
@@ -10,7 +13,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from strands_sglang._strands_compat.agents import name_of
-from strands_sglang._strands_compat.copies import SharedMessages
 from strands_sglang.chat.differences import sampled_turn
 from strands_sglang.chat.failed_call import reject_reserved_name, reject_unprintable_names, template_call
 from strands_sglang.engine import FinishReason, Generation
@@ -40,9 +42,8 @@ def commit_turn(
         The committed turn.
     """
     encoder, parser, request, plan = planner.bridge.encoder, planner.parser, call.request, call.plan
-    episode, settings, schemas = request.episode, request.settings, request.schemas()
-    ids = generation.token_ids
-    ended_by = ids[-1] if len(ids) and ids[-1] in encoder.control else None
+    episode, settings, conversation = request.episode, request.settings, request.conversation
+    ids, schemas = generation.token_ids, conversation.preamble.schemas
     sampled = sampled_turn(encoder, parser, plan.prompt.text, ids)
     text = sampled.text
     if request.schema is not None:
@@ -59,9 +60,9 @@ def commit_turn(
     truncated = generation.finish_reason is FinishReason.ABORT or (
         generation.finish_reason is FinishReason.LENGTH and not sampled.ended
     )
-    known = plan.parent.count if plan.parent is not None and plan.aligned else 0
+    known = plan.lineage.known if plan.lineage.aligned else 0
     calls = calls_as_blocks(parsed)
-    with episode.minting(len(calls), request.messages[known:]) as call_ids:
+    with episode.minting(len(calls), conversation.call_ids(known)) as call_ids:
         ends, raw = settings.on_failed_call is FailedCallPolicy.END, text[parsed.rest_start :]
         blocks = blocks_of(parsed, calls, call_ids, truncated=truncated, raw=raw, ends=ends)
         if live is not None:
@@ -90,20 +91,16 @@ def commit_turn(
         index.call_ids.update(native)
         entry = index.add(
             turn.id,
-            plan.parent,
-            call.preamble,
-            request.lasting_messages,
+            conversation,
+            plan.lineage,
             {"role": "assistant", "content": blocks},
             shape,
-            ended_by=ended_by,
+            ended_by=encoder.control.ended_by(ids),
             end=turn.end,
-            aligned=plan.aligned,
             sampled=replace(sampled, whole=not truncated and not parsed.failures),
-            exact=plan.exact and request.transient_blocks <= 0,
+            exact=plan.exact and not conversation.transient,
             step=plan.step,
-            shared=type(request.messages) is SharedMessages and not request.transient_blocks,
         )
-        entry.transient = request.transient_blocks > 0
         if episode.tree is call.tree:
             episode.sampled_tokens += len(ids)
             episode.keep_experts(turn, generation.routed_experts)
@@ -130,7 +127,7 @@ def _update_replaced(call: PreparedCall, turn: Turn) -> None:
     plan, tree, episode = call.plan, call.tree, call.request.episode
     if episode.tree is not tree:
         return
-    parent, discarded = plan.parent, plan.discarded_turn
+    parent, discarded, origin = plan.lineage.parent, plan.lineage.discarded, plan.lineage.rewritten_from
     if discarded is not None and _may_be_discarded(episode, tree, discarded.turn):
         tree.reject(tree[discarded.turn])
         episode.replaced[discarded.turn] = turn.id
@@ -138,11 +135,7 @@ def _update_replaced(call: PreparedCall, turn: Turn) -> None:
         instead = episode.replaced.pop(parent.turn)
         tree.restore(tree[parent.turn])
         # The agent received another reply instead, but continues from this one: it discarded the other.
-        if (
-            plan.rewritten_from is not None
-            and plan.rewritten_from.turn == instead
-            and _may_be_discarded(episode, tree, instead)
-        ):
+        if origin is not None and origin.turn == instead and _may_be_discarded(episode, tree, instead):
             tree.reject(tree[instead])
 
 

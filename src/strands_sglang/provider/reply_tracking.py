@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from strands.hooks import MessageAddedEvent
 
+from strands_sglang.chat.canonical import canonical
 from strands_sglang.chat.conversation_index import IndexedTurn
-from strands_sglang.chat.differences import canonical
 from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.tokens import TokenTree, Turn
 

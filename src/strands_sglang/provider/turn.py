@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
 
+from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
 from strands_sglang.chat.image_files import ImageFile
-from strands_sglang.chat.messages import tool_schemas
-from strands_sglang.chat.preamble import Preamble
 from strands_sglang.engine import Generation
 from strands_sglang.errors import CallCancelledError
 from strands_sglang.provider.config import Settings
@@ -34,11 +33,7 @@ from strands_sglang.tool_parsers import ParsedTurn, SampledText
 class TurnRequest:
     """One call of the model."""
 
-    messages: Sequence[Mapping[str, Any]]
-    """The conversation, as passed by the framework."""
-    system: str | None
-    tool_specs: Sequence[Mapping[str, Any]] | None
-    """The available tools, as described by the framework; None if there are none."""
+    conversation: Conversation
     episode: EpisodeTokens
     settings: Settings
     agent: Any = None
@@ -54,25 +49,7 @@ class TurnRequest:
     """JSON schema that the reply must follow; None: free text."""
     side: bool = False
     """Whether this is a side turn regardless of `state`."""
-    transient_blocks: int = 0
-    """Number of blocks at the end of the last user message that are sent in this call only and not kept."""
     started: float = field(default_factory=time.monotonic)
-
-    def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """Return the JSON schema of the parameters of each available tool, by tool name."""
-        return dict(tool_schemas(self.tool_specs))
-
-    @property
-    def lasting_messages(self) -> Sequence[Mapping[str, Any]]:
-        """The conversation as later calls will repeat it: without the blocks that are sent in this call only."""
-        if self.transient_blocks <= 0:
-            return self.messages
-        at = next((at for at in range(len(self.messages) - 1, -1, -1) if self.messages[at]["role"] == "user"), -1)
-        if at < 0:
-            return self.messages
-        message = self.messages[at]
-        kept = list(message.get("content") or ())[: -self.transient_blocks]
-        return [*self.messages[:at], *([{**message, "content": kept}] if kept else []), *self.messages[at + 1 :]]
 
     @property
     def is_side(self) -> bool:
@@ -97,8 +74,6 @@ class PreparedCall:
     """A turn that can be sampled."""
 
     request: TurnRequest
-    preamble: Preamble
-    """System prompt and tools of the conversation."""
     tree: TokenTree
     """The tree that it is committed to. An episode that is reset meanwhile has another."""
     index: ConversationIndex

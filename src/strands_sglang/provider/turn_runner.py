@@ -15,7 +15,7 @@ from strands_sglang.engine import FinishReason, Generation, TokenEngine
 from strands_sglang.errors import ConfigurationError, TurnAbortedError
 from strands_sglang.provider.audit import Auditor, ParserAlarm
 from strands_sglang.provider.commit import commit_turn
-from strands_sglang.provider.failed_calls import handle_failed_calls, stop_after_failed_calls
+from strands_sglang.provider.failed_call_hooks import handle_failed_calls, stop_after_failed_calls
 from strands_sglang.provider.images import ImageSupport
 from strands_sglang.provider.planning import Planner
 from strands_sglang.provider.preparation import prepare
@@ -91,7 +91,7 @@ class TurnRunner:
 
     async def _prepare(self, request: TurnRequest) -> PreparedCall:
         """Return a turn that can be sampled."""
-        if self._problem and request.tool_specs and request.schema is None:
+        if self._problem and request.conversation.preamble.tools and request.schema is None:
             raise ConfigurationError(f"tool_parser='auto' cannot determine the format of tool calls: {self._problem}")
         call = await prepare(self.planner, self._images, request)
         stop_after_failed_calls(call)
@@ -118,7 +118,9 @@ class TurnRunner:
             if not committed.entry.shape.calls or turn.id % _AUDIT_EVERY == _AUDIT_EVERY - 1:
                 self._auditor.submit(episode, committed.entry, settings.audit_share)
             if not committed.truncated and request.schema is None:
-                self._alarm.check(committed.text, committed.parsed, request.schemas(), settings.alarm_after)
+                self._alarm.check(
+                    committed.text, committed.parsed, request.conversation.preamble.schemas, settings.alarm_after
+                )
             if episode.observer is not None and request.agent is not None:
                 episode.observer.observe_agent(request.agent)
             handle_failed_calls(committed)

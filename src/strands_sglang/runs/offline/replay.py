@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from strands_sglang._strands_compat.tracing import quiet_tracing
-from strands_sglang.chat.differences import canonical
+from strands_sglang.chat.canonical import canonical
 from strands_sglang.engine import Generation
 from strands_sglang.errors import ConfigurationError, DivergedError
 from strands_sglang.ledger.event import Event, EventKind

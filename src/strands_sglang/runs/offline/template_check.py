@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from strands_sglang._terminal import counted
-from strands_sglang.chat.preamble import preamble_of
+from strands_sglang.chat.conversation import Conversation
 from strands_sglang.ledger.files import with_images
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.model import SGLangModel
-from strands_sglang.provider.appending import Conversation
 from strands_sglang.provider.episode import decode_branch, read_conversations
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.offline.replay import NoEngine
@@ -104,11 +103,11 @@ def _check(record: EpisodeRecord, model: SGLangModel, report: TemplateReport) ->
         if len(counts) < 2:
             continue
         turns, count = path[: len(counts)], counts[-1]
-        preamble = preamble_of(one["system"], one["tools"])
-        conversation = Conversation(preamble, preamble.template_tools, messages[:count], one["call_ids"], count)
+        conversation = Conversation.of(messages[:count], system=one["system"], tool_specs=one["tools"])
+        rendered = conversation.rendered(one["call_ids"])
         replies = decode_branch(turns, encoder, model.tool_parser)
         differs = planner.appender.difference(
-            replies[:-1], replies[-1].prompt, conversation.rendered(), conversation, recoded=True
+            replies[:-1], replies[-1].prompt, rendered, conversation.preamble, recoded=True
         )
         report.conversations += 1
         if differs is not None:

@@ -49,10 +49,10 @@ def stop_after_failed_calls(call: PreparedCall) -> None:
     Raises:
         FailedCallError: The policy is to stop after the previous turn, and this turn directly follows its results.
     """
-    parent, request = call.plan.parent, call.request
+    parent, request = call.plan.lineage.parent, call.request
     if parent is None or parent.turn not in request.episode.stop_after or request.is_side:
         return
-    if all("toolResult" in block for block in request.messages[-1]["content"]):
+    if request.conversation.ends_with_results:
         kinds = call.tree[parent.turn].detail.get("failed_calls", ())
         raise FailedCallError(
             f"turn {parent.turn} has malformed tool calls ({', '.join(sorted(set(kinds)))}) and on_failed_call is "
