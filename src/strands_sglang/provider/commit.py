@@ -98,7 +98,7 @@ def commit_turn(
             ids,
             generation.logprobs,
             generation.versions,
-            finish=generation.finish_reason.value,
+            finish_reason=generation.finish_reason.value,
             prompt_tokens=generation.prompt_tokens,
             detail=_detail(generation, parsed, request, latency_ms, agent, temperature),
             status=TurnStatus.REJECTED if tracked else TurnStatus.KEPT,
