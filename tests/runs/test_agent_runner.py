@@ -24,7 +24,7 @@ from strands_sglang.errors import (
     EngineUnavailableError,
     RequestRejectedError,
 )
-from strands_sglang.ledger.event import ids_digest
+from strands_sglang.ledger.encoding import ids_digest
 from strands_sglang.runs import EndReason, Episode, Limits, Task
 from strands_sglang.runs.agent_runner import failure_of
 from support.provider.agents import ask

@@ -22,11 +22,10 @@ from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.differences import split_end_of_turn
 from strands_sglang.chat.messages import TemplateMessage, template_messages, template_tools
 from strands_sglang.errors import LedgerError, StrandsSGLangError
-from strands_sglang.ledger.event import Event
+from strands_sglang.ledger.event import EndData, Event, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import shard_paths
-from strands_sglang.ledger.schema import EndData, data_of
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.resume import messages_of
 from strands_sglang.tokens import TokenTree, Turn, TurnPurpose
@@ -119,7 +118,7 @@ def _records(
 def _of_record(record: EpisodeRecord, bridge: Bridge, parser: ToolParser) -> list[Conversation]:
     tree = record.tree()
     data = {} if record.end is None else record.end.data
-    recorded = {one.get("leaf"): one for one in read_conversations(data)}
+    recorded = {one.get("branch"): one for one in read_conversations(data)}
     seen: set[int] = set()
     found = []
     for leaf in tree.branches():
@@ -171,7 +170,7 @@ def _messages(
     end = data_of(cast(Event, record.end), EndData)
     stored = end.get("messages")
     last: list[Any] = []
-    if isinstance(stored, dict) and stored.get("leaf") == path[-1].id:  # the agent's messages continue this branch
+    if isinstance(stored, dict) and stored.get("branch") == path[-1].id:  # the agent's messages continue this branch
         last = [message for message in messages_of(end)[len(prompt) :][:1] if message.get("role") == "assistant"]
     given = [*prompt, *last]
     call_ids = one.get("call_ids") or {}

@@ -289,7 +289,7 @@ class _Rescorer:
             whole = await prefill(control, ids, first, images=images, top=self._top(kept))
         except (LedgerError, EngineError) as error:
             self._report.not_compared[NotCompared.REFUSED] += len(positions)
-            self._report.failures.append(f"episode {flat.episode}, branch {flat.leaf}: {error!r:.300}")
+            self._report.failures.append(f"episode {flat.episode}, branch {flat.branch}: {error!r:.300}")
             return
         rows = positions - first
         found = PrefillFacts(whole.logprobs[rows], whole.top_ids[rows], whole.top_logprobs[rows])

@@ -80,7 +80,7 @@ def commit_turn(
             ids,
             generation.logprobs,
             generation.versions,
-            finish=generation.finish_reason.value,
+            finish_reason=generation.finish_reason.value,
             prompt_tokens=generation.prompt_tokens,
             detail=_detail(generation, parsed, request),
             status=TurnStatus.REJECTED if request.is_tracked else TurnStatus.KEPT,

@@ -353,7 +353,7 @@ def _iter_conversations(index: ConversationIndex, tree: TokenTree) -> Iterator[d
         counts = [turn.prompt_count if turn is not None and turn.exact else None for turn in path]
         messages = entry.history[: entry.prompt_count]
         yield {
-            "leaf": leaf.id,
+            "branch": leaf.id,
             "system": entry.preamble.system,
             "tools": entry.preamble.tools,
             "messages": messages,

@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.event import TaskData
 from strands_sglang.ledger.files import FileStore, Put, plain, with_images
-from strands_sglang.ledger.schema import TaskData
 
 _FIELDS = ("prompt", "answer", "data", "id")
 

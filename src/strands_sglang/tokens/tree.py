@@ -175,7 +175,7 @@ class TokenTree:
         logprobs: Iterable[float],
         versions: Iterable[VersionSpan] = (),
         *,
-        finish: str = "",
+        finish_reason: str = "",
         prompt_tokens: int | None = None,
         detail: Mapping[str, Any] | None = None,
         status: TurnStatus = TurnStatus.KEPT,
@@ -188,7 +188,7 @@ class TokenTree:
             token_ids: The sampled ids; may be empty.
             logprobs: One for each sampled id.
             versions: Spans of weight versions that cover them; empty: one span of unknown version.
-            finish: The engine's finish reason.
+            finish_reason: Why the engine stopped, as the value of a `FinishReason`.
             prompt_tokens: The engine's count of the prompt, which is checked; None: not reported.
             detail: Plain JSON data to store with the turn; copied.
             status: REJECTED if the output becomes part of a conversation only later, if at all; `restore` keeps it
@@ -214,7 +214,7 @@ class TokenTree:
             logprobs=logprob_array(logprobs),
             versions=(VersionSpan(None, 0, len(sampled)),) if sampled and not spans else spans,
             start=0 if parent is None else parent.end,
-            finish=plain_copy(finish or ""),
+            finish_reason=plain_copy(finish_reason or ""),
             purpose=prepared.purpose,
             status=TurnStatus(status),
             join=prepared.join,

@@ -46,14 +46,14 @@ def items_by_turn(
     """
     found: dict[int, TurnItems] = {}
     end = tree.main_leaf()
-    main = next((one for one in conversations if end is not None and one.get("leaf") == end.id), None)
+    main = next((one for one in conversations if end is not None and one.get("branch") == end.id), None)
     for one in conversations:
-        leaf, messages, counts = one.get("leaf"), one.get("messages"), one.get("counts")
-        if type(leaf) is not int or not 0 <= leaf < len(tree) or not isinstance(messages, list):
+        branch, messages, counts = one.get("branch"), one.get("messages"), one.get("counts")
+        if type(branch) is not int or not 0 <= branch < len(tree) or not isinstance(messages, list):
             continue
-        path = tree.path(tree[leaf])
+        path = tree.path(tree[branch])
         own = list(messages)
-        if final[0] == leaf and len(final[1]) > len(own):
+        if final[0] == branch and len(final[1]) > len(own):
             own = list(final[1])
         elif one is main and final[1] and _role(final[1][-1]) == "assistant" and len(own) == len(messages):
             own.append(final[1][-1])  # the history was trimmed: only the last message is known to belong here

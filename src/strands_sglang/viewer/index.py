@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import episode_of
+from strands_sglang.ledger.encoding import episode_of
 from strands_sglang.ledger.reader import Placed, resolved
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import shard_paths
@@ -245,7 +245,7 @@ class RunIndex:
             entry, known = self._entries[id], self._rows.get(id)
             if entry.builder is not None:
                 row = entry.builder.row()
-                if row["end"] is not None:
+                if row["end_reason"] is not None:
                     entry.builder = None
             elif not final or is_current(known, entry.events):
                 continue

@@ -20,7 +20,8 @@ import orjson
 
 from strands_sglang._json import load_text
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import EventHead, EventKind, decoded_head, first_size
+from strands_sglang.ledger.encoding import EventHead, decoded_head, first_size
+from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.run_dir import shard_paths
 from strands_sglang.ledger.shard import ShardReader
 

@@ -153,7 +153,7 @@ def _answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts
         return {"error": error}
     record = resolved(head["id"], places)
     if head["do"] == "rendered":
-        return jsonable(rendered_view(record, head["leaf"], texts, head["run"]))
+        return jsonable(rendered_view(record, head["branch"], texts, head["run"]))
     if head["do"] == "drift":
         return jsonable(drift_view(record, texts))
     return {**episode_view(record, texts), "row": head["row"], "tokenizer_error": jsonable(error)}

@@ -290,9 +290,9 @@ def recorded_scores(directory: Path | str) -> tuple[list[RecordedScore], int]:
     known = {reason.value: reason for reason in EndReason}
     rows = sorted(run_rows(directory), key=lambda row: natural_key(row["id"]))
     scores = [
-        RecordedScore(RecordedTask(row["task"]), row["reward"], known[row["end"]])
+        RecordedScore(RecordedTask(row["task_id"]), row["reward"], known[row["end_reason"]])
         for row in rows
-        if row["end"] is not None and row["end"] in known
+        if row["end_reason"] is not None and row["end_reason"] in known
     ]
     return scores, len(rows) - len(scores)
 

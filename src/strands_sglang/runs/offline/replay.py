@@ -27,10 +27,9 @@ from strands_sglang._strands_compat.tracing import quiet_tracing
 from strands_sglang.chat.canonical import canonical
 from strands_sglang.engine import Generation
 from strands_sglang.errors import ConfigurationError, DivergedError
-from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.ledger.event import CallArrays, CallData, EndData, Event, EventKind, arrays_of, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import CallArrays, CallData, EndData, arrays_of, data_of
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.agent_runner import EpisodeRun, quiet_logs
 from strands_sglang.runs.end_reason import EndReason
@@ -162,7 +161,7 @@ def _recorded_conversation(
     end = record.end
     for one in read_conversations({} if end is None else end.data):
         path: list[int] = []
-        turn = one.get("leaf")
+        turn = one.get("branch")
         while turn is not None and turn in calls:
             path.append(turn)
             turn = data_of(calls[turn], CallData)["parent"]
@@ -336,7 +335,7 @@ async def replay(
 
 async def _wait_until_ended(work: asyncio.Task[Any], record: EpisodeRecord, recorder: EpisodeRecorder) -> None:
     """Wait until a replayed agent has ended. One that was interrupted when recorded may never end by itself."""
-    interrupted = record.end is None or EndReason(data_of(record.end, EndData)["ended"]) in (
+    interrupted = record.end is None or EndReason(data_of(record.end, EndData)["end_reason"]) in (
         EndReason.TIMEOUT,
         EndReason.NOT_NEEDED,
     )

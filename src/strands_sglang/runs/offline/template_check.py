@@ -31,7 +31,7 @@ class TemplateDifference:
     """A conversation for which the template renders another text."""
 
     episode: str
-    leaf: int
+    branch: int
     """Id of the branch's last turn."""
     first_difference: str
     """The text that was sent, and the text that the template renders there now."""
@@ -50,7 +50,7 @@ class TemplateReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
         found = [
-            {"episode": one.episode, "leaf": one.leaf, "first_difference": one.first_difference}
+            {"episode": one.episode, "branch": one.branch, "first_difference": one.first_difference}
             for one in self.differences
         ]
         return {"conversations": self.conversations, "unknown": self.unknown, "differences": found}
@@ -60,7 +60,7 @@ class TemplateReport:
         verdict = "DIFFERENT" if self.differences else "EXACT" if self.conversations else "NOTHING"
         compared = counted(self.conversations, "conversation")
         lines = [f"{verdict}  {compared} compared with one rendering of the chat template"]
-        lines += [f"    {one.episode}, branch {one.leaf}: {one.first_difference}" for one in self.differences[:20]]
+        lines += [f"    {one.episode}, branch {one.branch}: {one.first_difference}" for one in self.differences[:20]]
         if self.unknown:
             lines.append(f"  {counted(self.unknown, 'episode has', 'episodes have')} no recorded conversations")
         return "\n".join(lines)
@@ -98,7 +98,7 @@ def _check(record: EpisodeRecord, model: SGLangModel, report: TemplateReport) ->
         messages = [
             {**message, "content": with_images(message.get("content"), record.files)} for message in one["messages"]
         ]
-        path = tree.path(tree[one["leaf"]])
+        path = tree.path(tree[one["branch"]])
         counts = list(takewhile(lambda count: count is not None, one["counts"]))
         if len(counts) < 2:
             continue
@@ -111,4 +111,4 @@ def _check(record: EpisodeRecord, model: SGLangModel, report: TemplateReport) ->
         )
         report.conversations += 1
         if differs is not None:
-            report.differences.append(TemplateDifference(record.id, one["leaf"], differs.excerpt))
+            report.differences.append(TemplateDifference(record.id, one["branch"], differs.excerpt))

@@ -19,9 +19,9 @@ from strands_sglang._strands_compat.tracing import quiet_tracing
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine.protocol import CancelSignal
 from strands_sglang.errors import EngineError, EngineUnreachableError
-from strands_sglang.ledger.event import EventKind, HashChain
+from strands_sglang.ledger.encoding import HashChain
+from strands_sglang.ledger.event import BeginData, EventKind, ResumeData, data_of
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import BeginData, ResumeData, data_of
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs.agent_runner import AgentOutcome, EpisodeRun, outcome_of, quiet_logs
 from strands_sglang.runs.end_reason import EndReason
@@ -264,7 +264,7 @@ class LocalWorker:
         """Return a hash chain that continues a recorded episode, in a new epoch."""
         chain = HashChain(sink, record.id, epoch=record.epoch + 1, number=record.next_number, head=record.head)
         resume: ResumeData = {
-            "from": record.next_number - 1,
+            "from_event": record.next_number - 1,
             "head": record.head.hex(),
             "pid": os.getpid(),
             "worker": self._worker,

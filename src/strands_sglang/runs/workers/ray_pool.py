@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from strands_sglang._extras import install
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.errors import ConfigurationError, LedgerError
-from strands_sglang.ledger.event import encoded, episode_of, first_link
+from strands_sglang.ledger.encoding import encoded, episode_of, first_link
 from strands_sglang.ledger.reader import Ledger, Placed, resolved
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import shard_paths
