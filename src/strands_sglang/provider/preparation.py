@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strands_sglang._threads import in_thread
+from strands_sglang._async import in_thread
 from strands_sglang.chat.image_files import ImageFile, image_file, is_cheap, sources_in
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError, UnsupportedContentError
 from strands_sglang.provider.episode import EpisodeTokens
