@@ -29,7 +29,7 @@ LAYERS = [
     {"_strands_compat"},
     {"_checks", "_files"},
     {"errors"},
-    {"_bounded", "_extras", "_json", "_run_async", "_terminal", "_threads"},
+    {"_async", "_json", "_terminal"},
 ]
 """From the top to the bottom. Modules of one layer may import each other."""
 LEVEL = {name: number for number, layer in enumerate(LAYERS) for name in layer}

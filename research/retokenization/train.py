@@ -175,7 +175,7 @@ def train(settings: Settings, url: str, results: Path, *, teacher: str | None = 
         sync=DiskSync(scratch / "weights"),
         drift_rows=4,
         # The engine gets the weights of this run before its first episode, so it may serve another start policy now.
-        options=RunOptions(preflight=False, prefix_warmup=None, stop_after_failures=64),
+        options=RunOptions(preflight=False, prefix_warmup=None, stop_if_first_fail=64),
     )
     rollout = ArmRollout(rollouts, arm, teacher)
     log = StepLog(partial, rollout)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import orjson
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang._files import replace_file
 from strands_sglang.errors import CountMismatchError, LedgerError, RecordError, TreeError
 from strands_sglang.ledger.event import BeginData, EndData, RewardData, data_of

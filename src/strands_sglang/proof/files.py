@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import episode_of
 from strands_sglang.ledger.run_dir import FORMAT, check_format, read_json, shard_paths

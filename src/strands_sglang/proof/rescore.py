@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strands_sglang._bounded import run_bounded
+from strands_sglang._async import run_bounded
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.engine.control import EngineControl

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from strands_sglang._threads import in_thread
+from strands_sglang._async import in_thread
 from strands_sglang.chat.conversation_index import IndexedTurn
 from strands_sglang.chat.image_files import ImageFile, image_file, is_cheap
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError, UnsupportedContentError

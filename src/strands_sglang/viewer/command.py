@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from strands_sglang._run_async import run_async
+from strands_sglang._async import run_async
 from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.errors import ConfigurationError
 

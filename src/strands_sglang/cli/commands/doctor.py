@@ -50,7 +50,7 @@ def run(
     Raises:
         ConfigurationError: An argument is invalid. A server that is missing or wrong is in the report instead.
     """
-    from strands_sglang._run_async import run_async
+    from strands_sglang._async import run_async
     from strands_sglang.cli._output import Paint, json_text, wants_colours
     from strands_sglang.doctor import diagnose
 

@@ -10,7 +10,7 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang.errors import SandboxUnavailableError
 from strands_sglang.runs.checks.finding import Finding, failed, passed, skipped, warned
 from strands_sglang.runs.checks.server import release

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol, TextIO
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.episode import TurnCounts
 from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics

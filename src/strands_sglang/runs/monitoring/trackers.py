@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.monitoring.metrics import RunMetrics
 

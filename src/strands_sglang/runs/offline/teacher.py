@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from strands_sglang._bounded import run_bounded
+from strands_sglang._async import run_bounded
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.engine.prefill import prefill, vocabulary_size

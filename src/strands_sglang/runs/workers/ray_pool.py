@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger.encoding import encoded, episode_of, first_link

@@ -225,7 +225,7 @@ class TrlRollout:
                 limits=limits_within(self._limits, longest),
                 **{
                     # After a first successful step, failures of a later step do not end the training.
-                    **({} if self.last is None else {"options": RunOptions(stop_after_failures=None)}),
+                    **({} if self.last is None else {"options": RunOptions(stop_if_first_fail=None)}),
                     **self._options,
                     "tokenizer": tokenizer,
                     "directory": directory,

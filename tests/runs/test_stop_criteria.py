@@ -1,4 +1,4 @@
-"""A run whose first episodes all fail with the same error stops; otherwise failed episodes are data."""
+"""A run whose first episodes all fail with the same error stops, otherwise they are data; a run with enough groups."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from strands_sglang import SGLangModel
 from strands_sglang.errors import (
@@ -16,12 +18,13 @@ from strands_sglang.errors import (
     RequestRejectedError,
     RunStoppedError,
 )
-from strands_sglang.runs import EndReason, Limits, Task
-from strands_sglang.runs.controller import failure_line
+from strands_sglang.runs import EndReason, Task
 from strands_sglang.runs.episode import Failure
+from strands_sglang.runs.stop_criteria import StopCriteria, failure_line
 from support.rollout.agent_kinds import plain
 from support.rollout.scripts import PromptEngine, assert_proved, run, steps
 
+MAYBE = st.none() | st.integers(1, 20)
 TASKS = [Task(f"question {number}", id=f"{number}") for number in range(20)]
 
 
@@ -36,21 +39,21 @@ async def test_build_that_always_raises_stops_run(tmp_path: Path) -> None:
     message = str(stopped.value)
     assert "the first 8 episodes all failed with the same error" in message
     assert "AttributeError" in message and "modle" in message
-    assert "test_identical_failures.py" in message and "in misspelt" in message
-    assert "stop_after_failures=None" in message
+    assert "test_stop_criteria.py" in message and "in misspelt" in message
+    assert "stop_if_first_fail=None" in message
     # After the fix, the same call continues the run.
     whole = await run(lambda task, model: plain(model), TASKS, engine, tmp_path)
     assert [one.end_reason for one in whole] == [EndReason.ANSWERED] * len(TASKS)
     assert_proved(tmp_path)
 
 
-async def test_stop_after_failures_is_configurable() -> None:
+async def test_stop_if_first_fail_is_configurable() -> None:
     with pytest.raises(RunStoppedError, match="the first 3 episodes"):
-        await run(misspelt, TASKS, PromptEngine(steps(1)), stop_after_failures=3, concurrency=1)
-    whole = await run(misspelt, TASKS, PromptEngine(steps(1)), stop_after_failures=None)
+        await run(misspelt, TASKS, PromptEngine(steps(1)), stop_if_first_fail=3, concurrency=1)
+    whole = await run(misspelt, TASKS, PromptEngine(steps(1)), stop_if_first_fail=None)
     assert [one.end_reason for one in whole] == [EndReason.AGENT_ERROR] * len(TASKS)
-    with pytest.raises(ConfigurationError, match="stop_after_failures"):
-        await run(misspelt, TASKS, PromptEngine(steps(1)), stop_after_failures=0)
+    with pytest.raises(ConfigurationError, match="stop_if_first_fail"):
+        await run(misspelt, TASKS, PromptEngine(steps(1)), stop_if_first_fail=0)
 
 
 async def test_too_few_failures_to_stop_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -91,29 +94,40 @@ async def test_rejected_requests_stop_run_but_outages_do_not() -> None:
         assert {one.end_reason for one in whole} == {ended}
 
 
-@pytest.mark.parametrize(
-    ("built", "message"),
-    [
-        (None, "got None: does it end with `return agent`"),
-        ("an agent", "got 'an agent'"),
-        (dict, "got <class 'dict'>"),
-        (3, "got 3"),
-    ],
-)
-async def test_invalid_return_value_of_build_is_agent_error(built: Any, message: str) -> None:
-    (episode,) = await run(lambda task, model: built, TASKS[:1], PromptEngine(steps(1)))
-    assert episode.end_reason is EndReason.AGENT_ERROR and episode.failure is not None
-    assert episode.failure.kind == "ConfigurationError" and message in episode.failure.message
-
-
-async def test_truncated_turn_keeps_its_text() -> None:
-    engine = PromptEngine(lambda prompt, before: "one two three four five six seven eight nine ten")
-    (episode,) = await run(lambda task, model: plain(model), TASKS[:1], engine, limits=Limits(max_new_tokens=4))
-    assert episode.end_reason is EndReason.TURN_TRUNCATED
-    assert episode.text and "one two three four five".startswith(episode.text)
-
-
 def test_failure_line() -> None:
     where = 'Traceback:\n  File "a.py", line 1, in a\n    x\n  File "b.py", line 2, in b\n    y\nKeyError: 3\n'
     assert failure_line(Failure("KeyError", "3", where)) == 'KeyError: 3 (File "b.py", line 2, in b)'
     assert failure_line(Failure("WorkerDied", "gone")) == "WorkerDied: gone"
+
+
+# --- enough groups ----------------------------------------------------------------------------------------------------
+
+
+@given(MAYBE, st.integers(1, 20), st.integers(0, 40))
+def test_complete_group_stays_complete(samples: int | None, per_task: int, done: int) -> None:
+    criteria = StopCriteria(samples=samples)
+    assert 1 <= criteria.needed(per_task) <= per_task
+    assert criteria.complete(per_task, per_task)
+    assert not criteria.complete(0, per_task)
+    if criteria.complete(done, per_task):
+        assert criteria.complete(done + 1, per_task)
+    assert criteria.complete(done, per_task) == (done >= min(samples or per_task, per_task))
+
+
+@given(MAYBE, st.integers(0, 40), st.integers(0, 40))
+def test_enough_and_within_reach_are_monotonic(groups: int | None, kept: int, open_groups: int) -> None:
+    criteria = StopCriteria(groups=groups)
+    assert criteria.enough(kept) == (groups is not None and kept >= groups)
+    if criteria.enough(kept):
+        assert criteria.enough(kept + 1) and criteria.within_reach(kept, 0)
+    if open_groups and criteria.within_reach(kept, open_groups):
+        assert criteria.within_reach(kept + 1, open_groups - 1), "a kept group must not put the goal out of reach"
+    if groups is None:
+        assert criteria.within_reach(0, 0) and not criteria.enough(10**9)
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, 1.5, "4"])
+def test_stop_criteria_must_be_positive_ints(bad: Any) -> None:
+    for name in ("groups", "samples"):
+        with pytest.raises(ConfigurationError, match=f"StopCriteria.{name} must be"):
+            StopCriteria(**{name: bad})
