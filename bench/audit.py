@@ -22,7 +22,8 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
 from agent_script import tokenizer_from
-from strands_sglang import FinishReason, Generation, VersionSpan
+from strands_sglang import Generation
+from strands_sglang.engine import FinishReason, VersionSpan
 from strands_sglang.provider import audit
 from strands_sglang.runs import Task, rollout
 

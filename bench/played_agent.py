@@ -11,7 +11,8 @@ from typing import Any
 
 from agent_script import Script
 from scripted_agent import TOKENIZER, ScriptedModel, build, calculator, questions
-from strands_sglang import FinishReason, Generation, VersionSpan
+from strands_sglang import Generation
+from strands_sglang.engine import FinishReason, VersionSpan
 
 __all__ = ["TOKENIZER", "ScriptedEngine", "ScriptedModel", "build", "calculator", "questions", "resident_bytes"]
 

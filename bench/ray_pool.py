@@ -13,7 +13,9 @@ machine took ("stolen"). "machine" is how much faster as many processes are that
 same rounds: if two virtual cores are threads of one real core, it is far below 2, and so is the ratio of any program.
 
 `--stubs N` runs `rollout` with N workers that answer with the recorded result of a real episode instead of running it:
-see `growth/driver.py`.
+the same objects, in the same parts, as `RayWorker.run` returns them, from a few processes that hold all workers. So the
+CPU time and memory of this process are those that as many real workers would cause; one connection per worker process
+is not included. It also starts three real workers, one after another, and prints the shortest time.
 
 Prints a table, then one JSON line.
 """
@@ -22,20 +24,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import multiprocessing
 import os
+import pickle
+import random
 import statistics
 import time
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from growth.driver import measure_driver
+from agent_script import script, tokenizer_from
 from loopback_process import AgentLoopback
-from played_agent import TOKENIZER, build, questions
+from memory import builder
+from played_agent import TOKENIZER, ScriptedEngine, build, questions, resident_bytes
+from speed import Speed
+from strands_sglang import SGLangClient
 from strands_sglang.runs import rollout
+from strands_sglang.runs.episode import TurnCounts
+from strands_sglang.runs.limits import Limits
+from strands_sglang.runs.workers import ray_pool
+from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 
 TURNS = 8
 AT_ONCE = 64
@@ -180,6 +193,105 @@ async def real_workers(options: argparse.Namespace) -> dict[str, Any]:
     return {"rows": rows, "cores": os.cpu_count(), "rounds": rounds}
 
 
+class StubWorker:
+    """Many workers in one process that return the result of one recorded episode, after 4 seconds on average."""
+
+    def __init__(self, recorded: bytes) -> None:
+        self._episode, self._tree, self._messages = pickle.loads(recorded)
+        self._counts = [TurnCounts.of(turn) for turn in self._tree.turns]
+        self._random = random.Random(1)
+
+    async def run(self, spec: EpisodeSpec) -> Any:
+        """Wait as long as an episode takes, and return it."""
+        await asyncio.sleep(self._random.uniform(2.0, 6.0))
+        episode = replace(copy(self._episode), id=spec.id, task=spec.task, sample=spec.sample)
+        return (episode, self._counts), self._tree, self._messages, {}
+
+    async def poll(self) -> tuple[dict[str, list[TurnCounts]], float]:
+        """Return that nothing happened."""
+        return {}, 0.0
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+class StubPool(ray_pool.RayPool):
+    """A `RayPool` whose workers share a few `StubWorker` processes."""
+
+    recorded = b""
+    processes = 2
+
+    def _start(self, **options: Any) -> Any:
+        if not hasattr(self, "_shared"):
+            stub = self._ray.remote(num_cpus=0, max_concurrency=100_000)(StubWorker)
+            self._shared = [stub.remote(self.recorded) for _ in range(self.processes)]
+        number = next(self._names)
+        return ray_pool._Actor(self._shared[number % self.processes], f"ray{number}")
+
+
+async def measure_driver(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the driver's cost of a finished episode, with stub workers; 4 episodes per worker run at the same time."""
+    tokenizer, episodes = tokenizer_from(options.tokenizer), 400 if options.quick else options.episodes or 6000
+    engine = ScriptedEngine(script(tokenizer, options.tokens), options.turns - 1)
+    agent = builder(script(tokenizer, options.result).last.text, [])
+    episode = (await rollout(agent, questions(1), tokenizer=tokenizer, client=engine))[0]
+    assert episode.metrics.turns == options.turns and episode.end_reason.complete, episode.metrics
+    tree, messages, tokens = episode.tree, episode.messages, episode.metrics.tokens
+    episode.source, episode.conversation = type(tree)(episode.id), []
+    StubPool.recorded, StubPool.processes = pickle.dumps((episode, tree, messages)), options.processes
+    marks: list[tuple[float, int]] = []
+
+    def count(episode: Any) -> None:
+        held = 0
+        if len(marks) in (first, last):
+            gc.collect()
+            held = resident_bytes()
+        elif first < len(marks) < last and len(marks) % 20 == 0:
+            speed.sample()
+        marks.append((time.process_time() - speed.used, held))
+
+    speed, first, last = Speed(), episodes // 5, episodes - episodes // 5 - 1
+    original: Any = ray_pool.RayPool
+    ray_pool.RayPool = StubPool  # type: ignore[misc]
+    try:
+        run = await rollout(
+            build,
+            questions(episodes),
+            tokenizer=options.tokenizer,
+            client=ScriptedEngine(script(tokenizer, 64), 0),
+            concurrency=4 * options.stubs,
+            workers=options.stubs,
+            on_episode=count,
+        )
+    finally:
+        ray_pool.RayPool = original  # type: ignore[misc]
+    assert len(run) == episodes and not run.metrics.failures
+    (cpu, held), (cpu_end, held_end), done = marks[first], marks[last], last - first
+    return {
+        "workers": options.stubs,
+        "at_once": 4 * options.stubs,
+        "turns": options.turns,
+        "tokens": tokens,
+        "driver_ms_per_episode": round(1e3 * (cpu_end - cpu) / speed.slowdown / done, 3),
+        "kb_held_per_finished_episode": round((held_end - held) / done / 1024, 1),
+        "worker_start_seconds": round(min(worker_start() for _ in range(3)), 2),
+        "slowdown": round(speed.slowdown, 2),
+    }
+
+
+def worker_start() -> float:
+    """Return the seconds until a new Ray worker runs episodes."""
+    import ray
+
+    run_spec = RunSpec(build, None, str(TOKENIZER), SGLangClient("http://127.0.0.1:9"), Limits())
+    began = time.perf_counter()
+    worker: Any = ray.remote(num_cpus=0)(ray_pool.RayWorker).remote(run_spec, "ray0")
+    ray.get(worker.ready.remote())
+    took = time.perf_counter() - began
+    ray.kill(worker)
+    return took
+
+
 async def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -204,15 +316,7 @@ async def main() -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15: workers would wait for all other programs
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     if options.stubs:
-        result = await measure_driver(
-            options.tokenizer,
-            workers=options.stubs,
-            processes=options.processes,
-            episodes=400 if options.quick else options.episodes or 6000,
-            turns=options.turns,
-            tokens=options.tokens,
-            result=options.result,
-        )
+        result = await measure_driver(options)
         for name, value in result.items():
             print(f"{name:>28}  {value}")
     else:

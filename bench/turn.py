@@ -22,7 +22,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agent_script import tokenizer_from
-from strands_sglang import FinishReason, Generation, SGLangModel, VersionSpan
+from strands_sglang import Generation, SGLangModel
+from strands_sglang.engine import FinishReason, VersionSpan
 
 TOOL: Any = {
     "name": "search",

@@ -11,15 +11,16 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "strands_sglang"
 LAYERS = [
+    {"_public"},
     {"cli"},
     {"doctor", "drift"},
-    {"trainers", "tools"},
+    {"trainers"},
     {"viewer"},
-    {"rollout", "runs"},
+    {"runs", "rollout"},
+    {"tools"},
     {"proof"},
     {"ledger"},
-    {"client", "sglang"},
-    {"utils", "model", "limiter"},
+    {"model", "tool_limits", "published"},
     {"provider"},
     {"engine"},
     {"chat"},
@@ -28,8 +29,7 @@ LAYERS = [
     {"_strands_compat"},
     {"_checks", "_files", "_slime_args"},
     {"errors"},
-    {"exceptions"},
-    {"_bounded", "_extras", "_json", "_run_async", "_terminal", "_threads"},
+    {"_async", "_json", "_terminal"},
 ]
 """From the top to the bottom. Modules of one layer may import each other."""
 LEVEL = {name: number for number, layer in enumerate(LAYERS) for name in layer}

@@ -31,6 +31,7 @@ PAGES = [
     *(page for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent.name != "api"),
 ]
 PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "lab" / "README.md", *sorted((ROOT / "examples").glob("**/*.md"))]
+PROSE += sorted((ROOT / "research").glob("**/*.md"))
 SERVER = "http://localhost:30000"
 _BLOCK = re.compile(r"^```python(?: ([^\n]*))?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strands_sglang._extras import SOURCE, install
+from strands_sglang._checks import SOURCE, install
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = (ROOT / "pyproject.toml").read_text()

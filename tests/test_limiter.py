@@ -19,9 +19,9 @@ from strands_sglang import (
     MaxToolIterationsReachedError,
     SGLangModel,
     ToolIterationLimiter,
-    ToolLimit,
     ToolLimiter,
 )
+from strands_sglang.tool_limits import ToolLimit
 from support.provider.agents import agent_on, ask, calculator, lookup, said, scripted_model
 from support.scripted_engine import Reply, assert_exact, tool_call
 

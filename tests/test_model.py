@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from strands import Agent
 from strands.types.exceptions import StructuredOutputException
 
-from strands_sglang import FinishReason, SGLangModel
+from strands_sglang import SGLangModel
+from strands_sglang.engine import FinishReason
 from strands_sglang.tokens import TurnPurpose
 from support.families import tokenizer
 from support.provider.agents import agent_on, calculator, official, outline, said, scripted_model
@@ -219,7 +220,7 @@ async def test_a_turn_that_ends_exactly_at_its_budget_is_complete() -> None:
     assert result.stop_reason == "end_turn"
     tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (0, "proved")]
-    assert not tree[1].closing and tree[0].finish == "length"
+    assert not tree[1].closing and tree[0].finish_reason == "length"
     assert_exact(engine, model.current_episode)
 
 

@@ -14,7 +14,9 @@ import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
-from strands_sglang import Origin, SGLangClient, SGLangModel, ToolIterationLimiter, ToolLimit, ToolLimiter
+from strands_sglang import SGLangClient, SGLangModel, ToolIterationLimiter, ToolLimiter
+from strands_sglang.tokens import Origin
+from strands_sglang.tool_limits import ToolLimit
 from support.agent_episodes import Played, check_against_the_wire, largest_difference
 from support.families import tokenizer
 from support.lab_servers import LAB, LabProcess

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from strands import Agent
 from transformers import AutoTokenizer
 
-from strands_sglang import Join, SGLangClient, SGLangModel
-from strands_sglang.tokens import TurnPurpose
+from strands_sglang import SGLangClient, SGLangModel
+from strands_sglang.tokens import Join, TurnPurpose
 from support.agent_episodes import (
     Played,
     calculator,

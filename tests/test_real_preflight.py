@@ -15,7 +15,8 @@ from strands_sglang.engine.request import KNOWN
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
 from strands_sglang.runs import Limits, rollout
 from strands_sglang.runs import preflight as looks
-from strands_sglang.runs.preflight import RunRequirements, preflight
+from strands_sglang.runs.checks.setup import Setup
+from strands_sglang.runs.preflight import SECONDS, preflight
 from support.families import tokenizer
 from support.lab_servers import LabProcess, engine
 from support.rollout_agent import TOKENIZER, build, score, tasks
@@ -31,8 +32,10 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looks, "_passed", set())
 
 
-def asked(**about: Any) -> RunRequirements:
-    return RunRequirements(**{"tokenizer": load_tokenizer(TOKENIZER), "sampling": SAMPLING, **about})
+def setup(client: SGLangClient, sampling: dict[str, Any] = SAMPLING, **about: Any) -> Setup:
+    own = {"seconds": SECONDS, "tokenizer": load_tokenizer(TOKENIZER)}
+    own |= {name: about.pop(name) for name in ("tokenizer", "limits") if name in about}
+    return Setup(client, options={"sampling_params": sampling, **about}, **own)
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -43,22 +46,22 @@ def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_what_does_not_fit_is_named(tool_policy: LabProcess, caplog: pytest.LogCaptureFixture) -> None:
     async with SGLangClient(tool_policy.url) as client:
         with pytest.raises(ConfigurationError, match="Use the tokenizer of the served model") as caught:
-            await preflight(client, asked(tokenizer=tokenizer("smollm2")))
+            await preflight(setup(client, tokenizer=tokenizer("smollm2")))
         assert "canonical" in str(caught.value)  # where the right one is
         with pytest.raises(
             ConfigurationError, match=r"Limits\(max_context_tokens=1024\), or start the server with --context-length"
         ):
-            await preflight(client, asked(limits=Limits(max_context_tokens=4096)))
+            await preflight(setup(client, limits=Limits(max_context_tokens=4096)))
         with pytest.raises(ConfigurationError, match="did you mean 'temperature'"):
-            await preflight(client, asked(sampling={"temprature": 1.0}))
+            await preflight(setup(client, sampling={"temprature": 1.0}))
         with pytest.raises(ConfigurationError, match="temperature must be a non-negative"):
-            await preflight(client, asked(sampling={"temperature": -1}))
+            await preflight(setup(client, sampling={"temperature": -1}))
         assert not ours(caplog)
-        await preflight(client, asked(chat_template=tokenizer("smollm2").chat_template))
+        await preflight(setup(client, chat_template=tokenizer("smollm2").chat_template))
         assert "chat template differs from the server's" in caplog.text
     async with SGLangClient(tool_policy.url + "/v1") as client:
         with pytest.raises(ConfigurationError, match=f"base_url='{tool_policy.url}'$"):
-            await preflight(client, asked())
+            await preflight(setup(client))
     assert (await SGLangClient(tool_policy.url).health()) is True  # none of it did the server any harm
 
 
@@ -68,10 +71,10 @@ async def test_a_paused_server(tool_policy: LabProcess) -> None:
         try:
             with pytest.raises(EngineUnavailableError, match="/continue_generation"):
                 for _ in range(10):  # on a machine so busy that the server's own words come late, it may only be busy
-                    await preflight(client, asked())
+                    await preflight(setup(client))
         finally:
             await client.control.resume()
-        await preflight(client, asked())
+        await preflight(setup(client))
 
 
 async def test_the_cost_where_all_is_well(
@@ -79,7 +82,7 @@ async def test_the_cost_where_all_is_well(
 ) -> None:
     async with SGLangClient(tool_policy.url) as client:
         began = time.monotonic()
-        await preflight(client, asked())
+        await preflight(setup(client))
         once = time.monotonic() - began
         given: dict[str, Any] = {"tokenizer": TOKENIZER, "client": client, "reward": score, "sampling_params": SAMPLING}
         run = await rollout(build, tasks(4, seed=77), limits=Limits(max_turns=6), **given)
@@ -94,7 +97,7 @@ async def test_other_models_fit_their_own_tokenizers(
     for server in (smollm2, tiny_qwen3):
         async with SGLangClient(server.url) as client:
             own = (await client.model_info() or {})["tokenizer_path"]
-            await preflight(client, asked(tokenizer=load_tokenizer(own)))
+            await preflight(setup(client, tokenizer=load_tokenizer(own)))
     assert not any("chat template" in line or "tokenizer" in line for line in ours(caplog))
 
 

@@ -24,7 +24,7 @@ from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, BeforeToolCa
 from transformers import AutoTokenizer
 
 from strands_sglang import SGLangClient, SGLangModel
-from strands_sglang.ledger.event import ids_digest
+from strands_sglang.ledger.encoding import ids_digest
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.proof.verify import verify
@@ -106,8 +106,8 @@ def test_every_recorded_event_matches_the_wire(recorded: RecordedRun) -> None:
         for event in record.calls:
             rid = event.data["detail"]["rid"]
             passed = recorded.wire[rid]
-            assert ids_digest(passed.input_ids) == event.data["prompt"]
-            assert len(passed.input_ids) == event.data["sent"]
+            assert ids_digest(passed.input_ids) == event.data["prompt_digest"]
+            assert len(passed.input_ids) == event.data["prompt_tokens"]
             assert passed.output_ids == event.arrays["sampled"].tolist()
             assert passed.logprobs == event.arrays["logprobs"].tolist()
             keys.setdefault(id.partition("/")[0], set()).add(passed.routing_key)
@@ -373,7 +373,7 @@ async def test_run_with_enough_groups_stops_and_engine_is_idle(tool_policy: LabP
     stopped = [episode for episode in run.left_over if episode.end_reason is EndReason.NOT_NEEDED]
     assert stopped, "no episode was running"
     on_record = records(tmp_path)
-    ends = Counter(record.end.data["ended"] for record in on_record.values() if record.end is not None)
+    ends = Counter(record.end.data["end_reason"] for record in on_record.values() if record.end is not None)
     assert ends["not_needed"] == len(stopped) and ends.total() == len(on_record) < 160
     proved(tmp_path, len(on_record))
     print(f"{len(on_record)} of 160 episodes started, {len(run)} kept, {len(stopped)} stopped")

@@ -21,7 +21,12 @@ PAGES = [
     (
         "agents",
         "Agents and models",
-        ["strands_sglang.model", "strands_sglang.provider.config", "strands_sglang.limiter"],
+        [
+            "strands_sglang.model",
+            "strands_sglang.provider.config",
+            "strands_sglang.tool_limits",
+            "strands_sglang.published.limiters",
+        ],
     ),
     ("rollout", "Rollouts", ["strands_sglang.runs"]),
     ("tokens", "Tokens, turns, trajectories", ["strands_sglang.tokens", "strands_sglang.provider.episode"]),
@@ -202,17 +207,18 @@ def write_pages(app: Sphinx) -> None:
                 if item.docstring is None:
                     _log.warning("%s.%s has no docstring", path, name)
                 writer.lines += [f"## {name}", ""]
-                writer.member(_home(path), item, 0)
+                writer.member(_home(package, path, name), item, 0)
         target = folder / f"{page}.md"
         content = "\n".join(writer.lines) + "\n"
         if not target.exists() or target.read_text() != content:
             target.write_text(content)
 
 
-def _home(path: str) -> str:
-    """Return the module users import from."""
-    top = ("strands_sglang.model", "strands_sglang.limiter", "strands_sglang.provider", "strands_sglang.chat")
-    return "strands_sglang" if path.startswith(top) else path
+def _home(package: Any, path: str, name: str) -> str:
+    """Return the module users import from: the package, for names that it shares with no room in `PAGES`."""
+    top = ("strands_sglang.model", "strands_sglang.tool_limits", "strands_sglang.provider", "strands_sglang.chat")
+    at_top = name in package["_public"].members and path.startswith(top)
+    return "strands_sglang" if at_top or name in package["published.names"].members else path
 
 
 def _lazy(package: Any, path: str, name: str) -> Any:

@@ -39,7 +39,7 @@ def episodes_of(run: Path) -> list[Recorded]:
         end, task = record.end.data, record.begin.data["task"]
         reward = None if record.reward is None else record.reward.data["value"]
         turns = end["metrics"].get("turns", 0)
-        found.append(Recorded(record.id, Task(**task), reward, EndReason(end["ended"]), end["text"] or "", turns))
+        found.append(Recorded(record.id, Task(**task), reward, EndReason(end["end_reason"]), end["text"] or "", turns))
     return found
 
 

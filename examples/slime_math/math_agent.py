@@ -18,8 +18,7 @@ from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 from strands.hooks import BeforeToolCallEvent, HookProvider, HookRegistry
 
-from strands_sglang import SGLangModel
-from strands_sglang.runs import Episode, Limits, Task
+from strands_sglang import Episode, Limits, SGLangModel, Task
 from strands_sglang.tools import SandboxLimits, python_sandbox
 from strands_sglang.trainers.slime import slime_rollout
 

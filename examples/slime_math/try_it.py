@@ -19,8 +19,7 @@ from typing import Any
 
 from math_agent import LIMITS, build_agent, score
 
-from strands_sglang import SGLangClient
-from strands_sglang.runs import Episode, Task, rollout
+from strands_sglang import Episode, SGLangClient, Task, rollout
 
 QUESTIONS = [
     Task("How many positive integers below 1000 are divisible by 7 and have an odd sum of digits?", answer="72"),

@@ -24,7 +24,7 @@ from strands.agent.conversation_manager import NullConversationManager
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
-from strands_sglang.runs import Limits
+from strands_sglang import Limits
 from strands_sglang.trainers.trl import trl_reward, trl_rollout
 
 LAB = Path(__file__).resolve().parent.parent.parent / "lab" / "tool_policy"

@@ -1,6 +1,7 @@
-"""Validation of arguments: numbers in a range, and the closest known name for a misspelt one.
+"""Validation of arguments (numbers in a range, the closest known name for a misspelt one), and how to install an extra.
 
-Invariant: every message has the form "X must be ..., got ..."; a bool is never accepted as a number.
+Invariant: every message has the form "X must be ..., got ..."; a bool is never accepted as a number. An install command
+names the repository or a checkout: the name on the package index belongs to another package.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from strands_sglang.errors import ConfigurationError
+
+SOURCE = "https://github.com/strands-sglang/strands-sglang"
+"""Repository of this package."""
 
 
 def closest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
@@ -116,3 +120,13 @@ def check_number(
 def _message(name: str, kind: str, optional: bool, value: Any, hint: str) -> str:
     expected = f"{kind} or None" if optional else kind
     return f"{name} must be {expected}{f' ({hint})' if hint else ''}, got {value!r:.200}"
+
+
+def install(extra: str) -> str:
+    """Return the command that installs this package with one of its extras ("ray", "progress", "arrow", ...).
+
+    Example:
+        >>> install("ray").startswith("pip install 'strands-sglang[ray] @ git+https://")
+        True
+    """
+    return f"pip install 'strands-sglang[{extra}] @ git+{SOURCE}', or pip install -e '.[{extra}]' in a checkout"

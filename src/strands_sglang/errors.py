@@ -34,8 +34,8 @@
         ├── AttemptTimeoutError               one attempt exceeded `timeout` (only as a __cause__)
         └── StreamInterruptedError            a stream broke where it could not be continued exactly
 
-In brackets: the published package's name for the error, by which it can be caught as well (`exceptions`). A
-single attempt without an answer is an SGLangConnectionError, too.
+In brackets: the published package's name for the error, by which it can be caught as well; none of these is raised
+itself. A single attempt without an answer is an SGLangConnectionError, too.
 
     try:
         await agent.invoke_async("What is 12 * 7?")
@@ -53,17 +53,74 @@ Every error keeps its fields when it is pickled, so it can cross process and Ray
 
 from __future__ import annotations
 
-from strands_sglang.exceptions import (
-    SGLangClientError,
-    SGLangConnectionError,
-    SGLangContextLengthError,
-    SGLangDecodingError,
-    SGLangHTTPError,
-    SGLangThrottledError,
-)
-from strands_sglang.exceptions import (
-    StrandsSGLangError as StrandsSGLangError,
-)
+
+class StrandsSGLangError(Exception):
+    """Base class of every error that this package raises on purpose."""
+
+
+class SGLangClientError(StrandsSGLangError):
+    """The engine, or the connection to it, failed.
+
+    Example:
+        try:
+            await client.generate(ids)
+        except SGLangClientError as error:
+            print(error)
+    """
+
+
+class SGLangHTTPError(SGLangClientError):
+    """The engine answered with an error status.
+
+    Example:
+        try:
+            await client.generate(ids)
+        except SGLangHTTPError as error:
+            print(error.status, error.body)
+    """
+
+    def __init__(self, message: str = "", *, status: int | None = None, body: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status; None if unknown."""
+        self.body = body
+        """The server's message."""
+
+
+class SGLangContextLengthError(SGLangHTTPError):
+    """The request does not fit the engine's context.
+
+    Example:
+        >>> issubclass(SGLangContextLengthError, SGLangHTTPError)
+        True
+    """
+
+
+class SGLangThrottledError(SGLangHTTPError):
+    """The engine was overloaded.
+
+    Example:
+        >>> issubclass(SGLangThrottledError, SGLangHTTPError)
+        True
+    """
+
+
+class SGLangConnectionError(SGLangClientError):
+    """There was no answer, or only part of one.
+
+    Example:
+        >>> issubclass(SGLangConnectionError, SGLangClientError)
+        True
+    """
+
+
+class SGLangDecodingError(SGLangClientError):
+    """The answer is not readable.
+
+    Example:
+        >>> issubclass(SGLangDecodingError, SGLangClientError)
+        True
+    """
 
 
 class ConfigurationError(StrandsSGLangError, ValueError):
@@ -108,7 +165,6 @@ class SandboxUnavailableError(StrandsSGLangError):
     def __init__(self, message: str, *, program: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.program = program
-        """The program that creates the sandbox."""
         self.reason = reason
         """The program's own message; "" if it is not installed."""
 
@@ -123,7 +179,6 @@ class DivergedError(StrandsSGLangError):
     def __init__(self, message: str, *, episode: str = "", event: int | None = None) -> None:
         super().__init__(message)
         self.episode = episode
-        """Id of the episode."""
         self.event = event
         """Number of the first event that was not repeated; None if the agent continued after the last one."""
 
@@ -134,7 +189,6 @@ class TemplateRefusedError(StrandsSGLangError):
     def __init__(self, message: str, *, template_message: str = "") -> None:
         super().__init__(message)
         self.template_message = template_message
-        """The template's own message."""
 
 
 class BridgeRefusedError(StrandsSGLangError):

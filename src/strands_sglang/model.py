@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -23,22 +24,24 @@ from strands.types.tools import ToolChoice, ToolSpec
 from typing_extensions import override
 
 from strands_sglang._strands_compat.agents import calling_agent, cycle_of
+from strands_sglang._strands_compat.copies import SharedMessages
 from strands_sglang._strands_compat.event_loop import use_flat_loop
 from strands_sglang._strands_compat.model_calls import WholeReply, WholeReplyModel
+from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.messages import template_system
 from strands_sglang.chat.parser_detection import resolve_tool_parser
 from strands_sglang.chat.soundness import Soundness, sound_bridge
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine import SGLangClient, TokenEngine, is_server
 from strands_sglang.errors import CallCancelledError, ConfigurationError
-from strands_sglang.provider.config import checked_config, template_arguments
+from strands_sglang.provider.config import Settings, checked_config, template_arguments
 from strands_sglang.provider.episode import EpisodeTokens, check_not_observed, scopes
 from strands_sglang.provider.images import ImageSupport
 from strands_sglang.provider.planning import Planner
-from strands_sglang.provider.preparation import TurnRequest, schema_of
-from strands_sglang.provider.published_rollout import Rollout, RolloutViews
 from strands_sglang.provider.stream_events import message_content
+from strands_sglang.provider.turn import TurnRequest, schema_of
 from strands_sglang.provider.turn_runner import TurnRunner
+from strands_sglang.published.rollout_record import Rollout, RolloutViews
 from strands_sglang.tokens import TokenManager
 from strands_sglang.tool_parsers import ToolParser
 from strands_sglang.tool_parsers.base import PlainTextParser
@@ -104,16 +107,16 @@ class SGLangModel(WholeReplyModel):
         tokenizer = load_tokenizer(tokenizer)
         source = chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None)
         arguments = template_arguments(source if isinstance(source, str) else "", config)
-        self.config: dict[str, Any] = checked_config(config)
+        self._configure(checked_config(config))
         engine: TokenEngine = client if client is not None else SGLangClient(cast(str, base_url))
-        _check_sampling(engine, self.config)
+        _check_sampling(engine, self._settings)
         self.tokenizer = tokenizer
         """The model's tokenizer."""
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
         detected = resolve_tool_parser(tool_parser, bridge)
         parser = detected.parser or PlainTextParser()
         images = ImageSupport(bridge.encoder, image_processor or getattr(tokenizer, "name_or_path", ""))
-        self._runner = TurnRunner(engine, Planner(bridge, sound, parser), parser, images, detected.problem)
+        self._runner = TurnRunner(engine, Planner(bridge, sound, parser), images, detected.problem)
         self._key = uuid.uuid4().hex
         self._own = EpisodeTokens()
         self._rollouts = RolloutViews()
@@ -122,12 +125,12 @@ class SGLangModel(WholeReplyModel):
     @property
     def client(self) -> TokenEngine:
         """The engine that samples tokens."""
-        return self._runner.engine
+        return self._runner.sampler.engine
 
     @property
     def tool_parser(self) -> ToolParser:
         """The parser of tool calls."""
-        return self._runner.parser
+        return self._runner.planner.parser
 
     @property
     def soundness(self) -> Soundness:
@@ -185,20 +188,23 @@ class SGLangModel(WholeReplyModel):
     @override
     def context_window_limit(self) -> int | None:
         """Tokens of prompt and turn together: the setting, else the limit that the engine reported; None if unknown."""
-        limit: int | None = self.config.get("context_window_limit")
-        return limit or self._runner.context_limit
+        return self._settings.context_window_limit or self._runner.sampler.context_limit
 
     @override
     def update_config(self, **model_config: Any) -> None:
         """Change settings; see `SGLangConfig`. Arguments of the chat template cannot be changed."""
         changed = checked_config(model_config)
-        _check_sampling(self.client, changed)
-        self.config = {**self.config, **changed}
+        _check_sampling(self.client, Settings.of(changed))
+        self._configure({**self.config, **changed})
+
+    def _configure(self, config: Mapping[str, Any]) -> None:
+        self.config = MappingProxyType(config)  # read-only: a change of it would have no effect
+        self._settings = Settings.of(config)
 
     @override
     def get_config(self) -> dict[str, Any]:
         """Return the settings."""
-        return self.config
+        return dict(self.config)
 
     @override
     async def stream(
@@ -224,39 +230,31 @@ class SGLangModel(WholeReplyModel):
             FailedCallError: A turn had malformed calls, `on_failed_call` is "end", and the agent could not be stopped.
             EngineError: The engine failed; it was retried where that could help, so nothing else should retry it.
         """
-        request = _turn_request(
+        request = self._request(
             messages,
             tool_specs,
-            system_prompt,
+            template_system(system_prompt, system_prompt_content),
             tool_choice,
-            system_prompt_content,
+            cancel_signal,
             structured_output_model,
             invocation_state,
             model_state,
             kwargs,
         )
-        episode, agent = self.current_episode, calling_agent(invocation_state, cancel_signal)
         try:
-            if self._runner.streams(self.config, episode):
-                events = self._runner.stream(episode, request, self.config, cancel_signal, agent)
-                async with aclosing(events):
-                    async for event in events:
-                        yield cast(StreamEvent, event)
-            else:
-                with await self._runner.reply(episode, request, self.config, cancel_signal, agent) as reply:
-                    for event in reply.events():
-                        reply.check_not_cancelled(cancel_signal)
-                        yield cast(StreamEvent, event)
+            async with aclosing(self._runner.stream(request)) as events:
+                async for event in events:
+                    yield cast(StreamEvent, event)
         except CallCancelledError:
             # The stream ends without a message, and the agent's loop reports that the agent was cancelled.
-            logger.debug("episode=<%s> | turn cancelled", episode.id)
-        self._rollouts.refresh(episode)
+            logger.debug("episode=<%s> | turn cancelled", request.episode.id)
+        self._rollouts.refresh(request.episode)
 
     @property
     @override
     def replies_whole(self) -> bool:
         """Whether `whole_reply` may be called: nothing is streamed, and `stream` is not replaced."""
-        return type(self).stream is _STREAM and "stream" not in vars(self) and not self.config.get("streaming")
+        return type(self).stream is _STREAM and "stream" not in vars(self) and not self._settings.streaming
 
     @override
     async def whole_reply(
@@ -274,26 +272,25 @@ class SGLangModel(WholeReplyModel):
         **kwargs: Any,
     ) -> WholeReply | None:
         """Sample the next turn of a conversation, without stream events; see `stream`."""
-        request = _turn_request(
+        request = self._request(
             messages,
             tool_specs,
-            system_prompt,
+            template_system(system_prompt, system_prompt_content),
             tool_choice,
-            system_prompt_content,
+            cancel_signal,
             structured_output_model,
             invocation_state,
             model_state,
             kwargs,
         )
-        episode, agent = self.current_episode, calling_agent(invocation_state, cancel_signal)
         whole: WholeReply | None = None
         try:
-            with await self._runner.reply(episode, request, self.config, cancel_signal, agent) as reply:
-                reply.check_not_cancelled(cancel_signal)
+            with await self._runner.reply(request) as reply:
+                reply.check_not_cancelled()
                 whole = WholeReply(reply.stop_reason, message_content(reply.blocks), reply.usage, reply.metrics)
         except CallCancelledError:
-            logger.debug("episode=<%s> | turn cancelled", episode.id)
-        self._rollouts.refresh(episode)
+            logger.debug("episode=<%s> | turn cancelled", request.episode.id)
+        self._rollouts.refresh(request.episode)
         return whole
 
     @override
@@ -307,18 +304,18 @@ class SGLangModel(WholeReplyModel):
         Raises:
             StructuredOutputException: The reply was truncated before it was complete.
         """
-        request = TurnRequest(prompt, system_prompt, None, None, schema=schema_of(output_model), side=True)
-        text, episode = "", self.current_episode
-        if self._runner.streams(self.config, episode):
-            async with aclosing(self._runner.stream(episode, request, self.config, None)) as events:
-                async for event in events:
-                    text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
-                    yield event
-        else:
-            with await self._runner.reply(episode, request, self.config, None) as reply:
-                for event in reply.events():
-                    text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
-                    yield event
+        request = TurnRequest(
+            Conversation.of(prompt, system=system_prompt),
+            self.current_episode,
+            self._settings,
+            schema=schema_of(output_model),
+            side=True,
+        )
+        text = ""
+        async with aclosing(self._runner.stream(request)) as events:
+            async for event in events:
+                text += event.get("contentBlockDelta", {}).get("delta", {}).get("text", "")
+                yield event
         try:
             yield {"output": output_model.model_validate_json(text)}
         except ValidationError as error:
@@ -344,36 +341,44 @@ class SGLangModel(WholeReplyModel):
         entry, after = called
         return entry.end + await super().count_tokens(messages[after:])
 
+    def _request(
+        self,
+        messages: Messages,
+        tool_specs: list[ToolSpec] | None,
+        system: str | None,
+        tool_choice: ToolChoice | None,
+        cancel_signal: Any,
+        structured_output_model: type[BaseModel] | None,
+        invocation_state: dict[str, Any] | None,
+        model_state: dict[str, Any] | None,
+        others: dict[str, Any],
+    ) -> TurnRequest:
+        """Return the call that the arguments of `stream` describe."""
+        if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
+            logger.warning("tool_choice=<%s> | a chat template cannot force a tool call; ignored", tool_choice)
+        conversation = Conversation.of(
+            messages,
+            system=system,
+            tool_specs=tool_specs,
+            transient_blocks=int(others.get("dynamic_trailing_blocks") or 0),
+            shared=type(messages) is SharedMessages,
+        )
+        return TurnRequest(
+            conversation,
+            self.current_episode,
+            self._settings,
+            calling_agent(invocation_state, cancel_signal),
+            cancel_signal,
+            model_state,
+            cycle=cycle_of(invocation_state),
+            schema=schema_of(structured_output_model),
+        )
+
 
 _STREAM = SGLangModel.stream
 
 
-def _turn_request(
-    messages: Messages,
-    tool_specs: list[ToolSpec] | None,
-    system_prompt: str | None,
-    tool_choice: ToolChoice | None,
-    system_prompt_content: list[SystemContentBlock] | None,
-    structured_output_model: type[BaseModel] | None,
-    invocation_state: dict[str, Any] | None,
-    model_state: dict[str, Any] | None,
-    others: dict[str, Any],
-) -> TurnRequest:
-    """Return the call that the arguments of `stream` describe."""
-    if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
-        logger.warning("tool_choice=<%s> | a chat template cannot force a tool call; ignored", tool_choice)
-    return TurnRequest(
-        messages,
-        template_system(system_prompt, system_prompt_content),
-        tool_specs,
-        model_state,
-        cycle=cycle_of(invocation_state),
-        schema=schema_of(structured_output_model),
-        transient_blocks=int(others.get("dynamic_trailing_blocks") or 0),
-    )
-
-
-def _check_sampling(engine: TokenEngine, config: dict[str, Any]) -> None:
+def _check_sampling(engine: TokenEngine, settings: Settings) -> None:
     """Reject sampling parameters that an SGLang server does not know; other engines define their own."""
     if is_server(engine):
-        engine.check_sampling(config.get("sampling_params"))
+        engine.check_sampling(settings.sampling_params)

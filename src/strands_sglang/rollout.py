@@ -7,7 +7,7 @@ the published module's names as attributes: `from strands_sglang.rollout import 
 
 import sys
 
-from strands_sglang.provider.published_rollout import Rollout
+from strands_sglang.published.rollout_record import Rollout
 from strands_sglang.runs.runner import rollout
 
 __all__ = ["Rollout", "rollout"]

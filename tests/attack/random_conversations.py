@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from strands_sglang.chat.bridge import Bridge
+from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
 from strands_sglang.chat.differences import SampledTurn
 from strands_sglang.chat.messages import TemplateMessage, template_messages, template_tools
 from strands_sglang.chat.soundness import sound_bridge
 from strands_sglang.errors import TemplateRefusedError
 from strands_sglang.provider.audit import Auditor
-from strands_sglang.provider.config import RewritePolicy
+from strands_sglang.provider.config import RewritePolicy, Settings
 from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.tokens import Join
 from support.families import FAMILIES, tokenizer
@@ -123,7 +124,7 @@ class Subject:
         bridge, sound = sound_bridge(tok, chat_template=template, arguments=arguments)
         self.bridge: Bridge = bridge
         self.planner = Planner(bridge, sound)
-        self.auditor = Auditor(self.planner.appender, share=1.0)
+        self.auditor = Auditor(self.planner.appender)
 
     def official(self, messages: list[TemplateMessage], tools: Any, *, generate: bool = True) -> str:
         """Return the rendering of transformers."""
@@ -183,16 +184,18 @@ class RandomConversation:
             self.found.counts["found by the audit"] += 1
 
     def _plan(self) -> Plan:
-        planner = self.subject.planner
-        preamble = planner.preamble(self.system, self.specs)
-        keep = RewritePolicy.KEEP
-        return planner.plan(self.index, preamble, self.messages, self.entry, on_rewrite=keep, on_trim=keep)
+        conversation = self._conversation()
+        lineage = self.index.lineage(conversation, self.entry, trimmed=True)
+        return self.subject.planner.plan(conversation, lineage, Settings(on_trim=RewritePolicy.KEEP))
+
+    def _conversation(self) -> Conversation:
+        return Conversation.of(list(self.messages), system=self.system, tool_specs=self.specs)
 
     def _check(self, plan: Plan, whole: str) -> bool:
         """Compare a prompt with one rendering; return whether they are equal."""
         bridge, counts = self.subject.bridge, self.found.counts
         extension = bridge.encode(plan.prompt)
-        self.ids = (self.ids if plan.parent is not None else array("i")) + extension.closing + extension.context
+        self.ids = (self.ids if plan.lineage.parent is not None else array("i")) + extension.closing + extension.context
         if plan.join is Join.KEPT:
             counts["kept"] += 1
             return False
@@ -244,7 +247,6 @@ class RandomConversation:
         sampled = self._canonical(reply, shape, "tool" if calls else "user", mark, ending)
         if sampled is None:
             return False
-        preamble = self.subject.planner.preamble(self.system, self.specs)
         control = bridge.encoder.control
         text = bridge.encoder.sampled(sampled)
         sampled_turn = SampledTurn(plan.prompt.text, text, "", tuple(token for token in sampled if token in control))
@@ -252,12 +254,11 @@ class RandomConversation:
         self.ids += array("i", sampled)
         self.entry = self.index.add(
             number,
-            plan.parent,
-            preamble,
-            list(self.messages),
+            self._conversation(),
+            plan.lineage,
             reply,
             shape,
-            ended_by=sampled[-1] if sampled[-1] in control else None,
+            ended_by=control.ended_by(sampled),
             end=len(self.ids),
             sampled=sampled_turn,
             exact=plan.exact,

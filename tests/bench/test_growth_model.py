@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from growth.coefficients import FILE, Coefficients, load, save
-from growth.measure import fit
-from growth.model import Engines, Workload, predict, size
+from costs import fit
+from growth.model import FILE, Coefficients, Engines, Workload, load, predict, save, size
 from growth.page import BLOCKS, filled
 from growth.plots import load_plot, policy_plot, update_plot
 
@@ -89,8 +88,7 @@ def test_page_is_made_from_the_stored_figures() -> None:
     assert filled(page, results, KNOWN) == page, "run: python bench/growth --page docs/operate/scale.md"
     assert all(f"<!-- growth: {name} -->" in page for name in BLOCKS)
     assert results["largest"]["episodes"] == 100_000 and results["largest"]["engines"] == 1_000
-    names = {(row["policy"], row["by"]): row["policy"] for row in results["policies"]}
-    pictures = (load_plot(results["load"]), update_plot(results["largest"]), policy_plot(results["policies"], names))
+    pictures = (load_plot(results["load"]), update_plot(results["largest"]), policy_plot(results["policies"]))
     assert all(picture.startswith("<svg") and picture.endswith("</svg>\n") for picture in pictures)
 
 

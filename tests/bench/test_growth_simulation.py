@@ -11,17 +11,15 @@ import pytest
 
 simpy = pytest.importorskip("simpy", reason="needs the extra `bench`")
 
-from growth.coefficients import load  # noqa: E402
-from growth.engines import Engine, Request, Router  # noqa: E402
-from growth.model import Engines, Workload, predict  # noqa: E402
-from growth.simulation import Events, Simulation  # noqa: E402
+from growth.model import Engines, Workload, load, predict  # noqa: E402
+from growth.simulation import Engine, Events, Request, Router, Simulation  # noqa: E402
 
 KNOWN = load()
 WORK, ENGINES = Workload(episodes=300, samples=4), Engines(engines=3)
 
 
 def engine(about: Engines) -> tuple[Any, Engine, dict[str, float]]:
-    counters = dict.fromkeys(("prompt_tokens", "cached_tokens", "prefill_seconds", "lost_tokens"), 0.0)
+    counters = dict.fromkeys(("prompt_tokens", "cached_tokens", "lost_tokens"), 0.0)
     env = simpy.Environment()
     return env, Engine(env, 0, about, counters), counters
 
@@ -114,8 +112,8 @@ def test_simulation_matches_the_model() -> None:
         simulation.run(60)
         outcome = simulation.run(360)
         predicted = predict(work, ENGINES, KNOWN)
-        assert outcome.turns_per_second == pytest.approx(predicted.turns_per_second, rel=0.12)
-        assert outcome.cached > 0.9
+        assert outcome["turns_per_second"] == pytest.approx(predicted.turns_per_second, rel=0.12)
+        assert outcome["cached"] > 0.9
 
 
 def test_too_many_conversations_collapse_the_cache_in_both() -> None:
@@ -123,15 +121,15 @@ def test_too_many_conversations_collapse_the_cache_in_both() -> None:
     simulation = Simulation(work, ENGINES, KNOWN, workers=4)
     simulation.run(100)
     outcome = simulation.run(300)
-    assert outcome.cached < 0.4
-    assert outcome.turns_per_second == pytest.approx(predict(work, ENGINES, KNOWN).turns_per_second, rel=0.35)
+    assert outcome["cached"] < 0.4
+    assert outcome["turns_per_second"] == pytest.approx(predict(work, ENGINES, KNOWN).turns_per_second, rel=0.35)
 
 
 def test_lost_stickiness_and_a_single_core_are_seen() -> None:
     def rate(**options: Any) -> float:
         simulation = Simulation(WORK, ENGINES, KNOWN, **{"workers": 4, **options})
         simulation.run(60)
-        return simulation.run(160).turns_per_second
+        return simulation.run(160)["turns_per_second"]
 
     sticky = rate()
     assert rate(policy="scatter") < 0.6 * sticky
@@ -139,7 +137,7 @@ def test_lost_stickiness_and_a_single_core_are_seen() -> None:
     simulation = Simulation(WORK, ENGINES, slow, workers=1)
     simulation.run(60)
     outcome = simulation.run(160)
-    assert outcome.worker_busy == pytest.approx(1.0, abs=0.05) and outcome.turns_per_second < 10
+    assert outcome["worker_busy"] == pytest.approx(1.0, abs=0.05) and outcome["turns_per_second"] < 10
 
 
 def test_failures_and_updates_lose_work_but_no_episode() -> None:
@@ -147,11 +145,11 @@ def test_failures_and_updates_lose_work_but_no_episode() -> None:
     large = replace(ENGINES, kv_tokens=8_000_000, prefill_tokens_per_second=100_000.0)
     simulation = Simulation(WORK, large, KNOWN, workers=4, events=rare)
     outcome = simulation.run(220)
-    assert outcome.updates == 2 and outcome.engine_failures and outcome.worker_failures
-    assert outcome.lost_tokens > 0 and outcome.lost_with_workers > 0
-    assert outcome.failed_requests > 0 and outcome.resumed_episodes > 0
+    assert outcome["updates"] == 2 and outcome["engine_failures"] and outcome["worker_failures"]
+    assert outcome["lost_tokens"] > 0 and outcome["lost_with_workers"] > 0
+    assert outcome["failed_requests"] > 0 and outcome["resumed_episodes"] > 0
     calm = Simulation(WORK, large, KNOWN, workers=4).run(220)
-    assert 0.3 * calm.turns_per_second < outcome.turns_per_second < calm.turns_per_second
+    assert 0.3 * calm["turns_per_second"] < outcome["turns_per_second"] < calm["turns_per_second"]
     assert all(process.is_alive for process in simulation._slots)
     again = Simulation(WORK, large, KNOWN, workers=4, events=rare).run(220)
-    assert again.turns_per_second == outcome.turns_per_second  # the same seed gives the same run
+    assert again["turns_per_second"] == outcome["turns_per_second"]  # the same seed gives the same run

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strands.event_loop.streaming import _normalize_messages
 from strands.types.content import Message
 
-from strands_sglang.chat.differences import canonical
+from strands_sglang.chat.canonical import canonical
 
 
 def user(*blocks: Any) -> dict[str, Any]:

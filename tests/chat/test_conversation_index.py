@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
+from strands_sglang.chat.canonical import canonical
+from strands_sglang.chat.conversation import Conversation, Preamble
+from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, Lineage
 from strands_sglang.chat.conversation_shape import ConversationShape
-from strands_sglang.chat.differences import canonical
-from strands_sglang.chat.preamble import Preamble
 
 NONE = Preamble(None, (), "none")
 OTHER = Preamble("other", (), "other")
@@ -44,17 +44,26 @@ class RecordingIndex(ConversationIndex):
         messages: Sequence[Any],
         reply: dict[str, Any],
         parent: IndexedTurn | None = None,
-        preamble: Preamble = NONE,
-        **more: Any,
+        *,
+        aligned: bool = True,
+        shared: bool = False,
     ) -> IndexedTurn:
-        number = len(self)
-        return self.add(
-            number, parent, preamble, messages, reply, ConversationShape(), ended_by=None, end=number, **more
-        )
+        number, conversation = len(self), Conversation(NONE, messages, shared=shared)
+        lineage = Lineage(parent, aligned=aligned)
+        return self.add(number, conversation, lineage, reply, ConversationShape(), ended_by=None, end=number)
+
+    def find(self, preamble: Preamble, messages: Sequence[Any], last: IndexedTurn | None = None) -> IndexedTurn | None:
+        return self.lineage(Conversation(preamble, messages), last).parent
+
+    def find_trimmed(
+        self, preamble: Preamble, messages: Sequence[Any], last: IndexedTurn | None = None
+    ) -> tuple[IndexedTurn | None, int] | None:
+        found = self.lineage(Conversation(preamble, messages), last, trimmed=True)
+        return None if found.aligned else (found.parent, found.known)
 
 
 def test_an_empty_index_finds_nothing() -> None:
-    index = ConversationIndex()
+    index = RecordingIndex()
     assert index.find(NONE, [user("a")]) is None
     assert index.last_caller([call("x")]) is None
     assert index.find_trimmed(NONE, [user("a")]) is None

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_sglang.chat.differences import Comparison, SampledTurn, copied, first_difference, holds_numbers
+from strands_sglang.chat.canonical import copied, holds_numbers
+from strands_sglang.chat.differences import Comparison, SampledTurn, first_difference
 from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.tool_parsers import HermesToolParser
 from support.families import tokenizer

@@ -13,8 +13,8 @@ from strands import Agent
 from strands_sglang.cli import _output
 from strands_sglang.cli.commands import doctor
 from strands_sglang.cli.main import main
-from strands_sglang.doctor.diagnose import CHECKS
 from strands_sglang.engine import retry
+from strands_sglang.runs.checks.catalogue import CHECKS
 from support.families import FAMILIES, tokenizer
 from support.scripted_fleet import Engine
 

@@ -12,7 +12,7 @@ from support.documented_run import TOKENIZER, record
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "examples").glob("**/*.md"))]
-LIVE = ("--base-url", "--rescore", "--public-key", "--key", "--root", "doctor", "bench", "http:", "...", "--templates")
+LIVE = ("--base-url", "--rescore", "--public-key", "--key", "--root", "doctor", "http:", "...", "--templates")
 """What needs a server, a key, or a value that the page leaves out."""
 
 

@@ -1,4 +1,4 @@
-"""On the real engine: an agent is run, shown, evaluated, proved and replayed by commands, and a server is measured."""
+"""On the real engine: an agent is run, shown, evaluated, proved and replayed by commands."""
 
 from __future__ import annotations
 
@@ -65,13 +65,3 @@ def test_from_tasks_to_a_certificate(tool_policy: LabProcess, tmp_path: Path) ->
     assert "ended    answered" in shown and "reward   1" in shown
     assert command(tmp_path, "verify", "runs/first").startswith("PROVED")
     assert "4 identical" in command(tmp_path, "replay", "runs/first", "--agent", "my_agent:build")
-
-
-def test_a_server_is_measured(tool_policy: LabProcess, tmp_path: Path) -> None:
-    sizes = ["--prompt-tokens", "64", "--output-tokens", "8", "--turn-tokens", "8", "--turns", "3"]
-    given = ["bench", "--base-url", tool_policy.url, "--concurrency", "1,4", "--rounds", "1", *sizes, "--json"]
-    one, four = json.loads(command(tmp_path, *given))["levels"]
-    assert (one["turns"], one["failures"], four["turns"], four["failures"]) == (3, 0, 12, 0)
-    assert one["sampled_tokens"] == 24 and four["sampled_tokens"] == 96
-    assert four["output_tokens_per_second"] > 0 and one["turn_seconds"]["p50"] > 0
-    assert one["cached_share"] is None or one["cached_share"] > 0.3  # 0.67 of the prompt tokens repeat the turn before

@@ -242,13 +242,13 @@ def test_defaults_in_the_help_are_true() -> None:
 def test_options_of_the_run(path: str) -> None:
     from strands_sglang.cli.commands.rollout import command
 
-    given = ["--durability", "machine", "--prefix-warmup", "0", "--stop-after-failures", "0", "--no-preflight"]
+    given = ["--durability", "machine", "--prefix-warmup", "0", "--stop-if-first-fail", "0", "--no-preflight"]
     given += ["--rerun-tool", "a", "--rerun-tool", "b", "--tool-arguments", "digest", "--tool-timeout", "1.5"]
     given += ["--sampling-params", '{"top_p": 0.9}', "--model-options", '{"enable_thinking": false}']
     context = command.make_context("rollout", arguments("rollout", path, *given, "-d", "x")[1:])
     made = _run_options.rollout_arguments(context.params)
     options = made["options"]
-    assert (options.durability.value, options.prefix_warmup, options.stop_after_failures) == ("machine", None, None)
+    assert (options.durability.value, options.prefix_warmup, options.stop_if_first_fail) == ("machine", None, None)
     assert (options.preflight, options.tune_runtime, set(options.rerun_tools)) == (False, True, {"a", "b"})
     assert made["limits"] == Limits(tool_timeout=1.5) and made["sampling_params"] == {"top_p": 0.9}
     assert made["enable_thinking"] is False and made["directory"] == "x" and "concurrency" not in made

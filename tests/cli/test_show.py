@@ -158,9 +158,9 @@ def test_hostile_text_stays_inert(tmp_path: Path, capsys: pytest.CaptureFixture[
     with LedgerWriter(tmp_path) as writer:
         recorder = Recorder(writer.write, task=f"t{HOSTILE}", prompt=HOSTILE, answer={HOSTILE: HOSTILE})
         detail = {"agent": HOSTILE, "failed_calls": [HOSTILE]}
-        recorder.call(None, context=[1], sampled=[2], detail=detail, finish=HOSTILE, finish_detail=HOSTILE)
+        recorder.call(None, context=[1], sampled=[2], detail=detail, finish_reason=HOSTILE, finish_detail=HOSTILE)
         recorder.tool("id", HOSTILE, content=HOSTILE, outcome=HOSTILE)
-        recorder.fault(HOSTILE)
+        recorder.call_error(HOSTILE)
         recorder.append(EventKind.REWARD, {"value": 1.0, "parts": {HOSTILE: 1.0}, "steps": [], "error": None})
         recorder.end("turn_limit", text=HOSTILE, failure={"kind": HOSTILE, "message": HOSTILE, "where": HOSTILE})
     for arguments in ([], ["t"], ["t", "--tokens"], ["t", "--context"], ["t", "--json"], ["--json"]):
@@ -179,7 +179,9 @@ def test_malformed_events_are_shown_as_absent(tmp_path: Path, capsys: pytest.Cap
             for kind in (EventKind.CALL, EventKind.TOOL, EventKind.CALL_ERROR, EventKind.ROLLBACK, EventKind.REWARD):
                 names = ("turn", "turns", "detail", "versions", "name", "result", "value", "parts", "message", "steps")
                 recorder.append(kind, dict.fromkeys(names, wrong))
-            recorder.append(EventKind.END, dict.fromkeys(("ended", "metrics", "failure", "rejected", "text"), wrong))
+            recorder.append(
+                EventKind.END, dict.fromkeys(("end_reason", "metrics", "failure", "rejected", "text"), wrong)
+            )
     assert main(["show", str(tmp_path)]) == 0
     for task in range(6):
         for more in ([], ["--tokens", "--context"], ["--json"]):
@@ -249,8 +251,8 @@ def test_json_of_one_episode(recorded: Path, capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     assert printed.isascii()
     view = json.loads(printed)
-    assert (view["end"], view["reward"], view["reward_detail"]["parts"]) == ("answered", 0.5, {"format": 1.0})
-    turns = [one for one in view["steps"] if one["kind"] == "turn"]
+    assert (view["end_reason"], view["reward"], view["reward_detail"]["parts"]) == ("answered", 0.5, {"format": 1.0})
+    turns = [one for one in view["steps"] if one["kind"] == "call"]
     assert "".join(turns[-1]["tokens"]["texts"]) == "the end\nof it – 好 🙂<|im_end|>"
     (record,) = Ledger(recorded).episodes()
     assert [turn["tokens"]["ids"] for turn in turns] == [list(call.arrays["sampled"]) for call in record.calls]
@@ -355,4 +357,4 @@ def test_a_view_never_raises_without_a_begin(tmp_path: Path) -> None:
     from strands_sglang.ledger.record import EpisodeRecord
 
     view = EpisodeView.of(EpisodeRecord("x/0", ()), None)
-    assert view.ended == "unfinished" and view.branches == [] and not view.steps
+    assert view.end_reason == "unfinished" and view.branches == [] and not view.steps

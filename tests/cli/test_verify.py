@@ -74,7 +74,7 @@ def test_broken_and_truncated(folder: Path, capsys: pytest.CaptureFixture[str]) 
     whole = shard(folder).read_bytes()
     shard(folder).write_bytes(whole[:-20])
     assert main(["verify", str(folder)]) == 3
-    assert capsys.readouterr().out.startswith("TRUNCATED")
+    assert capsys.readouterr().out.startswith("DATA_LOST")
     shard(folder).write_bytes(whole[:500] + b"\0" + whole[501:])
     assert main(["verify", str(folder)]) == 1
     assert capsys.readouterr().out.startswith("BROKEN")

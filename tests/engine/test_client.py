@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from strands_sglang import AbortPolicy, FinishReason, SGLangClient, TokenEngine, VersionSpan
+from strands_sglang import SGLangClient, TokenEngine
+from strands_sglang.engine import AbortPolicy, FinishReason, VersionSpan
 from strands_sglang.errors import (
     AttemptTimeoutError,
     CallCancelledError,

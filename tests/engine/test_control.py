@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from strands_sglang import PauseMode, SGLangClient
-from strands_sglang.engine import Worker
+from strands_sglang import SGLangClient
+from strands_sglang.engine import PauseMode, Worker
 from strands_sglang.errors import EngineError, EngineUnavailableError, MalformedResponseError
 from support.scripted import ScriptedServer, Wire
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_sglang import AbortPolicy, SGLangClient
-from strands_sglang.engine import FinishReason, Generation, kept_sets
+from strands_sglang import SGLangClient
+from strands_sglang.engine import AbortPolicy, FinishReason, Generation, kept_sets
 from strands_sglang.engine.continuation import Continuation, NextStep
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.response import parse

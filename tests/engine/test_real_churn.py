@@ -12,7 +12,8 @@ from collections import Counter
 
 import pytest
 
-from strands_sglang import FinishReason, Generation, PauseMode, SGLangClient
+from strands_sglang import Generation, SGLangClient
+from strands_sglang.engine import FinishReason, PauseMode
 from support.engine_probes import prefill_logprobs
 from support.lab_servers import LAB, Routed
 

@@ -7,7 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from strands_sglang import PauseMode, SGLangClient
+from strands_sglang import SGLangClient
+from strands_sglang.engine import PauseMode
 from strands_sglang.errors import CountMismatchError
 from support.engine_probes import some_tokens_later
 from support.lab_servers import LabProcess

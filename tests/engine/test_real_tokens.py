@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from strands_sglang import FinishReason, Generation, SGLangClient
+from strands_sglang import Generation, SGLangClient
+from strands_sglang.engine import FinishReason
 from strands_sglang.errors import ContextOverflowError, RequestRejectedError
 from support.engine_probes import prefill_logprobs
 from support.lab_servers import LabProcess, engine

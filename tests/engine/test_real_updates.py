@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strands_sglang import AbortPolicy, FinishReason, PauseMode, SGLangClient
+from strands_sglang import SGLangClient
+from strands_sglang.engine import AbortPolicy, FinishReason, PauseMode
 from support.engine_probes import prefill_logprobs, some_tokens_later
 from support.lab_servers import LAB, LabProcess, Routed, route
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strands_sglang import AbortPolicy, FinishReason, Generation, SGLangClient, VersionSpan
+from strands_sglang import Generation, SGLangClient
+from strands_sglang.engine import AbortPolicy, FinishReason, VersionSpan
 from strands_sglang.errors import (
     ContextOverflowError,
     CountMismatchError,

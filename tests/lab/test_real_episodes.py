@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from strands_sglang import FinishReason, Generation, SGLangClient
+from strands_sglang import Generation, SGLangClient
+from strands_sglang.engine import FinishReason
 from support.lab_servers import LAB, LabProcess, task
 
 pytestmark = pytest.mark.engine

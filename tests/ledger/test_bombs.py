@@ -16,12 +16,12 @@ import pytest
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger import shard as shard_module
-from strands_sglang.ledger.event import decoded
+from strands_sglang.ledger.encoding import decoded
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import PortableRecord
-from strands_sglang.ledger.run_dir import read_json, write_run
+from strands_sglang.ledger.run_dir import MAGIC, read_json, write_run
 from strands_sglang.ledger.seal import seal
-from strands_sglang.ledger.shard import MAGIC, MARK, BlockKind, ShardReader, ShardVerdict
+from strands_sglang.ledger.shard import MARK, BlockKind, ShardReader, ShardVerdict
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import FindingKind, Verdict
@@ -170,4 +170,4 @@ def test_portable_record_above_the_limit_is_refused(run: Path, monkeypatch: pyte
     monkeypatch.setattr("strands_sglang.ledger.record.LARGEST_BLOCK", 2**20)
     assert len(PortableRecord.from_bytes(data).record.events) == 3
     with pytest.raises(LedgerError, match="more than 1048576 bytes"):
-        PortableRecord.from_bytes(b"sgep1" + zlib.compress(bytes(2**24)))
+        PortableRecord.from_bytes(b"sgep2" + zlib.compress(bytes(2**24)))

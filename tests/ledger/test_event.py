@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import (
-    Event,
-    EventKind,
+from strands_sglang.ledger.encoding import (
     decoded,
     encoded,
     episode_of,
@@ -22,8 +20,10 @@ from strands_sglang.ledger.event import (
     frames,
     ids_digest,
     link,
+    trajectory_digest,
+    trajectory_summary,
 )
-from strands_sglang.ledger.schema import trajectory_digest, trajectory_summary
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.tokens import TokenTree
 from support.ledger.episodes import random_episode, rich_episode
 
@@ -45,7 +45,7 @@ EVENTS = st.builds(
         optional={
             "sampled": st.lists(st.integers(0, 2**31 - 1)).map(lambda values: array("i", values)),
             "logprobs": st.lists(st.floats(width=32)).map(lambda values: array("d", values)),
-            "experts": st.binary().map(lambda values: array("B", values)),
+            "routed_experts": st.binary().map(lambda values: array("B", values)),
         },
     ),
 )
@@ -131,9 +131,13 @@ def test_trajectory_summary() -> None:
     recorder = rich_episode(lambda data: None)
     for trajectory in recorder.tree.trajectories():
         summary = trajectory_summary(trajectory)
-        trained = {t.id for t in recorder.tree.turns if t.id in summary["trained"]}
-        assert summary["loss"] == sum(len(recorder.tree[id].sampled) for id in trained) == trajectory.loss_mask.sum()
-        assert (summary["leaf"], summary["tokens"]) == (trajectory.branch, len(trajectory))
+        trained = {t.id for t in recorder.tree.turns if t.id in summary["trained_turns"]}
+        assert (
+            summary["trained_tokens"]
+            == sum(len(recorder.tree[id].sampled) for id in trained)
+            == trajectory.loss_mask.sum()
+        )
+        assert (summary["branch"], summary["tokens"]) == (trajectory.branch, len(trajectory))
         assert orjson.loads(orjson.dumps(summary)) == summary
         for name in ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins"):
             before = trajectory_digest(trajectory)

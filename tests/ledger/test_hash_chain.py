@@ -6,7 +6,8 @@ from array import array
 import pytest
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import EventKind, HashChain, decoded, first_link, link
+from strands_sglang.ledger.encoding import HashChain, decoded, first_link, link
+from strands_sglang.ledger.event import EventKind
 
 
 def test_each_event_links_to_the_previous_one() -> None:

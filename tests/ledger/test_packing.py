@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.ledger import event as packing
-from strands_sglang.ledger.event import packed, unpacked
+from strands_sglang.ledger import encoding as packing
+from strands_sglang.ledger.encoding import packed, unpacked
 
 INTEGERS = st.lists(
     st.one_of(

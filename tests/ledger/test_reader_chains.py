@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from strands_sglang.ledger.event import Event, EventKind, HashChain, decoded, encoded, first_link
+from strands_sglang.ledger.encoding import HashChain, decoded, encoded, first_link
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.reader import Placed, resolved
 from strands_sglang.ledger.record import ChainFault, EpisodeRecord
 from support.ledger.episodes import Recorder, Sink, plain_episode, random_episode, resumed_episode, rich_episode
@@ -127,7 +128,7 @@ def test_orphans_of_a_process_that_lost_the_episode() -> None:
 def takeover(sink: Sink, recorder: Recorder, epoch: int, kept: int, worker: int = 0) -> HashChain:
     head = recorder.events[kept].digest
     chain = HashChain(sink, recorder.id, epoch=epoch, number=kept + 1, head=head)
-    chain.append(EventKind.RESUME, {"from": kept, "head": head.hex(), "pid": 1, "worker": str(worker)})
+    chain.append(EventKind.RESUME, {"from_event": kept, "head": head.hex(), "pid": 1, "worker": str(worker)})
     return chain
 
 
@@ -183,9 +184,9 @@ def test_invalid_takeover() -> None:
     head = recorder.events[-1].digest
     for epoch, kind, data in [
         (1, EventKind.CALL_ERROR, {}),
-        (0, EventKind.RESUME, {"from": 7, "head": head.hex()}),
-        (1, EventKind.RESUME, {"from": 6, "head": head.hex()}),
-        (1, EventKind.RESUME, {"from": 7, "head": recorder.events[-2].digest.hex()}),
+        (0, EventKind.RESUME, {"from_event": 7, "head": head.hex()}),
+        (1, EventKind.RESUME, {"from_event": 6, "head": head.hex()}),
+        (1, EventKind.RESUME, {"from_event": 7, "head": recorder.events[-2].digest.hex()}),
     ]:
         event = Event(recorder.id, epoch, 8, kind, data)
         record = record_of(events, [encoded(event, head)])

@@ -7,9 +7,9 @@ import pytest
 
 from ledger.test_reader_chains import record_of
 from strands_sglang.errors import LedgerError, RecordError
-from strands_sglang.ledger.event import EventKind, first_link
+from strands_sglang.ledger.encoding import first_link, trajectory_summary
+from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.record import ChainFault, ChainProblem, EpisodeRecord
-from strands_sglang.ledger.schema import trajectory_summary
 from support.ledger.episodes import (
     Recorder,
     plain_episode,
@@ -42,7 +42,7 @@ def test_events_by_kind() -> None:
     assert [event.data["error"] for event in record.call_errors] == ["EngineUnavailableError"]
     assert len(record.calls) == len(record.tree()) == 12
     assert [turn.id for turn in record.tree() if turn.rejected] == [2]
-    (experts,) = [call.arrays["experts"] for call in record.calls if "experts" in call.arrays]
+    (experts,) = [call.arrays["routed_experts"] for call in record.calls if "routed_experts" in call.arrays]
     assert experts.tobytes() == bytes(range(128))
     assert pickle.loads(pickle.dumps(record)) == record
 
@@ -62,21 +62,21 @@ def test_last_end_of_a_reopened_episode_counts() -> None:
     for count in range(1, len(events) + 1):
         record = record_of(events[:count])
         last = record.events[-1].kind
-        ended = None if record.end is None else record.end.data["ended"]
+        ended = None if record.end is None else record.end.data["end_reason"]
         seen += [(ended, [turn.id for turn in record.tree() if turn.rejected])] if last is EventKind.END else []
         assert record.finished is (last is EventKind.END) and not record.problems
         # A score counts until the episode is resumed.
         kinds = [event.kind for event in record.events]
         later = kinds[len(kinds) - kinds[::-1].index(EventKind.RESUME) :] if EventKind.RESUME in kinds else kinds
         assert (record.reward is not None) is (EventKind.REWARD in later)
-    assert seen == [("engine", [1]), ("cut_short", []), ("answered", [])]
+    assert seen == [("engine_error", [1]), ("not_needed", []), ("answered", [])]
     record = record_of(events)
     assert record.reward is not None and record.reward.data["value"] == 1.0 and record.epoch == 2
     assert record.tree().to_dict() == recorder.tree.to_dict()
     # A score before a resume is not the score of an end without one.
     recorder = reopened_episode(lambda data: None)
     recorder.resume()
-    recorder.end("agent")
+    recorder.end("agent_error")
     assert EpisodeRecord(recorder.id, tuple(recorder.events)).reward is None
 
 
@@ -90,10 +90,10 @@ def test_calls_exclude_rolled_back_turns() -> None:
     recorder = Recorder(events.append)
     first = recorder.call(None, context=[1], sampled=[2])
     recorder.call(first, context=[3], sampled=[4])
-    recorder.cut(1)
+    recorder.rollback(1)
     again = recorder.call(recorder.tree[0], context=[5], sampled=[6])
     assert again.id == 1
-    recorder.cut(0)
+    recorder.rollback(0)
     assert record_of(events).calls == []
     recorder.call(None, context=[7], sampled=[8])
     record = record_of(events)

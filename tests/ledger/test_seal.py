@@ -32,13 +32,13 @@ def test_run_json_is_written_once(tmp_path: Path) -> None:
     assert read_run(directory) is None
     about = write_run(directory, {"samples_per_task": 8, "fingerprint": {"tokenizer": "ab"}})
     assert read_run(directory) == about
-    assert about["format"] == 1 and len(about["run"]) == 32 and about["created"] > 1.7e9
+    assert about["format"] == 2 and len(about["run"]) == 32 and about["created"] > 1.7e9
     with pytest.raises(LedgerError, match="exists already"):
         write_run(directory, {})
     assert [path.name for path in directory.iterdir()] == ["run.json"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 2}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format": 1}', b"\xff"])
 def test_malformed_run_json(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(LedgerError, match=r"run\.json"):
@@ -76,9 +76,9 @@ def test_every_difference_of_a_shard_is_reported(run: Path) -> None:
         (content[:700] + b"\0" + content[701:], SealFault.CHANGED, 512),
         (content[:-1] + b"\0", SealFault.CHANGED, (size - 1) // 512 * 512),
         (content[:700] + b"\0" + content[701:1500], SealFault.CHANGED, 512),
-        (content[:1500], SealFault.TRUNCATED, 1500),
-        (content[:1024], SealFault.TRUNCATED, 1024),
-        (b"", SealFault.TRUNCATED, 0),
+        (content[:1500], SealFault.SHORTER, 1500),
+        (content[:1024], SealFault.SHORTER, 1024),
+        (b"", SealFault.SHORTER, 0),
         (content + b"more", SealFault.LONGER, size),
     ]:
         first.write_bytes(changed)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang.ledger import shard as shard_module
-from strands_sglang.ledger.run_dir import shard_paths
-from strands_sglang.ledger.shard import BLOCK_HEAD, MAGIC, MARK, OpenShard, ShardReader, ShardState, ShardVerdict
+from strands_sglang.ledger.run_dir import MAGIC, shard_paths
+from strands_sglang.ledger.shard import BLOCK_HEAD, MARK, OpenShard, ShardReader, ShardState, ShardVerdict
 from support.ledger.episodes import plain_episode
 
 
@@ -170,7 +170,7 @@ def test_file_that_is_not_a_shard(tmp_path: Path) -> None:
         (b"", ShardVerdict.TORN),
         (bytes(5000), ShardVerdict.TORN),
         (MAGIC[:5], ShardVerdict.TORN),
-        (b"strands-sglang ledger 2\n" + bytes(100), ShardVerdict.DAMAGED),
+        (b"strands-sglang ledger 1\n" + bytes(100), ShardVerdict.DAMAGED),
         (random.Random(1).randbytes(3 << 20), ShardVerdict.DAMAGED),
     ]:
         path.write_bytes(content)

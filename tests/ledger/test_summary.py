@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from strands_sglang.ledger.event import decoded, decoded_head
+from strands_sglang.ledger.encoding import decoded, decoded_head
 from strands_sglang.ledger.summary import INDEX_FOLDER, SummaryBuilder, checked_row, read_rows, row_line, run_rows
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.verify import verify
@@ -34,8 +34,8 @@ def test_row_of_a_finished_episode() -> None:
     events: list[bytes] = []
     plain_episode(events.append, sample=2)
     row = built(events, "add/2")
-    assert row["task"] == "add" and row["sample"] == 2 and row["reward"] == 1.0 and row["end"] == "answered"
-    assert (row["turns"], row["tokens"], row["sampled"], row["branches"]) == (3, 60, 12, 1)
+    assert row["task_id"] == "add" and row["sample"] == 2 and row["reward"] == 1.0 and row["end_reason"] == "answered"
+    assert (row["turns"], row["tokens"], row["sampled_tokens"], row["branches"]) == (3, 60, 12, 1)
     assert row["versions"] == ["step-1"] and row["prompt"] == "What is 3 + 4?" and row["text"] == "It is 7."
     assert row["events"] == len(events)
 
@@ -44,8 +44,8 @@ def test_row_of_a_running_episode_counts_its_calls() -> None:
     events: list[bytes] = []
     recorder = plain_episode(events.append, end=False)
     row = built(events[:-1], "add/0")  # without the reward
-    assert row["end"] is None and row["reward"] is None
-    assert row["turns"] == 3 and row["sampled"] == 12 and row["tool_calls"] == 2
+    assert row["end_reason"] is None and row["reward"] is None
+    assert row["turns"] == 3 and row["sampled_tokens"] == 12 and row["tool_calls"] == 2
     assert row["tokens"] == sum(len(turn) for turn in recorder.tree.turns)
     assert row["engine_seconds"] == 3 * 12.5 / 1000
 
@@ -54,7 +54,7 @@ def test_events_of_a_process_that_lost_the_episode_do_not_count() -> None:
     events: list[bytes] = []
     recorder = resumed_episode(events.append)
     row = built(events, "resumed/0")
-    assert row["turns"] == len(recorder.tree) and row["end"] == "answered" and row["epoch"] == 1
+    assert row["turns"] == len(recorder.tree) and row["end_reason"] == "answered" and row["epoch"] == 1
 
 
 def test_reopened_episode_has_its_last_reward() -> None:
@@ -63,7 +63,7 @@ def test_reopened_episode_has_its_last_reward() -> None:
     assert built(events, "reopened/0")["reward"] == 1.0
     resumed = next(at for at, raw in enumerate(events) if decoded_head(raw).kind.value == "resume")
     row = built(events[: resumed + 1], "reopened/0")
-    assert row["end"] is None and row["reward"] is None
+    assert row["end_reason"] is None and row["reward"] is None
 
 
 def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
@@ -122,13 +122,13 @@ def test_rows_of_a_run_are_read_where_they_are_current(tmp_path: Path) -> None:
         plain_episode(writer.write, sample=3, end=False)
     computed = run_rows(tmp_path)
     assert [row["id"] for row in computed] == [f"add/{number}" for number in range(4)]
-    assert [row["end"] for row in computed] == ["answered"] * 3 + [None]
+    assert [row["end_reason"] for row in computed] == ["answered"] * 3 + [None]
     lines = []
     for number, row in enumerate(computed[:3]):
         marked = {**row, "text": f"from the index {number}", "events": row["events"] - (number == 1)}
         lines += [row_line(checked_row(row["id"], marked)), row_line(checked_row(row["id"], {**marked, "events": 0}))]
     (tmp_path / INDEX_FOLDER).mkdir(exist_ok=True)
-    gone = checked_row("gone/0", {"events": 9, "end": "answered"})
+    gone = checked_row("gone/0", {"events": 9, "end_reason": "answered"})
     (tmp_path / INDEX_FOLDER / "x.jsonl").write_bytes(b"".join([*lines, row_line(gone), b"damaged\n"]))
     assert [row["text"] for row in run_rows(tmp_path)] == ["from the index 0", "It is 7.", "from the index 2", ""]
 

@@ -95,7 +95,7 @@ def test_episode_columns(tmp_path: Path, recorders: dict[str, Recorder]) -> None
         assert orjson.loads(row["metrics"])["turns"] == 12
         assert row["num_turns"] == len(row["turn_ids"])
     assert sum(sum(row["loss_mask"]) for row in rows) == sum(
-        entry["loss"] for entry in recorders["rich/0"].events[-1].data["trajectories"]
+        entry["trained_tokens"] for entry in recorders["rich/0"].events[-1].data["trajectories"]
     )
 
 
@@ -128,7 +128,7 @@ def test_other_tables_are_refused(tmp_path: Path, recorders: dict[str, Recorder]
     with pytest.raises(LedgerError, match="cannot be read"):
         next(trajectories_of(path))
     pq.write_table(pa.table({"token_ids": [[1]]}), path)
-    with pytest.raises(LedgerError, match="no column branch"):
+    with pytest.raises(LedgerError, match="no column agent, branch"):
         next(trajectories_of(path))
     row = to_arrow(tmp_path).to_pylist()[0]
     for name, value in [

@@ -17,7 +17,8 @@ import pytest
 
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger import shard as shard_module
-from strands_sglang.ledger.event import Event, EventKind, HashChain, decoded, encoded, first_link
+from strands_sglang.ledger.encoding import HashChain, decoded, encoded, first_link
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.files import FileStore, file_digest
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.run_dir import shard_paths

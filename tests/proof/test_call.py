@@ -70,7 +70,11 @@ async def test_turn_that_declares_discarded_tokens_is_proved(tmp_path: Path) -> 
     last = editor.of(EventKind.PARTIAL_CALL)[-1].event
     last.arrays["sampled"][0] += 1
     assert verify_events(editor.forged()).verdict is Verdict.BROKEN
-    call = next(line.event for line in editor.of(EventKind.CALL) if line.event.data["prompt"] == last.data["prompt"])
+    call = next(
+        line.event
+        for line in editor.of(EventKind.CALL)
+        if line.event.data["prompt_digest"] == last.data["prompt_digest"]
+    )
     call.data["detail"]["discarded_tokens"] = len(last.arrays["sampled"])
     assert verify_events(editor.forged()).verdict is Verdict.PROVED
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from strands_sglang.cli.main import main
-from strands_sglang.ledger.event import EventKind, episode_of
+from strands_sglang.ledger.encoding import episode_of, trajectory_summary
+from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger, Placed, resolved
 from strands_sglang.ledger.run_dir import read_run, shard_paths, write_run
-from strands_sglang.ledger.schema import trajectory_summary
 from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.shard import ShardReader
 from strands_sglang.ledger.writer import LedgerWriter
@@ -65,7 +65,7 @@ def forged(directory: Path, target: Path, rng: random.Random) -> tuple[str, int,
         for raw in editor.forged():
             writer.write(raw)
     seal(target)
-    return last.episode, last.data["turn"], last.data["sent"] + at
+    return last.episode, last.data["turn"], last.data["prompt_tokens"] + at
 
 
 async def test_recorded_logprobs_agree(tool_policy: LabProcess, tmp_path: Path) -> None:

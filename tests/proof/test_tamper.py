@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from strands_sglang.ledger.event import episode_of
+from strands_sglang.ledger.encoding import episode_of, trajectory_digest
 from strands_sglang.ledger.reader import Ledger, Placed, resolved
 from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.schema import trajectory_digest
 from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.shard import ShardReader
 from strands_sglang.ledger.writer import LedgerWriter
@@ -306,9 +305,9 @@ def check_files(disk: OnDisk, name: str, certificate: Certificate) -> None:
         assert verdict is not Verdict.PROVED or disk.read() == disk.meaning
     elif name in ("cut", "unsealed cut", "unsealed zeros", "file lost"):
         # Missing data is not reported as a contradiction.
-        assert verdict in (Verdict.TRUNCATED, Verdict.UNFINISHED), certificate.text()
-        assert name.startswith("unsealed") or verdict is Verdict.TRUNCATED
+        assert verdict in (Verdict.DATA_LOST, Verdict.UNFINISHED), certificate.text()
+        assert name.startswith("unsealed") or verdict is Verdict.DATA_LOST
     elif name == "unsealed flip":  # a change in the last bytes looks like a torn write
-        assert found & {FindingKind.FILE_DAMAGED, FindingKind.FILE_TRUNCATED}, certificate.text()
+        assert found & {FindingKind.FILE_DAMAGED, FindingKind.FILE_SHORTENED}, certificate.text()
     else:
         assert verdict is Verdict.BROKEN, (name, certificate.text())

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger import reader, schema
-from strands_sglang.ledger.event import Event, EventKind, ids_digest
+from strands_sglang.ledger import encoding, reader
+from strands_sglang.ledger import event as declarations
+from strands_sglang.ledger.encoding import ids_digest, trajectory_digest
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.schema import trajectory_digest
 from strands_sglang.ledger.seal import read_seal, seal
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.certificate import Certificate, SealState
@@ -42,8 +43,13 @@ from support.proof.tampering import LedgerEditor
 PROOF = Path(__file__).resolve().parents[2] / "src" / "strands_sglang" / "proof"
 OURS = {path.stem for path in PROOF.glob("*.py")} - {"__init__", "rescore"}
 """Modules that verify. `rescore` is excluded because it needs an engine client."""
-READING = {"event", "shard", "run_dir"}
-"""Modules of the ledger that they may use: decoding of bytes, and escaping of output."""
+READING = {"encoding", "event", "shard", "run_dir"}
+"""Modules of the ledger that they may use: decoding of bytes."""
+SHARED = {
+    "strands_sglang.ledger.encoding": {"decoded", "episode_of", "first_link", "link"},
+    "strands_sglang.ledger.event": {"AFTER_END", "Event", "EventKind"},
+}
+"""Names that they may use of two of them: no declared fields, and no digest of a prompt or a trajectory."""
 
 
 def run_on_disk(folder: Path, *makers: Callable[..., Any], samples: int = 1, sealed: bool = True) -> Path:
@@ -78,7 +84,7 @@ def test_run_is_proved(tmp_path: Path) -> None:
     assert (certificate.run, certificate.episodes[Verdict.PROVED], certificate.orphans) == (RUN, 6, 6)
     assert certificate.root == read_seal(folder)["root"]  # type: ignore[index]
     tokens = certificate.tokens
-    assert (tokens.trained, tokens.rejected, tokens.side, tokens.constrained, tokens.cut) == (72, 4, 4, 4, 2)
+    assert (tokens.trained, tokens.rejected, tokens.side, tokens.constrained, tokens.rolled_back) == (72, 4, 4, 4, 2)
     assert (tokens.sampled, tokens.context, tokens.closing, tokens.shared) == (86, 254, 4, 6)
     assert sum(certificate.versions.values()) == tokens.sampled
     assert json.loads(json.dumps(certificate.to_dict()))["verdict"] == "proved"
@@ -99,7 +105,7 @@ def test_recomputed_trajectories_equal_those_of_the_tree(seed: int, steps: int) 
     trajectories = recorder.tree.trajectories()
     assert [one.digest() for one in proof.trajectories] == [trajectory_digest(one) for one in trajectories]
     turns = recorder.tree.turns
-    assert proof.tokens.sampled - proof.tokens.cut == sum(len(turn.sampled) for turn in turns)
+    assert proof.tokens.sampled - proof.tokens.rolled_back == sum(len(turn.sampled) for turn in turns)
     assert proof.tokens.trained == sum(int(one.loss_mask.sum()) for one in trajectories)
     assert proof.tokens.side == sum(len(turn.sampled) for turn in turns if turn.purpose is TurnPurpose.SIDE)
 
@@ -110,11 +116,13 @@ def test_proof_imports_nothing_of_the_code_that_records() -> None:
             if isinstance(node, ast.Import):
                 assert not any(alias.name.startswith("strands") for alias in node.names)
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("strands"):
-                if node.module in ("strands_sglang.errors", "strands_sglang._extras", "strands_sglang._terminal"):
+                if node.module in ("strands_sglang.errors", "strands_sglang._checks", "strands_sglang._terminal"):
                     continue
                 known = {f"strands_sglang.proof.{one}" for one in OURS}
                 known |= {f"strands_sglang.ledger.{one}" for one in READING}
                 assert node.module in known, f"{name}.py imports {node.module}"
+                if node.module in SHARED:
+                    assert {alias.name for alias in node.names} <= SHARED[node.module], f"{name}.py: {node.module}"
 
 
 def test_proof_uses_no_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +135,9 @@ def test_proof_uses_no_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (TokenTree, "__init__"),
         (TokenTree, "trajectories"),
         (reader, "resolved"),
-        (schema, "data_of"),
-        (schema, "arrays_of"),
-        (schema, "trajectory_digest"),
+        (declarations, "data_of"),
+        (declarations, "arrays_of"),
+        (encoding, "trajectory_digest"),
         (reader, "EpisodeRecord"),
     ):
         monkeypatch.setattr(owner, name, refuse)
@@ -178,7 +186,7 @@ def test_torn_file_of_a_dead_process_is_accepted_after_a_takeover(tmp_path: Path
     torn = dead.paths[0]
     torn.write_bytes(torn.read_bytes()[:-7])
     certificate = verify(tmp_path)
-    assert certificate.verdict is Verdict.TRUNCATED and certificate.episodes[Verdict.PROVED] == 1
+    assert certificate.verdict is Verdict.DATA_LOST and certificate.episodes[Verdict.PROVED] == 1
     seal(tmp_path)
     assert verify(tmp_path).proved
 
@@ -198,7 +206,7 @@ def test_events_lost_with_the_end_of_a_file_are_truncation(tmp_path: Path) -> No
         first.paths[0].write_bytes(whole[:size])
         certificate = verify(tmp_path)
         # A file that ends between two blocks looks like one whose writer is running or was killed.
-        assert certificate.verdict in (Verdict.TRUNCATED, Verdict.UNFINISHED), certificate.text()
+        assert certificate.verdict in (Verdict.DATA_LOST, Verdict.UNFINISHED), certificate.text()
         lost |= set(certificate.found)
     assert FindingKind.EVENTS_LOST in lost
 
@@ -261,8 +269,8 @@ def test_findings_have_an_exact_location(tmp_path: Path) -> None:
         (1, lambda e: e.arrays["logprobs"].pop(), FindingKind.FORM, "3 sampled tokens but 2 logprobs"),
         (1, lambda e: e.data["versions"].append(["v", 4, 5]), FindingKind.FORM, "gap or overlap at sampled token 3"),
         (1, lambda e: e.data.update(versions=[]), FindingKind.FORM, "cover 0 of 3"),
-        (1, lambda e: e.data.update(prompt=ids_digest([1])), FindingKind.PROMPT, "positions 0 to 39"),
-        (1, lambda e: e.data.update(sent=41), FindingKind.PROMPT, "the recorded prompt has 40 tokens"),
+        (1, lambda e: e.data.update(prompt_digest=ids_digest([1])), FindingKind.PROMPT, "positions 0 to 39"),
+        (1, lambda e: e.data.update(prompt_tokens=41), FindingKind.PROMPT, "the recorded prompt has 40 tokens"),
         (1, lambda e: e.data["detail"].update(prompt_tokens=1), FindingKind.PROMPT, "detail.prompt_tokens is 1"),
         (1, lambda e: e.data.update(turn=1), FindingKind.PLACE, "turn 0 is next, got turn 1"),
         (3, lambda e: e.data.update(parent=1), FindingKind.PLACE, "turn 1, which is not recorded"),
@@ -280,7 +288,12 @@ def test_findings_have_an_exact_location(tmp_path: Path) -> None:
         (-1, lambda e: e.data["rejected"].append(99), FindingKind.FORM, "below 12, got [2, 99]"),
         (-1, lambda e: e.data["metrics"].update(turns=1), FindingKind.METRICS, "metric turns is 1"),
         (-1, lambda e: e.data["trajectories"].reverse(), FindingKind.TRAJECTORY, "are declared"),
-        (-1, lambda e: e.data["trajectories"][0].update(loss=1), FindingKind.TRAJECTORY, "loss of the trajectory is"),
+        (
+            -1,
+            lambda e: e.data["trajectories"][0].update(trained_tokens=1),
+            FindingKind.TRAJECTORY,
+            "trained_tokens of the trajectory is",
+        ),
         (-1, lambda e: e.data["trajectories"][0].update(digest="0"), FindingKind.TRAJECTORY, "has digest"),
         (-2, lambda e: setattr(e, "kind", EventKind.BEGIN), FindingKind.ORDER, "begins a second time"),
         (2, lambda e: setattr(e, "kind", EventKind.REWARD), FindingKind.FORM, "value is missing"),
@@ -325,7 +338,7 @@ def test_reopened_episode_is_proved_by_its_last_end(tmp_path: Path) -> None:
     certificate = verify(folder)
     assert certificate.proved and certificate.seal is SealState.AGREES, certificate.text()
     assert (certificate.events["end"], certificate.turns, certificate.trajectories) == (4, 6, 2)
-    assert (certificate.tokens.trained, certificate.tokens.cut, certificate.tokens.rejected) == (12 + 5, 2, 0)
+    assert (certificate.tokens.trained, certificate.tokens.rolled_back, certificate.tokens.rejected) == (12 + 5, 2, 0)
     raws: list[bytes] = []
     recorder = reopened_episode(raws.append)
     proof = prove_episode(recorder.id, build_chain([RawEvent(raw) for raw in raws]))
@@ -367,10 +380,10 @@ def test_episode_that_must_not_be_reopened() -> None:
         certificate = reopened(without)
         assert certificate.verdict is Verdict.BROKEN
         assert "after the end of the episode" in certificate.findings[-1].message
-        for ended in ("answered", "stopped", "timeout", "x", None, ["engine"]):
+        for ended in ("answered", "stopped", "timeout", "x", None, ["engine_error"]):
 
             def other(editor: LedgerEditor, number: int = number, ended: Any = ended) -> None:
-                editor.of(EventKind.END)[number].event.data["ended"] = ended
+                editor.of(EventKind.END)[number].event.data["end_reason"] = ended
 
             certificate = reopened(other)
             assert certificate.verdict is Verdict.BROKEN, ended
@@ -388,25 +401,25 @@ def test_rollback() -> None:
     """Rollbacks at the next turn, before the first, and after the last, when nothing is left to train."""
     raws: list[bytes] = []
     recorder = Recorder(raws.append)
-    recorder.cut(0, kind="anew")
+    recorder.rollback(0, "reset")
     recorder.call(None, context=[1], sampled=[2], versions=[("v1", 0, 1)])
-    recorder.cut(0, kind="anew")
+    recorder.rollback(0, "reset")
     first = recorder.call(None, context=[3], sampled=[4, 5], versions=[("v1", 0, 2)])
     recorder.call(first, context=[6], sampled=[7], versions=[("v1", 0, 1)])
-    recorder.cut(0, kind="anew")
+    recorder.rollback(0, "reset")
     recorder.reward(0.0)
     end = recorder.end()
     assert end.data["trajectories"] == [] and end.data["metrics"]["turns"] == 0
     certificate = verify_events(raws)
     assert certificate.proved, certificate.text()
-    assert (certificate.turns, certificate.trajectories, certificate.tokens.cut) == (0, 0, 4)
+    assert (certificate.turns, certificate.trajectories, certificate.tokens.rolled_back) == (0, 0, 4)
     editor = LedgerEditor(raws)
-    editor.of(EventKind.ROLLBACK)[-1].event.data["kind"] = 7
+    editor.of(EventKind.ROLLBACK)[-1].event.data["cause"] = 7
     assert only(verify_events(editor.forged())).kind is FindingKind.FORM
     unscored: list[bytes] = []
     recorder = Recorder(unscored.append)
     recorder.call(None, context=[1], sampled=[2])
-    recorder.cut(0)
+    recorder.rollback(0)
     recorder.end("stopped")
     assert verify_events(unscored).proved
 

@@ -12,11 +12,12 @@ from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 
 from attack.awkward import chatml
-from strands_sglang import Join, SGLangModel
+from strands_sglang import SGLangModel
 from strands_sglang.chat.soundness import RuntimeSoundness, StandIn
 from strands_sglang.chat.soundness.inspection import Inspections
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.provider.audit import FIRST_EPISODES, Auditor
+from strands_sglang.tokens import Join
 from support.families import tokenizer
 from support.scripted_engine import ScriptedEngine
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from strands_sglang import AbortPolicy, RewritePolicy, SGLangClient, SGLangModel
+from strands_sglang import SGLangClient, SGLangModel
+from strands_sglang.engine import AbortPolicy
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.provider.config import checked_config, template_arguments
+from strands_sglang.provider.config import RewritePolicy, checked_config, template_arguments
 from strands_sglang.tool_parsers import HermesToolParser
 from support.families import tokenizer
 from support.provider.agents import scripted_model

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strands.event_loop.streaming import process_stream
 
-from strands_sglang.chat.differences import canonical
+from strands_sglang.chat.canonical import canonical
 from strands_sglang.provider.stream_events import Block, Event, block_events, blocks_of, calls_as_blocks, closing_events
 from strands_sglang.tool_parsers import HermesToolParser, ParsedTurn
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,8 +19,8 @@ from support.scripted_engine import Reply, assert_exact, tool_call
 SUM = tool_call("calculator", expression="1+1")
 
 
-def mint(episode: EpisodeTokens, count: int, messages: Any = ()) -> list[str]:
-    with episode.minting(count, messages) as ids:
+def mint(episode: EpisodeTokens, count: int, taken: Sequence[str] = ()) -> list[str]:
+    with episode.minting(count, taken) as ids:
         return ids
 
 
@@ -37,11 +38,8 @@ def test_episodes_with_the_same_id_get_the_same_call_ids() -> None:
 
 def test_call_ids_in_the_conversation_are_not_used_again() -> None:
     known = mint(EpisodeTokens("task"), 2)
-    messages: list[Any] = [
-        {"role": "assistant", "content": [{"toolUse": {"toolUseId": one, "name": "t", "input": {}}} for one in known]}
-    ]
-    assert not set(mint(EpisodeTokens("task"), 2, messages)) & set(known)
-    assert mint(EpisodeTokens("task"), 0, messages) == []
+    assert not set(mint(EpisodeTokens("task"), 2, known)) & set(known)
+    assert mint(EpisodeTokens("task"), 0, known) == []
 
 
 def test_call_ids_from_many_threads_are_unique() -> None:

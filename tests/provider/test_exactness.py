@@ -9,9 +9,10 @@ import pytest
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
-from strands_sglang import Join, SGLangModel
+from strands_sglang import SGLangModel
 from strands_sglang.chat.messages import template_messages, template_tools
 from strands_sglang.errors import BridgeRefusedError
+from strands_sglang.tokens import Join
 from support.families import tokenizer
 from support.scripted_engine import ScriptedEngine
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from strands import tool
 
-from strands_sglang import Join, SGLangModel
+from strands_sglang import SGLangModel
+from strands_sglang.tokens import Join
 from support.families import tokenizer
 from support.provider.agents import agent_on, said
 from support.scripted_engine import Reply, ScriptedEngine, assert_exact

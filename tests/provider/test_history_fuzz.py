@@ -17,7 +17,7 @@ from strands import Agent
 from strands.hooks import AfterModelCallEvent
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
-from strands_sglang import FinishReason
+from strands_sglang.engine import FinishReason
 from strands_sglang.errors import EngineError
 from support.provider.agents import agent_on, official, scripted_model
 from support.scripted_engine import Reply, assert_exact, tool_call

@@ -10,8 +10,8 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
 from strands.types.exceptions import ContextWindowOverflowException, EventLoopException
 
-from strands_sglang import RewritePolicy
 from strands_sglang.errors import BridgeRefusedError
+from strands_sglang.provider.config import RewritePolicy
 from strands_sglang.tokens import TurnPurpose
 from support.provider.agents import (
     Asked,

@@ -14,7 +14,7 @@ from strands import Agent
 from strands.hooks import AfterToolsEvent, BeforeModelCallEvent, BeforeToolCallEvent
 from strands.types.exceptions import MaxTokensReachedException
 
-from strands_sglang import FinishReason
+from strands_sglang.engine import FinishReason
 from strands_sglang.tokens import Origin
 from support.provider.agents import (
     agent_on,
@@ -43,7 +43,7 @@ async def test_row_10_a_truncated_turn_is_closed_before_the_next() -> None:
     await agent.invoke_async("go on")
 
     tree = model.current_episode.tree
-    assert (tree[0].finish, len(tree[0].sampled)) == ("length", 9)
+    assert (tree[0].finish_reason, len(tree[0].sampled)) == ("length", 9)
     assert (closing(tree[1], engine), tree[1].parent) == ("<|im_end|>", 0)
     trajectory = tree.trajectories()[0]
     (at,) = [number for number, origin in enumerate(trajectory.origins) if origin == Origin.CLOSING]

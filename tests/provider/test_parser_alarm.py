@@ -38,19 +38,19 @@ def test_it_names_the_parser_that_finds_the_calls(own: str, text: str, would: st
     parser = get_tool_parser(own)
     parsed = parser.parse(text, schemas=SCHEMAS)
     assert not parsed.calls
-    assert ParserAlarm(parser).check(text, parsed, SCHEMAS) == would
+    assert ParserAlarm(parser).check(text, parsed, SCHEMAS, 10) == would
 
 
 @pytest.mark.parametrize("text", ["", "an answer", "{}", "[1, 2]", "<tool_call>", "see [this](link)", "{'a': 1}"])
 def test_other_text_does_not_count_as_a_call(text: str) -> None:
     parser = get_tool_parser("hermes")
-    assert ParserAlarm(parser).check(text, parser.parse(text), SCHEMAS) is None
+    assert ParserAlarm(parser).check(text, parser.parse(text), SCHEMAS, 10) is None
 
 
 def test_calls_in_reasoning_or_of_unknown_tools_do_not_count() -> None:
     parser = get_tool_parser("hermes")
     for text, schemas in ((f"<think>{CODER}</think>done", SCHEMAS), (CODER, {"other": {}}), (CODER, {})):
-        assert ParserAlarm(parser).check(text, parser.parse(text), schemas) is None
+        assert ParserAlarm(parser).check(text, parser.parse(text), schemas, 10) is None
 
 
 async def test_it_warns_once_after_enough_turns(caplog: pytest.LogCaptureFixture) -> None:
@@ -134,7 +134,7 @@ def test_a_template_that_writes_no_tools_is_warned_of(caplog: pytest.LogCaptureF
 
     def told(watching: ParserAlarm, *texts: str) -> int:
         for text in texts:
-            watching.check(text, parser.parse(text, schemas=SCHEMAS), SCHEMAS)
+            watching.check(text, parser.parse(text, schemas=SCHEMAS), SCHEMAS, 10)
         return sum("does not write tools into the prompt" in record.getMessage() for record in caplog.records)
 
     answers = ["an answer"] * 15

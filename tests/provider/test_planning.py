@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
+from strands_sglang.chat.conversation import Conversation, preamble_of
+from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, Lineage
 from strands_sglang.chat.soundness import sound_bridge
 from strands_sglang.errors import BridgeRefusedError, UnsupportedContentError
 from strands_sglang.provider import planning as plans
-from strands_sglang.provider.config import RewritePolicy
+from strands_sglang.provider.config import RewritePolicy, Settings
 from strands_sglang.provider.planning import Plan, Planner
 from strands_sglang.tokens import Join
 from support.families import tokenizer
@@ -38,41 +39,34 @@ class Talk:
 
     def __init__(self, made: Planner, *, on_rewrite: RewritePolicy = KEEP, on_trim: RewritePolicy = FORK) -> None:
         self.planner, self.index = made, ConversationIndex()
-        self.policy: dict[str, Any] = {"on_rewrite": on_rewrite, "on_trim": on_trim}
+        self.settings = Settings(on_template_rewrite=on_rewrite, on_trim=on_trim)
 
     def plan(
         self, messages: list[Any], hint: IndexedTurn | None = None, *, is_retry: bool = False, system: str | None = None
     ) -> Plan:
-        preamble = self.planner.preamble(system, [SPEC])
-        return self.planner.plan(
-            self.index, preamble, messages, hint, is_retry=is_retry, full_messages=None, **self.policy
+        conversation = Conversation.of(messages, system=system, tool_specs=[SPEC])
+        lineage = self.index.lineage(
+            conversation, hint, is_retry=is_retry, trimmed=self.settings.on_trim is not RewritePolicy.FORK
         )
+        return self.planner.plan(conversation, lineage, self.settings)
 
     def turn(self, messages: list[Any], reply: dict[str, Any], hint: IndexedTurn | None = None) -> IndexedTurn:
         plan = self.plan(messages, hint)
         reasoning = "reasoningContent" in reply["content"][0]
         return self.index.add(
             len(self.index),
-            plan.parent,
-            self.planner.preamble(None, [SPEC]),
-            messages,
+            Conversation.of(messages, tool_specs=[SPEC]),
+            plan.lineage,
             reply,
             plan.shape.with_reply((), reasoning),
             ended_by=self.planner.bridge.encoder.control.ids["<|im_end|>"],
             end=100 * (len(self.index) + 1),
-            aligned=plan.aligned,
         )
 
 
 def test_a_first_turn_is_rendered_completely() -> None:
     plan = Talk(planner()).plan([user("hi")], system="Be kind.")
-    assert (plan.parent, plan.join, plan.rewritten_from, plan.discarded_turn, plan.aligned) == (
-        None,
-        Join.ROOT,
-        None,
-        None,
-        True,
-    )
+    assert (plan.lineage, plan.join) == (Lineage(), Join.ROOT)
     assert plan.prompt.closing == "" and "Be kind." in plan.prompt.context and '"name": "t"' in plan.prompt.context
 
 
@@ -80,7 +74,7 @@ def test_a_continued_conversation_renders_only_new_messages() -> None:
     talk = Talk(planner())
     first = talk.turn([user("hi")], assistant("hello"))
     plan = talk.plan([user("hi"), assistant("hello"), user("how are you?")], first)
-    assert (plan.parent, plan.join, plan.rewritten_from) == (first, Join.PROVED, None)
+    assert (plan.lineage.parent, plan.join, plan.lineage.rewritten_from) == (first, Join.PROVED, None)
     assert plan.prompt.context == "\n<|im_start|>user\nhow are you?<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -89,7 +83,7 @@ def test_a_request_for_another_reply_renders_a_new_branch() -> None:
     talk = Talk(planner())
     first = talk.turn([user("hi")], assistant("hello"))
     plan = talk.plan([user("hi"), assistant("hello")], first)
-    assert (plan.parent, plan.join, plan.rewritten_from) == (None, Join.FORKED, first)
+    assert (plan.lineage.parent, plan.join, plan.lineage.rewritten_from) == (None, Join.FORKED, first)
 
 
 @pytest.mark.parametrize("is_retry", [True, False])
@@ -97,18 +91,18 @@ def test_a_reply_is_discarded_only_by_a_retry(is_retry: bool) -> None:
     talk = Talk(planner())
     first = talk.turn([user("hi")], assistant("hello"))
     plan = talk.plan([user("hi")], first, is_retry=is_retry)
-    assert plan.parent is None
-    assert plan.discarded_turn is (first if is_retry else None)
-    assert plan.rewritten_from is (None if is_retry else first)
+    assert plan.lineage.parent is None
+    assert plan.lineage.discarded is (first if is_retry else None)
+    assert plan.lineage.rewritten_from is (None if is_retry else first)
 
 
 def test_a_reply_that_is_present_or_edited_is_not_discarded() -> None:
     talk = Talk(planner())
     first = talk.turn([user("hi")], assistant("hello"))
     kept = talk.plan([user("hi"), assistant("hello"), user("go on")], first, is_retry=True)
-    assert (kept.parent, kept.discarded_turn) == (first, None)
+    assert (kept.lineage.parent, kept.lineage.discarded) == (first, None)
     edited = talk.plan([user("hi"), assistant("HELLO"), user("go on")], first, is_retry=True)
-    assert (edited.parent, edited.discarded_turn, edited.rewritten_from) == (None, None, first)
+    assert (edited.lineage.parent, edited.lineage.discarded, edited.lineage.rewritten_from) == (None, None, first)
 
 
 @pytest.mark.parametrize(("policy", "join"), [(KEEP, Join.KEPT), (FORK, Join.FORKED), (REFUSE, None)])
@@ -128,8 +122,8 @@ def test_a_template_that_rewrites_history(
         for _ in range(2):
             plan = talk.plan(messages, first)
     assert plan.join is join
-    assert (plan.parent is first) == (policy is KEEP)
-    assert (plan.rewritten_from is first) == (policy is FORK)
+    assert (plan.lineage.parent is first) == (policy is KEEP)
+    assert (plan.lineage.rewritten_from is first) == (policy is FORK)
     # Logged once per process; policy keep is exact for training, so it is not a warning.
     Talk(planner("qwen3"), on_rewrite=policy).plan(messages, None)
     [told] = [record for record in caplog.records if "step=<user>" in record.getMessage()]
@@ -151,10 +145,10 @@ def test_on_trim_decides_about_dropped_messages(policy: RewritePolicy) -> None:
         return
     plan = talk.plan(left, second)
     if policy is KEEP:
-        assert (plan.parent, plan.join, plan.aligned) == (second, Join.KEPT, False)
+        assert (plan.lineage.parent, plan.join, plan.lineage.aligned) == (second, Join.KEPT, False)
         assert plan.prompt.context.startswith("\n<|im_start|>user\ne")
     else:
-        assert (plan.parent, plan.join, plan.rewritten_from) == (None, Join.FORKED, second)
+        assert (plan.lineage.parent, plan.join, plan.lineage.rewritten_from) == (None, Join.FORKED, second)
 
 
 def test_unsupported_content_is_refused_with_its_index() -> None:
@@ -166,24 +160,23 @@ def test_unsupported_content_is_refused_with_its_index() -> None:
 
 
 def test_preambles_differ_by_all_their_content() -> None:
-    made = planner()
     keys = [
-        made.preamble(None, None).key,
-        made.preamble("", None).key,
-        made.preamble("x", None).key,
-        made.preamble("x", [SPEC]).key,
-        made.preamble("x", [{**SPEC, "description": "Another."}]).key,
-        made.preamble("x", [SPEC, SPEC]).key,
-        made.preamble("x \udc80", [SPEC]).key,
-        made.preamble("y \udc80", [SPEC]).key,
-        made.preamble("x", [{**SPEC, "inputSchema": {"json": {"maximum": 2**70}}}]).key,
-        made.preamble("x", [{**SPEC, "inputSchema": {"json": {"maximum": 2**71}}}]).key,
-        made.preamble("x", [{**SPEC, "inputSchema": {"json": {"default": None}}}]).key,
-        made.preamble("x", [{**SPEC, "inputSchema": {"json": {"default": float("nan")}}}]).key,
-        made.preamble("x", [{**SPEC, "inputSchema": {"json": {"default": float("inf")}}}]).key,
+        preamble_of(None, None).key,
+        preamble_of("", None).key,
+        preamble_of("x", None).key,
+        preamble_of("x", [SPEC]).key,
+        preamble_of("x", [{**SPEC, "description": "Another."}]).key,
+        preamble_of("x", [SPEC, SPEC]).key,
+        preamble_of("x \udc80", [SPEC]).key,
+        preamble_of("y \udc80", [SPEC]).key,
+        preamble_of("x", [{**SPEC, "inputSchema": {"json": {"maximum": 2**70}}}]).key,
+        preamble_of("x", [{**SPEC, "inputSchema": {"json": {"maximum": 2**71}}}]).key,
+        preamble_of("x", [{**SPEC, "inputSchema": {"json": {"default": None}}}]).key,
+        preamble_of("x", [{**SPEC, "inputSchema": {"json": {"default": float("nan")}}}]).key,
+        preamble_of("x", [{**SPEC, "inputSchema": {"json": {"default": float("inf")}}}]).key,
     ]
     assert len(set(keys)) == len(keys)
-    assert made.preamble("x", [dict(SPEC)]) == made.preamble("x", [SPEC])
+    assert preamble_of("x", [dict(SPEC)]) == preamble_of("x", [SPEC])
 
 
 def test_refusals_of_planning_change_nothing() -> None:

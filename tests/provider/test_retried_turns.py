@@ -143,7 +143,7 @@ def test_live_text_cost_is_linear() -> None:
 
 async def test_a_learned_context_limit_reduces_later_budgets() -> None:
     model, engine = scripted_model(["a", "b"], "qwen2.5", context_window_limit=1_000_000)
-    model._runner.context_limit = 500
+    model._runner.sampler.context_limit = 500
     await agent_on(model).invoke_async("q")
     assert engine.calls[0].sampling["max_new_tokens"] < 500
     assert_exact(engine, model.current_episode)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang import FinishReason
 from strands_sglang.chat.tokenization import Encoder
+from strands_sglang.engine import FinishReason
 from strands_sglang.errors import EngineError
 from strands_sglang.provider.stream_events import Block, LiveEvents, LiveText, blocks_of, calls_as_blocks
 from strands_sglang.tool_parsers import HermesToolParser

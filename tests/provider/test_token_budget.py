@@ -8,40 +8,44 @@ import pytest
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
 
 from strands_sglang.errors import ContextOverflowError, TokenBudgetError
-from strands_sglang.provider.token_budget import DEFAULT_MAX_NEW_TOKENS, turn_budget
+from strands_sglang.provider.config import DEFAULT_MAX_NEW_TOKENS, Settings
+from strands_sglang.provider.token_budget import turn_budget
 from support.provider.agents import agent_on, outline, scripted_model
 from support.scripted_engine import assert_exact, tool_call
 
-FREE: dict[str, Any] = {"prompt_tokens": 100, "context_limit": None, "used": 0, "episode_limit": None}
+FREE: dict[str, Any] = {"prompt_tokens": 100, "context_limit": None, "used": 0}
 SUM = tool_call("calculator", expression="1+1")
 
 
 @pytest.mark.parametrize(
-    ("sampling", "place", "budget"),
+    ("sampling", "episode", "place", "budget"),
     [
-        ({}, {}, DEFAULT_MAX_NEW_TOKENS),
-        ({"max_new_tokens": None}, {}, DEFAULT_MAX_NEW_TOKENS),
-        ({"max_new_tokens": 7}, {}, 7),
-        ({"max_new_tokens": 7}, {"context_limit": 104}, 4),
-        ({"max_new_tokens": 3}, {"context_limit": 104}, 3),
-        ({"max_new_tokens": 7}, {"episode_limit": 50, "used": 45}, 5),
-        ({"max_new_tokens": 7}, {"episode_limit": 50, "used": 45, "context_limit": 102}, 2),
-        ({}, {"context_limit": 101}, 1),
+        ({}, None, {}, DEFAULT_MAX_NEW_TOKENS),
+        ({"max_new_tokens": None}, None, {}, DEFAULT_MAX_NEW_TOKENS),
+        ({"max_new_tokens": 7}, None, {}, 7),
+        ({"max_new_tokens": 7}, None, {"context_limit": 104}, 4),
+        ({"max_new_tokens": 3}, None, {"context_limit": 104}, 3),
+        ({"max_new_tokens": 7}, 50, {"used": 45}, 5),
+        ({"max_new_tokens": 7}, 50, {"used": 45, "context_limit": 102}, 2),
+        ({}, None, {"context_limit": 101}, 1),
     ],
 )
-def test_the_smallest_limit_applies(sampling: dict[str, Any], place: dict[str, Any], budget: int) -> None:
-    assert turn_budget(sampling, **{**FREE, **place}) == budget
+def test_the_smallest_limit_applies(
+    sampling: dict[str, Any], episode: int | None, place: dict[str, Any], budget: int
+) -> None:
+    settings = Settings(sampling_params=sampling, max_episode_tokens=episode)
+    assert turn_budget(settings, **{**FREE, **place}) == budget
 
 
 @pytest.mark.parametrize("limit", [100, 99])
 def test_a_prompt_that_fills_the_context_raises(limit: int) -> None:
     with pytest.raises(ContextWindowOverflowException, match=f"100 tokens and the context {limit}"):
-        turn_budget({}, **{**FREE, "context_limit": limit})
+        turn_budget(Settings(), **{**FREE, "context_limit": limit})
 
 
 def test_an_episode_without_tokens_left_raises() -> None:
     with pytest.raises(TokenBudgetError, match="max_episode_tokens") as caught:
-        turn_budget({}, **{**FREE, "episode_limit": 50, "used": 50})
+        turn_budget(Settings(max_episode_tokens=50), **{**FREE, "used": 50})
     assert (caught.value.used, caught.value.budget) == (50, 50)
 
 

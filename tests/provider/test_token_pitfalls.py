@@ -11,7 +11,7 @@ from strands.agent.conversation_manager import SlidingWindowConversationManager,
 from strands.hooks import AfterModelCallEvent, BeforeModelCallEvent
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_sglang import FinishReason
+from strands_sglang.engine import FinishReason
 from strands_sglang.errors import ContextOverflowError, EngineError, UnsupportedContentError
 from strands_sglang.tokens import Join, TurnPurpose, TurnStatus
 from support.provider.agents import (

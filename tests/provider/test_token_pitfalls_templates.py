@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from strands import tool
 
-from strands_sglang import FinishReason, SGLangModel
+from strands_sglang import SGLangModel
+from strands_sglang.engine import FinishReason
 from strands_sglang.errors import BridgeRefusedError, TemplateRefusedError
 from support.families import tokenizer
 from support.provider.agents import agent_on, closing, context, official, outline, said, scripted_model

@@ -14,7 +14,8 @@ import pytest
 from strands.hooks import AfterModelCallEvent
 from strands.types.exceptions import EventLoopException
 
-from strands_sglang import AbortPolicy, SGLangClient, SGLangModel
+from strands_sglang import SGLangClient, SGLangModel
+from strands_sglang.engine import AbortPolicy
 from strands_sglang.errors import CountMismatchError, MalformedResponseError, TurnAbortedError, UnsupportedContentError
 from strands_sglang.tokens import TurnStatus
 from support.families import tokenizer
@@ -79,7 +80,7 @@ async def test_row_08_an_aborted_turn_is_continued() -> None:
     assert list(turn.sampled) == ids_of("one two") + ids_of(" three<|im_end|>")
     assert [(span.version, span.start, span.end) for span in turn.versions] == [("v1", 0, 2), ("v2", 2, 4)]
     assert sent(server)[1] == sent(server)[0] + ids_of("one two")
-    assert (turn.finish, turn.detail["continuations"]) == ("stop", 1)
+    assert (turn.finish_reason, turn.detail["continuations"]) == ("stop", 1)
     assert said(agent)[-1] == "assistant: one two three"
     assert model.token_manager.trajectory().version_names == ("v1", "v2")
 
@@ -96,7 +97,7 @@ async def test_row_08_policy_return_raises_and_the_turn_is_not_trained() -> None
     assert model.get_config()["on_abort"] is AbortPolicy.RETURN
     assert [turn.parent for turn in tree] == [None, 0, 0]
     assert [turn.status for turn in tree] == [TurnStatus.KEPT, TurnStatus.REJECTED, TurnStatus.KEPT]
-    assert tree[1].finish == "abort"
+    assert tree[1].finish_reason == "abort"
     assert [one.turn_ids for one in tree.trajectories()] == [(0, 2)]
     assert_recorded(model, server, [0, 1, 2])
 

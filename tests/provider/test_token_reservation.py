@@ -151,7 +151,7 @@ async def test_unused_tokens_are_available_to_others() -> None:
     with model.episode() as episode:
         await asyncio.gather(*(agent_on(model).invoke_async(f"q{number}") for number in range(16)))
     assert len(episode.tree) == 16 and episode.sampled_tokens == 16 * 3
-    assert all(turn.finish == "stop" for turn in episode.tree)
+    assert all(turn.finish_reason == "stop" for turn in episode.tree)
     assert_exact(engine, episode)
 
 

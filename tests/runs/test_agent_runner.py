@@ -24,7 +24,7 @@ from strands_sglang.errors import (
     EngineUnavailableError,
     RequestRejectedError,
 )
-from strands_sglang.ledger.event import ids_digest
+from strands_sglang.ledger.encoding import ids_digest
 from strands_sglang.runs import EndReason, Episode, Limits, Task
 from strands_sglang.runs.agent_runner import failure_of
 from support.provider.agents import ask
@@ -336,3 +336,25 @@ async def test_hooks_see_one_conversation() -> None:
     assert message_counts == list(range(1, 42, 2))
     roles = [message["role"] for message in episode.messages]
     assert roles == ["user", "assistant"] * 21
+
+
+@pytest.mark.parametrize(
+    ("built", "message"),
+    [
+        (None, "got None: does it end with `return agent`"),
+        ("an agent", "got 'an agent'"),
+        (dict, "got <class 'dict'>"),
+        (3, "got 3"),
+    ],
+)
+async def test_invalid_return_value_of_build_is_agent_error(built: Any, message: str) -> None:
+    (episode,) = await run(lambda task, model: built, ["question"], PromptEngine(steps(1)))
+    assert episode.end_reason is EndReason.AGENT_ERROR and episode.failure is not None
+    assert episode.failure.kind == "ConfigurationError" and message in episode.failure.message
+
+
+async def test_truncated_turn_keeps_its_text() -> None:
+    engine = PromptEngine(lambda prompt, before: "one two three four five six seven eight nine ten")
+    (episode,) = await run(lambda task, model: plain(model), ["question"], engine, limits=Limits(max_new_tokens=4))
+    assert episode.end_reason is EndReason.TURN_TRUNCATED
+    assert episode.text and "one two three four five".startswith(episode.text)

@@ -57,7 +57,7 @@ async def test_turns_committed_too_late_are_not_in_the_tree() -> None:
     episode_run.recorder.close()
     tree = episode_run.tokens.tree
     late = tree.prepare(None, context=[1, 2], join=Join.ROOT)
-    tree.reject(tree.commit(late, [3], [-0.5], [], finish="stop", detail={}))
+    tree.reject(tree.commit(late, [3], [-0.5], [], finish_reason="stop", detail={}))
     assert len(tree) == 4 and episode_run.tree.to_dict() == whole
 
 

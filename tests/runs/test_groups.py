@@ -1,22 +1,36 @@
-"""`Group` statistics, `GroupFilters` and `StopCriteria`."""
+"""Group statistics and filters; `GroupCollector`: each episode is counted once, each group filtered once."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 import statistics
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.runs.groups import Group, GroupFilters, StopCriteria, rewards_differ
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.groups import Group, GroupCollector, GroupFilters, rewards_differ
+from strands_sglang.runs.stop_criteria import StopCriteria
 from strands_sglang.runs.task import Task
 from support.rollout.finished import finished
 
 REWARDS = st.lists(st.none() | st.floats(-1e6, 1e6), max_size=8)
-MAYBE = st.none() | st.integers(1, 20)
+ENDS = st.sampled_from(
+    [
+        EndReason.ANSWERED,
+        EndReason.ANSWERED,
+        EndReason.TURN_LIMIT,
+        EndReason.AGENT_ERROR,
+        EndReason.ENGINE_ERROR,
+        EndReason.NOT_NEEDED,
+    ]
+)
 
 
 def group_of(*rewards: Any) -> Group:
@@ -77,31 +91,69 @@ def test_filter_must_be_callable() -> None:
         GroupFilters(["rewards_differ"])  # type: ignore[list-item]
 
 
-@given(MAYBE, st.integers(1, 20), st.integers(0, 40))
-def test_complete_group_stays_complete(samples: int | None, per_task: int, done: int) -> None:
-    criteria = StopCriteria(samples=samples)
-    assert 1 <= criteria.needed(per_task) <= per_task
-    assert criteria.complete(per_task, per_task)
-    assert not criteria.complete(0, per_task)
-    if criteria.complete(done, per_task):
-        assert criteria.complete(done + 1, per_task)
-    assert criteria.complete(done, per_task) == (done >= min(samples or per_task, per_task))
+@given(
+    ends=st.lists(st.lists(ENDS, min_size=3, max_size=3), min_size=1, max_size=4),
+    samples=st.none() | st.integers(1, 3),
+    groups=st.none() | st.integers(1, 4),
+    seed=st.integers(0, 99),
+    slow=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+async def test_episodes_are_counted_once_and_groups_filtered_once(
+    ends: list[list[EndReason]], samples: int | None, groups: int | None, seed: int, slow: bool
+) -> None:
+    filtered: list[str] = []
+    closed: list[str] = []
+
+    async def even(group: Group) -> bool:
+        filtered.append(group.task.id)
+        if slow:
+            await asyncio.sleep(0)
+        return int(group.task.id) % 2 == 0
+
+    collector = GroupCollector(StopCriteria(groups, samples), GroupFilters([even]), lambda task: closed.append(task.id))
+    episodes: list[Episode] = []
+    for number, group in enumerate(ends):
+        task = Task("question", id=str(number))
+        collector.expect(task, 3)
+        episodes += [finished(task, sample, ended=ended) for sample, ended in enumerate(group)]
+    random.Random(seed).shuffle(episodes)
+    await asyncio.gather(*(collector.add(episode) for episode in episodes))
+    assert len(filtered) == len(set(filtered)) == collector.kept + collector.dropped
+    assert len(closed) == len(set(closed)) and set(closed) <= set(filtered)
+    kept, dropped = collector.groups(kept=True), collector.groups(kept=False)
+    assert len(kept) == collector.kept and {group.task.id for group in kept} <= {str(n) for n in range(0, 4, 2)}
+    collected = [episode.id for one in [*kept, *dropped] for episode in one.episodes]
+    collected += [episode.id for episode in collector.left_over]
+    # A failed episode of an incomplete group is in neither list: the run may be resumed later.
+    held = [episode.id for entry in collector.by_task.values() if not entry.complete for episode in entry.failed]
+    assert sorted(collected + held) == sorted(episode.id for episode in episodes)
+    for one in [*kept, *dropped]:
+        order = [episode.sample for episode in one.episodes]
+        assert order == sorted(order) or not collector.by_task[one.task.id].complete
+        assert not any(episode.end_reason is EndReason.NOT_NEEDED for episode in one.episodes)
+    assert groups is None or collector.kept <= groups
+    assert collector.enough == (groups is not None and collector.kept >= groups)
 
 
-@given(MAYBE, st.integers(0, 40), st.integers(0, 40))
-def test_enough_and_within_reach_are_monotonic(groups: int | None, kept: int, open_groups: int) -> None:
-    criteria = StopCriteria(groups=groups)
-    assert criteria.enough(kept) == (groups is not None and kept >= groups)
-    if criteria.enough(kept):
-        assert criteria.enough(kept + 1) and criteria.within_reach(kept, 0)
-    if open_groups and criteria.within_reach(kept, open_groups):
-        assert criteria.within_reach(kept + 1, open_groups - 1), "a kept group must not put the goal out of reach"
-    if groups is None:
-        assert criteria.within_reach(0, 0) and not criteria.enough(10**9)
+async def test_group_is_complete_with_all_episodes() -> None:
+    collector = GroupCollector(StopCriteria(1), GroupFilters([rewards_differ]))
+    task = Task("question", id="t")
+    collector.expect(task, 3)
+    rewards: list[Any] = [1.0, 0.0, None]
+    enough = [await collector.add(finished(task, sample, reward)) for sample, reward in enumerate(rewards)]
+    assert enough == [False, False, True]
+    (group,) = collector.groups(kept=True)
+    assert group.rewards == rewards
 
 
-@pytest.mark.parametrize("bad", [0, -1, True, 1.5, "4"])
-def test_stop_criteria_must_be_positive_ints(bad: Any) -> None:
-    for name in ("groups", "samples"):
-        with pytest.raises(ConfigurationError, match=f"StopCriteria.{name} must be"):
-            StopCriteria(**{name: bad})
+async def test_episodes_after_completion_are_left_over() -> None:
+    completed: list[str] = []
+    collector = GroupCollector(StopCriteria(None, 2), GroupFilters(), lambda task: completed.append(task.id))
+    task = Task("question", id="t")
+    collector.expect(task, 4)
+    for sample in (3, 1, 0, 2):
+        await collector.add(finished(task, sample))
+    assert completed == ["t"]
+    assert [episode.sample for episode in collector.groups(kept=True)[0].episodes] == [1, 3]
+    assert [episode.sample for episode in collector.left_over] == [0, 2]

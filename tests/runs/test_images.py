@@ -169,7 +169,7 @@ async def test_verify_notices_images(tmp_path: Path, damage: str) -> None:
     certificate = verify(tmp_path / "run")
     expected = FindingKind.FILE_MISSING if damage == "missing" else FindingKind.FILE_CHANGED
     assert certificate.found[expected] == (2 if damage == "swapped" else 1), certificate.text()
-    assert certificate.verdict is (Verdict.TRUNCATED if damage == "missing" else Verdict.BROKEN)
+    assert certificate.verdict is (Verdict.DATA_LOST if damage == "missing" else Verdict.BROKEN)
     assert "image" in certificate.text()
 
 

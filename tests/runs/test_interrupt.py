@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.runs.controller import InterruptHandler, interrupted_line
+from strands_sglang.runs.interrupt import InterruptHandler, interrupted_line
 from strands_sglang.runs.monitoring.metrics import RunCounters
 from support.interrupts import heeds_interrupts, press_ctrl_c
 from support.rollout.scripts import PromptEngine, run, steps

@@ -11,10 +11,10 @@ import pytest
 
 from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.ledger.event import Event, EventKind, first_link
-from strands_sglang.ledger.event import encoded as encode_event
+from strands_sglang.ledger.encoding import encoded as encode_event
+from strands_sglang.ledger.encoding import first_link, trajectory_summary
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import trajectory_summary
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import verify_events
 from strands_sglang.runs import Limits, ReplayVerdict, Task, replay

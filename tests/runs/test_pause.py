@@ -234,13 +234,13 @@ async def test_changed_bytes_are_rejected() -> None:
     assert episode.record is not None
     data = PortableRecord(episode.record).to_bytes()
     assert PortableRecord.from_bytes(data).record.events == episode.record.events
-    for wrong in (b"", b"x" + data, data[:-3], data + b"!", b"sgep1"):
+    for wrong in (b"", b"x" + data, data[:-3], data + b"!", b"sgep2"):
         with pytest.raises(LedgerError):
             PortableRecord.from_bytes(wrong)
     event = episode.record.events[-1]
     assert event.kind is EventKind.PARTIAL_CALL
     event.arrays["sampled"][0] += 1
-    from strands_sglang.ledger.event import encoded
+    from strands_sglang.ledger.encoding import encoded
 
     forged = PortableRecord(episode.record).to_bytes()  # recomputed digests are not detected here, but by the seal
     assert PortableRecord.from_bytes(forged).record.events[-1].digest == event.digest and encoded(event, b"")

@@ -18,7 +18,8 @@ from strands_sglang.engine import retry
 from strands_sglang.errors import ConfigurationError, EngineError, EngineUnavailableError, EngineUnreachableError
 from strands_sglang.runs import Limits, RunOptions, rollout
 from strands_sglang.runs import preflight as preflight_module
-from strands_sglang.runs.preflight import RunRequirements, preflight
+from strands_sglang.runs.checks.setup import Setup
+from strands_sglang.runs.preflight import SECONDS, preflight
 from support.families import tokenizer
 from support.scripted import encoded, scripted
 from support.scripted_sglang import Served
@@ -56,8 +57,11 @@ def free_port(stack: ExitStack) -> int:
     return port
 
 
-def requirements(**about: Any) -> RunRequirements:
-    return RunRequirements(**{"tokenizer": tokenizer(FAMILY), "sampling": SAMPLING, **about})
+def setup(client: SGLangClient, sampling: dict[str, Any] = SAMPLING, **about: Any) -> Setup:
+    """Return a setup that fits the server except for the given properties."""
+    own = {"seconds": SECONDS, "tokenizer": tokenizer(FAMILY)}
+    own |= {name: about.pop(name) for name in ("tokenizer", "limits", "needs_kept_sets") if name in about}
+    return Setup(client, options={"sampling_params": sampling, **about}, **own)
 
 
 def own_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -89,32 +93,32 @@ SETUPS = [
 ]
 
 
-def wrong(stack: ExitStack, name: str) -> tuple[str, RunRequirements]:
-    """Return the address and the requirements of a setup that cannot work."""
+def wrong(stack: ExitStack, name: str) -> tuple[str, dict[str, Any]]:
+    """Return the address of a setup that cannot work, and what is wrong with the rest of it."""
     unreachable = f"http://127.0.0.1:{free_port(stack)}"
     if name in ("wrong port", "no server"):
-        return unreachable, requirements()
+        return unreachable, {}
     if name == "/v1 address":
-        return url_of(stack) + "/v1", requirements()
+        return url_of(stack) + "/v1", {}
     if name == "wrong tokenizer":
-        return url_of(stack), requirements(tokenizer=tokenizer("qwen3"))
+        return url_of(stack), {"tokenizer": tokenizer("qwen3")}
     if name == "wrong template":
         other = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
-        return url_of(stack, template=other), requirements()
+        return url_of(stack, template=other), {}
     if name == "misspelt parameter":
-        return url_of(stack), requirements(sampling={"temprature": 0.5})
+        return url_of(stack), {"sampling": {"temprature": 0.5}}
     if name == "context smaller than the limits":
-        return url_of(stack), requirements(limits=Limits(max_context_tokens=8192))
+        return url_of(stack), {"limits": Limits(max_context_tokens=8192)}
     if name == "server paused":
-        return url_of(stack, paused=True), requirements()
+        return url_of(stack, paused=True), {}
     if name == "worker dead":
-        return url_of(stack, workers=[{"url": unreachable, "is_healthy": True}]), requirements()
+        return url_of(stack, workers=[{"url": unreachable, "is_healthy": True}]), {}
     if name == "api key missing":
-        return url_of(stack, key="secret"), requirements()
+        return url_of(stack, key="secret"), {}
     if name == "https against http":
-        return url_of(stack).replace("http://", "https://"), requirements()
+        return url_of(stack).replace("http://", "https://"), {}
     assert name == "old server"
-    return url_of(stack, old=True), requirements()
+    return url_of(stack, old=True), {}
 
 
 @pytest.mark.parametrize(("name", "kind", "fix"), SETUPS, ids=[name for name, _, _ in SETUPS])
@@ -126,15 +130,15 @@ async def test_setup_that_cannot_work_is_reported_in_seconds(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    url, required = wrong(stack, name)
+    url, about = wrong(stack, name)
     began = time.monotonic()
     async with SGLangClient(url) as client:
         if kind is None:
-            await preflight(client, required)
+            await preflight(setup(client, **about))
             message = caplog.text
         else:
             with pytest.raises(kind) as caught:
-                await preflight(client, required)
+                await preflight(setup(client, **about))
             message = str(caught.value)
     seconds = time.monotonic() - began
     with capsys.disabled():
@@ -150,11 +154,11 @@ async def test_cost_of_setup_that_works(
     server = stack.enter_context(served.server())
     async with SGLangClient(server.url) as client:
         began = time.monotonic()
-        await preflight(client, requirements())
+        await preflight(setup(client))
         once, requests = time.monotonic() - began, len(served.asked)
-        await preflight(client, requirements())
+        await preflight(setup(client))
         assert len(served.asked) == requests <= 10  # the server is not checked again
-        await preflight(client, requirements(sampling={"temperature": 0.5}))
+        await preflight(setup(client, sampling={"temperature": 0.5}))
         assert len(served.asked) > requests  # except for other settings
     sent = [one.json() for one in server.generates()]
     assert sent[0]["sampling_params"] == {**SAMPLING, "max_new_tokens": 1} and len(sent) == 2
@@ -167,7 +171,7 @@ async def test_tokenizer_with_other_control_tokens_is_rejected(stack: ExitStack)
     url = url_of(stack, tokenizer=tokenizer("qwen2.5"))
     async with SGLangClient(url) as client:
         with pytest.raises(ConfigurationError, match=r"<(tool_response|think)>|</(tool_response|think)>"):
-            await preflight(client, requirements(tokenizer=tokenizer("qwen3")))
+            await preflight(setup(client, tokenizer=tokenizer("qwen3")))
 
 
 async def test_ids_outside_vocabulary_of_readable_config_are_rejected(stack: ExitStack, tmp_path: Path) -> None:
@@ -176,21 +180,21 @@ async def test_ids_outside_vocabulary_of_readable_config_are_rejected(stack: Exi
     server = stack.enter_context(served.server())
     async with SGLangClient(server.url) as client:
         with pytest.raises(ConfigurationError, match="vocabulary of 7 ids"):
-            await preflight(client, requirements())
+            await preflight(setup(client))
     assert "/generate" not in served.asked
 
 
 async def test_server_that_reports_nothing_passes(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     server = stack.enter_context(scripted(lambda received: encoded(received)))
     async with SGLangClient(server.url) as client:
-        await preflight(client, requirements())
+        await preflight(setup(client))
     assert server.generates()[0].json()["input_ids"] == [0] and not own_messages(caplog)
 
 
 async def test_busy_server_is_not_reported_as_paused(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     url = url_of(stack, busy=True)
     async with SGLangClient(url) as client:
-        await preflight(client, requirements())
+        await preflight(setup(client))
     assert "it is busy, or" in caplog.text
 
 
@@ -198,7 +202,7 @@ async def test_one_dead_worker_of_two_is_logged(stack: ExitStack, caplog: pytest
     dead, alive = f"http://127.0.0.1:{free_port(stack)}", url_of(stack)
     router = url_of(stack, workers=[{"url": dead, "is_healthy": True}, {"url": alive, "is_healthy": True}])
     async with SGLangClient(router) as client:
-        await preflight(client, requirements())
+        await preflight(setup(client))
     assert re.search(rf"workers=<{dead}>, of=<2> .* restart them; the run continues with the others", caplog.text)
 
 
@@ -206,16 +210,16 @@ async def test_outage_of_known_server_is_only_logged(stack: ExitStack, caplog: p
     url = f"http://127.0.0.1:{free_port(stack)}"
     retry.server_history(url).record_answer()
     async with SGLangClient(url) as client:
-        await preflight(client, requirements())
+        await preflight(setup(client))
     assert "the run waits until it answers" in caplog.text
     async with SGLangClient(url + "/other", first_contact=None) as client:
-        await preflight(client, requirements())
+        await preflight(setup(client))
     assert "the run waits until it answers" in own_messages(caplog)[-1]
 
 
 async def test_budgets_above_context_length_are_logged(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
     async with SGLangClient(url_of(stack, context=32)) as client:
-        await preflight(client, requirements(limits=Limits(max_response_tokens=40, max_context_tokens=32)))
+        await preflight(setup(client, limits=Limits(max_response_tokens=40, max_context_tokens=32)))
     assert "max_new_tokens=<64>, context=<32>" in caplog.text and "Limits.max_response_tokens=<40>" in caplog.text
 
 
@@ -272,14 +276,14 @@ async def test_server_without_kept_sets(
 ) -> None:
     served = Served(tokenizer(FAMILY))
     server = stack.enter_context(served.server())
-    required = requirements(sampling={"max_new_tokens": 64, **sampling}, **about)
+    about = {"sampling": {"max_new_tokens": 64, **sampling}, **about}
     async with SGLangClient(server.url) as client:
         if outcome in ("error", "False"):
             expected = "returns no kept sets" if outcome == "error" else "kept_sets must not be False"
             with pytest.raises(ConfigurationError, match=expected):
-                await preflight(client, required)
+                await preflight(setup(client, **about))
         else:
-            await preflight(client, required)
+            await preflight(setup(client, **about))
     assert ("no kept sets" in caplog.text) is (outcome == "warning")
     asked = [one.json() for one in server.generates() if one.json().get("return_sampling_mask")]
     assert len(asked) == (outcome in ("error", "warning"))

@@ -92,7 +92,7 @@ async def check_every_crash(kind: Kind, tmp_path: Path) -> None:
         assert (episode.epoch, whole[0].epoch) == (1, 0)
         # Nothing that is recorded is sampled or run again; the rest is, once.
         recorded = [event for event in events[:kept] if event.kind is EventKind.CALL]
-        prompts = Counter(event.data["prompt"] for event in recorded)
+        prompts = Counter(event.data["prompt_digest"] for event in recorded)
         assert again.digests + prompts == engine.digests, kept
         assert episode.metrics.replayed_turns == len(recorded)
         answered = sum(event.kind is EventKind.TOOL and not event.data["calls"] for event in events[:kept])

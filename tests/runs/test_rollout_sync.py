@@ -80,4 +80,4 @@ def test_type_checker_accepts_valid_and_rejects_invalid_arguments(tmp_path: Path
     wrong = {number for number, line in enumerate(PROGRAM.splitlines(), 1) if "# wrong" in line}
     assert {int(line.split(":")[1]) for line in lines if ": error:" in line} == wrong, checked.stdout
     revealed = [line for line in lines if "Revealed type" in line]
-    assert "rollout.episode.Episode" in revealed[0] and "RunResult" in revealed[1]
+    assert "runs.episode.Episode" in revealed[0] and "RunResult" in revealed[1]

@@ -33,10 +33,11 @@ from strands.hooks import (
 from strands.middleware import InvokeModelStage
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
-from strands_sglang import FinishReason, SGLangModel
+from strands_sglang import SGLangModel
 from strands_sglang._strands_compat import event_loop, guard
 from strands_sglang._strands_compat.event_loop import SWITCH, is_flat, use_flat_loop, use_sdk_loop
 from strands_sglang._strands_compat.model_calls import unobserved
+from strands_sglang.engine import FinishReason
 from strands_sglang.errors import EngineError
 from support.provider.agents import agent_on, ask, calculator, scripted_model
 from support.scripted_engine import Reply, tool_call

@@ -11,8 +11,9 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
-from strands_sglang import EpisodeTokens, Origin, SGLangModel
+from strands_sglang import EpisodeTokens, SGLangModel
 from strands_sglang.chat.messages import template_messages
+from strands_sglang.tokens import Origin
 from support.engine_probes import prefill_logprobs
 from support.lab_servers import task
 from support.wire_tap import Tap

@@ -28,7 +28,7 @@ from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang import SGLangClient, SGLangModel
-from strands_sglang.ledger.schema import trajectory_summary
+from strands_sglang.ledger.encoding import trajectory_summary
 from strands_sglang.runs import EndReason, Episode, Limits, RunMetrics, RunOptions, Task, rollout
 from support.lab_servers import LAB, task
 
@@ -174,7 +174,7 @@ async def main(options: argparse.Namespace) -> None:
         episode.tree[turn].detail["rid"]
         for episode in run
         for trajectory in episode.trajectories
-        for turn in trajectory_summary(trajectory)["trained"]
+        for turn in trajectory_summary(trajectory)["trained_turns"]
     ]
     say(
         finished=True,

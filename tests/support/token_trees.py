@@ -38,11 +38,11 @@ def forked() -> tuple[TokenTree, dict[str, Turn]]:
         f                    a new root, forked from d
     """
     tree = TokenTree("t")
-    a = grow(tree, None, [1, 2, 3], [10, 11], versions=[VersionSpan("v1", 0, 2)], finish="stop")
+    a = grow(tree, None, [1, 2, 3], [10, 11], versions=[VersionSpan("v1", 0, 2)], finish_reason="stop")
     b = grow(tree, a, [4], [12, 13, 14], versions=[VersionSpan("v1", 0, 1), VersionSpan("v2", 1, 3)])
     retry = grow(tree, b, [5], [20])
     tree.reject(retry)
-    c = grow(tree, b, [5], [21], finish="length", detail={"rid": "r", "cached_tokens": 7})
+    c = grow(tree, b, [5], [21], finish_reason="length", detail={"rid": "r", "cached_tokens": 7})
     d = grow(tree, c, [6, 7], [22, 23], closing=[99], join=Join.KEPT)
     side = grow(tree, b, [8], [30, 31], purpose=TurnPurpose.SIDE)
     e = grow(tree, a, [9], [40], join=Join.FORKED)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import strands_sglang
 from strands_sglang import engine
 from strands_sglang.engine import protocol as generation
 from strands_sglang.errors import CountMismatchError, TreeError
@@ -124,4 +123,4 @@ def test_invalid_spans_are_refused(spans: list[tuple[str, int, int]]) -> None:
 
 
 def test_former_import_paths() -> None:
-    assert engine.VersionSpan is generation.VersionSpan is strands_sglang.VersionSpan is VersionSpan
+    assert engine.VersionSpan is generation.VersionSpan is VersionSpan

@@ -57,7 +57,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], None]] = {
     "turns in another order": lambda data: data["turns"].reverse(),
     "a turn is no turn": lambda data: data["turns"].append(None),
     "an unknown field": change(0, colour="red"),
-    "a missing field": lambda data: data["turns"][0].pop("finish"),
+    "a missing field": lambda data: data["turns"][0].pop("finish_reason"),
     "its own parent": change(1, parent=1),
     "a later parent": change(1, parent=5),
     "a parent below 0": change(1, parent=-1),
@@ -77,7 +77,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], None]] = {
     "caller unknown": change(7, caller=[7, None]),
     "forked from itself": change(7, forked_from=7),
     "detail": change(0, detail=[]),
-    "finish": change(0, finish=None),
+    "finish_reason": change(0, finish_reason=None),
     "id as float": change(0, id=0.0),
 }
 

@@ -36,10 +36,10 @@ def test_committed_fields_are_kept() -> None:
     prepared = tree.prepare(
         None, context=[1], join=Join.FORKED, forked_from=1, caller=(2, None), purpose=TurnPurpose.SIDE
     )
-    turn = tree.commit(prepared, [2], [-0.25], [VersionSpan("v", 0, 1)], finish=FinishReason.STOP, detail=detail)
+    turn = tree.commit(prepared, [2], [-0.25], [VersionSpan("v", 0, 1)], finish_reason=FinishReason.STOP, detail=detail)
     detail["nested"]["list"].append(5)  # type: ignore[index]
     assert turn.detail == {"rid": "r", "nested": {"list": [1, None]}, "pair": [1, 2]}
-    assert (turn.finish, type(turn.finish), turn.versions) == ("stop", str, (VersionSpan("v", 0, 1),))
+    assert (turn.finish_reason, type(turn.finish_reason), turn.versions) == ("stop", str, (VersionSpan("v", 0, 1),))
     assert (turn.join, turn.forked_from, turn.caller, turn.purpose) == (Join.FORKED, 1, (2, None), TurnPurpose.SIDE)
     assert turn.status is TurnStatus.KEPT
 
@@ -51,7 +51,7 @@ def test_version_is_unknown_without_spans() -> None:
 
 def test_turn_without_sampled_tokens() -> None:
     tree = TokenTree()
-    empty = grow(tree, None, [1], [], finish="abort")
+    empty = grow(tree, None, [1], [], finish_reason="abort")
     assert empty.versions == () and tree.ids(grow(tree, empty, [2], [3])).tolist() == [1, 2, 3]
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek V3 and R1 calls: what is special to them beside what every format of sections shares (test_section.py)."""
+"""DeepSeek V3 and R1 calls: what is special beside what every format of sections shares (test_json_sections.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.tool_parsers.parsed import ParseFailure
 from support.families import tokenizer
-from support.tool_parsers.checks import SECONDS, shown
+from support.tool_parsers.checks import Conformance, shown
 from support.tool_parsers.sections import DEEPSEEK_V3 as FORM
 
 Failure = ParseFailure
@@ -92,12 +92,12 @@ def test_name_is_rest_of_line(name: str) -> None:
     ids=shown,
 )
 def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
-    FORM.check_malformed(raw, failure)
+    FORM.check_bad_call(raw, failure)
 
 
-@pytest.mark.parametrize(
-    ("text", "detail", "name"),
-    [
+class TestDeepSeekV3(Conformance):
+    forms = [FORM]
+    details = [
         ("{BEGIN}{CALL_BEGIN}f{SEPARATOR}{}{CALL_END}{END}", "there must be the word function", None),
         (
             "{BEGIN}{CALL_BEGIN}function{SEPARATOR}f\n{}{CALL_END}{END}",
@@ -106,19 +106,8 @@ def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFail
         ),
         ("{BEGIN}{CALL_BEGIN}function{SEPARATOR}{CALL_END}{END}", "The name of a tool must directly follow", None),
         ("{BEGIN}{CALL_BEGIN}{HEAD}{}{CALL_END}{END}", "not closed by ``` on a line of its own", "f"),
-    ],
-)
-def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
-    FORM.check_detail(text, detail, name)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ]
+    huge = [
         "{BEGIN}{CALL_BEGIN}function{SEPARATOR}" + "x" * 1_000_000,
         "{BEGIN}{CALL_BEGIN}function{SEPARATOR}" + "\n" * 1_000_000,
-    ],
-    ids=shown,
-)
-def test_huge_call_is_parsed_in_seconds(text: str) -> None:
-    assert FORM.cpu_seconds(FORM.fill(text)) < SECONDS
+    ]

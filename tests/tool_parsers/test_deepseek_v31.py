@@ -1,4 +1,4 @@
-"""DeepSeek V3.1 calls: what is special to them beside what every format of sections shares (test_section.py)."""
+"""DeepSeek V3.1 calls: what is special to them beside what every format of sections shares (test_json_sections.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from strands_sglang.tool_parsers.parsed import ParseFailure
 from support.families import tokenizer
-from support.tool_parsers.checks import SECONDS, shown
+from support.tool_parsers.checks import Conformance, shown
 from support.tool_parsers.sections import DEEPSEEK_V31 as FORM
 
 Failure = ParseFailure
@@ -41,29 +41,18 @@ def test_name_is_text_between_markers(name: str) -> None:
     ids=shown,
 )
 def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
-    FORM.check_malformed(raw, failure)
+    FORM.check_bad_call(raw, failure)
 
 
-@pytest.mark.parametrize(
-    ("text", "detail", "name"),
-    [
+class TestDeepSeekV31(Conformance):
+    forms = [FORM]
+    details = [
         (
             "{BEGIN}{CALL_BEGIN}{SEPARATOR}{}{CALL_END}{END}",
             "and {SEPARATOR} there must be the name",
             None,
         ),
-    ],
-)
-def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
-    FORM.check_detail(text, detail, name)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ]
+    huge = [
         "{BEGIN}{CALL_BEGIN}" + " " * 1_000_000 + "{SEPARATOR}",
-    ],
-    ids=shown,
-)
-def test_huge_call_is_parsed_in_seconds(text: str) -> None:
-    assert FORM.cpu_seconds(FORM.fill(text)) < SECONDS
+    ]

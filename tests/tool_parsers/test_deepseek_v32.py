@@ -7,14 +7,12 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
+from strands_sglang.tool_parsers import ParseFailure, SampledText
 from strands_sglang.tool_parsers.deepseek import DeepSeekV32ToolParser
-from support.examples import examples
 from support.families import tokenizer
-from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
+from support.tool_parsers.checks import Conformance, Format
 
 OPENING, CLOSING = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
 OPENING_4, CLOSING_4 = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
@@ -35,39 +33,6 @@ INVOKE = f"{BEGIN}\n{string('s', '12*7+3')}\n{END}"
 CALL = f"{OPENING}\n{INVOKE}\n{CLOSING}"
 
 
-def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
-    turn = DeepSeekV32ToolParser().parse(text, reasoning_open=reasoning_open)
-    check(text, turn)
-    return turn
-
-
-def check(text: str, turn: ParsedTurn) -> None:
-    """Hold a turn against its text, in other ways than the parser's own."""
-    check_turn(text, turn)
-    both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
-    for item in both:
-        assert item.raw.startswith((OPENING, OPENING_4, '<｜DSML｜invoke name="'))
-    for call in turn.calls if type(text) is str else ():
-        bare = rf"((?:(?!{'|'.join(map(re.escape, WORDS))}).)*)"
-        value = r'"(?:[^"\\]|\\.)*"|[^<"]'
-        parameter = rf'{PARAMETER}([^<>"\n]+)" string="(?:true">{bare}|false">((?:{value})*)){PARAMETER_END}'
-        invoke = rf'<｜DSML｜invoke name="([^<>"\s]+)">(\s*(?:{parameter}\s*)*){END}'
-        match = re.fullmatch(rf"(?:<｜DSML｜\w+>\s*)?{invoke}(?:\s*</｜DSML｜\w+>)?", call.raw, re.DOTALL)
-        assert match is not None and match[1] == call.name
-        read = {
-            found[1]: found[2] if found[3] is None else json.loads(found[3])
-            for found in re.finditer(parameter, match[2], re.DOTALL)
-        }
-        assert repr(read) == repr(call.arguments)
-
-
-def failed(text: str) -> FailedCall:
-    """Return the one failed call of a text that has no call."""
-    turn = parse(text)
-    assert turn.calls == () and len(turn.failures) == 1
-    return turn.failures[0]
-
-
 def written(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -84,13 +49,11 @@ def block(*invokes: str, word: str = "function_calls") -> str:
     return "\n".join([f"<｜DSML｜{word}>", *invokes, f"</｜DSML｜{word}>"])
 
 
+FORM = Format(DeepSeekV32ToolParser())
+parse, failed = FORM.parse, FORM.failed
+
+
 # --- what is read ----------------------------------------------------------------------------------------------------
-
-
-def test_well_formed_call_is_parsed() -> None:
-    (call,) = parse(f"Let me see.\n{CALL}").calls
-    assert (call.name, call.arguments, call.id) == ("f", {"s": "12*7+3"}, None)
-    assert (call.raw, call.start) == (CALL, 12)
 
 
 def test_calls_of_one_block_share_its_markers() -> None:
@@ -100,12 +63,6 @@ def test_calls_of_one_block_share_its_markers() -> None:
     assert [call.raw for call in turn.calls] == [f"{OPENING}\n{one}", two, f"{three}\n{CLOSING}"]
     assert [call.start for call in turn.calls] == [1, text.index(two), text.index(three)]
     assert [call.arguments["s"] for call in turn.calls] == ["f", "g", "h"] and turn.text == "a\nb"
-
-
-def test_parser_name() -> None:
-    assert isinstance(DeepSeekV32ToolParser(), ToolParser) and DeepSeekV32ToolParser.name == "deepseek_v32"
-    assert set(DeepSeekV32ToolParser.markers) == {*WORDS, "｜DSML｜"}
-    assert set(DeepSeekV32ToolParser.call_markers) == {OPENING, OPENING_4, '<｜DSML｜invoke name="'}
 
 
 @pytest.mark.parametrize("family", ["deepseek-v3.2", "deepseek-v4"])
@@ -179,37 +136,6 @@ def test_schemas_have_no_effect() -> None:
     schemas = {"f": {"properties": {"s": {"type": "integer"}, "n": {"type": "string"}}}}
     (call,) = DeepSeekV32ToolParser().parse(text, schemas=schemas).calls
     assert call.arguments == {"s": "1", "n": 1}
-
-
-@pytest.mark.parametrize(
-    ("text", "remains"),
-    [
-        ("", ""),
-        ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"before{block(INVOKE, INVOKE, INVOKE, word='tool_calls')}after", "before\nafter"),
-        (f"a {CLOSING}{CALL}", f"a {CLOSING}"),
-        (f"a {PARAMETER_END}{END}{CALL}", f"a {PARAMETER_END}{END}"),
-        (f"a\n{OPENING}{{}}{CLOSING}", "a"),
-        ("a <｜DSML｜function_calls", "a <｜DSML｜function_calls"),
-        (f"a {INVOKE}", f"a {INVOKE}"),
-        (f"a\n{INVOKE}\nb", "a\nb"),
-    ],
-)
-def test_remaining_text(text: str, remains: str) -> None:
-    assert parse(text).text == remains
-
-
-def test_parallel_calls_keep_their_order() -> None:
-    names = [f"tool_{number}" for number in range(12)]
-    assert [call.name for call in parse(block(*(invoke_of(name, {}) for name in names))).calls] == names
-
-
-def test_draft_in_reasoning_is_not_a_call() -> None:
-    turn = parse(f"maybe {CALL}\n{INVOKE}</think>\n\n{block(invoke_of('real', {}))}", reasoning_open=True)
-    assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
-    assert parse(f"<think>{CALL}").calls == () and parse(CALL, reasoning_open=True).calls == ()
 
 
 # --- a call that is none ---------------------------------------------------------------------------------------------
@@ -341,27 +267,6 @@ def test_truncated_block_is_unclosed() -> None:
         assert failure.name in ("f", None)
 
 
-def test_truncated_opening_marker_is_text() -> None:
-    for length in range(len(OPENING)):
-        assert parse("x" + CALL[:length]) == ParsedTurn(reasoning=None, text="x" + CALL[:length])
-
-
-@pytest.mark.parametrize(
-    ("inside", "detail", "name"),
-    [
-        ("", 'there is no call, <｜DSML｜invoke name="…, at', None),
-        (f"{INVOKE}x", f"Between {END} and {CLOSING} there must be only further calls, at character", "f"),
-        (f"{BEGIN}{other('a', 'x')}{END}", "'a' must be JSON, as string=\"false\" says. The JSON is not valid", "f"),
-        (f"{BEGIN}{other('a', '1 2')}{END}", f"of parameter 'a' (string=\"false\") there must be {PARAMETER_END}", "f"),
-        (f'{BEGIN}{PARAMETER}a" string="no">{END}', '\'a\' must say string="true" or string="false", at', "f"),
-        (f'{BEGIN}{PARAMETER}a">{END}', f'{PARAMETER} must be followed by a name and " string=", at', "f"),
-    ],
-)
-def test_detail_has_error_and_position(inside: str, detail: str, name: str | None) -> None:
-    failure = failed(f"{OPENING}{inside}{CLOSING}")
-    assert detail in failure.detail and failure.name == name
-
-
 # --- the block is missing --------------------------------------------------------------------------------------------
 
 
@@ -412,55 +317,46 @@ def test_marker_letters_do_not_close_marker_token() -> None:
 
 # --- any text --------------------------------------------------------------------------------------------------------
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=8,
-)
-bare = st.text() | st.sampled_from(["1", "true", "None", "{}", "\n", " \n x", "｜DSML｜"])
-keys = st.text(alphabet=st.characters(categories=["L", "N"], include_characters="_-. "), min_size=1).filter(
-    lambda key: key == key.strip()
-)
-others = json_values.filter(lambda value: not isinstance(value, str)) | st.sampled_from([[CALL], {END: CLOSING}])
-some_arguments = st.dictionaries(keys, bare | others, max_size=5)
-plain = st.text(alphabet=st.characters(exclude_characters="<\n", exclude_categories=["Cs"]), max_size=10)
 tags = [*WORDS, BEGIN, string("s", "v"), other("a", "1"), f'{PARAMETER}s" string="', 'true">', 'false">', CALL, INVOKE]
 parts = [*"<>=/\n \"'{}[]1,", "f", "s", "｜DSML｜", "null", '{"a": 1}', "<think>", "</think>", "\ud800", "é", "[[["]
 pieces = st.sampled_from(tags + parts)
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(plain, st.lists(some_arguments, min_size=1, max_size=3)), max_size=3), st.booleans())
-def test_rendered_calls_are_parsed(blocks: list[tuple[str, list[dict[str, Any]]]], v4: bool) -> None:
-    word = "tool_calls" if v4 else "function_calls"
-    texts = (before + block(*(invoke_of("f", chosen) for chosen in calls), word=word) for before, calls in blocks)
-    turn = parse("".join(texts))
-    assert turn.failures == ()
-    expected = [repr(arguments) for _, calls in blocks for arguments in calls]
-    assert [repr(call.arguments) for call in turn.calls] == expected
-    assert turn.text == "\n".join(before for before, _ in blocks if before.strip())
-
-
-@settings(deadline=None, max_examples=examples(200))
-@given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
-def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
-    parse(text, reasoning_open=reasoning_open)
-
-
-@settings(deadline=None, max_examples=examples(100))
-@given(some_arguments, st.data())
-def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
-    text = f"{block(invoke_of('f', arguments), INVOKE)}\n{CALL}"
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(text)))
-        end = data.draw(st.integers(start, min(len(text), start + 8)))
-        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
-    parse(text)
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
+class TestDeepSeekV32(Conformance):
+    forms = [FORM]
+    remaining = [
+        ("", ""),
+        ("\n hello \n", "\n hello \n"),
+        (CALL, ""),
+        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
+        (f"before{block(INVOKE, INVOKE, INVOKE, word='tool_calls')}after", "before\nafter"),
+        (f"a {CLOSING}{CALL}", f"a {CLOSING}"),
+        (f"a {PARAMETER_END}{END}{CALL}", f"a {PARAMETER_END}{END}"),
+        (f"a\n{OPENING}{{}}{CLOSING}", "a"),
+        ("a <｜DSML｜function_calls", "a <｜DSML｜function_calls"),
+        (f"a {INVOKE}", f"a {INVOKE}"),
+        (f"a\n{INVOKE}\nb", "a\nb"),
+    ]
+    details = [
+        (f"{OPENING}{inside}{CLOSING}", *rest)
+        for inside, *rest in [
+            ("", 'there is no call, <｜DSML｜invoke name="…, at', None),
+            (f"{INVOKE}x", f"Between {END} and {CLOSING} there must be only further calls, at character", "f"),
+            (
+                f"{BEGIN}{other('a', 'x')}{END}",
+                "'a' must be JSON, as string=\"false\" says. The JSON is not valid",
+                "f",
+            ),
+            (
+                f"{BEGIN}{other('a', '1 2')}{END}",
+                f"of parameter 'a' (string=\"false\") there must be {PARAMETER_END}",
+                "f",
+            ),
+            (f'{BEGIN}{PARAMETER}a" string="no">{END}', '\'a\' must say string="true" or string="false", at', "f"),
+            (f'{BEGIN}{PARAMETER}a">{END}', f'{PARAMETER} must be followed by a name and " string=", at', "f"),
+        ]
+    ]
+    units = [
         f"\n{BEGIN}",
         f"\n{BEGIN}{END}",
         OPENING + CLOSING,
@@ -472,16 +368,8 @@ def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.D
         f'{OPENING}{BEGIN}{PARAMETER}s" string="false">["{END}{CLOSING}',
         f"{OPENING}{BEGIN}{other('a', '[' * 3000)}{END}{CLOSING}",
         CALL,
-    ],
-    ids=lambda unit: unit[:60],
-)
-def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
-    assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ]
+    huge = [
         OPENING + " " * 1_000_000,
         OPENING + BEGIN * 40_000,
         OPENING + INVOKE * 9_000 + CLOSING,
@@ -492,12 +380,4 @@ def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
         OPENING + BEGIN + string("s", "v" * 1_000_000) + END + CLOSING,
         OPENING + BEGIN + f'{PARAMETER}a" string="false">' + '{"a":' * 200_000,
         OPENING + BEGIN + f'{PARAMETER}a" string="false">"' + INVOKE.replace('"', "'") * 9_000,
-    ],
-    ids=lambda text: f"{text[:40]}…{text[-20:]}",
-)
-def test_huge_call_is_parsed_in_seconds(text: str) -> None:
-    assert cpu_seconds(text) < SECONDS
-
-
-def cpu_seconds(text: str) -> float:
-    return least_seconds(lambda: DeepSeekV32ToolParser().parse(text))
+    ]

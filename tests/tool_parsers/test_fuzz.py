@@ -29,71 +29,10 @@ from support.tool_parsers.judge import (
     shrunk,
     watched,
 )
-from support.tool_parsers.mutations import Mutator, tokens, turn
+from support.tool_parsers.mutations import Mutator, turn
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = [name for name in tool_parser_names() if name in GRAMMARS]
-
-
-def test_every_parser_has_a_grammar() -> None:
-    assert set(GRAMMARS) >= {name for name in tool_parser_names() if get_tool_parser(name).markers}
-    assert set(GRAMMARS) == set(NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_mutated_turns(name: str) -> None:
-    parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(name)
-    mutator = Mutator(grammar, dice)
-    calls = failures = 0
-    for number in range(1400):
-        case = Case(mutator.next(), reasoning_open=number % 10 == 0, with_schemas=number % 7 > 0)
-        assert judge(parser, grammar, case) is None
-        outcome = parser.parse(case.text)
-        calls, failures = calls + len(outcome.calls), failures + len(outcome.failures)
-    assert calls > 100 and failures > 100  # else the mutations are too mild or too wild to say anything
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_drafts_in_a_later_reasoning_block_are_no_finding(name: str) -> None:
-    parser, grammar = get_tool_parser(name), GRAMMARS[name]
-    for marker in grammar.openings:
-        text = marker.join((f"x{parser.reasoning_markers[0]}", parser.reasoning_markers[1]))
-        assert judge(parser, grammar, Case(text)) is None
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_mutated_turns_with_tokens(name: str) -> None:
-    parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(name)
-    mutator = Mutator(grammar, dice)
-    for _ in range(300):
-        text = mutator.next()
-        controls = tokens(dice, grammar, {*parser.markers, *parser.reasoning_markers})
-        sampled = tuple(place for place in occurrences(text, controls) if dice.random() < 0.8)
-        assert judge(parser, grammar, Case(text, controls=controls, sampled=sampled)) is None
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_well_formed_turns_are_read(name: str) -> None:
-    parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(name)
-    for _ in range(200):
-        text, calls = turn(dice, grammar)
-        assert judge_written(parser, text, calls) is None
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_call_inside_another_call_is_not_parsed(name: str) -> None:
-    dice = Random(name)
-    found = [judge_smuggled(get_tool_parser(name), GRAMMARS[name], dice) for _ in range(400)]
-    assert [(case, finding) for case, finding in found if finding is not None] == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_turns_truncated_at_every_offset(name: str) -> None:
-    parser, grammar, dice = get_tool_parser(name), GRAMMARS[name], Random(f"cut {name}")
-    for _ in range(3):
-        text, _ = turn(dice, grammar)
-        for length in range(min(len(text), 400)):
-            assert judge(parser, grammar, Case(text[:length])) is None
 
 
 # --- the grammars can say no -----------------------------------------------------------------------------------------

@@ -7,13 +7,10 @@ import re
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
+from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, SampledText
 from strands_sglang.tool_parsers.gemma import GemmaToolParser
-from support.examples import examples
-from support.tool_parsers.checks import SECONDS, check_turn, least_seconds, once, same
+from support.tool_parsers.checks import Conformance, Format, same
 
 
 class Dialect(NamedTuple):
@@ -48,59 +45,11 @@ both = pytest.mark.parametrize("dialect", [FUNCTION_GEMMA, GEMMA_4], ids=["funct
 CALL = '<|tool_call>call:calculator{expression:<|"|>12*7+3<|"|>}<tool_call|>'
 
 
-def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
-    turn = GemmaToolParser().parse(text, reasoning_open=reasoning_open)
-    check(text, turn)
-    return turn
-
-
-def check(text: str, turn: ParsedTurn) -> None:
-    """Hold a turn against its text, in other ways than the parser's own."""
-    check_turn(text, turn, escapes=True)
-    both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
-    for item in both:
-        assert item.raw.startswith((FUNCTION_GEMMA.opening, GEMMA_4.opening))
-    for call in turn.calls:
-        assert same(meant(call.raw), (call.name, call.arguments))
-
-
-def meant(raw: str) -> tuple[str, Any]:
-    """Return what a call says: with its strings and keys in quotes, it is JSON."""
-    dialect = FUNCTION_GEMMA if raw.startswith(FUNCTION_GEMMA.opening) else GEMMA_4
-    assert raw.endswith(dialect.closing)
-    head, brace, inside = raw[len(dialect.opening) : -len(dialect.closing)].strip(" \t\n\r").partition("{")
-    parts = (brace + inside).split(dialect.mark)
-    assert head.startswith("call:") and len(parts) % 2 == 1
-    outside = [re.sub(r"([{,][ \t\n\r]*)([^{}\[\],:]+):", quoted, part) for part in parts[::2]]
-    outside = [re.sub(r"\bNone\b(?=[ \t\n\r,\]}])", "null", part) for part in outside]
-    strings = [json.dumps(part) for part in parts[1::2]]
-    whole = "".join(word for pair in zip(outside, [*strings, ""], strict=True) for word in pair)
-    return head.removeprefix("call:"), json.loads(whole, object_pairs_hook=once, parse_constant=pytest.fail)
-
-
-def quoted(key: re.Match[str]) -> str:
-    return f"{key[1]}{json.dumps(key[2])}:"
-
-
-def failed(text: str) -> FailedCall:
-    """Return the one failed call of a text that has no call."""
-    turn = parse(text)
-    assert turn.calls == () and len(turn.failures) == 1
-    return turn.failures[0]
+FORM = Format(GemmaToolParser(), escapes=True)
+parse, failed = FORM.parse, FORM.failed
 
 
 # --- what is read ----------------------------------------------------------------------------------------------------
-
-
-def test_well_formed_call_is_parsed() -> None:
-    (call,) = parse(f"Let me see.\n{CALL}").calls
-    assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
-    assert (call.raw, call.start) == (CALL, 12)
-
-
-def test_parser_name() -> None:
-    assert isinstance(GemmaToolParser(), ToolParser) and GemmaToolParser.name == "gemma"
-    assert {*FUNCTION_GEMMA, *GEMMA_4, "<|channel>", "<channel|>"} == set(GemmaToolParser.markers)
 
 
 @both
@@ -187,37 +136,6 @@ def test_name_is_verbatim(dialect: Dialect, name: str) -> None:
     assert [call.name for call in parse(dialect.call(name, {})).calls] == [name]
 
 
-@both
-def test_parallel_calls_keep_their_order(dialect: Dialect) -> None:
-    text = "".join(dialect.call(f"tool_{number}", {"number": number}) for number in range(12))
-    turn = parse(text)
-    assert [(call.name, call.arguments) for call in turn.calls] == [(f"tool_{i}", {"number": i}) for i in range(12)]
-    assert turn.text == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "remains"),
-    [
-        ("", ""),
-        ("hello", "hello"),
-        ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
-        (f"before\n{CALL}", "before"),
-        (f"{CALL}\nafter", "after"),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"a{CALL}b{CALL}c", "a\nb\nc"),
-        (f"a <tool_call|>{CALL}", "a <tool_call|>"),
-        ("a\n<|tool_call>x<tool_call|>", "a"),
-        (f"{CALL}{FUNCTION_GEMMA.call('f', {})}", ""),
-        ("call:f{a:1}", "call:f{a:1}"),
-        ("a <|tool_call", "a <|tool_call"),
-        ("<escape>a<escape>", "<escape>a<escape>"),
-    ],
-)
-def test_remaining_text(text: str, remains: str) -> None:
-    assert parse(text).text == remains
-
-
 def test_only_marker_tokens_are_markers() -> None:
     """Also inside a call: letters that look like a string mark are part of the string."""
     inner = 'say <|"|> and <tool_call|>'
@@ -235,28 +153,9 @@ def test_only_marker_tokens_are_markers() -> None:
 # --- reasoning -------------------------------------------------------------------------------------------------------
 
 
-def test_draft_in_thought_is_not_a_call() -> None:
-    turn = parse(f"<|channel>thought\nmaybe {CALL}\n<channel|>{GEMMA_4.call('real', {})}")
-    assert turn.reasoning == f"maybe {CALL}"
-    assert [call.name for call in turn.calls] == ["real"] and turn.failures == () and turn.text == ""
-
-
-def test_draft_in_prompt_opened_thought_is_not_a_call() -> None:
-    turn = parse(f"maybe {CALL}<channel|>{GEMMA_4.call('real', {})}", reasoning_open=True)
-    assert (turn.reasoning, [call.name for call in turn.calls]) == (f"maybe {CALL}", ["real"])
-
-
 def test_empty_thought() -> None:
     turn = parse("<|channel>thought\n<channel|>Hello")
     assert (turn.reasoning, turn.text, turn.reasoning_closed) == ("", "Hello", True)
-
-
-@pytest.mark.parametrize(
-    ("text", "opened"), [(f"<|channel>thought\n{CALL}", False), (CALL, True), (f"\n{CALL}\n", True)]
-)
-def test_unclosed_thought_has_no_calls(text: str, opened: bool) -> None:
-    turn = parse(text, reasoning_open=opened)
-    assert (turn.reasoning, turn.text, turn.calls, turn.reasoning_closed) == (CALL, "", (), False)
 
 
 def test_draft_in_later_thought_is_not_a_call() -> None:
@@ -429,9 +328,52 @@ def test_unclosed_string_includes_markers_after_it(dialect: Dialect) -> None:
         assert (failed(text).raw, failed(text).failure) == (text, LITERAL)
 
 
-@pytest.mark.parametrize(
-    ("text", "detail", "name"),
-    [
+EVERYTHING: dict[str, Any] = {"s": "a{é 😀", "n": [-1.5e10, 0, True, False, None, {"x y": {}}], "t": ""}
+
+
+@both
+def test_truncated_call_is_unclosed(dialect: Dialect) -> None:
+    whole = dialect.call("get_it", EVERYTHING)
+    for length in range(len(dialect.opening), len(whole)):
+        failure = failed(f"x{whole[:length]}")
+        assert (failure.failure, failure.raw) == (UNCLOSED, whole[:length]), whole[:length]
+    for length in range(len(dialect.opening)):
+        assert parse(f"x{whole[:length]}") == ParsedTurn(reasoning=None, text=f"x{whole[:length]}")
+
+
+@both
+def test_depth_counts_from_the_arguments(dialect: Dialect) -> None:
+    assert parse(dialect.raw("call:f{a:" + "[" * 99 + "]" * 99 + "}")).failures == ()
+
+
+# --- any text ---------------------------------------------------------------------------------------------------------
+
+words = ["call:", "call:f{", "a:", "a:1,", "null", "None", "1e999", "1.5", *"{}[]:,\"'=\\ \n01-.etnf<>|é\ud800"]
+
+
+O, C, S = GEMMA_4  # noqa: E741
+HEAD = f"{O}call:f{{"
+
+
+class TestGemma(Conformance):
+    forms = [FORM]
+    remaining = [
+        ("", ""),
+        ("hello", "hello"),
+        ("\n hello \n", "\n hello \n"),
+        (CALL, ""),
+        (f"before\n{CALL}", "before"),
+        (f"{CALL}\nafter", "after"),
+        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
+        (f"a{CALL}b{CALL}c", "a\nb\nc"),
+        (f"a <tool_call|>{CALL}", "a <tool_call|>"),
+        ("a\n<|tool_call>x<tool_call|>", "a"),
+        (f"{CALL}{FUNCTION_GEMMA.call('f', {})}", ""),
+        ("call:f{a:1}", "call:f{a:1}"),
+        ("a <|tool_call", "a <|tool_call"),
+        ("<escape>a<escape>", "<escape>a<escape>"),
+    ]
+    details = [
         (
             "<|tool_call>call:f{a:text}<tool_call|>",
             'The arguments are not valid: expecting a value; a string is written between <|"|> and <|"|>, '
@@ -458,84 +400,8 @@ def test_unclosed_string_includes_markers_after_it(dialect: Dialect) -> None:
         ("<|tool_call>call:f{}", "has no <tool_call|>", "f"),
         ("<|tool_call>call:f{}<|tool_call>", "Another tool call begins before <tool_call|>", "f"),
         ('<|tool_call>call:f{a:<|"|>x', "The turn ended in the middle of a tool call, before <tool_call|>.", "f"),
-    ],
-)
-def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
-    failure = failed(text)
-    assert detail in failure.detail and failure.name == name
-
-
-EVERYTHING: dict[str, Any] = {"s": "a{é 😀", "n": [-1.5e10, 0, True, False, None, {"x y": {}}], "t": ""}
-
-
-@both
-def test_truncated_call_is_unclosed(dialect: Dialect) -> None:
-    whole = dialect.call("get_it", EVERYTHING)
-    for length in range(len(dialect.opening), len(whole)):
-        failure = failed(f"x{whole[:length]}")
-        assert (failure.failure, failure.raw) == (UNCLOSED, whole[:length]), whole[:length]
-    for length in range(len(dialect.opening)):
-        assert parse(f"x{whole[:length]}") == ParsedTurn(reasoning=None, text=f"x{whole[:length]}")
-
-
-@both
-def test_depth_counts_from_the_arguments(dialect: Dialect) -> None:
-    assert parse(dialect.raw("call:f{a:" + "[" * 99 + "]" * 99 + "}")).failures == ()
-
-
-# --- any text ---------------------------------------------------------------------------------------------------------
-
-strings = st.text().filter(lambda text: not any(dialect.mark in text for dialect in (FUNCTION_GEMMA, GEMMA_4)))
-keys = st.from_regex(r"[a-zA-Z_$é][a-z0-9_. -]{0,5}[a-z]", fullmatch=True)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | strings,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
-    max_leaves=12,
-)
-names = st.from_regex(r"[a-z_][a-z0-9_.-]{0,8}", fullmatch=True)
-plain = st.text(alphabet=st.characters(exclude_characters="<\n", exclude_categories=["Cs"]), max_size=10)
-dialects = st.sampled_from([FUNCTION_GEMMA, GEMMA_4])
-marks = [*FUNCTION_GEMMA, *GEMMA_4, "<|channel>thought", "<channel|>", CALL]
-words = ["call:", "call:f{", "a:", "a:1,", "null", "None", "1e999", "1.5", *"{}[]:,\"'=\\ \n01-.etnf<>|é\ud800"]
-pieces = st.sampled_from(marks + words)
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(plain, dialects, names, st.dictionaries(keys, values, max_size=4)), max_size=4))
-def test_rendered_calls_are_parsed(written: list[tuple[str, Dialect, str, dict[str, Any]]]) -> None:
-    text = "".join(f"{before}{dialect.call(name, arguments)}" for before, dialect, name, arguments in written)
-    turn = parse(text)
-    assert turn.failures == ()
-    assert [call.name for call in turn.calls] == [name for _, _, name, _ in written]
-    assert same([call.arguments for call in turn.calls], [arguments for *_, arguments in written])
-    assert turn.text == "\n".join(before for before, *_ in written if before.strip())
-
-
-@settings(deadline=None, max_examples=examples(300))
-@given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
-def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
-    parse(text, reasoning_open=reasoning_open)
-    parse(f"<|tool_call>call:f{{{text}", reasoning_open=reasoning_open)
-
-
-@settings(deadline=None, max_examples=examples(300))
-@given(st.dictionaries(keys, values, max_size=3), dialects, st.data())
-def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], dialect: Dialect, data: st.DataObject) -> None:
-    text = f"{dialect.call('f', arguments)}\n{CALL}"
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(text)))
-        end = data.draw(st.integers(start, min(len(text), start + 6)))
-        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
-    parse(text)
-
-
-O, C, S = GEMMA_4  # noqa: E741
-HEAD = f"{O}call:f{{"
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
+    ]
+    units = [
         O,
         C,
         S,
@@ -558,16 +424,8 @@ HEAD = f"{O}call:f{{"
         HEAD + "}",
         HEAD + "}" + C,
         HEAD + "} x" + C,
-    ],
-    ids=lambda unit: unit[:40],
-)
-def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
-    assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ]
+    huge = [
         HEAD + "a:" + "[" * 1_000_000,
         HEAD + "a:{" * 300_000,
         HEAD + "a:" + S + "é" * 1_000_000 + S + "}" + C,
@@ -583,12 +441,4 @@ def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
         HEAD + "a:1}" + " " * 1_000_000,
         O + " " * 1_000_000,
         O + "call:" + "a" * 1_000_000,
-    ],
-    ids=lambda text: text[:40],
-)
-def test_huge_call_is_parsed_in_seconds(text: str) -> None:
-    assert cpu_seconds(text) < SECONDS
-
-
-def cpu_seconds(text: str) -> float:
-    return least_seconds(lambda: GemmaToolParser().parse(text))
+    ]

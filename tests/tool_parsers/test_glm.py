@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
+from strands_sglang.tool_parsers import ParseFailure, SampledText
 from strands_sglang.tool_parsers.glm import GlmToolParser
-from support.examples import examples
 from support.families import tokenizer
-from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
+from support.tool_parsers.checks import Conformance, Format
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 WORDS = (OPENING, CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -25,45 +22,6 @@ PROPERTIES: dict[str, Any] = {
 }
 SCHEMAS = {"f": {"type": "object", "properties": PROPERTIES}}
 CALL = "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>12*7+3</arg_value>\n</tool_call>"
-
-
-def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
-    turn = GlmToolParser().parse(text, reasoning_open=reasoning_open, schemas=SCHEMAS)
-    check(text, turn)
-    return turn
-
-
-def check(text: str, turn: ParsedTurn) -> None:
-    """Hold a turn against its text, in other ways than the parser's own."""
-    check_turn(text, turn)
-    both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
-    for item in both:
-        assert item.raw.startswith(OPENING)
-    for call in turn.calls if type(text) is str else ():
-        no_word = f"(?:(?!{'|'.join(map(re.escape, WORDS))}).)*"
-        pair = rf"<arg_key>({no_word})</arg_key>\s*<arg_value>({no_word})</arg_value>"
-        match = re.fullmatch(rf"<tool_call>\s*([^<>\s]+)(\s*(?:{pair}\s*)*)</tool_call>", call.raw, re.DOTALL)
-        assert match is not None and match[1] == call.name
-        found = re.findall(pair, match[2], re.DOTALL)
-        assert [key for key, _ in found] == list(call.arguments)
-        for key, value in found:
-            known = PROPERTIES.get(key, {"type": "string"})["type"] if call.name == "f" else "string"
-            assert call.arguments[key] == value if known == "string" else read_back(call.arguments[key], value)
-
-
-def read_back(value: Any, text: str) -> bool:
-    if value == text:
-        return True
-    words = {"True": True, "False": False, "None": None}
-    bare = text.strip(" \t\n\r")
-    return repr(words[bare] if bare in words else json.loads(bare)) == repr(value)
-
-
-def failed(text: str) -> FailedCall:
-    """Return the one failed call of a text that has no call."""
-    turn = parse(text)
-    assert turn.calls == () and len(turn.failures) == 1
-    return turn.failures[0]
 
 
 def call_of(name: str, arguments: dict[str, Any], gap: str = "\n") -> str:
@@ -79,18 +37,11 @@ def pair(key: str, value: str) -> str:
     return f"<arg_key>{key}</arg_key><arg_value>{value}</arg_value>"
 
 
+FORM = Format(GlmToolParser(), schemas=SCHEMAS)
+parse, failed = FORM.parse, FORM.failed
+
+
 # --- what is read ----------------------------------------------------------------------------------------------------
-
-
-def test_well_formed_call_is_parsed() -> None:
-    (call,) = parse(f"Let me see.\n{CALL}").calls
-    assert (call.name, call.arguments, call.id) == ("f", {"s": "12*7+3"}, None)
-    assert (call.raw, call.start) == (CALL, 12)
-
-
-def test_parser_name() -> None:
-    assert isinstance(GlmToolParser(), ToolParser) and GlmToolParser.name == "glm"
-    assert set(GlmToolParser.markers) == set(WORDS) and GlmToolParser.call_markers == (OPENING,)
 
 
 def test_template_output_is_parsed() -> None:
@@ -163,36 +114,6 @@ def test_values_are_text_without_schema() -> None:
         assert call.arguments == {"n": "1", "o": '{"a": 1}', "b": "true"}
 
 
-@pytest.mark.parametrize(
-    ("text", "remains"),
-    [
-        ("", ""),
-        ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"a{CALL}b{CALL}c", "a\nb\nc"),
-        (f"a </tool_call>{CALL}", "a </tool_call>"),
-        (f"a <arg_key>k</arg_key>{CALL}", "a <arg_key>k</arg_key>"),
-        ("a\n<tool_call>{}</tool_call>", "a"),
-        ("a <tool_call", "a <tool_call"),
-    ],
-)
-def test_remaining_text(text: str, remains: str) -> None:
-    assert parse(text).text == remains
-
-
-def test_parallel_calls_keep_their_order() -> None:
-    names = [f"tool_{number}" for number in range(12)]
-    for gap in ("", "\n"):
-        assert [call.name for call in parse(gap.join(call_of(name, {}, gap) for name in names)).calls] == names
-
-
-def test_draft_in_reasoning_is_not_a_call() -> None:
-    turn = parse(f"maybe {CALL}</think>{call_of('real', {})}", reasoning_open=True)
-    assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
-    assert parse(f"\n<think>{CALL}").calls == () and parse(CALL, reasoning_open=True).calls == ()
-
-
 # --- what is none ----------------------------------------------------------------------------------------------------
 
 
@@ -255,26 +176,6 @@ def test_malformed_call_does_not_affect_next_call(inside: str, failure: ParseFai
     assert turn.text == "a\nb\nc"
 
 
-@pytest.mark.parametrize(
-    ("inside", "detail", "name"),
-    [
-        ("", "The name of the tool is missing, at character 11 of the call", None),
-        ("I will", "The name of a tool must be one word, not 'I will'", None),
-        ("f<arg_key>s</arg_key>", "Found </tool_call> in place of the value of 's', <arg_value>, at", "f"),
-        ("f<arg_key>s</arg_key><arg_value>v", "in place of the end of the value of 's', </arg_value>", "f"),
-        ("f<arg_key>s", "in place of the end of the key, </arg_key>", "f"),
-        (f"f{pair('s', 'v')}x", "Between </arg_value> and </tool_call> there must be nothing else", "f"),
-        (f"f{pair('s', 'v')}<arg_value>", "Found <arg_value> in place of the next key or </tool_call>", "f"),
-        (f"f{pair('s', 'v')}{pair('s', 'v')}", "The key 's' is given twice", "f"),
-        (f"f{pair('o', 'x')}", "'o' must be a JSON object. The JSON is not valid: expecting value, at", "f"),
-        (f"f{pair(' s', 'v')}", "' s' is not the bare name of a parameter", "f"),
-    ],
-)
-def test_detail_has_error_and_position(inside: str, detail: str, name: str | None) -> None:
-    failure = failed(f"{OPENING}{inside}{CLOSING}")
-    assert detail in failure.detail and failure.name == name
-
-
 FULL = call_of("f", {"s": "  é\n", "n": 1, "o": {"a": ['</x> "', None]}, "b": True})
 
 
@@ -285,11 +186,6 @@ def test_truncated_call_is_unclosed() -> None:
             assert failure.failure is ParseFailure.UNCLOSED and failure.raw == whole[:length]
             assert "<tool_call> is not closed with </tool_call>" in failure.detail
             assert failure.name == ("f" if "<arg_key>" in failure.raw else None)
-
-
-def test_truncated_opening_marker_is_text() -> None:
-    for length in range(len(OPENING)):
-        assert parse("x" + CALL[:length]) == ParsedTurn(reasoning=None, text="x" + CALL[:length])
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
@@ -316,63 +212,41 @@ def test_marker_letters_do_not_close_marker_token() -> None:
 
 # --- any text --------------------------------------------------------------------------------------------------------
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=8,
-)
 
-
-def writable(value: Any) -> bool:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return not any(word in text for word in WORDS)
-
-
-strings = (st.text() | st.sampled_from(["1", "true", "None", "{}", "\n", " \n x"])).filter(writable)
-arguments_of_f = st.fixed_dictionaries(
-    {},
-    optional={
-        **{"s": strings, "text": strings, "undeclared": strings, "n": st.integers(), "b": st.booleans()},
-        **{"x": st.floats(allow_nan=False, allow_infinity=False), "z": st.none(), "u": st.none() | st.just("words")},
-        **{"o": st.dictionaries(st.text(), json_values, max_size=3).filter(writable)},
-        **{"a": st.lists(json_values, max_size=3).filter(writable)},
-    },
-)
-plain = st.text(alphabet=st.characters(exclude_characters="<\n", exclude_categories=["Cs"]), max_size=10)
 tags = [*WORDS, "<arg_key>s</arg_key>", pair("s", "v"), pair("o", "{}"), pair("n", "1"), "<tool_call>f", CALL]
 parts = [*"<>=/\n \"'{}[]1,", "f", "s", "true", "None", '{"a": 1}', "<think>", "</think>", "\ud800", "é", "tool_call"]
 pieces = st.sampled_from(tags + parts)
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(plain, arguments_of_f), max_size=4), st.sampled_from(["", "\n"]))
-def test_rendered_calls_are_parsed(written: list[tuple[str, dict[str, Any]]], gap: str) -> None:
-    turn = parse("".join(before + call_of("f", arguments, gap) for before, arguments in written))
-    assert turn.failures == ()
-    assert [repr(call.arguments) for call in turn.calls] == [repr(arguments) for _, arguments in written]
-    assert turn.text == "\n".join(before for before, _ in written if before.strip())
-
-
-@settings(deadline=None, max_examples=examples(200))
-@given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
-def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
-    parse(text, reasoning_open=reasoning_open)
-
-
-@settings(deadline=None, max_examples=examples(100))
-@given(arguments_of_f, st.data())
-def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
-    text = f"{call_of('f', arguments)}\n{CALL}"
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(text)))
-        end = data.draw(st.integers(start, min(len(text), start + 8)))
-        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
-    parse(text)
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
+class TestGlm(Conformance):
+    forms = [FORM]
+    remaining = [
+        ("", ""),
+        ("\n hello \n", "\n hello \n"),
+        (CALL, ""),
+        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
+        (f"a{CALL}b{CALL}c", "a\nb\nc"),
+        (f"a </tool_call>{CALL}", "a </tool_call>"),
+        (f"a <arg_key>k</arg_key>{CALL}", "a <arg_key>k</arg_key>"),
+        ("a\n<tool_call>{}</tool_call>", "a"),
+        ("a <tool_call", "a <tool_call"),
+    ]
+    details = [
+        (f"{OPENING}{inside}{CLOSING}", *rest)
+        for inside, *rest in [
+            ("", "The name of the tool is missing, at character 11 of the call", None),
+            ("I will", "The name of a tool must be one word, not 'I will'", None),
+            ("f<arg_key>s</arg_key>", "Found </tool_call> in place of the value of 's', <arg_value>, at", "f"),
+            ("f<arg_key>s</arg_key><arg_value>v", "in place of the end of the value of 's', </arg_value>", "f"),
+            ("f<arg_key>s", "in place of the end of the key, </arg_key>", "f"),
+            (f"f{pair('s', 'v')}x", "Between </arg_value> and </tool_call> there must be nothing else", "f"),
+            (f"f{pair('s', 'v')}<arg_value>", "Found <arg_value> in place of the next key or </tool_call>", "f"),
+            (f"f{pair('s', 'v')}{pair('s', 'v')}", "The key 's' is given twice", "f"),
+            (f"f{pair('o', 'x')}", "'o' must be a JSON object. The JSON is not valid: expecting value, at", "f"),
+            (f"f{pair(' s', 'v')}", "' s' is not the bare name of a parameter", "f"),
+        ]
+    ]
+    units = [
         OPENING,
         OPENING + CLOSING,
         OPENING + "f<arg_key>" + CLOSING,
@@ -383,16 +257,8 @@ def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.D
         OPENING + "f" + pair("s", "v") * 2 + CLOSING,
         pair("s", "v"),
         CALL,
-    ],
-    ids=lambda unit: unit[:60],
-)
-def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
-    assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ]
+    huge = [
         OPENING + " " * 1_000_000,
         OPENING + "f" * 1_000_000,
         OPENING + " f" * 500_000 + CLOSING,
@@ -403,12 +269,4 @@ def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
         OPENING + "f" + pair("s", "v" * 1_000_000) + CLOSING,
         OPENING + "f" + pair("o", '{"a":' * 200_000) + CLOSING,
         OPENING + "f" + pair("o", '{"a": "' + "é" * 1_000_000 + '"}') + CLOSING,
-    ],
-    ids=lambda text: text[:60],
-)
-def test_huge_call_is_parsed_in_seconds(text: str) -> None:
-    assert cpu_seconds(text) < SECONDS
-
-
-def cpu_seconds(text: str) -> float:
-    return least_seconds(lambda: GlmToolParser().parse(text, schemas=SCHEMAS))
+    ]

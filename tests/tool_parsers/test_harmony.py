@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
+from strands_sglang.tool_parsers import ParseFailure, SampledText, ToolParser
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
-from support.examples import examples
 from support.families import tokenizer
-from support.tool_parsers.checks import SECONDS, least_seconds, once, same
+from support.tool_parsers.checks import Conformance, Format, same
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALLED, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -39,43 +38,8 @@ THOUGHT = on("analysis", "I think.")
 CALL = call_of("calculator", {"expression": "12*7+3"})
 
 
-def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
-    turn = HarmonyToolParser().parse(text, reasoning_open=reasoning_open)
-    check(text, turn)
-    return turn
-
-
-def check(text: str, turn: ParsedTurn) -> None:
-    """Hold a turn against its text, in other ways than the parser's own."""
-    both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
-    end = turn.rest_start
-    for item in sorted(both, key=lambda item: item.start):
-        assert item.start >= end and text[item.start :].startswith(item.raw)
-        end = item.start + len(item.raw)
-    for call in turn.calls:
-        header, _, content = call.raw.partition(MESSAGE)
-        match = re.fullmatch(
-            r"(?:<\|start\|>assistant)?(?: to=functions\.([\w.-]+))?"
-            r"<\|channel\|>(?:commentary|analysis)(?: to=functions\.([\w.-]+))?(?: \w+| ?<\|constrain\|>\w+)?",
-            header,
-        )
-        assert match is not None and {match[1], match[2]} - {None} == {call.name}
-        assert content.endswith(CALLED)
-        value = json.loads(content.removesuffix(CALLED), object_pairs_hook=once, parse_constant=pytest.fail)
-        assert isinstance(call.arguments, dict) and same(value, call.arguments)
-        assert json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode() is not None
-    for failed in turn.failures:
-        assert failed.detail.endswith(".") and failed.detail.encode() is not None
-        assert len(failed.detail) < 300 or not failed.raw.isprintable()
-    if turn.reasoning is None:
-        assert turn.reasoning_closed and turn.rest_start == 0
-
-
-def failed(text: str) -> FailedCall:
-    """Return the one failed call of a text that has no call."""
-    turn = parse(text)
-    assert turn.calls == () and len(turn.failures) == 1
-    return turn.failures[0]
+FORM = Format(HarmonyToolParser(), escapes=True)
+parse, failed = FORM.parse, FORM.failed
 
 
 # --- what is read ----------------------------------------------------------------------------------------------------
@@ -142,18 +106,6 @@ def test_name_is_verbatim(name: str) -> None:
 def test_arguments_are_json(content: str, arguments: dict[str, Any]) -> None:
     (call,) = parse(on("commentary to=functions.f", content, CALLED)).calls
     assert same(call.arguments, arguments)
-
-
-def test_several_calls_keep_their_order() -> None:
-    turn = parse(turn_of(*(call_of(f"tool_{number}", {"number": number}) for number in range(12))))
-    assert [(call.name, call.arguments) for call in turn.calls] == [(f"tool_{i}", {"number": i}) for i in range(12)]
-
-
-@pytest.mark.parametrize("marker", [*ALL, "<think>", f"{END}{ASSISTANT}{CALL}", f"{CALLED}{ASSISTANT}{CALL}"])
-def test_marker_inside_argument_is_data(marker: str) -> None:
-    turn = parse(turn_of(THOUGHT, call_of("f", {"code": f"a {marker} b"})))
-    assert [call.arguments for call in turn.calls] == [{"code": f"a {marker} b"}]
-    assert turn.failures == () and turn.text == ""
 
 
 @pytest.mark.parametrize(
@@ -293,7 +245,7 @@ def test_unclosed_reasoning_has_no_calls(text: str, reasoning_open: bool) -> Non
 
 
 def test_later_unclosed_reasoning_has_no_calls() -> None:
-    turn = parse(turn_of(on("commentary", "Plan."), on("analysis", f"hm {CALL}", "")))
+    turn = HarmonyToolParser().parse(turn_of(on("commentary", "Plan."), on("analysis", f"hm {CALL}", "")))
     assert (turn.reasoning, turn.text, turn.reasoning_closed) == (f"hm {CALL}", "Plan.", False)
     assert turn.calls == () and turn.failures == ()
 
@@ -417,34 +369,6 @@ def test_call_text_inside_malformed_call_is_part_of_it() -> None:
         assert failed(text).raw == text
 
 
-@pytest.mark.parametrize(
-    ("text", "detail", "name"),
-    [
-        (
-            on(TO_F, '{"a": nope}', CALLED),
-            "The JSON is not valid: expecting value, at character 53 of the call, "
-            "near 's.f<|message|>{\"a\": nope}<|call|>'.",
-            "f",
-        ),
-        (on(TO_F, "[]", CALLED), "must be a JSON object, not a list", "f"),
-        (on(TO_F, "{} x", CALLED), "of a tool call and <|call|> there must be nothing else, at character 50", "f"),
-        (on(TO_F, "{}", END), "A tool call must end with <|call|>, not with <|end|>, at character 49", "f"),
-        (on(TO_F, "{}", ""), "The tool call has no <|call|>.", "f"),
-        (on(TO_F, '{"a', ""), "The turn ended in the middle of the JSON of a tool call, before <|call|>.", "f"),
-        (f"{CHANNEL}{TO_F}", "The turn ended in the header of a tool call.", None),
-        (f"{CHANNEL}{TO_F}{END}", "The tool call has no <|message|>, and so no arguments.", "f"),
-        (on("commentary to=f", "{}", CALLED), "must name one tool in its header, as in to=functions.NAME.", None),
-        (on("final to=functions.f", "{}", CALLED), "must go to the channel commentary, not to 'final'.", "f"),
-        (on("commentary", "{}", CALLED), "A message that ends with <|call|> must name a tool", None),
-        (f"Hi{ASSISTANT}{CALL}", "must not begin inside another message: <|end|> must come before it.", "calculator"),
-        (f"{THOUGHT}{CALL}", "must be <|start|>assistant<|channel|>commentary to=functions.NAME.", "calculator"),
-    ],
-)
-def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
-    failure = failed(text)
-    assert detail in failure.detail and failure.name == name
-
-
 WITH_EVERYTHING = call_of("get_it", {"s": 'a"\\ é 😀', "n": [-1.5e10, 0, True, False, None, {"x": {}}]})
 
 
@@ -491,7 +415,6 @@ words = [
     '{"a": "',
     CALL,
 ]
-pieces = st.sampled_from([*ALL, *ALL, ASSISTANT, THOUGHT, *words, *'{}[]":,\\ \n01te<|>é\ud800'])
 
 
 @settings(deadline=None)
@@ -523,26 +446,29 @@ def test_written_values_are_parsed(written: list[tuple[str, Any]], data: st.Data
         assert turn.text == "\n".join(content.strip("\n") for content in said if content.strip())
 
 
-@settings(deadline=None, max_examples=examples(400))
-@given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans())
-def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
-    parse(text, reasoning_open=reasoning_open)
-
-
-@settings(deadline=None, max_examples=examples(300))
-@given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.data())
-def test_damaged_turn_has_only_valid_calls(arguments: dict[str, Any], data: st.DataObject) -> None:
-    text = turn_of(THOUGHT, on("commentary", "a"), call_of("f", arguments), CALL)
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(text)))
-        end = data.draw(st.integers(start, min(len(text), start + 8)))
-        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
-    parse(text)
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
+class TestHarmony(Conformance):
+    forms = [FORM]
+    details = [
+        (
+            on(TO_F, '{"a": nope}', CALLED),
+            "The JSON is not valid: expecting value, at character 53 of the call, "
+            "near 's.f<|message|>{\"a\": nope}<|call|>'.",
+            "f",
+        ),
+        (on(TO_F, "[]", CALLED), "must be a JSON object, not a list", "f"),
+        (on(TO_F, "{} x", CALLED), "of a tool call and <|call|> there must be nothing else, at character 50", "f"),
+        (on(TO_F, "{}", END), "A tool call must end with <|call|>, not with <|end|>, at character 49", "f"),
+        (on(TO_F, "{}", ""), "The tool call has no <|call|>.", "f"),
+        (on(TO_F, '{"a', ""), "The turn ended in the middle of the JSON of a tool call, before <|call|>.", "f"),
+        (f"{CHANNEL}{TO_F}", "The turn ended in the header of a tool call.", None),
+        (f"{CHANNEL}{TO_F}{END}", "The tool call has no <|message|>, and so no arguments.", "f"),
+        (on("commentary to=f", "{}", CALLED), "must name one tool in its header, as in to=functions.NAME.", None),
+        (on("final to=functions.f", "{}", CALLED), "must go to the channel commentary, not to 'final'.", "f"),
+        (on("commentary", "{}", CALLED), "A message that ends with <|call|> must name a tool", None),
+        (f"Hi{ASSISTANT}{CALL}", "must not begin inside another message: <|end|> must come before it.", "calculator"),
+        (f"{THOUGHT}{CALL}", "must be <|start|>assistant<|channel|>commentary to=functions.NAME.", "calculator"),
+    ]
+    units = [
         *ALL,
         "<|star",
         ASSISTANT,
@@ -562,16 +488,8 @@ def test_damaged_turn_has_only_valid_calls(arguments: dict[str, Any], data: st.D
         ASSISTANT + on(TO_F, "[" * 3000, CALLED),
         ASSISTANT + on(TO_F, "", ""),
         ASSISTANT + on("analysis to=functions.f", '{"a":1}', CALLED),
-    ],
-    ids=lambda unit: unit[:60],
-)
-def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
-    assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ]
+    huge = [
         on(TO_F, "[" * 1_000_000, ""),
         on(TO_F, '{"a":"' + "é" * 1_000_000 + '"}', CALLED),
         on(TO_F, "{}" + " " * 1_000_000, CALLED),
@@ -582,12 +500,4 @@ def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
         " " * 1_000_000,
         THOUGHT + " " * 1_000_000,
         "a " * 500_000 + CHANNEL,
-    ],
-    ids=lambda text: text[:60],
-)
-def test_huge_message_is_parsed_in_seconds(text: str) -> None:
-    assert cpu_seconds(text) < SECONDS
-
-
-def cpu_seconds(text: str) -> float:
-    return least_seconds(lambda: HarmonyToolParser().parse(text))
+    ]

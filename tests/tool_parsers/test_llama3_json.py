@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import SampledText
-from strands_sglang.tool_parsers.base import Schemas, ToolParser
+from strands_sglang.tool_parsers.base import Schemas
 from strands_sglang.tool_parsers.llama3_json import Llama3JsonToolParser
-from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure
-from support.examples import examples
+from strands_sglang.tool_parsers.parsed import ParsedTurn, ParseFailure
 from support.families import tokenizer
-from support.tool_parsers.checks import SECONDS, check_turn, least_seconds, once, same
+from support.tool_parsers.checks import Conformance, Format, same
 
 TAG = "<|python_tag|>"
 CALL = '{"name": "calculator", "parameters": {"expression": "12*7+3"}}'
@@ -25,50 +22,15 @@ PARSER = Llama3JsonToolParser()
 Failure = ParseFailure
 
 
-def parse(text: str, *, reasoning_open: bool = False, schemas: Schemas | None = None) -> ParsedTurn:
-    turn = PARSER.parse(text, reasoning_open=reasoning_open, schemas=schemas)
-    check(text, turn)
-    return turn
-
-
-def check(text: str, turn: ParsedTurn) -> None:
-    """Hold a turn against its text, in other ways than the parser's own."""
-    check_turn(text, turn)
-    assert len(turn.calls) + len(turn.failures) <= 1
-    for call in turn.calls:
-        assert text[call.start + len(call.raw) :].strip(" \t\r\n") == ""
-        match = re.fullmatch(r"(?:<\|python_tag\|>)?(.*)", call.raw, re.DOTALL)
-        assert match is not None and turn.text == ""
-        value = json.loads(match[1], object_pairs_hook=once, parse_constant=pytest.fail)
-        assert isinstance(value["parameters"], dict) and "arguments" not in value
-        assert same((value["name"], value["parameters"], None), (call.name, call.arguments, call.id))
-    for failed in turn.failures:
-        assert text[failed.start :] == failed.raw
-
-
-def failed(text: str, schemas: Schemas | None = None) -> FailedCall:
-    """Return the one failed call of a text that has no call."""
-    turn = parse(text, schemas=schemas)
-    assert turn.calls == () and len(turn.failures) == 1
-    return turn.failures[0]
-
-
 def shown(value: Any) -> str | None:
     return value[:60].encode("unicode_escape").decode() if isinstance(value, str) else None
 
 
+FORM = Format(Llama3JsonToolParser())
+parse, failed = FORM.parse, FORM.failed
+
+
 # --- what is read ---------------------------------------------------------------------------------------------------
-
-
-def test_well_formed_call_is_parsed() -> None:
-    (call,) = parse(f"\n{CALL}\n").calls
-    assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
-    assert (call.raw, call.start) == (CALL, 1)
-
-
-def test_parser_name_and_markers() -> None:
-    assert isinstance(PARSER, ToolParser) and PARSER.name == "llama3_json"
-    assert PARSER.call_markers == (TAG, "{") and PARSER.markers == (TAG,)
 
 
 @pytest.mark.parametrize("schemas", [None, KNOWN, {"other": {}}])
@@ -112,27 +74,7 @@ def test_arguments_are_verbatim() -> None:
         assert same(call.arguments, arguments) and list(call.arguments) == list(arguments)
 
 
-@pytest.mark.parametrize("marker", ["<think>", "</think>", TAG, CALL, "}", "; "])
-def test_marker_inside_argument_is_data(marker: str) -> None:
-    written = json.dumps({"name": "f", "parameters": {"code": f"a {marker} b", marker: 1}})
-    for text in (written, f"<think>hm</think>{written}", TAG + written):
-        assert parse(text).calls[0].arguments == {"code": f"a {marker} b", marker: 1}
-
-
 # --- reasoning -------------------------------------------------------------------------------------------------------
-
-
-def test_draft_in_reasoning_is_not_a_call() -> None:
-    turn = parse(f'{CALL}\n</think>\n\n{{"name": "real", "parameters": {{}}}}', reasoning_open=True)
-    assert turn.reasoning == CALL and [call.name for call in turn.calls] == ["real"]
-    turn = parse(f"<think>{CALL}</think>done")
-    assert (turn.reasoning, turn.text, turn.calls, turn.failures) == (CALL, "done", (), ())
-
-
-@pytest.mark.parametrize(("text", "reasoning_open"), [(f"<think>\n{CALL}", False), (CALL, True), (TAG + CALL, True)])
-def test_unclosed_reasoning_has_no_calls(text: str, reasoning_open: bool) -> None:
-    turn = parse(text, reasoning_open=reasoning_open)
-    assert (turn.calls, turn.failures, turn.reasoning_closed) == ((), (), False)
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -289,27 +231,6 @@ def test_marker_letters_without_token_are_text() -> None:
     assert len(PARSER.parse(SampledText(text, {0}, lambda marker: [0] if marker == TAG else [])).calls) == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "detail", "name"),
-    [
-        ('{"name": "f", "parameters": {"a": nope}}', "expecting value, at character 34 of the call, near", None),
-        (
-            '{"name": "f", "parameters": "{}"}',
-            'The "parameters" of a tool call must be a JSON object, not a string',
-            "f",
-        ),
-        ('{"name": "f", "arguments": {}}', 'has no key "parameters"', "f"),
-        ('{"name": "f", "parameters": {}, "arguments": {}}', 'both "parameters" and "arguments"', "f"),
-        (f"{CALL}; {CALL}", "A turn can contain one tool call, with nothing after it, at", "calculator"),
-        ('{"name": "f", "par', "The turn ended in the middle of the JSON", None),
-        (f"ok {TAG}{CALL}", f"{TAG} is allowed only at its beginning", None),
-    ],
-)
-def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
-    failure = failed(text)
-    assert detail in failure.detail and failure.name == name
-
-
 EVERYTHING = json.dumps(
     {"name": "f", "parameters": {"s": 'a"\\ é 😀', "n": [-1.5e10, 0, True, False, None, {"x": {}}]}}
 )
@@ -325,94 +246,44 @@ def test_truncated_call_is_unclosed(length: int) -> None:
 
 # --- any text ---------------------------------------------------------------------------------------------------------
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
-names = st.text(min_size=1).filter(str.strip)
-pieces = st.sampled_from(
-    [
-        *(
-            TAG,
-            TAG[:-1],
-            CALL,
-            "<think>",
-            "</think>",
-            '{"name": ',
-            '"f", ',
-            '"parameters": ',
-            '"arguments": ',
-            "; ",
-            "{}",
-        ),
-        *(
-            '{"name": "f", "parameters": {}}',
-            "null",
-            "NaN",
-            "1e999",
-            "\\ud800",
-            "\ud800",
-            "é",
-            *'{}[]":,\\ \n01-.e<>tnf',
-        ),
-    ]
-)
 known = st.sampled_from([None, KNOWN])
 
 
-@settings(deadline=None)
-@given(names, st.dictionaries(st.text(), json_values, max_size=4), st.booleans(), st.sampled_from([None, 0, 2]), known)
-def test_rendered_calls_are_parsed(
-    name: str, arguments: dict[str, Any], ascii_only: bool, indent: int | None, schemas: Schemas | None
-) -> None:
-    text = json.dumps({"name": name, "parameters": arguments}, ensure_ascii=ascii_only, indent=indent)
-    for before in ("", TAG, "\n", "<think>x</think>\n\n"):
-        turn = parse(before + text, schemas=schemas)
-        assert turn.failures == () and [call.name for call in turn.calls] == [name]
-        assert same(turn.calls[0].arguments, arguments)
-
-
-@settings(deadline=None, max_examples=examples(500))
-@given(st.text() | st.lists(pieces, max_size=20).map("".join), st.booleans(), known)
-def test_parse_never_raises(text: str, reasoning_open: bool, schemas: Schemas | None) -> None:
-    parse(text, reasoning_open=reasoning_open, schemas=schemas)
-
-
-@settings(deadline=None, max_examples=examples(300))
-@given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.data())
-def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
-    text = data.draw(st.sampled_from(["", TAG])) + json.dumps({"name": "f", "parameters": arguments})
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(text)))
-        end = data.draw(st.integers(start, min(len(text), start + 6)))
-        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
-    parse(text, schemas=data.draw(known))
-
-
-@pytest.mark.parametrize("before", ["", TAG, '{"name": '])
-@pytest.mark.parametrize(
-    "unit",
-    [
-        *(
-            TAG,
-            TAG[:-1],
-            "{",
-            "[",
-            '{"',
-            '{"name":',
-            '{"name": "f", ',
-            CALL,
-            f"{CALL};",
-            " ",
-            "\n",
-            "x",
-            '"',
-            '{"a":"\\',
+class TestLlama3Json(Conformance):
+    forms = [FORM]
+    details = [
+        ('{"name": "f", "parameters": {"a": nope}}', "expecting value, at character 34 of the call, near", None),
+        (
+            '{"name": "f", "parameters": "{}"}',
+            'The "parameters" of a tool call must be a JSON object, not a string',
+            "f",
         ),
-        *('{"a":1,', '{"a":{"a":1}}', "1", "<think>", '"é', "\\u00e9", '{"name": "f", "parameters": {"a": "'),
-    ],
-)
-def test_megabyte_is_parsed_in_seconds(before: str, unit: str) -> None:
-    text = (before + unit * (1_000_000 // len(unit) + 1))[:1_000_000]
-    assert least_seconds(lambda: PARSER.parse(text)) < SECONDS
+        ('{"name": "f", "arguments": {}}', 'has no key "parameters"', "f"),
+        ('{"name": "f", "parameters": {}, "arguments": {}}', 'both "parameters" and "arguments"', "f"),
+        (f"{CALL}; {CALL}", "A turn can contain one tool call, with nothing after it, at", "calculator"),
+        ('{"name": "f", "par', "The turn ended in the middle of the JSON", None),
+        (f"ok {TAG}{CALL}", f"{TAG} is allowed only at its beginning", None),
+    ]
+    units = [
+        (before, unit)
+        for before in ["", TAG, '{"name": ']
+        for unit in [
+            *(
+                TAG,
+                TAG[:-1],
+                "{",
+                "[",
+                '{"',
+                '{"name":',
+                '{"name": "f", ',
+                CALL,
+                f"{CALL};",
+                " ",
+                "\n",
+                "x",
+                '"',
+                '{"a":"\\',
+            ),
+            *('{"a":1,', '{"a":{"a":1}}', "1", "<think>", '"é', "\\u00e9", '{"name": "f", "parameters": {"a": "'),
+        ]
+    ]

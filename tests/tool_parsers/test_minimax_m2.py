@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolCall, ToolParser
+from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, SampledText
 from strands_sglang.tool_parsers.minimax_m2 import MiniMaxM2ToolParser
-from support.examples import examples
 from support.families import tokenizer
-from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
+from support.tool_parsers.checks import Conformance, Format
 
 OPENING, CLOSING = "<minimax:tool_call>", "</minimax:tool_call>"
 WORDS = (OPENING, CLOSING, '<invoke name="', "</invoke>", '<parameter name="', "</parameter>")
@@ -26,50 +23,6 @@ PROPERTIES: dict[str, Any] = {
 SCHEMAS = {"f": {"type": "object", "properties": PROPERTIES}}
 INVOKE = '<invoke name="f">\n<parameter name="s">12*7+3</parameter>\n</invoke>'
 CALL = f"{OPENING}\n{INVOKE}\n{CLOSING}"
-
-
-def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
-    turn = MiniMaxM2ToolParser().parse(text, reasoning_open=reasoning_open, schemas=SCHEMAS)
-    check(text, turn)
-    return turn
-
-
-def check(text: str, turn: ParsedTurn) -> None:
-    """Hold a turn against its text, in other ways than the parser's own."""
-    check_turn(text, turn)
-    both: list[ToolCall | FailedCall] = [*turn.calls, *turn.failures]
-    for item in both:
-        assert item.raw.startswith((OPENING, '<invoke name="'))
-    for call in turn.calls if type(text) is str else ():
-        no_word = f"(?:(?!{'|'.join(map(re.escape, WORDS))}).)*"
-        parameter = rf'<parameter name="([^<>"\n]+)">({no_word})</parameter>'
-        invoke = rf'<invoke name="([^<>"\s]+)">(\s*(?:{parameter}\s*)*)</invoke>'
-        match = re.fullmatch(rf"(?:{OPENING}\s*)?{invoke}(?:\s*{CLOSING})?", call.raw, re.DOTALL)
-        assert match is not None and match[1] == call.name
-        begun = text.index('<invoke name="', call.start)
-        assert text.rfind(OPENING, 0, begun) > text.rfind(CLOSING, 0, begun)
-        closed = text.find(CLOSING, begun)
-        assert closed >= 0 and OPENING not in text[begun:closed]
-        found = re.findall(parameter, match[2], re.DOTALL)
-        assert [key for key, _ in found] == list(call.arguments)
-        for key, value in found:
-            known = PROPERTIES.get(key, {"type": "string"})["type"] if call.name == "f" else "string"
-            assert call.arguments[key] == value if known == "string" else read_back(call.arguments[key], value)
-
-
-def read_back(value: Any, text: str) -> bool:
-    if value == text:
-        return True
-    words = {"True": True, "False": False, "None": None}
-    bare = text.strip(" \t\n\r")
-    return repr(words[bare] if bare in words else json.loads(bare)) == repr(value)
-
-
-def failed(text: str) -> FailedCall:
-    """Return the one failed call of a text that has no call."""
-    turn = parse(text)
-    assert turn.calls == () and len(turn.failures) == 1
-    return turn.failures[0]
 
 
 def invoke_of(name: str, arguments: dict[str, Any]) -> str:
@@ -89,13 +42,11 @@ def parameter(key: str, value: str) -> str:
     return f'<parameter name="{key}">{value}</parameter>'
 
 
+FORM = Format(MiniMaxM2ToolParser(), schemas=SCHEMAS)
+parse, failed = FORM.parse, FORM.failed
+
+
 # --- what is read ----------------------------------------------------------------------------------------------------
-
-
-def test_well_formed_call_is_parsed() -> None:
-    (call,) = parse(f"Let me see.\n{CALL}").calls
-    assert (call.name, call.arguments, call.id) == ("f", {"s": "12*7+3"}, None)
-    assert (call.raw, call.start) == (CALL, 12)
 
 
 def test_calls_of_one_block_share_its_markers() -> None:
@@ -105,12 +56,6 @@ def test_calls_of_one_block_share_its_markers() -> None:
     assert [call.raw for call in turn.calls] == [f"{OPENING}\n{one}", two, f"{three}\n{CLOSING}"]
     assert [call.start for call in turn.calls] == [1, text.index(two), text.index(three)]
     assert [call.arguments["s"] for call in turn.calls] == ["f", "g", "h"] and turn.text == "a\nb"
-
-
-def test_parser_name() -> None:
-    assert isinstance(MiniMaxM2ToolParser(), ToolParser) and MiniMaxM2ToolParser.name == "minimax_m2"
-    assert set(MiniMaxM2ToolParser.markers) == set(WORDS)
-    assert MiniMaxM2ToolParser.call_markers == (OPENING, '<invoke name="')
 
 
 def test_template_output_is_parsed() -> None:
@@ -177,37 +122,6 @@ def test_values_are_text_without_schema() -> None:
     for schemas in (None, {}, SCHEMAS):
         (call,) = MiniMaxM2ToolParser().parse(text, schemas=schemas).calls
         assert call.arguments == {"n": "1", "o": '{"a": 1}', "b": "true"}
-
-
-@pytest.mark.parametrize(
-    ("text", "remains"),
-    [
-        ("", ""),
-        ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"before{block(INVOKE, INVOKE, INVOKE)}after", "before\nafter"),
-        (f"a {CLOSING}{CALL}", f"a {CLOSING}"),
-        (f"a </parameter></invoke>{CALL}", "a </parameter></invoke>"),
-        (f"a\n{OPENING}{{}}{CLOSING}", "a"),
-        ("a <minimax:tool_call", "a <minimax:tool_call"),
-        (f"a {INVOKE}", f"a {INVOKE}"),
-        (f"a\n{INVOKE}\nb", "a\nb"),
-    ],
-)
-def test_remaining_text(text: str, remains: str) -> None:
-    assert parse(text).text == remains
-
-
-def test_parallel_calls_keep_their_order() -> None:
-    names = [f"tool_{number}" for number in range(12)]
-    assert [call.name for call in parse(block(*(invoke_of(name, {}) for name in names))).calls] == names
-
-
-def test_draft_in_reasoning_is_not_a_call() -> None:
-    turn = parse(f"maybe {CALL}\n{INVOKE}</think>\n\n{block(invoke_of('real', {}))}", reasoning_open=True)
-    assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
-    assert parse(f"<think>{CALL}").calls == () and parse(CALL, reasoning_open=True).calls == ()
 
 
 # --- a call that is none ---------------------------------------------------------------------------------------------
@@ -308,30 +222,6 @@ def test_truncated_block_is_unclosed() -> None:
         assert failure.name == ("f" if failure.raw.count('<invoke name="f">') == 1 else None) or length > 90
 
 
-def test_truncated_opening_marker_is_text() -> None:
-    for length in range(len(OPENING)):
-        assert parse("x" + CALL[:length]) == ParsedTurn(reasoning=None, text="x" + CALL[:length])
-
-
-@pytest.mark.parametrize(
-    ("inside", "detail", "name"),
-    [
-        ("", 'there is no call, <invoke name="…, at character 19', None),
-        ("x", f'After {OPENING} there must be <invoke name="…, at character 19 of the call', None),
-        (f"{INVOKE}x", f"Between </invoke> and {CLOSING} there must be only further calls, at character", "f"),
-        (f"{INVOKE}{INVOKE}x", "there must be only further calls", None),
-        (f"{INVOKE}{OPENING}", f"Another {OPENING} begins before {CLOSING}", "f"),
-        ('<invoke name="f>', '<invoke name=" must be followed by a name and ">, at', None),
-        ('<invoke name="f"><parameter name="s">v</invoke>', "before the </parameter> of parameter 's'", "f"),
-        ('<invoke name="f">hi</invoke>', 'only parameters, each <parameter name="…</parameter>, at', "f"),
-        (f'<invoke name="f">{parameter("s", "v") * 2}</invoke>', "The parameter 's' is given twice", "f"),
-    ],
-)
-def test_detail_has_error_and_position(inside: str, detail: str, name: str | None) -> None:
-    failure = failed(f"{OPENING}{inside}{CLOSING}")
-    assert detail in failure.detail and failure.name == name
-
-
 # --- the block is missing --------------------------------------------------------------------------------------------
 
 
@@ -392,66 +282,42 @@ def test_tags_that_are_not_tokens_break_a_value() -> None:
 
 # --- any text --------------------------------------------------------------------------------------------------------
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=8,
-)
 
-
-def writable(value: Any) -> bool:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return not any(word in text for word in WORDS)
-
-
-strings = (st.text() | st.sampled_from(["1", "true", "None", "{}", "\n", " \n x"])).filter(writable)
-arguments_of_f = st.fixed_dictionaries(
-    {},
-    optional={
-        **{"s": strings, "text": strings, "undeclared": strings, "n": st.integers(), "b": st.booleans()},
-        **{"x": st.floats(allow_nan=False, allow_infinity=False), "z": st.none(), "u": st.none() | st.just("words")},
-        **{"o": st.dictionaries(st.text(), json_values, max_size=3).filter(writable)},
-        **{"a": st.lists(json_values, max_size=3).filter(writable)},
-    },
-)
-plain = st.text(alphabet=st.characters(exclude_characters="<\n", exclude_categories=["Cs"]), max_size=10)
 tags = [*WORDS, '<invoke name="f">', '<parameter name="s">', '<parameter name="o">', '">', CALL, INVOKE]
 parts = [*"<>=/\n \"'{}[]1,", "f", "s", "true", "None", '{"a": 1}', "<think>", "</think>", "\ud800", "é", "tool_call"]
 pieces = st.sampled_from(tags + parts)
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(plain, st.lists(arguments_of_f, min_size=1, max_size=3)), max_size=3))
-def test_rendered_calls_are_parsed(written: list[tuple[str, list[dict[str, Any]]]]) -> None:
-    turn = parse(
-        "".join(before + block(*(invoke_of("f", arguments) for arguments in calls)) for before, calls in written)
-    )
-    assert turn.failures == ()
-    expected = [repr(arguments) for _, calls in written for arguments in calls]
-    assert [repr(call.arguments) for call in turn.calls] == expected
-    assert turn.text == "\n".join(before for before, _ in written if before.strip())
-
-
-@settings(deadline=None, max_examples=examples(200))
-@given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
-def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
-    parse(text, reasoning_open=reasoning_open)
-
-
-@settings(deadline=None, max_examples=examples(100))
-@given(arguments_of_f, st.data())
-def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
-    text = f"{block(invoke_of('f', arguments), INVOKE)}\n{CALL}"
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(text)))
-        end = data.draw(st.integers(start, min(len(text), start + 8)))
-        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
-    parse(text)
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
+class TestMiniMaxM2(Conformance):
+    forms = [FORM]
+    remaining = [
+        ("", ""),
+        ("\n hello \n", "\n hello \n"),
+        (CALL, ""),
+        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
+        (f"before{block(INVOKE, INVOKE, INVOKE)}after", "before\nafter"),
+        (f"a {CLOSING}{CALL}", f"a {CLOSING}"),
+        (f"a </parameter></invoke>{CALL}", "a </parameter></invoke>"),
+        (f"a\n{OPENING}{{}}{CLOSING}", "a"),
+        ("a <minimax:tool_call", "a <minimax:tool_call"),
+        (f"a {INVOKE}", f"a {INVOKE}"),
+        (f"a\n{INVOKE}\nb", "a\nb"),
+    ]
+    details = [
+        (f"{OPENING}{inside}{CLOSING}", *rest)
+        for inside, *rest in [
+            ("", 'there is no call, <invoke name="…, at character 19', None),
+            ("x", f'After {OPENING} there must be <invoke name="…, at character 19 of the call', None),
+            (f"{INVOKE}x", f"Between </invoke> and {CLOSING} there must be only further calls, at character", "f"),
+            (f"{INVOKE}{INVOKE}x", "there must be only further calls", None),
+            (f"{INVOKE}{OPENING}", f"Another {OPENING} begins before {CLOSING}", "f"),
+            ('<invoke name="f>', '<invoke name=" must be followed by a name and ">, at', None),
+            ('<invoke name="f"><parameter name="s">v</invoke>', "before the </parameter> of parameter 's'", "f"),
+            ('<invoke name="f">hi</invoke>', 'only parameters, each <parameter name="…</parameter>, at', "f"),
+            (f'<invoke name="f">{parameter("s", "v") * 2}</invoke>', "The parameter 's' is given twice", "f"),
+        ]
+    ]
+    units = [
         '\n<invoke name="f">',
         '\n<invoke name="f"></invoke>',
         OPENING + CLOSING,
@@ -462,16 +328,8 @@ def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.D
         OPENING + INVOKE + "x" + CLOSING,
         OPENING + '<invoke name="f">' + parameter("a", "[" * 3000) + "</invoke>" + CLOSING,
         CALL,
-    ],
-    ids=lambda unit: unit[:60],
-)
-def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
-    assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ]
+    huge = [
         OPENING + " " * 1_000_000,
         OPENING + '<invoke name="' + "f" * 1_000_000,
         OPENING + '<invoke name="f">' * 60_000,
@@ -484,12 +342,4 @@ def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
         OPENING + '<invoke name="f"><parameter name="s">' + "</parameter" * 90_000,
         OPENING + '<invoke name="f">' + parameter("s", "v" * 1_000_000) + "</invoke>" + CLOSING,
         OPENING + '<invoke name="f">' + parameter("o", '{"a":' * 200_000) + "</invoke>" + CLOSING,
-    ],
-    ids=lambda text: f"{text[:60]}…{text[-20:]}",
-)
-def test_huge_call_is_parsed_in_seconds(text: str) -> None:
-    assert cpu_seconds(text) < SECONDS
-
-
-def cpu_seconds(text: str) -> float:
-    return least_seconds(lambda: MiniMaxM2ToolParser().parse(text, schemas=SCHEMAS))
+    ]

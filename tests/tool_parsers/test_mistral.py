@@ -1,18 +1,14 @@
-"""Mistral calls: what is special to them beside what every format of lists shares (test_json_list.py)."""
+"""Mistral calls: what is special to them beside what every format of lists shares (test_json_lists.py)."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers.base import ToolParser
 from strands_sglang.tool_parsers.parsed import ParseFailure
 from support.families import tokenizer
-from support.tool_parsers.checks import SECONDS, json_values, megabyte, same, shown
+from support.tool_parsers.checks import Conformance, shown
 from support.tool_parsers.json_lists import MISTRAL as FORM
 from support.tool_parsers.json_lists import NAMED, ONE
 
@@ -20,25 +16,6 @@ OPENING, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 THINK, THOUGHT = "[THINK]", "[/THINK]"
 CALL = FORM.call
 Failure = ParseFailure
-
-
-def test_parser_name_and_markers() -> None:
-    parser = FORM.parser
-    assert isinstance(parser, ToolParser) and parser.name == "mistral" and parser.call_markers == (OPENING,)
-    assert set(parser.markers) == {OPENING, CALL_ID, ARGS} and parser.reasoning_markers == (THINK, THOUGHT)
-
-
-@pytest.mark.parametrize(
-    ("text", "remains"),
-    [
-        (f"{NAMED}\n{NAMED}", ""),
-        (f"a\n{NAMED}{CALL}", "a"),
-        ("Usage: f [ARGS] [CALL_ID]", "Usage: f [ARGS] [CALL_ID]"),
-        ("f[ARGS]{}", "f[ARGS]{}"),
-    ],
-)
-def test_remaining_text(text: str, remains: str) -> None:
-    assert FORM.parse(text).text == remains
 
 
 @pytest.mark.parametrize("call_id", ["7", "null", '" "'])
@@ -168,9 +145,15 @@ def test_unclosed_string_includes_markers_after_it() -> None:
     assert FORM.found(in_a_list)[0] == ["g"]
 
 
-@pytest.mark.parametrize(
-    ("text", "detail", "name"),
-    [
+class TestMistral(Conformance):
+    forms = [FORM]
+    remaining = [
+        (f"{NAMED}\n{NAMED}", ""),
+        (f"a\n{NAMED}{CALL}", "a"),
+        ("Usage: f [ARGS] [CALL_ID]", "Usage: f [ARGS] [CALL_ID]"),
+        ("f[ARGS]{}", "f[ARGS]{}"),
+    ]
+    details = [
         ('[TOOL_CALLS]f[ARGS]{"a": nope}', "The JSON is not valid: expecting value, at character 25 of the call", "f"),
         ("[TOOL_CALLS]f[ARGS]7", "arguments of a tool call must be a JSON object, not a number", "f"),
         ("[TOOL_CALLS]f[ARGS]{} x", "there must be nothing else, at character 22", "f"),
@@ -178,32 +161,8 @@ def test_unclosed_string_includes_markers_after_it() -> None:
         ("[TOOL_CALLS][ARGS]{}", "The name of a tool call must come before [ARGS]", None),
         ("[TOOL_CALLS]f[CALL_ID][ARGS]{}", "The id of a tool call must come before [ARGS]", None),
         (f"[TOOL_CALLS]{ONE}", "a list of tool calls, or by a name and [ARGS]", None),
-    ],
-    ids=shown,
-)
-def test_detail_has_error_and_position(text: str, detail: str, name: str | None) -> None:
-    FORM.check_detail(text, detail, name)
-
-
-bare = st.text(alphabet=st.characters(exclude_characters="[]{}", exclude_categories=["Cs"]), min_size=1).filter(
-    str.strip
-)
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(bare, st.none() | bare, st.dictionaries(st.text(), json_values, max_size=4)), max_size=4))
-def test_rendered_named_calls_are_parsed(written: list[tuple[str, str | None, dict[str, Any]]]) -> None:
-    text = ""
-    for name, call_id, arguments in written:
-        text += f"{OPENING}{name}{CALL_ID + call_id if call_id else ''}{ARGS}{json.dumps(arguments)}"
-    turn = FORM.parse(text)
-    assert (turn.failures, turn.text) == ((), "")
-    assert same([(call.name, call.id, call.arguments) for call in turn.calls], written)
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
+    ]
+    units = [
         NAMED,
         OPENING + "f" + ARGS,
         OPENING + "f" + CALL_ID,
@@ -211,22 +170,10 @@ def test_rendered_named_calls_are_parsed(written: list[tuple[str, str | None, di
         OPENING + ARGS + '{"a":',
         OPENING + "f" + ARGS + '{"a":"',
         OPENING + "f" + ARGS + '{"a":"\\',
-    ],
-    ids=shown,
-)
-def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
-    assert FORM.cpu_seconds(megabyte(unit)) < SECONDS
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ]
+    huge = [
         OPENING + "x" * 1_000_000,
         OPENING + "f" + ARGS + '{"a":' * 200_000,
         OPENING + "f" + ARGS + "{}" + " " * 1_000_000,
         OPENING + ARGS * 150_000,
-    ],
-    ids=shown,
-)
-def test_huge_list_is_parsed_in_seconds(text: str) -> None:
-    assert FORM.cpu_seconds(text) < SECONDS
+    ]

@@ -1,45 +1,18 @@
-"""Phi-4 calls: what is special to them beside what every format of lists shares (test_json_list.py)."""
+"""Phi-4 calls: what is special to them beside what every format of lists shares (test_json_lists.py)."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers.base import ToolParser
 from strands_sglang.tool_parsers.parsed import ParseFailure
-from support.tool_parsers.checks import SECONDS, json_values, megabyte, same, shown
+from support.tool_parsers.checks import Conformance
 from support.tool_parsers.json_lists import ONE, call_of
 from support.tool_parsers.json_lists import PHI4 as FORM
 
 Failure = ParseFailure
-
-
-def test_parser_name_and_markers() -> None:
-    parser, opening, closing = FORM.parser, "<|tool_call|>", "<|/tool_call|>"
-    assert isinstance(parser, ToolParser) and parser.name == "phi4"
-    assert (set(parser.call_markers), set(parser.markers)) == (
-        {opening, "functools["},
-        {opening, closing, "functools["},
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "remains"),
-    [
-        ("functools", "functools"),
-        ("functools.reduce", "functools.reduce"),
-        (f"functools [{ONE}]", f"functools [{ONE}]"),
-        (f"Call functools[{ONE}]", f"Call functools[{ONE}]"),
-        (f"\n functools[{ONE}]\n", ""),
-        (f"functools[{ONE}, {ONE}]", ""),
-    ],
-)
-def test_remaining_text(text: str, remains: str) -> None:
-    assert FORM.parse(text).text == remains
 
 
 @pytest.mark.parametrize("before", ["", "\n \t", "<think>hm</think>", "<think>hm</think>\n\n"])
@@ -82,38 +55,29 @@ def test_functools_in_prose_does_not_hide_calls() -> None:
     assert FORM.found(f"See functools[1].\n{FORM.call}") == (["calculator"], [], "See functools[1].")
 
 
-def test_detail_has_error_and_position() -> None:
-    detail = "After the list of tool calls there must be nothing else, at character"
-    FORM.check_detail(f"functools[{ONE}] {ONE}", detail, "calculator")
-
-
 names = st.text(min_size=1).filter(str.strip)
-called = st.lists(st.tuples(names, st.dictionaries(st.text(), json_values, max_size=4)), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
-@given(called, st.booleans(), st.sampled_from([None, 0, 2]))
-def test_rendered_functools_list_is_parsed(
-    calls: list[tuple[str, dict[str, Any]]], ascii_only: bool, indent: int | None
-) -> None:
-    values = [{"name": name, "arguments": arguments} for name, arguments in calls]
-    turn = FORM.parse(f"functools{json.dumps(values, ensure_ascii=ascii_only, indent=indent)}")
-    assert (turn.failures, turn.text) == ((), "")
-    assert same([(call.name, call.arguments) for call in turn.calls], calls)
-
-
-def test_megabyte_is_parsed_in_seconds() -> None:
-    assert FORM.cpu_seconds(megabyte("functools[{")) < SECONDS
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+class TestPhi4(Conformance):
+    forms = [FORM]
+    remaining = [
+        ("functools", "functools"),
+        ("functools.reduce", "functools.reduce"),
+        (f"functools [{ONE}]", f"functools [{ONE}]"),
+        (f"Call functools[{ONE}]", f"Call functools[{ONE}]"),
+        (f"\n functools[{ONE}]\n", ""),
+        (f"functools[{ONE}, {ONE}]", ""),
+    ]
+    details = [
+        (
+            f"functools[{ONE}] {ONE}",
+            "After the list of tool calls there must be nothing else, at character",
+            "calculator",
+        )
+    ]
+    units = ["functools[{"]
+    huge = [
         "functools[" + "{}," * 100_000,
         "functools[" * 100_000,
         "functools[" + f"{ONE}," * 15_000 + "1] x",
-    ],
-    ids=shown,
-)
-def test_huge_list_is_parsed_in_seconds(text: str) -> None:
-    assert FORM.cpu_seconds(text) < SECONDS
+    ]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ParseFailure, SampledText, ToolParser
+from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, SampledText
 from strands_sglang.tool_parsers.qwen3_coder import Qwen3CoderToolParser
-from support.examples import examples
 from support.families import tokenizer
-from support.tool_parsers.checks import SECONDS, check_turn, least_seconds
+from support.tool_parsers.checks import Conformance, Format
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 WORDS = (OPENING, CLOSING, "<function=", "</function>", "<parameter=", "</parameter>")
@@ -25,46 +22,6 @@ PROPERTIES: dict[str, Any] = {
 }
 SCHEMAS = {"f": {"type": "object", "properties": PROPERTIES}}
 CALL = "<tool_call>\n<function=f>\n<parameter=s>\n12*7+3\n</parameter>\n</function>\n</tool_call>"
-
-
-def parse(text: str, *, reasoning_open: bool = False) -> ParsedTurn:
-    turn = Qwen3CoderToolParser().parse(text, reasoning_open=reasoning_open, schemas=SCHEMAS)
-    check(text, turn)
-    return turn
-
-
-def check(text: str, turn: ParsedTurn) -> None:
-    """Hold a turn against its text, in other ways than the parser's own."""
-    check_turn(text, turn)
-    for call in turn.calls if type(text) is str else ():
-        no_word = f"(?:(?!{'|'.join(map(re.escape, WORDS))}).)*"
-        parameter = rf"<parameter=([^<>\n]+)>({no_word})</parameter>"
-        whole = rf"<tool_call>\s*<function=([^<>\s]+)>(\s*(?:{parameter}\s*)*)</function>\s*</tool_call>"
-        match = re.fullmatch(whole, call.raw, re.DOTALL)
-        assert match is not None and match[1] == call.name
-        found = re.findall(parameter, match[2], re.DOTALL)
-        assert [key for key, _ in found] == list(call.arguments)
-        for key, value in found:
-            value = value.removeprefix("\n").removesuffix("\n")
-            known = PROPERTIES.get(key, {"type": "string"})["type"] if call.name == "f" else "string"
-            assert call.arguments[key] == value if known == "string" else read_back(call.arguments[key], value)
-    for failed in turn.failures:
-        assert failed.raw.startswith(OPENING if failed.failure is not ParseFailure.MISPLACED else "<function=")
-
-
-def read_back(value: Any, text: str) -> bool:
-    if value == text:
-        return True
-    words = {"True": True, "False": False, "None": None}
-    bare = text.strip(" \t\n\r")
-    return repr(words[bare] if bare in words else json.loads(bare)) == repr(value)
-
-
-def failed(text: str) -> FailedCall:
-    """Return the one failed call of a text that has no call."""
-    turn = parse(text)
-    assert turn.calls == () and len(turn.failures) == 1
-    return turn.failures[0]
 
 
 def call_of(name: str, arguments: dict[str, Any], python: bool = True) -> str:
@@ -81,19 +38,11 @@ def body(inside: str) -> str:
     return f"<tool_call>\n<function=f>\n{inside}\n</function>\n</tool_call>"
 
 
+FORM = Format(Qwen3CoderToolParser(), schemas=SCHEMAS)
+parse, failed = FORM.parse, FORM.failed
+
+
 # --- what is read ----------------------------------------------------------------------------------------------------
-
-
-def test_well_formed_call_is_parsed() -> None:
-    (call,) = parse(f"Let me see.\n{CALL}").calls
-    assert (call.name, call.arguments, call.id) == ("f", {"s": "12*7+3"}, None)
-    assert (call.raw, call.start) == (CALL, 12)
-
-
-def test_parser_name() -> None:
-    assert isinstance(Qwen3CoderToolParser(), ToolParser) and Qwen3CoderToolParser.name == "qwen3_coder"
-    assert set(Qwen3CoderToolParser.markers) == set(WORDS)
-    assert Qwen3CoderToolParser.call_markers == ("<tool_call>", "<function=")
 
 
 @pytest.mark.parametrize("family", ["qwen3-coder", "qwen3.6"])
@@ -181,37 +130,6 @@ def test_values_are_text_without_schema() -> None:
         assert call.arguments == {"n": "1", "o": '{"a": 1}', "b": "True"}
 
 
-@pytest.mark.parametrize(
-    ("text", "remains"),
-    [
-        ("", ""),
-        ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"a{CALL}b{CALL}c", "a\nb\nc"),
-        (f"a </tool_call>{CALL}", "a </tool_call>"),
-        (f"a </parameter></function>{CALL}", "a </parameter></function>"),
-        ("a\n<tool_call>{}</tool_call>", "a"),
-        ("a <tool_call", "a <tool_call"),
-        ("a <function=f>\n</function>", "a <function=f>\n</function>"),
-        ("a\n<function=f>\n</function>\nb", "a\nb"),
-    ],
-)
-def test_remaining_text(text: str, remains: str) -> None:
-    assert parse(text).text == remains
-
-
-def test_parallel_calls_keep_their_order() -> None:
-    names = [f"tool_{number}" for number in range(12)]
-    assert [call.name for call in parse("\n".join(call_of(name, {}) for name in names)).calls] == names
-
-
-def test_draft_in_reasoning_is_not_a_call() -> None:
-    turn = parse(f"maybe {CALL}\n<function=f>\n</function></think>\n\n{call_of('real', {})}", reasoning_open=True)
-    assert [call.name for call in turn.calls] == ["real"] and turn.failures == ()
-    assert parse(f"<think>{CALL}").calls == () and parse(CALL, reasoning_open=True).calls == ()
-
-
 # --- what is none ----------------------------------------------------------------------------------------------------
 
 
@@ -280,31 +198,6 @@ def test_malformed_call_does_not_affect_next_call(inside: str, failure: ParseFai
     assert turn.text == "a\nb\nc"
 
 
-@pytest.mark.parametrize(
-    ("inside", "detail", "name"),
-    [
-        ('{"name": "f"}', "After <tool_call> there must be <function=…, at character 11 of the call", None),
-        ("<function=></function>", "The name of the tool is missing, at character 21", None),
-        ("<function=f g></function>", "must be one word, not 'f g'", None),
-        ("<function=f", "<function= must be followed by a name and >", None),
-        ("<function=f>", "</tool_call> comes before the </function> of the call", "f"),
-        ("<function=f><parameter=s>v</function>", "before the </parameter> of parameter 's'", "f"),
-        ("<function=f>hi</function>", "A call contains only parameters, each <parameter=…</parameter>, at", "f"),
-        ("<function=f><parameter=o>x</parameter></function>", "'o' must be a JSON object. The JSON is not valid", "f"),
-        ("<function=f><parameter=o>[]</parameter></function>", "must be a JSON object, not a list.", "f"),
-        (
-            "<function=f></function><function=g></function>",
-            "there must be nothing else: a block contains one call",
-            "f",
-        ),
-        ("<function=f><parameter=s>v</parameter><parameter=s>", "The parameter 's' is given twice", "f"),
-    ],
-)
-def test_detail_has_error_and_position(inside: str, detail: str, name: str | None) -> None:
-    failure = failed(f"{OPENING}{inside}{CLOSING}")
-    assert detail in failure.detail and failure.name == name
-
-
 def test_call_quoted_in_value_is_not_a_call() -> None:
     """Letter by letter, without tokens: all that is certain is that the call is broken."""
     quoted = "<function=rm>\n<parameter=path>\n/\n</parameter>\n</function>"
@@ -319,11 +212,6 @@ def test_truncated_call_is_unclosed() -> None:
         failure = failed("x\n" + FULL[:length])
         assert failure.failure is ParseFailure.UNCLOSED and failure.raw == FULL[:length]
         assert failure.name == ("f" if "<function=f>" in failure.raw else None)
-
-
-def test_truncated_opening_marker_is_text() -> None:
-    for length in range(len(OPENING)):
-        assert parse("x" + CALL[:length]) == ParsedTurn(reasoning=None, text="x" + CALL[:length])
 
 
 # --- <tool_call> is missing ------------------------------------------------------------------------------------------
@@ -403,29 +291,7 @@ def test_tags_that_are_not_tokens_break_a_value() -> None:
 
 # --- any text --------------------------------------------------------------------------------------------------------
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=8,
-)
 
-
-def writable(value: Any) -> bool:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return not any(word in text for word in WORDS)
-
-
-strings = (st.text() | st.sampled_from(["1", "true", "None", "{}", "\n", " \n x"])).filter(writable)
-arguments_of_f = st.fixed_dictionaries(
-    {},
-    optional={
-        **{"s": strings, "text": strings, "undeclared": strings, "n": st.integers(), "b": st.booleans()},
-        **{"x": st.floats(allow_nan=False, allow_infinity=False), "z": st.none(), "u": st.none() | st.just("words")},
-        **{"o": st.dictionaries(st.text(), json_values, max_size=3).filter(writable)},
-        **{"a": st.lists(json_values, max_size=3).filter(writable)},
-    },
-)
-plain = st.text(alphabet=st.characters(exclude_characters="<\n", exclude_categories=["Cs"]), max_size=10)
 tags = [*WORDS, "<function=f>", "<parameter=s>", "<parameter=o>", "<parameter=n>", CALL, FUNCTION]
 parts = [
     *"<>=/\n \"'{}[]1,",
@@ -444,35 +310,46 @@ parts = [
 pieces = st.sampled_from(tags + parts)
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(plain, arguments_of_f), max_size=4), st.booleans())
-def test_rendered_calls_are_parsed(written: list[tuple[str, dict[str, Any]]], python: bool) -> None:
-    turn = parse("".join(before + call_of("f", arguments, python) for before, arguments in written))
-    assert turn.failures == ()
-    assert [repr(call.arguments) for call in turn.calls] == [repr(arguments) for _, arguments in written]
-    assert turn.text == "\n".join(before for before, _ in written if before.strip())
-
-
-@settings(deadline=None, max_examples=examples(200))
-@given(st.text() | st.lists(pieces, max_size=25).map("".join), st.booleans())
-def test_parse_never_raises(text: str, reasoning_open: bool) -> None:
-    parse(text, reasoning_open=reasoning_open)
-
-
-@settings(deadline=None, max_examples=examples(100))
-@given(arguments_of_f, st.data())
-def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.DataObject) -> None:
-    text = f"{call_of('f', arguments)}\n{CALL}"
-    for _ in range(data.draw(st.integers(1, 4))):
-        start = data.draw(st.integers(0, len(text)))
-        end = data.draw(st.integers(start, min(len(text), start + 8)))
-        text = text[:start] + data.draw(st.just("") | pieces) + text[end:]
-    parse(text)
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
+class TestQwen3Coder(Conformance):
+    forms = [FORM]
+    remaining = [
+        ("", ""),
+        ("\n hello \n", "\n hello \n"),
+        (CALL, ""),
+        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
+        (f"a{CALL}b{CALL}c", "a\nb\nc"),
+        (f"a </tool_call>{CALL}", "a </tool_call>"),
+        (f"a </parameter></function>{CALL}", "a </parameter></function>"),
+        ("a\n<tool_call>{}</tool_call>", "a"),
+        ("a <tool_call", "a <tool_call"),
+        ("a <function=f>\n</function>", "a <function=f>\n</function>"),
+        ("a\n<function=f>\n</function>\nb", "a\nb"),
+    ]
+    details = [
+        (f"{OPENING}{inside}{CLOSING}", *rest)
+        for inside, *rest in [
+            ('{"name": "f"}', "After <tool_call> there must be <function=…, at character 11 of the call", None),
+            ("<function=></function>", "The name of the tool is missing, at character 21", None),
+            ("<function=f g></function>", "must be one word, not 'f g'", None),
+            ("<function=f", "<function= must be followed by a name and >", None),
+            ("<function=f>", "</tool_call> comes before the </function> of the call", "f"),
+            ("<function=f><parameter=s>v</function>", "before the </parameter> of parameter 's'", "f"),
+            ("<function=f>hi</function>", "A call contains only parameters, each <parameter=…</parameter>, at", "f"),
+            (
+                "<function=f><parameter=o>x</parameter></function>",
+                "'o' must be a JSON object. The JSON is not valid",
+                "f",
+            ),
+            ("<function=f><parameter=o>[]</parameter></function>", "must be a JSON object, not a list.", "f"),
+            (
+                "<function=f></function><function=g></function>",
+                "there must be nothing else: a block contains one call",
+                "f",
+            ),
+            ("<function=f><parameter=s>v</parameter><parameter=s>", "The parameter 's' is given twice", "f"),
+        ]
+    ]
+    units = [
         OPENING,
         "\n<function=",
         "\n<function=f>\n<parameter=s>",
@@ -485,16 +362,8 @@ def test_damaged_call_is_valid_or_rejected(arguments: dict[str, Any], data: st.D
         OPENING + "<function=f><parameter=o>{</parameter></function>" + CLOSING,
         OPENING + "<function=f><parameter=a>" + "[" * 3000 + "</parameter></function>" + CLOSING,
         CALL,
-    ],
-    ids=lambda unit: unit[:60],
-)
-def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
-    assert cpu_seconds((unit * (1_000_000 // len(unit) + 1))[:1_000_000]) < SECONDS
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    ]
+    huge = [
         OPENING + " " * 1_000_000,
         OPENING + "<function=" + "f" * 1_000_000,
         OPENING + "<function=f>" + "<parameter=s>" * 75_000,
@@ -506,12 +375,4 @@ def test_megabyte_is_parsed_in_seconds(unit: str) -> None:
         OPENING + '<function=f><parameter=o>{"a": "' + "é" * 1_000_000 + '"}</parameter></function>' + CLOSING,
         "\n" + "<function=f> " * 75_000,
         "\n<function=f>\n" * 75_000 + "<parameter=",
-    ],
-    ids=lambda text: text[:60],
-)
-def test_huge_call_is_parsed_in_seconds(text: str) -> None:
-    assert cpu_seconds(text) < SECONDS
-
-
-def cpu_seconds(text: str) -> float:
-    return least_seconds(lambda: Qwen3CoderToolParser().parse(text, schemas=SCHEMAS))
+    ]

@@ -44,9 +44,9 @@ def assert_same_tokens(view: dict[str, Any], tree: TokenTree) -> None:
         sampled_before += turn["sampled"]
     trajectories = {one.branch: one for one in tree.trajectories()}
     exported = [branch for branch in view["branches"] if branch["exported"]]
-    assert [branch["leaf"] for branch in exported] == list(trajectories)
+    assert [branch["id"] for branch in exported] == list(trajectories)
     for branch in exported:
-        expected = trajectories[branch["leaf"]]
+        expected = trajectories[branch["id"]]
         got, mask, probabilities = [], [], []
         for id in branch["path"]:
             turn = view["turns"][id]
@@ -78,7 +78,7 @@ def test_everything_of_a_rich_episode_is_there() -> None:
     view = episode_view(EpisodeRecord(recorder.id, tuple(recorder.events)))
     turns = view["turns"]
     assert [turn["id"] for turn in turns if turn["rejected"]] == [2]
-    assert turns[6]["closing"] == 2 and turns[6]["join"] == "kept" and turns[6]["experts"]
+    assert turns[6]["closing"] == 2 and turns[6]["join"] == "kept" and turns[6]["routed_experts"]
     assert turns[1]["versions"] == [["v1", 0, 1], ["v2", 1, 3]]
     assert turns[4]["caller"] == [3, "call-b"] and turns[8]["forked_from"] == 6
     assert {tool["outcome"] for tool in view["tools"]} == {"result", "timeout"}

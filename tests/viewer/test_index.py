@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import decoded_head
+from strands_sglang.ledger.encoding import decoded_head
 from strands_sglang.ledger.shard import ShardReader
 from strands_sglang.ledger.summary import checked_row, row_line, run_rows
 from strands_sglang.ledger.writer import LedgerWriter
@@ -132,12 +132,12 @@ def test_a_growing_run_is_followed(tmp_path: Path) -> None:
     index = RunIndex(tmp_path)
     index.refresh()
     version = index.version
-    assert rows_of(index)["task-00000/0"]["end"] is None
+    assert rows_of(index)["task-00000/0"]["end_reason"] is None
     generator.write(1, tokens=40)
     wait_for_writer(generator.writer)
     index.refresh()
     assert set(rows_of(index, version)) == {"task-00000/1"}, "only what changed is sent"
-    assert rows_of(index)["task-00000/1"]["end"] is not None
+    assert rows_of(index)["task-00000/1"]["end_reason"] is not None
     generator.close()
     index.refresh()
     assert len(index.ids()) == 2

@@ -39,7 +39,7 @@ PATHS = [
     *("/", "/static/main.js", "/static/style.css", "/static/icon.svg", "/api/run", "/api/rows?since=0", "/api/verdict"),
     *("/api/episode?id=hostile-1/0", "/api/verdict?id=hostile-1/0", "/api/events?id=hostile-1/0", "/api/search?q=7"),
     "/api/drift?id=algebra-601/0",
-    *("/api/rendered?id=errors-1/0&leaf=2", "/nothing", "/api/episode?id=none", "/api/rendered?id=x&leaf=y"),
+    *("/api/rendered?id=errors-1/0&branch=2", "/nothing", "/api/episode?id=none", "/api/rendered?id=x&branch=y"),
 ]
 
 
@@ -138,7 +138,7 @@ def test_search_finds_everything_that_went_wrong(tmp_path: Path) -> None:
         "tool error": lambda made: made.append(
             EventKind.TOOL,
             {
-                **{"id": "t1", "name": "lookup", "input": "00", "arguments": {"city_name": ["Ulm\nDonau"]}},
+                **{"id": "t1", "name": "lookup", "arguments_digest": "00", "arguments": {"city_name": ["Ulm\nDonau"]}},
                 **{"result": {"status": "error", "content": [{"text": "Error: no such row"}]}, "outcome": "raised"},
                 **{"raised": "KeyError: 'absent_key'", "raised_at": "lookup_tool.py:17 in find"},
                 **{"seconds": 0.1, "calls": 0, "within": []},
@@ -152,7 +152,7 @@ def test_search_finds_everything_that_went_wrong(tmp_path: Path) -> None:
         "failure": lambda made: made.append(
             EventKind.END,
             {
-                **{"ended": "agent_error", "metrics": {}, "text": "", "rejected": [], "trajectories": []},
+                **{"end_reason": "agent_error", "metrics": {}, "text": "", "rejected": [], "trajectories": []},
                 "failure": {"kind": "AgentBroke", "message": "spilled coffee", "where": "agent.py:5"},
             },
         ),
@@ -287,7 +287,7 @@ async def test_a_worker_answers_as_the_viewer_itself_does(recorded_run: Path) ->
                 assert await response.json() == orjson.loads(direct.episode(id))
             async with client.get("/api/drift", params={"id": id}) as response:
                 assert await response.json() == orjson.loads(direct.drift(id))
-        async with client.get("/api/rendered?id=errors-1/0&leaf=2") as response:
+        async with client.get("/api/rendered?id=errors-1/0&branch=2") as response:
             assert (await response.json())["spans"]
         async with client.get("/api/episode?id=none/0") as response:
             assert response.status == 404

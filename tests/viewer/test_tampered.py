@@ -17,7 +17,7 @@ from support.families import tokenizer
 from support.viewer.recorded_run import FAMILY
 from support.viewer.tampered import odd_run
 
-VERDICTS = ("proved", "broken", "unfinished", "truncated")
+VERDICTS = ("proved", "broken", "unfinished", "data_lost")
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -38,7 +38,7 @@ def test_anything_in_an_event_is_shown_or_a_problem(recorded_run: Path, tmp_path
             "proved",
             "broken",
             "unfinished",
-            "truncated",
+            "data_lost",
         )
         for leaf in (0, 1, 10_000):
             try:

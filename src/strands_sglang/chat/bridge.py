@@ -9,6 +9,9 @@ of control tokens: closing markers, perhaps an end-of-turn token, the header of 
 of them already: usually its end-of-turn token, in some families the next header. `TurnBoundary` says where in this
 sequence the rendered text continues the sampled turn.
 
+A truncated turn has no end-of-turn token. It is closed here, when the next messages are appended: `closing_span` finds
+the token in the rendered text, and `PromptText.closing` carries it, apart from the context.
+
 Invariant: the ids of a branch are only ever extended. No sampled token is written again, and nothing that the template
 writes after the turn is left out. `soundness` proves whether the result equals one rendering of the whole conversation;
 the bridge itself returns None only if the continuation cannot be derived.
@@ -22,16 +25,48 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from strands_sglang.chat.control_tokens import ControlTokens, Occurrence
+from strands_sglang.chat.control_tokens import ControlTokens, Escapes, Occurrence
 from strands_sglang.chat.conversation_shape import ANCHOR, ConversationShape, offset_after, stand_in_calls
 from strands_sglang.chat.messages import TemplateMessage
-from strands_sglang.chat.prompt_text import PromptText, PromptTokens
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.errors import TemplateRefusedError
 
 _REPLY = "xQzReplyqZx"
 Tools = Sequence[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """Rendered text that starts or continues a branch, not yet encoded."""
+
+    closing: str
+    """Text that closes the previous turn; empty if the turn closed itself or there is none."""
+    context: str
+    """New messages and the prompt for the next turn."""
+    escapes: Escapes
+    """What was escaped in the data of both."""
+    absorbed: str = ""
+    """White space between both that the control token before it absorbs: in the text, but not a token."""
+    starts_branch: bool = False
+    """Whether it is the first prompt of a branch, of which other episodes often have parts."""
+
+    @property
+    def text(self) -> str:
+        """The whole text with data restored."""
+        return self.escapes.restore(f"{self.closing}{self.absorbed}{self.context}")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """The tokens that start or continue a branch."""
+
+    closing: array[int]
+    """End-of-turn tokens that the previous sampled turn lacked."""
+    context: array[int]
+    """New messages and the prompt for the next turn."""
+    tail: str
+    """The end of the rendered text, which shows whether the prompt opened a reasoning block."""
 
 
 class Bridge:

@@ -156,6 +156,10 @@ class ControlTokens:
         known = known[known < len(self._table)]
         return int(self._table[known].sum())
 
+    def ended_by(self, ids: Sequence[int]) -> int | None:
+        """Return the last id if it is a control token: what the bridge must know of a turn that it continues."""
+        return ids[-1] if len(ids) and ids[-1] in self else None
+
     def __contains__(self, token_id: object) -> bool:
         return token_id in self.texts
 

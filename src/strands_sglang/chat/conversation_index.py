@@ -1,4 +1,4 @@
-"""Finds the recorded turn that a conversation continues from.
+"""Finds the recorded turn that a conversation continues from: `ConversationIndex.lineage`.
 
 A framework passes messages without identity: fresh copies on every call, from any number of agents. Only their content
 decides. Each recorded turn is indexed by the conversation that led to it and the reply it gave; a new conversation
@@ -12,17 +12,16 @@ of its own, or messages that nobody modifies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import islice
 from typing import Any, TypeAlias
 
+from strands_sglang.chat.canonical import canonical, copied, holds_numbers, same_numbers
+from strands_sglang.chat.conversation import Conversation, Message, Preamble, call_ids_in
 from strands_sglang.chat.conversation_shape import ConversationShape, Step
-from strands_sglang.chat.differences import SampledTurn, canonical, copied, holds_numbers, same_numbers
-from strands_sglang.chat.preamble import Preamble
-
-Message = Mapping[str, Any]
+from strands_sglang.chat.differences import SampledTurn
 
 
 class ReplyStatus(IntEnum):
@@ -88,29 +87,28 @@ class IndexedTurn:
         """Number of messages without its reply."""
         return self.count - 1
 
-    def is_prefix_of(self, preamble: Preamble, messages: Sequence[Message]) -> bool:
-        """Return whether the messages start with this turn's conversation, including its reply."""
-        at = self.prompt_count
+    def is_prefix_of(self, conversation: Conversation) -> bool:
+        """Return whether a conversation starts with this turn's, including its reply."""
+        return self.is_replied_in(conversation) and conversation.canonical(self.prompt_count) == self.reply
+
+    def is_replied_in(self, conversation: Conversation) -> bool:
+        """Return whether a conversation starts with this turn's, and then has a reply, which may be another."""
+        at, messages = self.prompt_count, conversation.messages
         return (
             len(messages) > at
-            and self.prompt_matches(preamble, messages)
+            and conversation.preamble == self.preamble
+            and self._equals(messages, at, 0)
             and messages[at]["role"] == "assistant"
-            and canonical(messages[at]) == self.reply
         )
 
-    def prompt_matches(self, preamble: Preamble, messages: Sequence[Message]) -> bool:
-        """Return whether the messages start with this turn's conversation, without its reply."""
-        at = self.prompt_count
-        return preamble == self.preamble and len(messages) >= at and self._equals(messages, at, 0)
-
-    def matches_trimmed(self, preamble: Preamble, messages: Sequence[Message], reply_at: int) -> bool:
-        """Return whether the messages are this turn's conversation without its oldest, with its reply at `reply_at`."""
+    def matches_trimmed(self, conversation: Conversation, reply_at: int) -> bool:
+        """Return whether a conversation is this turn's without its oldest messages, with its reply at `reply_at`."""
         dropped = self.prompt_count - reply_at
         return (
             dropped > 0
-            and preamble == self.preamble
-            and canonical(messages[reply_at]) == self.reply
-            and self._equals(messages, reply_at, dropped)
+            and conversation.preamble == self.preamble
+            and conversation.canonical(reply_at) == self.reply
+            and self._equals(conversation.messages, reply_at, dropped)
         )
 
     def _equals(self, messages: Sequence[Message], count: int, start: int) -> bool:
@@ -123,6 +121,29 @@ class IndexedTurn:
         return not numeric or same_numbers(
             [messages[at - start] for at in numeric], [self.history[at] for at in numeric]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Where a conversation comes from: the turn that it continues from, and what it leaves behind."""
+
+    parent: IndexedTurn | None = None
+    """The turn that it continues from; None: it starts a branch."""
+    known: int = 0
+    """Number of its messages up to and including the parent's reply."""
+    aligned: bool = True
+    """Whether it starts with the parent's messages; False if the oldest of them were dropped."""
+    rewritten_from: IndexedTurn | None = None
+    """The turn whose conversation was rewritten into this one; None if nothing was rewritten."""
+    discarded: IndexedTurn | None = None
+    """A turn of the same agent whose reply was discarded: the conversation does not contain it; None: no such turn."""
+    call_ids: Mapping[str, str] = field(default_factory=dict)
+    """Call ids that the model itself wrote, by the call ids in the messages."""
+
+    def forked(self) -> Lineage:
+        """Return the lineage of a new branch that is rendered instead of continuing from the parent."""
+        origin = self.rewritten_from or self.parent
+        return replace(self, parent=None, known=0, aligned=True, rewritten_from=origin)
 
 
 class ConversationIndex:
@@ -161,53 +182,67 @@ class ConversationIndex:
                         return found, at + 1
         return None
 
-    def find(
+    def lineage(
         self,
-        preamble: Preamble,
-        messages: Sequence[Message],
-        hint: IndexedTurn | None = None,
+        conversation: Conversation,
+        last: IndexedTurn | None = None,
         *,
+        is_retry: bool = False,
         turns_in_messages: Collection[int] = (),
         status: StatusLookup = always_present,
-    ) -> IndexedTurn | None:
-        """Return the deepest turn that the conversation continues from; None if it starts a new branch.
+        trimmed: bool = False,
+    ) -> Lineage:
+        """Return where a conversation comes from.
 
         Args:
-            preamble: System prompt and tools of the conversation.
-            messages: The conversation.
-            hint: The agent's last turn, from its own state; None if it has none.
+            conversation: The conversation.
+            last: The agent's last turn, from its own state; None if it has none.
+            is_retry: Whether the agent repeats the call that the last turn answered.
             turns_in_messages: Ids of the turns found in the metadata of the messages. They are preferred among turns
                 with equal content.
             status: Tells which replies are part of a conversation.
+            trimmed: Whether a conversation without its oldest messages continues from its turn.
         """
-        caller = self.last_caller(messages, status)
-        for likely in (caller[0] if caller else None, hint):
-            if (
-                likely is None
-                or status(likely.turn) is not ReplyStatus.PRESENT
-                or not likely.is_prefix_of(preamble, messages)
-            ):
-                continue
-            if not any(message["role"] == "assistant" for message in messages[likely.count :]):
-                return likely
-        return self._find_from_start(preamble, messages, hint, turns_in_messages, status)
+        called = self.last_caller(conversation.messages, status)
+        parent = self._find(conversation, called, last, turns_in_messages, status)
+        known, aligned = 0 if parent is None else parent.count, True
+        found = self._find_trimmed(conversation, called, last, status) if trimmed else None
+        if found is not None and found[0] is not parent:
+            parent, known, aligned = *found, False
+        origin = called[0] if last is None and called is not None else last
+        discarded = None
+        if is_retry and last is not None and last is not parent and not last.is_replied_in(conversation):
+            discarded = last
+        if origin is parent or origin is discarded or (origin is not None and origin in _ancestors(parent)):
+            origin = None
+        return Lineage(parent, known, aligned, origin, discarded, self.call_ids)
 
-    def _find_from_start(
+    def _find(
         self,
-        preamble: Preamble,
-        messages: Sequence[Message],
-        hint: IndexedTurn | None,
+        conversation: Conversation,
+        called: tuple[IndexedTurn, int] | None,
+        last: IndexedTurn | None,
         turns_in_messages: Collection[int],
         status: StatusLookup,
     ) -> IndexedTurn | None:
-        """Descend the trie from the first message."""
-        node = self._nodes.get((-1, preamble.key))
+        """Return the deepest turn whose conversation, with its reply, is a prefix; None if there is none."""
+        for likely in (called[0] if called else None, last):
+            if (
+                likely is None
+                or status(likely.turn) is not ReplyStatus.PRESENT
+                or not likely.is_prefix_of(conversation)
+            ):
+                continue
+            if not any(message["role"] == "assistant" for message in conversation.messages[likely.count :]):
+                return likely
+        # Descend the trie from the first message.
+        node = self._nodes.get((-1, conversation.preamble.key))
         deepest: tuple[int, tuple[int, ...], IndexedTurn] | None = None
-        own = {turn.turn for turn in _ancestors(hint)}
-        for message in messages:
+        own = {turn.turn for turn in _ancestors(last)}
+        for at in range(len(conversation.messages)):
             if node is None:
                 break
-            node = self._nodes.get((node, canonical(message)))
+            node = self._nodes.get((node, conversation.canonical(at)))
             for turn in self._ending_at.get(node, ()) if node is not None else ():
                 # Among turns with equal content, prefer in this order: a reply that is certainly present, a turn named
                 # by the messages, one of the agent's own, one without a continuation, the latest.
@@ -216,62 +251,56 @@ class ConversationIndex:
                     deepest = turn.count, rank, turn
         return None if deepest is None else deepest[2]
 
-    def find_trimmed(
+    def _find_trimmed(
         self,
-        preamble: Preamble,
-        messages: Sequence[Message],
-        hint: IndexedTurn | None = None,
-        status: StatusLookup = always_present,
+        conversation: Conversation,
+        called: tuple[IndexedTurn, int] | None,
+        last: IndexedTurn | None,
+        status: StatusLookup,
     ) -> tuple[IndexedTurn, int] | None:
         """Return the turn that a conversation without its oldest messages continues from, and the index after it.
 
         Returns None unless all remaining messages equal those of the turn's conversation.
         """
-        caller = self.last_caller(messages, status)
-        likely = [caller] if caller is not None else []
-        if hint is not None and status(hint.turn):
-            replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-            likely += [(hint, at + 1) for at in reversed(replies)]
-        return next((found for found in likely if found[0].matches_trimmed(preamble, messages, found[1] - 1)), None)
+        likely = [called] if called is not None else []
+        if last is not None and status(last.turn):
+            replies = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+            likely += [(last, at + 1) for at in reversed(replies)]
+        return next((found for found in likely if found[0].matches_trimmed(conversation, found[1] - 1)), None)
 
     def add(
         self,
         turn: int,
-        parent: IndexedTurn | None,
-        preamble: Preamble,
-        messages: Sequence[Message],
+        conversation: Conversation,
+        lineage: Lineage,
         reply: Message,
         shape: ConversationShape,
         *,
         ended_by: int | None,
         end: int,
-        aligned: bool = True,
         sampled: SampledTurn | None = None,
         exact: bool = False,
         step: Step | None = None,
-        shared: bool = False,
     ) -> IndexedTurn:
         """Add a committed turn.
 
         Args:
             turn: Its id.
-            parent: The turn that it continues from.
-            preamble: System prompt and tools of its conversation.
-            messages: The whole conversation without the reply. The part shared with the parent's is not read.
+            conversation: Its conversation without the reply. The part shared with the parent's is not read.
+            lineage: Where the conversation comes from.
             reply: The assistant message that it gave.
             shape: Shape of the conversation, including the reply.
             ended_by: Last sampled token if it is a control token.
             end: Number of tokens of its branch.
-            aligned: Whether the messages start with the parent's; False if the oldest were dropped.
             sampled: Its prompt and what was sampled, as text; None if not kept.
             exact: Whether its prompt equals one rendering of its conversation.
             step: How its prompt was appended; None if it started a branch.
-            shared: Whether the messages are never modified, so that the index keeps them instead of copies.
 
         Returns:
             The indexed turn.
         """
-        before = parent if aligned else None
+        parent, messages = lineage.parent, conversation.messages
+        before = parent if lineage.aligned else None
         known = before.prompt_count if before is not None else 0
         if before is None:
             history, numeric = [], []
@@ -282,7 +311,7 @@ class ConversationIndex:
         # Copies: the caller may modify its messages later.
         new = messages[known:]
         for at, message in enumerate(new, known):
-            if shared:
+            if conversation.shared:
                 history.append(message)
                 if holds_numbers(message.get("content")):
                     numeric.append(at)
@@ -298,11 +327,11 @@ class ConversationIndex:
                 numeric.append(at)
         self._calls.update(call_ids_in(new))
         branch = turn if parent is None or parent.children else parent.branch
-        count = len(messages) + 1
+        count, preamble = len(messages) + 1, conversation.preamble
         added = IndexedTurn(
             turn, parent, branch, preamble, history, numeric, count, canonical(reply), shape, ended_by, end
         )
-        added.sampled, added.exact, added.step = sampled, exact, step
+        added.sampled, added.exact, added.step, added.transient = sampled, exact, step, conversation.transient
         if parent is not None:
             parent.children += 1
         self._turns[turn] = added
@@ -326,14 +355,6 @@ class ConversationIndex:
 
     def _node(self, node: int, key: Any) -> int:
         return self._nodes.setdefault((node, key), len(self._nodes))
-
-
-def call_ids_in(messages: Iterable[Message]) -> Iterator[str]:
-    """Yield the ids of the calls in messages."""
-    for message in messages:
-        for block in message.get("content") or ():
-            if "toolUse" in block:
-                yield block["toolUse"]["toolUseId"]
 
 
 def _ancestors(turn: IndexedTurn | None) -> Iterator[IndexedTurn]:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang.errors import ConfigurationError, UnsupportedContentError
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"

@@ -46,11 +46,11 @@ class EpisodeView:
 
     id: str
     """Id of the episode."""
-    task: str
+    task_id: str
     """Id of its task; "" if it is lost."""
     sample: int | None
     """Number among the samples of the task; None if it is lost."""
-    ended: str
+    end_reason: str
     """Why it ended, or `UNFINISHED`."""
     prompt: str
     """The task's prompt as text."""
@@ -69,7 +69,7 @@ class EpisodeView:
     problems: list[str]
     """What is wrong with its events; empty: nothing."""
     steps: list[dict[str, Any]] = field(default_factory=list)
-    """What happened, in order: turns, tool calls, failed engine calls, resumes, rollbacks; `kind` names which."""
+    """What happened, in order: all events but the first and the last, with `kind`, the kind of the event."""
     branches: list[dict[str, Any]] = field(default_factory=list)
     """The branches, or one entry with `error` if the turns do not form a tree."""
 
@@ -87,9 +87,9 @@ class EpisodeView:
         kept = {event.number for event in _calls(record)}
         view = cls(
             id=record.id,
-            task=_text(task.get("id")),
+            task_id=_text(task.get("id")),
             sample=_int(begin.get("sample")),
-            ended=_text(end.get("ended")) or UNFINISHED,
+            end_reason=_text(end.get("end_reason")) or UNFINISHED,
             prompt=plain_text(task.get("prompt")),
             text=_text(end.get("text")),
             answer=task.get("answer"),
@@ -103,9 +103,9 @@ class EpisodeView:
             if event.kind is EventKind.CALL:
                 view.steps.append(_turn(event, texts, rejected, rolled_back=event.number not in kept))
             elif event.kind is EventKind.PARTIAL_CALL:
-                view.steps.append({"kind": "partial_turn", **_sampled(event, texts)})
-            elif event.kind in _KINDS:
-                view.steps.append({"kind": _KINDS[event.kind], **_data(event)})
+                view.steps.append({"kind": event.kind.value, **_sampled(event, texts)})
+            elif event.kind not in (EventKind.BEGIN, EventKind.END):
+                view.steps.append({"kind": event.kind.value, **_data(event)})
         view.branches = _branches(record)
         return view
 
@@ -113,9 +113,9 @@ class EpisodeView:
         """Return everything as plain data."""
         return {
             "id": self.id,
-            "task": self.task,
+            "task_id": self.task_id,
             "sample": self.sample,
-            "end": None if self.ended == UNFINISHED else self.ended,
+            "end_reason": None if self.end_reason == UNFINISHED else self.end_reason,
             "prompt": self.prompt,
             "answer": self.answer,
             "text": self.text,
@@ -130,16 +130,6 @@ class EpisodeView:
         }
 
 
-_KINDS = {
-    EventKind.TOOL: "tool",
-    EventKind.CALL_ERROR: "call_error",
-    EventKind.RESUME: "resume",
-    EventKind.ROLLBACK: "rollback",
-    EventKind.REWARD: "reward",
-    EventKind.TEACHER: "teacher",
-}
-
-
 def _plain_tokens(step: Mapping[str, Any]) -> dict[str, Any]:
     tokens = step.get("tokens")
     return {"tokens": asdict(tokens)} if isinstance(tokens, TokenText) else {}
@@ -151,9 +141,9 @@ def _sampled(event: Event, texts: TokenTexts | None) -> dict[str, Any]:
     latency = _float(detail.get("latency_ms"))
     return {
         "agent": _text(detail.get("agent")) or None,
-        "finish": _text(data.get("finish")),
+        "finish_reason": _text(data.get("finish_reason")),
         "finish_detail": data.get("finish_detail"),
-        "prompt_tokens": _int(data.get("sent")),
+        "prompt_tokens": _int(data.get("prompt_tokens")),
         "cached_tokens": _int(detail.get("cached_tokens")),
         "seconds": None if latency is None else latency / 1000,
         "requests": _int(data.get("requests")) or 1,
@@ -168,7 +158,7 @@ def _turn(event: Event, texts: TokenTexts | None, rejected: set[int], *, rolled_
     data = _data(event)
     added = {name: [int(one) for one in _numbers(event, name)] for name in ("closing", "context")}
     return {
-        "kind": "turn",
+        "kind": event.kind.value,
         "turn": _int(data.get("turn")),
         "parent": _int(data.get("parent")),
         "purpose": _text(data.get("purpose")),
@@ -195,7 +185,7 @@ def _branches(record: EpisodeRecord) -> list[dict[str, Any]]:
                 {
                     "turns": list(trajectory.turn_ids),
                     "tokens": len(trajectory),
-                    "trained": int(trajectory.loss_mask.sum()),
+                    "trained_tokens": int(trajectory.loss_mask.sum()),
                     "agent": trajectory.agent,
                     "main": trajectory.main,
                     "caller": None if first.caller is None else list(first.caller),

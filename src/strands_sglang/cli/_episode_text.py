@@ -62,7 +62,7 @@ def summary_line(name: str, rows: Sequence[SummaryRow], paint: Paint) -> str:
         rows: Its episodes.
         paint: Colours.
     """
-    ends = Counter(row["end"] or UNFINISHED for row in rows)
+    ends = Counter(row["end_reason"] or UNFINISHED for row in rows)
     parts = [paint(f"{count:,} {escape_for_terminal(ended)}", end_style(ended)) for ended, count in ends.most_common()]
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     mean = f"; mean reward {number(math.fsum(rewards) / len(rewards))} of {len(rewards):,}" if rewards else ""
@@ -82,14 +82,14 @@ def list_lines(rows: Sequence[SummaryRow], paint: Paint, width: int) -> list[str
     cells += [
         (
             shorten(row["id"], 40),
-            shorten(row["end"] or UNFINISHED, 40),
+            shorten(row["end_reason"] or UNFINISHED, 40),
             "failed" if row["reward_error"] else number(row["reward"]),
             f"{row['turns']:,}",
             f"{row['tokens']:,}",
-            f"{row['sampled']:,}",
+            f"{row['sampled_tokens']:,}",
             f"{row['tool_calls']:,}",
             f"{row['tool_errors']:,}",
-            "-" if row["end"] is None else f"{row['seconds']:.1f}",
+            "-" if row["end_reason"] is None else f"{row['seconds']:.1f}",
         )
         for row in rows
     ]
@@ -140,7 +140,7 @@ class EpisodePrinter:
 
     def _head(self, view: EpisodeView) -> list[str]:
         paint = self._paint
-        lines = [f"{paint(escape_for_terminal(view.id), 'bold')}  {self._ended(view.ended)}"]
+        lines = [f"{paint(escape_for_terminal(view.id), 'bold')}  {self._ended(view.end_reason)}"]
         lines += self._block("task", view.prompt)
         if view.answer is not None:
             lines += self._block("answer", _json(view.answer))
@@ -165,7 +165,7 @@ class EpisodePrinter:
         within = step.get("within")
         indent = "  " * len(within) if isinstance(within, list) else ""
         kind = step["kind"]
-        if kind in ("turn", "partial_turn"):
+        if kind in ("call", "partial_call"):
             return [indent + line for line in self._turn(step)]
         if kind == "tool":
             return [indent + line for line in self._tool(step)]
@@ -185,7 +185,7 @@ class EpisodePrinter:
 
     def _turn(self, step: Mapping[str, Any]) -> list[str]:
         paint, tokens = self._paint, step["tokens"]
-        name = "partial turn" if step["kind"] == "partial_turn" else f"turn {step['turn']}"
+        name = "partial turn" if step["kind"] == "partial_call" else f"turn {step['turn']}"
         about = [counted(len(tokens.ids), "token")]
         about += [
             text for text in (_place(step), _prompt(step), _seconds(step), _finish(step), _versions(step)) if text
@@ -270,7 +270,9 @@ class EpisodePrinter:
             if one["forked_from"] is not None:
                 notes.append(f"history of turn {one['forked_from']} was rewritten")
             path = shorten(" > ".join(map(str, one["turns"])), 60)
-            rows.append((path, f"{one['tokens']:,}", f"{one['trained']:,}", one["agent"] or "", ", ".join(notes)))
+            rows.append(
+                (path, f"{one['tokens']:,}", f"{one['trained_tokens']:,}", one["agent"] or "", ", ".join(notes))
+            )
         if len(rows) == 1:
             return []
         head, *lines = table([tuple(map(escape_for_terminal, row)) for row in rows], right=(1, 2))
@@ -278,10 +280,10 @@ class EpisodePrinter:
         return [title, "  " + self._paint(head, "dim"), *("  " + line for line in lines), ""]
 
     def _end(self, view: EpisodeView) -> list[str]:
-        meaning, names = WHY.get(view.ended, ("", ()))
+        meaning, names = WHY.get(view.end_reason, ("", ()))
         limits = [f"{name}={self._limits[name]}" for name in names if self._limits.get(name) is not None]
         meaning += f" ({', '.join(limits)})" if limits else ""
-        lines = [f"ended    {self._ended(view.ended)}: {escape_for_terminal(meaning)}"]
+        lines = [f"ended    {self._ended(view.end_reason)}: {escape_for_terminal(meaning)}"]
         if view.failure is not None:
             error = f"{view.failure.get('kind')}: {view.failure.get('message')}"
             lines.append("         " + self._paint(escape_for_terminal(error), "red"))
@@ -346,7 +348,9 @@ def _seconds(step: Mapping[str, Any]) -> str:
 
 def _finish(step: Mapping[str, Any]) -> str:
     detail = step["finish_detail"]
-    return str(step["finish"]) + (f" ({detail})" if detail is not None and step["finish"] != "stop" else "")
+    return str(step["finish_reason"]) + (
+        f" ({detail})" if detail is not None and step["finish_reason"] != "stop" else ""
+    )
 
 
 def _versions(step: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ TRACKERS = ("wandb", "mlflow", "tensorboard")
 """The built-in trackers. Listed here because their module imports much."""
 
 _RUN_OPTIONS = (
-    *("durability", "rerun_tools", "tool_arguments", "reward_timeout", "prefix_warmup", "stop_after_failures"),
+    *("durability", "rerun_tools", "tool_arguments", "reward_timeout", "prefix_warmup", "stop_if_first_fail"),
     *("metrics_interval", "preflight", "tune_runtime"),
 )
 _PLAIN = ("samples_per_task", "concurrency", "workers", "stop_after_groups", "min_samples_per_task", "directory")
@@ -167,7 +167,7 @@ def setting_params() -> list[click.Parameter]:
             help="seconds that samples wait for the first one's prompt to be cached (default: 1; 0: none)",
         ),
         click.Option(
-            ["--stop-after-failures"],
+            ["--stop-if-first-fail"],
             type=click.IntRange(min=0),
             metavar="N",
             help="stop if the first N episodes fail with the same error (default: 8; 0: never)",
@@ -232,7 +232,7 @@ def rollout_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: given[name] for name in _RUN_OPTIONS if given.get(name) not in (None, ())}
     if "durability" in options:
         options["durability"] = Durability(options["durability"])
-    for name in ("prefix_warmup", "stop_after_failures"):
+    for name in ("prefix_warmup", "stop_if_first_fail"):
         if options.get(name) == 0:
             options[name] = None
     if given["on_metrics"] is not None:

@@ -37,7 +37,6 @@ COMMANDS = {
     "teacher": "let another model score the tokens of a recorded run, for distillation",
     "drift": "measure how turns would differ had they not been recorded as tokens",
     "templates": "report for which steps a chat template can be continued exactly",
-    "bench": "measure throughput and latency of a server",
     "completion": "print the script for completion in bash, zsh or fish",
 }
 """What each command does, by name, in the order of the help page."""

@@ -24,13 +24,7 @@ _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 
 
 class Cause(str, Enum):
-    """Why tokens differ.
-
-    Example:
-        ```python
-        report.methods[Method.RENDER].causes[Cause.JSON_SPACING].turns
-        ```
-    """
+    """Why tokens differ."""
 
     BPE_SPLIT = "bpe_split"
     """The same text, split into other tokens."""
@@ -81,7 +75,6 @@ class Difference:
     new: tuple[int, ...]
     """The tokens that would stand there."""
     cause: Cause
-    """Why."""
 
 
 def turn_regions(
@@ -91,13 +84,10 @@ def turn_regions(
 
     The text between two turns is written by the template in both, so it marks where turns are.
 
-    Args:
-        branch: The tokens of the conversation as it was sampled.
-        spans: Start and end of each turn in it, in order.
-        rendered: The tokens of the rendering.
+    Returns one list per turn; None if the text between two turns is not in the rendering.
 
-    Returns:
-        One list per turn; None if the text between two turns is not in the rendering.
+    Args:
+        spans: Start and end of each turn in it, in order.
     """
     whole, starts, at, last = array("i", rendered), [], 0, 0
     data = whole.tobytes()
@@ -120,10 +110,7 @@ def _find(context: array[int], whole: array[int], data: bytes, start: int) -> tu
     """Return where a context starts in a rendering, and where the turn after it starts; None if it is not there.
 
     Args:
-        context: The tokens to find.
-        whole: The rendering.
         data: The rendering as bytes, which are searched faster.
-        start: Where to start.
     """
     if not context:
         return start, start
@@ -151,8 +138,6 @@ def differences(
     Tokens after the last sampled one are ignored: the template writes the end of a turn and the next header there.
 
     Args:
-        encoder: Encoder of the tokenizer.
-        sampled: The sampled tokens.
         rendered: The tokens of the other method; it may continue after the turn.
         reasoning: Number of sampled tokens that are reasoning, closing marker included (see `reasoning_tokens`).
     """
@@ -250,8 +235,6 @@ def reasoning_tokens(encoder: Encoder, sampled: Sequence[int], marker: str) -> i
     """Return how many tokens at the start of a turn are reasoning, up to and including its closing marker.
 
     Args:
-        encoder: Encoder of the tokenizer.
-        sampled: The sampled tokens.
         marker: The closing marker of reasoning, such as `</think>`.
     """
     ids = list(sampled)

@@ -22,18 +22,16 @@ from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.differences import split_end_of_turn
 from strands_sglang.chat.messages import TemplateMessage, template_messages, template_tools
 from strands_sglang.errors import LedgerError, StrandsSGLangError
-from strands_sglang.ledger.event import Event
+from strands_sglang.ledger.event import EndData, Event, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import shard_paths
-from strands_sglang.ledger.schema import EndData, data_of
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.resume import messages_of
 from strands_sglang.tokens import TokenTree, Turn, TurnPurpose
 from strands_sglang.tool_parsers import ToolParser
 
 MAX_LINE_BYTES = 2**28
-"""Longest line of a file that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +79,13 @@ def read_source(
 ) -> Iterator[Conversation]:
     """Yield the conversations of a run or a file, one at a time.
 
+    Raises LedgerError if there is no such run, episode or file.
+
     Args:
         source: Directory of a run, or a JSON Lines file.
-        bridge: Bridge of the chat template.
-        parser: Parser of the model.
         problems: What could not be read is added here.
         episodes: Ids of the episodes to read; None: all. For a file, numbers of lines.
         part: Number of this part, and number of parts: only every n-th episode or line is read.
-
-    Raises:
-        LedgerError: There is no such run, episode or file.
     """
     path = Path(source)
     if path.is_dir():
@@ -121,10 +116,9 @@ def _records(
 
 
 def _of_record(record: EpisodeRecord, bridge: Bridge, parser: ToolParser) -> list[Conversation]:
-    """Return the branches of an episode."""
     tree = record.tree()
     data = {} if record.end is None else record.end.data
-    recorded = {one.get("leaf"): one for one in read_conversations(data)}
+    recorded = {one.get("branch"): one for one in read_conversations(data)}
     seen: set[int] = set()
     found = []
     for leaf in tree.branches():
@@ -176,7 +170,7 @@ def _messages(
     end = data_of(cast(Event, record.end), EndData)
     stored = end.get("messages")
     last: list[Any] = []
-    if isinstance(stored, dict) and stored.get("leaf") == path[-1].id:  # the agent's messages continue this branch
+    if isinstance(stored, dict) and stored.get("branch") == path[-1].id:  # the agent's messages continue this branch
         last = [message for message in messages_of(end)[len(prompt) :][:1] if message.get("role") == "assistant"]
     given = [*prompt, *last]
     call_ids = one.get("call_ids") or {}
@@ -197,9 +191,6 @@ def parsed_message(sampled: Sequence[int], bridge: Bridge, parser: ToolParser, t
     """Return the message that a sampled turn is parsed to.
 
     Args:
-        sampled: The sampled tokens.
-        bridge: Bridge of the chat template.
-        parser: Parser of the model.
         tools: Tools in the template's form, for formats that write values without their type; None: none.
     """
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
@@ -248,12 +239,7 @@ def _of_file(
 def of_line(value: Any, id: str) -> Conversation:
     """Return the conversation of one line of a file.
 
-    Args:
-        value: The decoded line.
-        id: Name of the conversation.
-
-    Raises:
-        ValueError: It is neither a conversation nor a trajectory.
+    Raises ValueError if it is neither a conversation nor a trajectory.
     """
     if isinstance(value, list):
         value = {"messages": value}

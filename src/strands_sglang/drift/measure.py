@@ -124,39 +124,23 @@ def _measure_part(source: str | Path, tokenizer: Any, part: tuple[int, int], opt
 
 
 class DriftMeter:
-    """Adds up the drift of conversations.
-
-    Example:
-        ```python
-        meter = DriftMeter(tokenizer, bridge, parser)
-        meter.add(conversation)
-        print(meter.report.text())
-        ```
-    """
+    """Adds up the drift of conversations."""
 
     def __init__(self, tokenizer: Any, bridge: Bridge, parser: ToolParser, *, examples: int = 3) -> None:
         """Create a meter.
 
         Args:
-            tokenizer: The tokenizer.
             bridge: Bridge of its chat template; the tokenizer must be kept as long as it is used.
-            parser: Parser of the model.
             examples: Maximum number of examples for each method and cause.
         """
         self.report = DriftReport()
-        """The counts so far."""
         self._tokenizer, self._bridge, self._parser = tokenizer, bridge, parser
         self._encoder = bridge.encoder
         self._examples = examples
         self._separators = frozenset(bridge.encoder.control.texts)
 
     def add(self, conversation: Conversation, methods: Collection[Method] = tuple(Method)) -> None:
-        """Measure a conversation with every method that it has the data for.
-
-        Args:
-            conversation: The conversation.
-            methods: The methods to measure.
-        """
+        """Measure a conversation with every method that it has the data for."""
         report = self.report
         report.conversations += 1
         turns = [turn for turn in conversation.turns if turn.counted]
@@ -277,13 +261,10 @@ class DriftMeter:
         """Return the tokens between a turn and the next one, as `SGLangModel` appends them.
 
         Args:
-            shape: Shape of the conversation up to the turn.
-            branch: The tokens up to the end of the turn.
-            new: The messages between the turns.
             tools: Tools in the template's form; None: none.
             prompt: The tokens of the next prompt if it is rendered, used if nothing can be appended.
         """
-        ended_by = branch[-1] if branch[-1] in self._encoder.control else None
+        ended_by = self._encoder.control.ended_by(branch)
         text = self._bridge.extend(shape, ended_by, list(new), tools)
         if text is None and shape.calls:
             text = self._bridge.extend(replace(shape, calls=()), ended_by, list(new), tools)
@@ -381,7 +362,6 @@ def end_of_turn(ids: Sequence[int], control: ControlTokens, parser: ToolParser) 
 
     Args:
         ids: The turn as the template wrote it, up to the end of the rendering.
-        control: Control tokens of the tokenizer.
         parser: Parser of the model; special tokens of calls end no turn.
     """
     special = [at for at, token in enumerate(ids) if token in control.special]

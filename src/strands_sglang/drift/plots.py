@@ -54,7 +54,6 @@ def bars(
         series: Names of the parts, for the legend; empty: no legend.
         width: Width in pixels.
         label_width: Width of the labels in pixels.
-        colors: Colours of the parts.
         scale: Share at the right end of the axis; None: the longest bar.
     """
     note_width, bar, top = 96, 16, 54 + 18 * ((len(series) + 3) // 4 if series else 0)
@@ -103,7 +102,6 @@ def lines(title: str, data: Sequence[Line], axis: str, *, width: int = 860, heig
 
     Args:
         title: Title, also read by screen readers.
-        data: The lines.
         axis: Name of the horizontal axis.
         width: Width in pixels.
         height: Height in pixels.
@@ -154,7 +152,6 @@ def _paint(what: str, color: tuple[str, str]) -> str:
 
 
 def _rule(x: float, y: float, to_x: float, to_y: float) -> str:
-    """Return a thin line."""
     color = _paint("stroke", _RULE)
     return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" {color} stroke-opacity=".35"/>'
 

@@ -17,13 +17,7 @@ DEPTHS = 32
 
 
 class Method(str, Enum):
-    """A way to get tokens for training other than recording them.
-
-    Example:
-        ```python
-        share = report.methods[Method.DECODE].share
-        ```
-    """
+    """A way to get tokens for training other than recording them."""
 
     DECODE = "decode"
     """The sampled tokens are decoded to text, and the text is encoded again, turn by turn."""
@@ -51,7 +45,6 @@ class CauseCount:
     tokens: int = 0
     """Sampled tokens that would be replaced or lost."""
     places: int = 0
-    """Number of differences."""
 
 
 @dataclass(slots=True)
@@ -66,7 +59,6 @@ class MethodDrift:
     """
 
     turns: int = 0
-    """Turns that were compared."""
     tokens: int = 0
     """Sampled tokens of these turns."""
     drifted: int = 0
@@ -130,13 +122,10 @@ class Example:
     """One place where tokens would differ."""
 
     method: Method
-    """The method."""
     cause: Cause
-    """Why."""
     conversation: str
     """Id of the episode, or line of the file."""
     turn: int
-    """Id of the turn."""
     before: str
     """Text before the place."""
     sampled: tuple[tuple[int, str], ...]
@@ -174,13 +163,11 @@ class DriftReport:
     source: str = ""
     """Where the turns are from."""
     tokenizer: str = ""
-    """Name of the tokenizer."""
     conversations: int = 0
     """Number of conversations: branches of episodes, or lines of a file."""
     turns: int = 0
     """Number of turns."""
     tokens: int = 0
-    """Number of sampled tokens."""
     estimated: bool = False
     """Whether some turns have no recorded tokens, so that those of the template's own rendering were used."""
     problems: list[str] = field(default_factory=list)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from strands_sglang._threads import in_thread
+from strands_sglang._async import in_thread
 from strands_sglang.engine.protocol import FinishReason, Generation
 from strands_sglang.engine.response import loads
 from strands_sglang.errors import KeptSetsMissingError, MalformedResponseError, TreeError

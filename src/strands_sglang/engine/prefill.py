@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strands_sglang._threads import in_thread
+from strands_sglang._async import in_thread
 from strands_sglang.engine.control import EngineControl
 from strands_sglang.engine.protocol import Prefill, PromptImage, TokenIds
 from strands_sglang.engine.request import image_url

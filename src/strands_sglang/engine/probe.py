@@ -25,7 +25,17 @@ from yarl import URL
 from strands_sglang.engine import response
 from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange, exchange_json
 from strands_sglang.engine.control import EngineControl, WorkerDirectory, requests_in
-from strands_sglang.engine.protocol import Capability, TokenEngine, can
+from strands_sglang.engine.protocol import (
+    AbortPolicy,
+    CancelSignal,
+    Capability,
+    Generation,
+    PromptImage,
+    ScoringEngine,
+    TokenEngine,
+    TokenIds,
+    can,
+)
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.response import TransientFault, from_message
 from strands_sglang.engine.retry import never_answered
@@ -348,8 +358,29 @@ def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-class ServerEngine(TokenEngine, Protocol):
-    """An engine with `Capability.CONTROL`: an SGLang server, or a router with workers."""
+class ServerEngine(ScoringEngine, Protocol):
+    """An engine with `Capability.CONTROL`: an SGLang server or router. It has all other capabilities too."""
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        routing_key: str | None = None,
+        deadline: float | None = None,
+        cancel_signal: CancelSignal | None = None,
+        on_abort: AbortPolicy = AbortPolicy.CONTINUE,
+        routed_experts_start: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        images: Sequence[PromptImage] = (),
+        kept_sets: bool = False,
+    ) -> Generation:
+        """Sample a continuation of `input_ids`, as `TokenEngine.generate`; also with images and kept sets."""
+        ...
+
+    def at(self, base_url: str, **settings: Any) -> ServerEngine:
+        """Return an engine at another address, such as one worker of a router, with the settings of this one."""
+        ...
 
     @property
     def base_url(self) -> str:

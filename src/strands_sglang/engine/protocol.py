@@ -374,7 +374,8 @@ class Capability(str, Enum):
     SCORING = "scoring"
     """It is a `ScoringEngine`: `score` returns the logprobs of given tokens."""
     CONTROL = "control"
-    """It is a `ServerEngine`: an SGLang server or router, with health, information, pausing and weight updates."""
+    """It is a `ServerEngine`: an SGLang server or router, with health, information, pausing and weight updates.
+    It has all other capabilities too."""
 
 
 @runtime_checkable

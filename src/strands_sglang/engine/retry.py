@@ -31,8 +31,8 @@ from strands_sglang.errors import (
     EngineUnavailableError,
     EngineUnreachableError,
     MalformedResponseError,
+    SGLangConnectionError,
 )
-from strands_sglang.exceptions import SGLangConnectionError
 
 logger = logging.getLogger(__name__)
 

@@ -1,181 +1,57 @@
-"""Events of an episode: `Event`, its encoding, and `HashChain`, which appends events linked by digests.
+"""Events of an episode: `Event`, its kinds, and the fields of every kind.
 
-The content of `data` and `arrays` for each kind of event is declared in `schema.py`. Arrays (token ids, logprobs, raw
-bytes) are packed as byte planes: the lowest byte of all values, then the next byte of all values, and so on. The high
-bytes of token ids and logprobs take few distinct values, so their planes compress well.
+One `TypedDict` for the data of each kind, and one for the arrays of each kind that has arrays. Writers build these
+dicts; readers get them with `data_of` and `arrays_of`. `encoding.py` writes events as bytes. `proof/` decodes payloads
+on its own and does not use these declarations.
 
-Invariants: an event's digest covers the digest of the previous event, its position (episode, epoch, number), its kind,
-its data and its arrays, as the exact bytes that are written. Changing one bit, or the order of events, changes every
-later digest. Unpacking restores every value of an array bit for bit on any machine, including -0.0 and NaN; bytes that
-do not match their shapes raise an error and are never misread.
+To add a field: declare it here, fill it where the event is written (`CallData` in `runs/recording/event_data.py`), and
+check it in `proof/`. docs/contributing/add-an-event-field.md has the steps.
+
+| kind           | data              | arrays          |
+|----------------|-------------------|-----------------|
+| `BEGIN`        | `BeginData`       |                 |
+| `CALL`         | `CallData`        | `CallArrays`    |
+| `PARTIAL_CALL` | `PartialCallData` | `SampledArrays` |
+| `CALL_ERROR`   | `CallErrorData`   |                 |
+| `TOOL`         | `ToolData`        |                 |
+| `RESUME`       | `ResumeData`      |                 |
+| `ROLLBACK`     | `RollbackData`    |                 |
+| `REWARD`       | `RewardData`      |                 |
+| `END`          | `EndData`         |                 |
+| `TEACHER`      | `TeacherData`     | `TeacherArrays` |
+
+Invariants: a kind and a field have the same name in Python and on disk. A written field keeps its name, type and
+meaning in all later versions of the format.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-import struct
-import sys
-import threading
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
-import numpy as np
-import numpy.typing as npt
-import orjson
-
-from strands_sglang._files import loads
-from strands_sglang.errors import LedgerError
-
-# Encodings: the typecode, and the bytes written per value.
-_CODES: dict[str, tuple[str, int]] = {
-    "i2": ("i", 2),  # ids below 2**16
-    "i3": ("i", 3),  # ids below 2**24
-    "i4": ("i", 4),  # any 32-bit integers
-    "d4": ("d", 4),  # doubles that a 32-bit float represents exactly, such as logprobs computed in 32 bits
-    "d8": ("d", 8),  # any doubles
-    "B1": ("B", 1),  # bytes
-    "B4": ("B", 4),  # bytes whose count is a multiple of four, such as 32-bit numbers
-}
-_SWAPPED = sys.byteorder == "big"
-_NOTHING = {"i": "i2", "d": "d4", "B": "B1"}
-
-
-def packed(arrays: Mapping[str, array[Any]]) -> tuple[bytes, list[list[Any]]]:
-    """Pack arrays into bytes.
-
-    Args:
-        arrays: Arrays by name, of typecode "i", "d" or "B".
-
-    Returns:
-        The bytes, and the shape of each array: its name, its encoding and its number of values.
-
-    Raises:
-        ValueError: An array has another type.
-    """
-    blobs, shapes = [], []
-    for name, values in arrays.items():
-        if not isinstance(values, array) or values.typecode not in _NOTHING:
-            raise ValueError(f"array {name!r} must be an array of 'i', 'd' or 'B', got {values!r:.100}")
-        if values:
-            code, blob = _WAYS[values.typecode](values)
-            blobs.append(blob)
-        else:
-            code = _NOTHING[values.typecode]
-        shapes.append([name, code, len(values)])
-    return b"".join(blobs), shapes
-
-
-def unpacked(blob: bytes | memoryview, shapes: Sequence[Sequence[Any]]) -> dict[str, array[Any]]:
-    """Return the arrays that `packed` packed.
-
-    Raises:
-        ValueError: The bytes do not match the shapes.
-    """
-    arrays: dict[str, array[Any]] = {}
-    at = 0
-    if not isinstance(shapes, list | tuple):
-        raise ValueError(f"shapes must be a list, got {shapes!r:.100}")
-    for shape in shapes:
-        if not isinstance(shape, list | tuple) or len(shape) != 3:
-            raise ValueError(f"a shape must be [unique name, encoding, count], got {shape!r:.100}")
-        name, code, count = shape
-        if type(name) is not str or name in arrays or type(count) is not int or count < 0:
-            raise ValueError(f"a shape must be [unique name, encoding, count], got {shape!r:.100}")
-        if type(code) is not str or code not in _CODES:
-            raise ValueError(f"the encoding of array {name!r} must be one of {', '.join(_CODES)}, got {code!r:.100}")
-        typecode, width = _CODES[code]
-        size = count if typecode == "B" else count * width
-        if size % width or at + size > len(blob):
-            raise ValueError(
-                f"array {name!r} of {count} values as {code} does not fit in the {len(blob) - at} bytes left"
-            )
-        values = array(typecode)
-        if count:
-            values.frombytes(_joined(np.frombuffer(blob, np.uint8, size, at), code, width))
-        arrays[name] = values
-        at += size
-    if at != len(blob):
-        raise ValueError(f"{len(blob) - at} bytes after the last array")
-    return arrays
-
-
-def _integers(values: array[int]) -> tuple[str, bytes]:
-    numbers = np.frombuffer(values, np.uint32)  # negative values count as large
-    highest = int(numbers.max())
-    width = 2 if highest < 1 << 16 else 3 if highest < 1 << 24 else 4
-    return f"i{width}", _planes(numbers, 4, width)
-
-
-def _doubles(values: array[float]) -> tuple[str, bytes]:
-    exact = np.frombuffer(values, np.float64)
-    with np.errstate(all="ignore"):  # a value that overflows is found not to be equal
-        short = exact.astype(np.float32)
-        same = short.astype(np.float64).tobytes() == values.tobytes()
-    return ("d4", _planes(short, 4, 4)) if same else ("d8", _planes(exact, 8, 8))
-
-
-def _bytes(values: array[int]) -> tuple[str, bytes]:
-    if len(values) % 4:
-        return "B1", values.tobytes()
-    return "B4", np.frombuffer(values, np.uint8).reshape(-1, 4).T.tobytes()
-
-
-_WAYS: dict[str, Callable[[Any], tuple[str, bytes]]] = {"i": _integers, "d": _doubles, "B": _bytes}
-
-
-def _planes(values: npt.NDArray[Any], size: int, width: int) -> bytes:
-    """Return the lowest `width` of the `size` bytes of each value, as byte planes."""
-    if _SWAPPED:
-        values = values.byteswap()
-    rows: npt.NDArray[np.uint8] = values.view(np.uint8).reshape(-1, size)
-    planes: npt.NDArray[np.uint8] = rows[:, :width].T
-    return planes.tobytes()
-
-
-def _joined(planes: npt.NDArray[np.uint8], code: str, width: int) -> bytes:
-    """Return the memory of an array from its byte planes."""
-    rows: npt.NDArray[np.uint8] = planes.reshape(width, -1).T
-    if code in ("B1", "B4"):
-        return rows.tobytes()
-    size = max(width, 4)
-    whole = np.zeros((len(rows), size), np.uint8)
-    whole[:, :width] = rows
-    if _SWAPPED:
-        whole = np.ascontiguousarray(whole[:, ::-1])
-    if code == "d4":
-        wide: npt.NDArray[np.float64] = whole.view(np.float32).astype(np.float64)
-        return wide.tobytes()
-    return whole.tobytes()
-
-
-DIGEST_BYTES = 16
-"""Size of a digest (BLAKE2b) in bytes."""
-
-_SIZES = struct.Struct("<II")
-_EPISODE = re.compile(rb'\[("[^"\\]*(?:\\.[^"\\]*)*"),')
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired
 
 
 class EventKind(str, Enum):
-    """Kinds of events. The value is the name on disk and never changes; three Python names differ from it."""
+    """Kinds of events. The value is the name on disk: the name in Python, in lower case."""
 
     BEGIN = "begin"
     """The episode began. Data: `BeginData`."""
     CALL = "call"
     """The engine sampled a turn, and the turn was committed. Data: `CallData`, arrays: `CallArrays`."""
-    PARTIAL_CALL = "part"
+    PARTIAL_CALL = "partial_call"
     """The episode was paused while a turn was sampled; a later process continues the turn from these tokens.
     Data: `PartialCallData`, arrays: `SampledArrays`."""
-    CALL_ERROR = "fault"
+    CALL_ERROR = "call_error"
     """An engine call failed with an error that the agent may have seen. Data: `CallErrorData`."""
     TOOL = "tool"
     """A tool call got its result. Data: `ToolData`."""
     RESUME = "resume"
     """Another process took over the episode, in the next epoch. Data: `ResumeData`."""
-    ROLLBACK = "cut"
+    ROLLBACK = "rollback"
     """Turns from an id on no longer belong to the episode: the agent was reset, or did not repeat its recorded turns
     when it was resumed. Data: `RollbackData`."""
     REWARD = "reward"
@@ -203,224 +79,378 @@ class Event:
     kind: EventKind
     """What happened."""
     data: dict[str, Any]
-    """JSON data, as `schema.py` declares it for the kind."""
+    """JSON data, as declared below for the kind."""
     arrays: dict[str, array[Any]] = field(default_factory=dict)
     """Flat arrays by name. Typecodes: "i" (token ids), "d" (logprobs), "B" (bytes)."""
     digest: bytes = b""
     """Digest of this event, which covers the previous event's digest; b"" until the event is encoded."""
 
 
-class HashChain:
-    """Appends the events of one episode, numbered and linked by digests. Thread-safe.
-
-    An episode has one writer at a time: a process that takes it over opens a chain in a new epoch.
-    """
-
-    def __init__(
-        self,
-        sink: Callable[[bytes], None],
-        episode: str,
-        *,
-        epoch: int = 0,
-        number: int = 0,
-        head: bytes | None = None,
-    ) -> None:
-        """Open a chain at its start or after a recorded event.
-
-        Args:
-            sink: Receives the bytes of each event, such as `LedgerWriter.write`.
-            episode: Id of the episode.
-            epoch: Epoch of the events to be written.
-            number: Number of the next event.
-            head: Digest of the previous event; None: the next event is the first.
-        """
-        self._sink = sink
-        self._lock = threading.Lock()
-        self._head = first_link(episode) if head is None else head
-        self._number = number
-        self.episode = episode
-        """Id of the episode."""
-        self.epoch = epoch
-        """Epoch of the events to be written."""
-
-    @property
-    def head(self) -> bytes:
-        """Digest of the last event; before the first event, the digest that the first event links to."""
-        return self._head
-
-    @property
-    def number(self) -> int:
-        """Number of the next event."""
-        return self._number
-
-    def append(self, kind: EventKind, data: Mapping[str, object], arrays: Mapping[str, object] | None = None) -> Event:
-        """Write the next event.
-
-        Args:
-            kind: What happened.
-            data: JSON data: a dict, as `schema.py` declares it for the kind. Must not be changed afterwards.
-            arrays: Flat arrays by name, as `schema.py` declares them. Must not be changed afterwards.
-
-        Returns:
-            The event, with its digest.
-
-        Raises:
-            TypeError: The data is not JSON.
-            ValueError: An array has a type that cannot be written.
-            LedgerError: The sink rejected the event. After any of these errors the chain is unchanged.
-        """
-        with self._lock:
-            values = cast("dict[str, Any]", data)
-            flat = cast("dict[str, array[Any]]", dict(arrays or {}))
-            event = Event(self.episode, self.epoch, self._number, kind, values, flat)
-            self._sink(encoded(event, self._head))
-            self._head, self._number = event.digest, self._number + 1
-        return event
+PayloadT = TypeVar("PayloadT")
 
 
-def first_link(episode: str) -> bytes:
-    """Return the digest that the first event of an episode links to."""
-    return hashlib.blake2b(episode.encode(), digest_size=DIGEST_BYTES, person=b"sglang-episode").digest()
+def data_of(event: Event, schema: type[PayloadT]) -> PayloadT:
+    """Return the data of an event as the TypedDict of its kind. The content is not checked: `proof/` does that."""
+    return cast(PayloadT, event.data)
 
 
-def encoded(event: Event, previous: bytes) -> bytes:
-    """Set the digest of an event that follows `previous` and return the bytes to be written."""
-    blob, shapes = packed(event.arrays)
-    head = orjson.dumps(
-        [event.episode, event.epoch, event.number, event.kind.value, event.data, shapes],
-        option=orjson.OPT_NON_STR_KEYS,
-    )
-    body = _SIZES.pack(len(head), len(blob)) + head + blob
-    event.digest = hashlib.blake2b(previous + body, digest_size=DIGEST_BYTES).digest()
-    return body + event.digest
+def arrays_of(event: Event, schema: type[PayloadT]) -> PayloadT:
+    """Return the arrays of an event as the TypedDict of its kind. The content is not checked: `proof/` does that."""
+    return cast(PayloadT, event.arrays)
 
 
-def decoded(data: bytes | memoryview, at: int = 0) -> tuple[Event, bytes, int]:
-    """Decode one event.
-
-    Args:
-        data: Bytes that contain the event.
-        at: Offset of its first byte.
-
-    Returns:
-        The event, the bytes that its digest covers after the previous digest, and the offset of the next event.
-
-    Raises:
-        LedgerError: The bytes are not an event.
-    """
-    try:
-        head_size, blob_size = _SIZES.unpack_from(data, at)
-        begin = at + _SIZES.size
-        end = begin + head_size + blob_size
-        if end + DIGEST_BYTES > len(data):
-            raise LedgerError(
-                f"an event of {end + DIGEST_BYTES - at} bytes must fit in the {len(data) - at} bytes left"
-            )
-        episode, epoch, number, kind, values, shapes = loads(bytes(data[begin : begin + head_size]))
-        arrays = unpacked(bytes(data[begin + head_size : end]), shapes)
-        event = Event(episode, epoch, number, EventKind(kind), values, arrays, bytes(data[end : end + DIGEST_BYTES]))
-    except LedgerError:
-        raise
-    except (struct.error, ValueError, TypeError, KeyError, IndexError) as error:
-        raise LedgerError(f"not an event: {error}") from error
-    return event, bytes(data[at:end]), end + DIGEST_BYTES
+# --- begin ------------------------------------------------------------------------------------------------------------
 
 
-class EventHead(NamedTuple):
-    """An event without its arrays."""
+class TaskData(TypedDict):
+    """The task of an episode, as `rollout.Task` has it."""
 
-    episode: str
-    """Id of the episode."""
-    epoch: int
-    """Epoch of the event."""
-    number: int
-    """Position in the episode, from 0."""
-    kind: EventKind
-    """What happened."""
+    prompt: Any
+    """The prompt of the agent: text or content blocks."""
+    answer: Any
+    """Reference answer for the reward function; None: the task has none."""
     data: dict[str, Any]
-    """JSON data, as `schema.py` declares it for the kind."""
-    counts: dict[str, int]
-    """Number of values of each array, by name."""
+    """Further data of the task."""
+    id: str
+    """Id of the task: the episode id up to the last "/"."""
 
 
-def decoded_head(event: bytes) -> EventHead:
-    """Decode an encoded event without unpacking its arrays, which is much faster than `decoded` for long turns.
+class BeginData(TypedDict):
+    """`BEGIN`: the first event of every episode."""
 
-    Raises:
-        LedgerError: The bytes are not an event.
+    task: TaskData
+    """The task."""
+    sample: int
+    """Number among the samples of the task, from 0: the episode id after the last "/"."""
+    run: str
+    """Id of the run, as in run.json; "" if the run has no id."""
+    fingerprint: dict[str, str]
+    """`template`: digest of tokenizer and chat template; `parser`: name of the tool parser."""
+
+
+# --- engine calls -----------------------------------------------------------------------------------------------------
+
+
+class EngineCallData(TypedDict):
+    """Fields that all events of engine calls share."""
+
+    prompt_digest: str
+    """Digest of the prompt: its ids and images as sent to the engine (`ids_digest`), 32 hex digits."""
+    prompt_tokens: int
+    """Length of that prompt in tokens."""
+    within: list[str]
+    """Ids of the tool calls that the call was made inside of, outermost first; empty: made by the agent itself."""
+
+
+class SpeculationData(TypedDict):
+    """Speculative decoding, summed over the call."""
+
+    accepted_tokens: int
+    """Draft tokens that the target model accepted."""
+    drafted_tokens: int
+    """Draft tokens that were proposed."""
+    verify_count: int
+    """Forward passes of the target model that verified drafts."""
+
+
+class CallDetail(TypedDict, total=False):
+    """Further facts about an engine call. Every key may be absent; a caller may add keys of its own."""
+
+    rid: str
+    """Request id of the last request."""
+    prompt_tokens: int
+    """Length of the prompt in tokens, as counted by the engine."""
+    cached_tokens: int | None
+    """Prompt tokens served from the engine's prefix cache; None: the engine did not report it."""
+    latency_ms: int
+    """Wall time of the call in milliseconds."""
+    agent: str
+    """Name of the agent or graph node that made the call; absent: unknown."""
+    continuations: int
+    """How many times the turn was interrupted and continued from its partial tokens; absent: 0."""
+    discarded_tokens: int
+    """Sampled tokens that were discarded because the turn started over; absent: 0."""
+    spec: SpeculationData | None
+    """Speculative decoding; None or absent: the engine did not report it."""
+    failed_calls: list[str]
+    """Why each malformed tool call of the turn could not be parsed, at most 100; absent: none was malformed."""
+    temperature: float
+    """Temperature of sampling, if kept sets are recorded; 1.0 if none was given. Absent: unknown."""
+    constrained: str
+    """What constrained decoding, such as "json_schema"; absent: decoding was not constrained."""
+
+
+class ExpertsData(TypedDict):
+    """Layout of the array `routed_experts`: which experts a mixture-of-experts model chose."""
+
+    rows: list[int]
+    """Rows that each request returned, in order. One row per token position; all rows have the same size."""
+    start: int
+    """Position in prompt plus sampled tokens that the first row belongs to."""
+
+
+class SampledData(EngineCallData):
+    """Fields of the events that hold sampled tokens."""
+
+    finish_reason: str
+    """Why sampling stopped, as the value of a `FinishReason`."""
+    finish_detail: int | str | list[int] | None
+    """The matched stop token ids or stop string (stop), the limit in tokens (length) or the engine's message (abort);
+    None: the engine did not report it."""
+    versions: list[list[Any]]
+    """Weight versions as `[version, start, end]`, in order, without gaps. Offsets are relative to the first sampled
+    token, and all sampled tokens are covered. A version of None: the engine did not report it."""
+    detail: CallDetail
+    """Further facts about the call."""
+    requests: int
+    """Requests sent for the call, retries and continuations included."""
+    routed_experts: NotRequired[ExpertsData | None]
+    """Layout of the array `routed_experts`; absent: routed experts were not requested."""
+
+
+class CallData(SampledData):
+    """`CALL`: a turn that was sampled and committed. `CallArrays` holds its tokens."""
+
+    turn: int
+    """Id of the turn: its index in the order of commit, from 0."""
+    parent: int | None
+    """Id of the turn that this one continues; None: it starts a new branch."""
+    start: int
+    """Position of the turn's first token (closing, then context) in its branch, in tokens."""
+    purpose: str
+    """What the turn was sampled for, as the value of a `TurnPurpose`."""
+    join: str
+    """How the prompt was joined to the branch, as the value of a `Join`."""
+    forked_from: int | None
+    """Id of the turn whose history was rewritten into this branch; None: history was not rewritten."""
+    images: NotRequired[list[list[Any]]]
+    """Images in `context`, in order, as `[start, positions, digest, [time, height, width]]`: offset of its first
+    placeholder token in `context`, number of placeholder tokens, SHA-256 of the PNG file that was sent, and its grid of
+    patches; absent: no images."""
+    caller: list[Any] | None
+    """`[turn id, tool call id or None]` that started this branch, as for a sub-agent; None: not started by a turn."""
+
+
+class PartialCallData(SampledData):
+    """`PARTIAL_CALL`: the tokens of a turn that were sampled before the episode was paused.
+
+    The turn is not committed yet and has no id. A later `CALL` with the same `prompt_digest` and `within` starts with
+    these tokens, or reports them in `detail["discarded_tokens"]`.
     """
-    try:
-        head_size, _ = _SIZES.unpack_from(event)
-        episode, epoch, number, kind, data, shapes = loads(event[_SIZES.size : _SIZES.size + head_size])
-        if type(episode) is not str or type(epoch) is not int or type(number) is not int or type(data) is not dict:
-            raise ValueError("its head must be an id, two numbers, a kind and an object")
-        counts = {name: count for name, _, count in shapes if type(name) is str and type(count) is int}
-        return EventHead(episode, epoch, number, EventKind(kind), data, counts)
-    except (struct.error, ValueError, TypeError) as error:
-        raise LedgerError(f"not an event: {error}") from error
 
 
-def frames(data: bytes) -> list[bytes]:
-    """Split bytes into encoded events.
+class CallErrorData(EngineCallData):
+    """`CALL_ERROR`: an engine call that failed."""
 
-    Raises:
-        LedgerError: The bytes are not a whole number of events.
+    error: str
+    """Class name of the error, one of `strands_sglang.errors`."""
+    message: str
+    """Its message."""
+    fields: dict[str, str | int | float | None]
+    """Its attributes that are plain values, by name."""
+
+
+class SampledArrays(TypedDict):
+    """Arrays of an event that holds sampled tokens."""
+
+    sampled: array[int]
+    """Sampled token ids (typecode "i"), including the stop token if one was sampled."""
+    logprobs: array[float]
+    """Natural-log probability of each sampled token when it was sampled (typecode "d"); same length as `sampled`."""
+    kept: NotRequired[array[int]]
+    """Kept sets of top-p, top-k and min-p (typecode "i"): ids of all sets in order; absent: not requested."""
+    kept_offsets: NotRequired[array[int]]
+    """Where each set begins in `kept`, and where the last one ends (typecode "i"): one entry more than `sampled`."""
+    kept_logprobs: NotRequired[array[float]]
+    """Logprob of each sampled token under the behaviour policy, renormalised over its set (typecode "d")."""
+    routed_experts: NotRequired[array[int]]
+    """Chosen experts (typecode "B"): little-endian int32, row by row as in `ExpertsData`; absent: not requested."""
+
+
+class CallArrays(SampledArrays):
+    """Arrays of a `CALL`. The prompt is the parent's branch, then `closing`, then `context`."""
+
+    closing: array[int]
+    """Token ids that close the parent's turn (typecode "i"); empty if it ended with its own end-of-turn token."""
+    context: array[int]
+    """Token ids rendered from the chat template since the parent's turn (typecode "i")."""
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+class ToolData(TypedDict):
+    """`TOOL`: the result of a tool call."""
+
+    id: str
+    """Id of the tool call."""
+    name: str
+    """Name of the tool."""
+    arguments_digest: str
+    """Digest of the arguments (`arguments_digest`), 16 hex digits."""
+    arguments: Any
+    """The arguments; None: only their digest is recorded (`tool_arguments="digest"`), or they are not JSON data."""
+    result: dict[str, Any] | None
+    """Status and content, without the call id; None: the result is not JSON data, so a resumed agent runs the tool
+    again."""
+    outcome: str
+    """How the call ended: "result", "raised", "timeout", or "refused" (not run because of the episode's limit)."""
+    raised: str | None
+    """Class and message of the error that the tool raised; None: it raised none."""
+    raised_at: str | None
+    """File, line and function that raised it; None: no error, or unknown."""
+    seconds: float
+    """Duration of the call in seconds, including waits of the tool's own turns."""
+    calls: int
+    """Turns that were committed inside of the tool call, as by a sub-agent."""
+    within: list[str]
+    """Ids of the tool calls that this call was made inside of, outermost first."""
+
+
+# --- resume, rollback, reward, end ------------------------------------------------------------------------------------
+
+
+class ResumeData(TypedDict):
+    """`RESUME`: another process took over the episode."""
+
+    from_event: int
+    """Number of the last event that it kept."""
+    head: str
+    """Digest of that event, in hex."""
+    pid: int
+    """Process id of the new process."""
+    worker: str
+    """Worker name of the new process."""
+    mark: str
+    """Random hex digits, so that two processes that take over the same event write different events."""
+
+
+class RollbackData(TypedDict):
+    """`ROLLBACK`: turns that no longer belong to the episode."""
+
+    turns: int
+    """Number of turns that remain: turns with this id or a higher one are removed."""
+    cause: str
+    """Why, as the value of a `RollbackCause`."""
+    event: int | None
+    """Number of the first recorded event that was not repeated; None: unknown, or all were repeated."""
+    reason: str
+    """Explanation for people."""
+
+
+class RollbackCause(str, Enum):
+    """Why turns were rolled back."""
+
+    DIVERGED = "diverged"
+    """The resumed agent did something other than what is recorded."""
+    RESET = "reset"
+    """The agent was reset and starts over. A replayed agent repeats its earlier turns first."""
+    REPLACED = "replaced"
+    """The agent was reset, and a turn with the id of a recorded one was committed."""
+
+
+class RewardData(TypedDict):
+    """`REWARD`: a score of the episode. The last one after the last `RESUME` counts."""
+
+    value: float | None
+    """The reward; None: not scored, or scoring failed."""
+    parts: dict[str, float]
+    """Further numbers by name; never trained on."""
+    steps: list[float]
+    """One number per turn of the agent itself, in order; empty: the episode was scored as a whole."""
+    error: str | None
+    """Why scoring failed; None: it did not fail."""
+    time: NotRequired[float]
+    """Unix time in seconds; only on scores that were added after the end."""
+
+
+class TeacherData(TypedDict):
+    """`TEACHER`: logprobs of a teacher model for all sampled tokens in the episode's trajectories.
+
+    The last one after the last `RESUME` counts.
     """
-    events, at = [], 0
-    while at < len(data):
-        if at + _SIZES.size > len(data):
-            raise LedgerError(f"{len(data) - at} bytes after the last event")
-        head_size, blob_size = _SIZES.unpack_from(data, at)
-        end = at + _SIZES.size + head_size + blob_size + DIGEST_BYTES
-        if end > len(data):
-            raise LedgerError(f"an event of {end - at} bytes must fit in the {len(data) - at} bytes left")
-        events.append(data[at:end])
-        at = end
-    return events
+
+    model: str
+    """The teacher, as its engine reports it."""
+    weight_version: str | None
+    """Its weight version; None: its engine reports none."""
+    temperature: float
+    """Temperature of the logprobs: always 1, because an engine computes those of a prompt at no other."""
+    top: int
+    """Number of likeliest ids per token; 0: not requested."""
+    branches: list[list[Any]]
+    """`[branch, tokens, digest]` of each branch that was sent to the teacher: id of its last turn, number of tokens
+    that were sent, and their digest (`ids_digest`)."""
+    turns: list[list[int]]
+    """`[turn id, count]`: the turns that the arrays hold, one after the other, with their sampled tokens."""
+    time: float
+    """Unix time in seconds."""
 
 
-def first_size(data: bytes) -> int:
-    """Return the declared size of the first event in bytes. The data may end before the event does.
+class TeacherArrays(TypedDict):
+    """Arrays of a `TEACHER`."""
 
-    Raises:
-        LedgerError: The data is too short to contain a size.
-    """
-    if len(data) < _SIZES.size:
-        raise LedgerError(f"{len(data)} bytes are too short for an event")
-    head_size, blob_size = _SIZES.unpack_from(data)
-    return int(_SIZES.size + head_size + blob_size + DIGEST_BYTES)
-
-
-def episode_of(event: bytes) -> str:
-    """Return the episode id of an encoded event, without decoding the rest.
-
-    Raises:
-        LedgerError: The bytes are not an event.
-    """
-    try:
-        head_size, _ = _SIZES.unpack_from(event)
-        if (name := _EPISODE.match(event, _SIZES.size, _SIZES.size + head_size)) is None:
-            raise ValueError("it does not start with an episode id")
-        episode: str = orjson.loads(name.group(1))
-        return episode
-    except (struct.error, ValueError) as error:
-        raise LedgerError(f"not an event: {error}") from error
+    logprobs: array[float]
+    """Logprob of each sampled token (typecode "d"), of one turn after the other as in `TeacherData.turns`."""
+    top_ids: array[int]
+    """The likeliest ids of each token (typecode "i"), likeliest first: `top` per token."""
+    top_logprobs: array[float]
+    """Their logprobs (typecode "d")."""
 
 
-def link(previous: bytes, body: bytes) -> bytes:
-    """Return the digest of an event with this body that follows `previous`."""
-    return hashlib.blake2b(previous + body, digest_size=DIGEST_BYTES).digest()
+class FailureData(TypedDict):
+    """The error that ended an episode."""
+
+    kind: str
+    """Class name of the error."""
+    message: str
+    """Its message."""
+    where: str
+    """Its traceback."""
 
 
-def ids_digest(ids: Any, images: Iterable[str] = ()) -> str:
-    """Return the digest of token ids, such as a prompt as it was sent, as 32 hex digits.
+class MessagesData(TypedDict):
+    """The messages of the agent: those of one branch's conversation, then the rest."""
 
-    Args:
-        ids: The ids, with a placeholder for every position of an image.
-        images: Digests of the images among them, in order.
-    """
-    whole = ids if isinstance(ids, array) and ids.typecode == "i" else array("i", list(ids))
-    state = hashlib.blake2b(memoryview(whole).cast("B"), digest_size=DIGEST_BYTES)
-    for image in images:
-        state.update(bytes.fromhex(image))
-    return state.hexdigest()
+    branch: int | None
+    """Last turn of the branch in `EndData.conversations` whose messages come first; None: there is none."""
+    rest: str
+    """The messages after those, as JSON text."""
+
+
+class TrajectorySummary(TypedDict):
+    """One trajectory that the end of an episode declares."""
+
+    branch: int
+    """Id of the branch's last turn."""
+    trained_turns: list[int]
+    """Ids of the turns with trained tokens in this trajectory."""
+    tokens: int
+    """Length in tokens."""
+    trained_tokens: int
+    """Number of trained tokens."""
+    digest: str
+    """`trajectory_digest`, 32 hex digits."""
+
+
+class EndData(TypedDict):
+    """`END`: the last event of an episode, except for later scores."""
+
+    end_reason: str
+    """Why the episode ended, as the value of an `EndReason`."""
+    time: float
+    """Unix time in seconds."""
+    failure: FailureData | None
+    """The error that ended it; None: no error."""
+    metrics: dict[str, Any]
+    """Counts and times, as `EpisodeMetrics.to_dict` returns them."""
+    text: str
+    """The agent's final text; "" if there is none."""
+    conversations: str
+    """The conversation of each branch, as JSON text (`provider/episode.py`)."""
+    messages: MessagesData
+    """The messages of the agent."""
+    rejected: list[int]
+    """Ids of the turns that the agent discarded: recorded, never trained."""
+    trajectories: list[TrajectorySummary]
+    """All trajectories of the episode, in the order of `TokenTree.trajectories`."""

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import Event, EventKind, decoded, episode_of, first_link, link
+from strands_sglang.ledger.encoding import decoded, episode_of, first_link, link
+from strands_sglang.ledger.event import Event, EventKind, ResumeData, data_of
 from strands_sglang.ledger.files import FileStore
 from strands_sglang.ledger.record import ChainFault, ChainProblem, EpisodeRecord
-from strands_sglang.ledger.run_dir import read_run, shard_paths
-from strands_sglang.ledger.schema import ResumeData, data_of
+from strands_sglang.ledger.run_dir import check_format, read_run, shard_paths
 from strands_sglang.ledger.shard import ShardReader, ShardState
 
 
@@ -132,6 +132,7 @@ class Ledger:
     @cached_property
     def _index(self) -> dict[str, _Episode]:
         index: dict[str, _Episode] = {}
+        check_format(self.directory)
         for path in shard_paths(self.directory):
             reader = ShardReader(path)
             for block in reader:
@@ -261,7 +262,7 @@ def _epochs_fit(node: _Node, before: _Node) -> bool:
     if event.kind is not EventKind.RESUME:
         return event.epoch == before.event.epoch
     resume = data_of(event, ResumeData)
-    named = (resume.get("from"), resume.get("head"))
+    named = (resume.get("from_event"), resume.get("head"))
     return event.epoch > before.event.epoch and named == (before.event.number, before.event.digest.hex())
 
 

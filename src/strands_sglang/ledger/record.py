@@ -17,23 +17,26 @@ from typing import Any
 from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.chat.image_files import image_file
 from strands_sglang.errors import ConfigurationError, CountMismatchError, LedgerError, UnsupportedContentError
-from strands_sglang.ledger.event import AFTER_END, Event, EventKind, decoded, encoded, first_link, frames, link
-from strands_sglang.ledger.files import FileStore, contents_in
-from strands_sglang.ledger.schema import (
+from strands_sglang.ledger.encoding import decoded, encoded, first_link, frames, link
+from strands_sglang.ledger.event import (
+    AFTER_END,
     CallArrays,
     CallData,
     EndData,
+    Event,
+    EventKind,
     RollbackData,
     TeacherArrays,
     TeacherData,
     arrays_of,
     data_of,
 )
+from strands_sglang.ledger.files import FileStore, contents_in
 from strands_sglang.ledger.shard import LARGEST_BLOCK
 from strands_sglang.tokens import TeacherLogprobs, TokenTree, Trajectory, TurnStatus
 from strands_sglang.tokens.serialization import RECORD_FORMAT
 
-_PORTABLE_MAGIC = b"sgep1"
+_PORTABLE_MAGIC = b"sgep2"
 
 
 class ChainFault(str, Enum):
@@ -256,7 +259,7 @@ def _turn(event: Event, rejected: set[int], scores: Mapping[int, TeacherLogprobs
         "id": call["turn"],
         "parent": call["parent"],
         "start": call["start"],
-        "finish": call["finish"],
+        "finish_reason": call["finish_reason"],
         "purpose": call["purpose"],
         "join": call["join"],
         "forked_from": call["forked_from"],

@@ -1,4 +1,4 @@
-"""The directory of a run: which files it holds, and its JSON files (`run.json`, and the format of `seal.json`).
+"""The directory of a run: which files it holds, its format version, and its JSON files.
 
     run.json           written once, when the run begins
     ledger/*.ledger    shards: the events of one process each (`shard.py`)
@@ -6,14 +6,15 @@
     index/*.jsonl      summary rows of ended episodes: derived, may be deleted (`summary.py`)
     seal.json          written when the run ends (`seal.py`)
 
-Invariant: a JSON file in this directory exists complete, or not at all.
+Invariants: a JSON file in this directory exists complete, or not at all. A directory of another format version is
+refused, never misread.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,10 @@ from strands_sglang.errors import LedgerError
 
 _MAX_JSON_BYTES = 1 << 28  # a seal takes about 40 bytes for each MiB of the ledger
 
-FORMAT = 1
-"""Format version of everything in a run directory except seals."""
-SEAL_FORMAT = 2
-"""Format version of new seals. The root digest covers run.json since version 2; in version 1, only the episodes."""
-SEAL_FORMATS = (1, SEAL_FORMAT)
-"""Format versions of seals that can be read."""
+FORMAT = 2
+"""Format version of everything in a run directory. A directory of another version is refused."""
+MAGIC = b"strands-sglang ledger %d\n" % FORMAT
+"""First line of every shard."""
 
 
 def shard_paths(directory: Path) -> list[Path]:
@@ -59,6 +58,34 @@ def write_run(directory: Path | str, about: Mapping[str, Any]) -> dict[str, Any]
     return values
 
 
+def check_format(directory: Path | str) -> None:
+    """Raise LedgerError if run.json and the shards have another format version.
+
+    A run.json that is missing, damaged or in contradiction with the shards is accepted: `verify` reports it.
+    """
+    folder = Path(directory)
+    try:
+        with open_file(folder / "run.json") as file:
+            values = loads(file.read(_MAX_JSON_BYTES))
+        for path in shard_paths(folder)[:1]:
+            with open_file(path) as file:
+                if file.read(len(MAGIC)) == MAGIC:
+                    return
+    except (OSError, ValueError):
+        return
+    if isinstance(values, dict):
+        _check_format(directory, values)
+
+
+def _check_format(path: Path | str, values: Mapping[str, Any]) -> None:
+    found = values.get("format")
+    if type(found) is int and found != FORMAT:
+        raise LedgerError(
+            f"{path} has ledger format {found}, and this version of strands-sglang reads format {FORMAT} only: use the "
+            "version that wrote it, or record the run again"
+        )
+
+
 def read_run(directory: Path | str) -> dict[str, Any] | None:
     """Return the content of run.json, or None if the file does not exist.
 
@@ -82,15 +109,11 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         raise LedgerError(f"{path} cannot be written: {error}") from error
 
 
-def read_json(path: Path, formats: Collection[int] = (FORMAT,)) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
     """Return the content of a JSON file, or None if the file does not exist.
 
-    Args:
-        path: The file.
-        formats: Accepted format versions.
-
     Raises:
-        LedgerError: The file is not a JSON object of an accepted format version.
+        LedgerError: The file is not a JSON object, or has another format version.
     """
     try:
         with open_file(path) as file:
@@ -102,6 +125,7 @@ def read_json(path: Path, formats: Collection[int] = (FORMAT,)) -> dict[str, Any
         return None
     except (OSError, ValueError) as error:
         raise LedgerError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict) or type(values.get("format")) is not int or values["format"] not in formats:
-        raise LedgerError(f"{path} must have format {' or '.join(map(str, formats))}")
+    if not isinstance(values, dict) or type(values.get("format")) is not int:
+        raise LedgerError(f"{path} must be a JSON object with the number of its format")
+    _check_format(path, values)
     return values

@@ -1,6 +1,6 @@
 """The seal of a finished run: `seal` writes seal.json, `check_seal` compares the shards with it.
 
-Invariant: a seal holds the size and digests of every shard, so a missing, truncated or changed shard is detected and
+Invariant: a seal holds the size and digests of every shard, so a missing, shortened or changed shard is detected and
 located.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 
 from strands_sglang._files import open_file
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import DIGEST_BYTES
+from strands_sglang.ledger.encoding import DIGEST_BYTES
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.ledger.run_dir import SEAL_FORMAT, SEAL_FORMATS, read_json, shard_paths, write_json
+from strands_sglang.ledger.run_dir import FORMAT, read_json, shard_paths, write_json
 
 _PIECE = 1 << 20
 
@@ -28,7 +28,7 @@ class SealFault(str, Enum):
 
     MISSING = "missing"
     """The file does not exist."""
-    TRUNCATED = "truncated"
+    SHORTER = "shorter"
     """Its end is missing; the rest is unchanged."""
     CHANGED = "changed"
     """Its content was changed."""
@@ -78,7 +78,7 @@ def seal(directory: Path | str) -> dict[str, Any]:
         raise LedgerError(f"the ledger in {folder} cannot be read: {error}") from error
     run_file = _digests(folder / "run.json")["digest"]
     values = {
-        "format": SEAL_FORMAT,
+        "format": FORMAT,
         "run": run.get("run"),
         "created": round(time.time(), 3),
         "episodes": len(heads),
@@ -106,7 +106,7 @@ def read_seal(directory: Path | str) -> dict[str, Any] | None:
     Raises:
         LedgerError: The file cannot be read.
     """
-    return read_json(Path(directory) / "seal.json", SEAL_FORMATS)
+    return read_json(Path(directory) / "seal.json")
 
 
 def check_seal(directory: Path | str) -> list[SealFinding]:
@@ -173,7 +173,7 @@ def _compared(path: Path, sealed: Mapping[str, Any]) -> SealFinding | None:
         return SealFinding(SealFault.CHANGED, path.name, changed * _PIECE, message)
     if found["bytes"] < sealed["bytes"]:
         message = f"the file must have the {sealed['bytes']} bytes that were sealed, got {size}"
-        return SealFinding(SealFault.TRUNCATED, path.name, size, message)
+        return SealFinding(SealFault.SHORTER, path.name, size, message)
     if size > sealed["bytes"]:
         message = f"the file must have the {sealed['bytes']} bytes that were sealed, got {size}"
         return SealFinding(SealFault.LONGER, path.name, sealed["bytes"], message)

@@ -29,10 +29,9 @@ import orjson
 
 from strands_sglang._files import loads, open_file, sync_folder
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import first_size, frames
+from strands_sglang.ledger.encoding import first_size, frames
+from strands_sglang.ledger.run_dir import FORMAT, MAGIC
 
-MAGIC = b"strands-sglang ledger 1\n"
-"""First line of every shard."""
 MARK = bytes.fromhex("e3d1a07f5b92c4188e6a35f9d20b7c46")
 """Start of each section: 16 bytes that are unlikely to occur anywhere else."""
 SECTION_BYTES = 4 << 20
@@ -246,7 +245,7 @@ class ShardReader:
             if first == MAGIC:
                 return len(MAGIC), None
             torn = MAGIC.startswith(first.rstrip(b"\0")) and self._zeros(file, len(MAGIC))
-            raise _BrokenError(_torn_if(torn), "the first line is not that of a ledger")
+            raise _BrokenError(_torn_if(torn), f"the first line is not that of a ledger of format {FORMAT}")
         if self._closed:
             raise _BrokenError(ShardVerdict.DAMAGED, "there is data after the closing block")
         if first.startswith(MARK):

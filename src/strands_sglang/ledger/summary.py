@@ -24,7 +24,8 @@ import orjson
 from strands_sglang._files import loads, open_file
 from strands_sglang._json import jsonable
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import AFTER_END, EventHead, EventKind, decoded_head
+from strands_sglang.ledger.encoding import EventHead, decoded_head
+from strands_sglang.ledger.event import AFTER_END, EventKind
 from strands_sglang.ledger.reader import Ledger
 
 INDEX_FOLDER = "index"
@@ -41,7 +42,7 @@ class SummaryRow(TypedDict):
 
     id: str
     """Id of the episode."""
-    task: str
+    task_id: str
     """Id of the task."""
     sample: int
     """Number among the samples of the task, from 0."""
@@ -49,7 +50,7 @@ class SummaryRow(TypedDict):
     """The newest reward; None: not scored, or scoring failed."""
     reward_error: str | None
     """Why scoring failed, shortened; None: it did not."""
-    end: str | None
+    end_reason: str | None
     """Why it ended, as the value of an `EndReason`; None: it has not ended."""
     failure: str | None
     """Class and message of the error that ended it, shortened; None: no error."""
@@ -59,22 +60,21 @@ class SummaryRow(TypedDict):
     """Number of branches; 0 if it has not ended."""
     tokens: int
     """Recorded tokens; a token that several branches share counts once."""
-    sampled: int
+    sampled_tokens: int
     """Sampled tokens; part of `tokens`."""
     prompt_tokens: int
     """Tokens of all prompts together; a token counts each time it was sent."""
     cached_tokens: int
     """The part of `prompt_tokens` served from the engine's prefix cache, as far as it was reported."""
     tool_calls: int
-    """Tool calls."""
     tool_errors: int
     """Tool calls with an error as their result."""
     failed_calls: int
     """Malformed tool calls."""
     versions: list[str | None]
     """Weight versions in the order of first use, at most 64; None: the engine did not report one."""
-    ended: float | None
-    """Unix time of the end in seconds; None: it has not ended, or its ledger does not state it."""
+    end_time: float | None
+    """Unix time of the end in seconds; None: it has not ended."""
     seconds: float
     """Seconds from start to end in the last process; 0 if it has not ended."""
     engine_seconds: float
@@ -91,32 +91,19 @@ class SummaryRow(TypedDict):
     """Number of events that the row covers."""
 
 
-_DEFAULTS: dict[str, tuple[tuple[type, ...], Any]] = {
-    "task": ((str,), ""),
-    "sample": ((int,), 0),
-    "reward": ((int, float), None),
-    "reward_error": ((str,), None),
-    "end": ((str,), None),
-    "failure": ((str,), None),
-    "turns": ((int,), 0),
-    "branches": ((int,), 0),
-    "tokens": ((int,), 0),
-    "sampled": ((int,), 0),
-    "prompt_tokens": ((int,), 0),
-    "cached_tokens": ((int,), 0),
-    "tool_calls": ((int,), 0),
-    "tool_errors": ((int,), 0),
-    "failed_calls": ((int,), 0),
-    "ended": ((int, float), None),
-    "seconds": ((int, float), 0.0),
-    "engine_seconds": ((int, float), 0.0),
-    "tool_seconds": ((int, float), 0.0),
-    "prompt": ((str,), ""),
-    "text": ((str,), ""),
-    "epoch": ((int,), 0),
-    "events": ((int,), 0),
+# The accepted types and the default of each declared type of a column.
+_CHECKS: dict[str, tuple[tuple[type, ...], Any]] = {
+    "str": ((str,), ""),
+    "str | None": ((str,), None),
+    "int": ((int,), 0),
+    "float": ((int, float), 0.0),
+    "float | None": ((int, float), None),
 }
-"""Accepted types and the default of every column except `id` and `versions`."""
+_COLUMNS = {
+    name: _CHECKS[kind.__forward_arg__]
+    for name, kind in SummaryRow.__annotations__.items()
+    if name not in ("id", "versions")
+}
 
 
 def finished_row(
@@ -139,17 +126,14 @@ def finished_row(
         events: Number of its events.
     """
     metrics = end.get("metrics")
-    metrics = metrics if isinstance(metrics, dict) else {}
     failure = end.get("failure")
     values = {
-        **{name: metrics.get(name) for name in _SAME_NAME},
+        **(metrics if isinstance(metrics, dict) else {}),  # its names are those of the columns
         **_begin_values(id, begin),
         **_reward_values(reward),
-        "end": end.get("ended"),
+        "end_reason": end.get("end_reason"),
         "failure": _short(f"{failure.get('kind')}: {failure.get('message')}") if isinstance(failure, dict) else None,
-        "sampled": metrics.get("sampled_tokens"),
-        "versions": metrics.get("versions"),
-        "ended": end.get("time"),
+        "end_time": end.get("time"),
         "text": _short(end.get("text")),
         "epoch": epoch,
         "events": events,
@@ -157,16 +141,10 @@ def finished_row(
     return checked_row(id, values)
 
 
-_SAME_NAME = (
-    *("turns", "branches", "tokens", "prompt_tokens", "cached_tokens", "tool_calls", "tool_errors", "failed_calls"),
-    *("seconds", "engine_seconds", "tool_seconds"),
-)
-
-
 def checked_row(id: str, values: Mapping[str, Any]) -> SummaryRow:
     """Return a row with every column; values of a wrong type are replaced by the column's default."""
     row: dict[str, Any] = {"id": id}
-    for name, (types, default) in _DEFAULTS.items():
+    for name, (types, default) in _COLUMNS.items():
         value = values.get(name)
         row[name] = value if type(value) in types else default
     versions = values.get("versions")
@@ -356,7 +334,7 @@ def _light(head: EventHead) -> dict[str, Any]:
     """Return the data of an event without messages, results and trajectories."""
     data = head.data
     if head.kind is EventKind.END:
-        return {name: data.get(name) for name in ("ended", "time", "failure", "metrics")} | {
+        return {name: data.get(name) for name in ("end_reason", "time", "failure", "metrics")} | {
             "text": _short(data.get("text"))
         }
     if head.kind is EventKind.BEGIN:
@@ -370,7 +348,7 @@ def _light(head: EventHead) -> dict[str, Any]:
         detail = detail if isinstance(detail, dict) else {}
         return {
             "turn": data.get("turn"),
-            "sent": data.get("sent"),
+            "prompt_tokens": data.get("prompt_tokens"),
             "versions": [span[0] for span in _list(data.get("versions")) if _is_span(span)],
             "cached": detail.get("cached_tokens"),
             "latency": detail.get("latency_ms"),
@@ -420,8 +398,8 @@ def _running_values(heads: Iterable[EventHead]) -> dict[str, Any]:
     return {
         "turns": len(calls),
         "tokens": sampled + sum(call.counts.get(name, 0) for call in calls for name in ("closing", "context")),
-        "sampled": sampled,
-        "prompt_tokens": int(sum(_number(call.data["sent"]) for call in calls)),
+        "sampled_tokens": sampled,
+        "prompt_tokens": int(sum(_number(call.data["prompt_tokens"]) for call in calls)),
         "cached_tokens": int(sum(_number(call.data["cached"]) for call in calls)),
         "tool_calls": len(tools),
         "tool_errors": sum(tool.data["failed"] for tool in tools),
@@ -440,7 +418,7 @@ def _reward_values(reward: Mapping[str, Any] | None) -> dict[str, Any]:
 def _begin_values(id: str, begin: Mapping[str, Any]) -> dict[str, Any]:
     task, sample = id.rpartition("/")[::2]
     return {
-        "task": _task(begin).get("id", task),
+        "task_id": _task(begin).get("id", task),
         "sample": begin.get("sample", int(sample) if sample.isascii() and sample.isdigit() else 0),
         "prompt": _prompt(begin),
     }

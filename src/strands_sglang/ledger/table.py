@@ -13,12 +13,12 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import orjson
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang._files import replace_file
 from strands_sglang.errors import CountMismatchError, LedgerError, RecordError, TreeError
+from strands_sglang.ledger.event import BeginData, EndData, RewardData, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import BeginData, EndData, RewardData, data_of
 from strands_sglang.tokens import ImageSpan, KeptSets, TeacherLogprobs, Trajectory
 
 try:
@@ -75,6 +75,7 @@ SCHEMA = pa.schema(
 )
 """The columns, in order. Columns of a trajectory are named after the fields of `Trajectory`."""
 
+_OTHER = ("version_names", "turn_ids", "branch", "tree", "agent", "main", "images", "kept", "teacher")
 _BATCH_TOKENS = 1 << 20
 _DICTIONARY = ["episode", "task_id", "end_reason", "agent", "tree", "task", "metrics", "version_names.list.element"]
 
@@ -191,10 +192,20 @@ def trajectories_of(path: Path | str) -> Iterator[Trajectory]:
     except (OSError, pa.ArrowInvalid) as error:
         raise LedgerError(f"{path} cannot be read: {error}") from error
     with file:
-        columns = [*_PER_TOKEN, "version_names", "turn_ids", "branch", "tree"]
+        columns = [
+            *_PER_TOKEN,
+            "version_names",
+            "turn_ids",
+            "branch",
+            "tree",
+            "agent",
+            "main",
+            "images",
+            "kept",
+            "teacher",
+        ]
         if missing := sorted(set(columns) - set(file.schema_arrow.names)):
             raise LedgerError(f"{path} has no column {', '.join(missing)}")
-        columns += [name for name in ("agent", "main", "images", "kept", "teacher") if name in file.schema_arrow.names]
         for batch in file.iter_batches(batch_size=64, columns=columns):
             for number in range(batch.num_rows):
                 row = {name: batch.column(name)[number] for name in columns}
@@ -215,16 +226,19 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
             name: np.array(row[name], kind.to_pandas_dtype()) for name, kind in _PER_TOKEN.items()
         }
         names, turn_ids = tuple(row["version_names"]), tuple(int(id) for id in row["turn_ids"])
-        agent, main = row.get("agent"), row.get("main") is True  # absent in tables of earlier versions
         branch, tree = int(row["branch"]), row["tree"]
         images = tuple(
-            ImageSpan(one["start"], one["positions"], one["digest"], tuple(one["grid"]))
-            for one in row.get("images") or ()
+            ImageSpan(one["start"], one["positions"], one["digest"], tuple(one["grid"])) for one in row["images"]
         )
-        about: dict[str, Any] = {"version_names": names, "turn_ids": turn_ids, "agent": agent, "main": main}
-        kept = None if row.get("kept") is None else KeptSets.from_dict(row["kept"])
-        teacher = None if row.get("teacher") is None else TeacherLogprobs.from_dict(row["teacher"])
-        about |= {"images": images, "kept": kept, "teacher": teacher}
+        about: dict[str, Any] = {
+            "version_names": names,
+            "turn_ids": turn_ids,
+            "agent": row["agent"],
+            "main": row["main"],
+        }
+        kept = None if row["kept"] is None else KeptSets.from_dict(row["kept"])
+        teacher = None if row["teacher"] is None else TeacherLogprobs.from_dict(row["teacher"])
+        about |= {"agent": row["agent"], "main": row["main"], "images": images, "kept": kept, "teacher": teacher}
         trajectory = Trajectory(branch=branch, tree=tree, **arrays, **about)
         trajectory.validate()
     except (KeyError, TypeError, ValueError, OverflowError, CountMismatchError, TreeError) as error:
@@ -288,9 +302,9 @@ def _about_record(record: EpisodeRecord) -> dict[str, Any]:
         "task_id": begin["task"]["id"],
         "sample": begin["sample"],
         "reward": None if record.reward is None else data_of(record.reward, RewardData)["value"],
-        "end_reason": None if end is None else end.get("ended"),
+        "end_reason": None if end is None else end["end_reason"],
         "task": orjson.dumps(begin["task"]).decode(),
-        "metrics": orjson.dumps({} if end is None else end.get("metrics", {})).decode(),
+        "metrics": orjson.dumps({} if end is None else end["metrics"]).decode(),
     }
 
 

@@ -115,9 +115,9 @@ class CallFacts:
     """How it was joined to its parent."""
     referenced_turns: tuple[int, ...]
     """Ids of other turns it refers to: the turn it was forked from, and its caller."""
-    prompt: str
+    prompt_digest: str
     """Digest of the prompt that was sent."""
-    sent: int
+    prompt_tokens: int
     """Number of tokens in that prompt."""
     detail: Mapping[str, Any]
     """Further recorded details of the call."""
@@ -134,7 +134,7 @@ class CallFacts:
     images: tuple[ImageFacts, ...] = ()
     """Images in `context`, in order."""
     kept: KeptFacts | None = None
-    """Kept sets of truncated sampling; None if not recorded."""
+    """Kept sets of top-p, top-k and min-p; None if not recorded."""
 
     @property
     def first(self) -> int:
@@ -196,11 +196,10 @@ def read_call(event: Event) -> CallFacts:
     sampled, logprobs = _array(event, "sampled", "i"), _array(event, "logprobs", "d")
     if len(logprobs) != len(sampled):
         raise LedgerError(f"{len(sampled)} sampled tokens but {len(logprobs)} logprobs")
-    within = data.get("within", [])
+    within = data.get("within")
     if not isinstance(within, list) or not all(isinstance(call, str) for call in within):
         raise LedgerError(f"within must be a list of tool call ids, got {within!r:.100}")
-    if "requests" in data:
-        _count(data, "requests")
+    _count(data, "requests")
     facts = CallFacts(
         number=event.number,
         turn=_count(data, "turn"),
@@ -209,8 +208,8 @@ def read_call(event: Event) -> CallFacts:
         purpose=_text(data, "purpose"),
         join=_text(data, "join"),
         referenced_turns=tuple(id for id in (forked_from, None if caller is None else caller[0]) if id is not None),
-        prompt=_text(data, "prompt"),
-        sent=_count(data, "sent"),
+        prompt_digest=_text(data, "prompt_digest"),
+        prompt_tokens=_count(data, "prompt_tokens"),
         detail=data["detail"] if isinstance(data.get("detail"), dict) else {},
         closing=_array(event, "closing", "i"),
         context=_array(event, "context", "i"),
@@ -224,7 +223,7 @@ def read_call(event: Event) -> CallFacts:
         facts.images = read_images(data["images"], facts.context)
     if facts.purpose not in PURPOSES:
         raise LedgerError(f"purpose must be one of {', '.join(PURPOSES)}, got {facts.purpose!r:.50}")
-    _text(data, "finish")
+    _text(data, "finish_reason")
     _check_experts(event, facts.end)
     return facts
 
@@ -326,13 +325,13 @@ _NO_POSITION = {"turn": 0, "parent": None, "start": 0, "purpose": "episode", "jo
 
 
 def _request_key(event: Event) -> tuple[str, ...]:
-    return (str(event.data.get("prompt")), *map(str, event.data.get("within", ())))
+    return (str(event.data.get("prompt_digest")), *map(str, event.data.get("within", ())))
 
 
 def _read_partial(event: Event) -> CallFacts:
     empty = {name: event.arrays["sampled"][:0] for name in ("closing", "context")} if "sampled" in event.arrays else {}
-    experts = {"experts": None}  # their rows start at a position that a partial call does not record
-    arrays = {name: values for name, values in event.arrays.items() if name != "experts"}
+    experts = {"routed_experts": None}  # their rows start at a position that a partial call does not record
+    arrays = {name: values for name, values in event.arrays.items() if name != "routed_experts"}
     return read_call(replace(event, data={**event.data, **_NO_POSITION, **experts}, arrays={**arrays, **empty}))
 
 
@@ -349,16 +348,16 @@ def _versions(facts: CallFacts) -> list[str | None]:
 
 
 def _check_experts(event: Event, end: int) -> None:
-    experts: Any = event.data.get("experts")
-    values = event.arrays.get("experts")
+    experts: Any = event.data.get("routed_experts")
+    values = event.arrays.get("routed_experts")
     if experts is None and values is None:
         return
     rows = experts.get("rows") if isinstance(experts, dict) else None
     if values is None or not isinstance(rows, list) or not all(_is_count(row) for row in rows):
-        raise LedgerError(f"experts must have an array and a list of row counts, got {experts!r:.100}")
+        raise LedgerError(f"routed_experts must have an array and a list of row counts, got {experts!r:.100}")
     count, start = sum(rows), _count(experts, "start")
     if start + count > end or (len(values) % (4 * count) if count else len(values)):
-        raise LedgerError(f"{len(values)} bytes of experts do not fit {count} rows from position {start} of {end}")
+        raise LedgerError(f"{len(values)} bytes of routed experts do not fit {count} rows from {start} of {end}")
 
 
 def _read_kept(event: Event, count: int) -> KeptFacts:

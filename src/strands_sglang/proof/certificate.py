@@ -160,7 +160,7 @@ class Certificate:
         tokens = self.tokens
         total = sum(self.episodes.values())
         differ, orphans = counted(self.audit_differences, "differs", "differ"), counted(self.orphans, "event")
-        masked = _list((name, getattr(tokens, name)) for name in _NOT_TRAINED)
+        masked = _list((name.replace("_", " "), getattr(tokens, name)) for name in _NOT_TRAINED)
         weights = ", ".join(f"{version or 'unknown'}: {count:,}" for version, count in self.versions.most_common(8))
         rows = [
             ("run", self.run or "unknown"),
@@ -193,11 +193,11 @@ class Certificate:
         return "\n".join(map(escape_for_terminal, lines))
 
 
-_NOT_TRAINED = ("rejected", "side", "constrained", "cut", "unfinished")
+_NOT_TRAINED = ("rejected", "side", "constrained", "rolled_back", "unfinished")
 _MEANING = {
     Verdict.PROVED: "every prompt equals the recorded branch; every trained token was sampled at its position",
     Verdict.UNFINISHED: "the record is consistent so far; an end event or the seal is not written yet",
-    Verdict.TRUNCATED: "a file or the end of a file is missing; the rest is consistent",
+    Verdict.DATA_LOST: "a file or the end of a file is missing; the rest is consistent",
     Verdict.BROKEN: "the record contradicts itself: it was changed, or written incorrectly",
 }
 _SEALS = {

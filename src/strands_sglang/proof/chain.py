@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import Event, EventKind, decoded, first_link, link
+from strands_sglang.ledger.encoding import decoded, first_link, link
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.proof.finding import Finding, FindingKind
 
 
@@ -189,7 +190,7 @@ def _epoch_faults(entry: ChainEntry) -> Iterable[Finding]:
     if before is None or event.epoch <= epoch:
         message = f"a takeover must raise the epoch, got {event.epoch} after {epoch}"
         yield entry.finding(FindingKind.ORDER, message)
-    elif (event.data.get("from"), event.data.get("head")) != (event.number - 1, before.event.digest.hex()):
+    elif (event.data.get("from_event"), event.data.get("head")) != (event.number - 1, before.event.digest.hex()):
         yield entry.finding(FindingKind.ORDER, "the takeover names another event than the one it continues")
 
 

@@ -31,9 +31,8 @@ from strands_sglang.proof.trajectories import (
     trainable_turns,
 )
 
-REOPENED = ("engine_error", "agent_error", "not_needed", "engine", "agent", "cut_short")
-"""End reasons after which an episode may be resumed; the last three as development versions spelled them. The end event
-then no longer counts."""
+REOPENED = ("engine_error", "agent_error", "not_needed")
+"""End reasons after which an episode may be resumed. The end event then no longer counts."""
 
 
 @dataclass(slots=True)
@@ -192,7 +191,7 @@ class _EventChecker:
         digest = self._prompt_digest(state, facts)
         if facts.parent in self.after_wrong_prompt:
             self.after_wrong_prompt.add(facts.turn)
-        elif digest != facts.prompt:
+        elif digest != facts.prompt_digest:
             self.after_wrong_prompt.add(facts.turn)
             first = 0 if facts.parent is None else turns[facts.parent].first
             what = "closing or context" if facts.parent is None else "the parent's sampled tokens, closing or context"
@@ -201,7 +200,7 @@ class _EventChecker:
                 f"{facts.first - 1} ({what}) was changed"
             )
             proof.findings.append(entry.finding(FindingKind.PROMPT, why, turn=facts.turn, token=first))
-        counts = {"sent": facts.sent, "detail.prompt_tokens": facts.detail.get("prompt_tokens")}
+        counts = {"prompt_tokens": facts.prompt_tokens, "detail.prompt_tokens": facts.detail.get("prompt_tokens")}
         for name, count in counts.items():
             if count is not None and count != facts.first:
                 why = f"the recorded prompt has {facts.first} tokens, but {name} is {count!r:.50}"
@@ -235,9 +234,9 @@ class _EventChecker:
         left, turns = event.data.get("turns"), self.proof.turns
         if type(left) is not int or not 0 <= left <= len(turns):
             raise LedgerError(f"turns must be an int from 0 to {len(turns)}, got {left!r:.50}")
-        if not isinstance(event.data.get("kind", ""), str):
-            raise LedgerError(f"kind must be a string, got {event.data['kind']!r:.50}")
-        self.proof.tokens.cut += sum(len(turn.sampled) for turn in turns[left:])
+        if not isinstance(event.data.get("cause"), str):
+            raise LedgerError(f"cause must be a string, got {event.data.get('cause')!r:.50}")
+        self.proof.tokens.rolled_back += sum(len(turn.sampled) for turn in turns[left:])
         del turns[left:], self.states[left:], self.images[left:]
         self.partial_calls.clear()
         self.after_wrong_prompt = {turn for turn in self.after_wrong_prompt if turn < left}
@@ -301,10 +300,10 @@ def _order_error(last: Event | None, kind: EventKind, end: ChainEntry | None) ->
     if (last is None) != (kind is EventKind.BEGIN):
         return "the first event is not a begin event" if last is None else "the episode begins a second time"
     if end is not None:
-        ended = end.event.data.get("ended")
-        if kind is EventKind.RESUME if ended in REOPENED else kind in AFTER_END:
+        end_reason = end.event.data.get("end_reason")
+        if kind is EventKind.RESUME if end_reason in REOPENED else kind in AFTER_END:
             return None  # the episode was resumed, or scored again
-        return f"a {kind.value} event after the end of the episode ({ended!r:.50})"
+        return f"a {kind.value} event after the end of the episode ({end_reason!r:.50})"
     if kind is EventKind.TEACHER:
         return "a teacher event before the end of the episode"
     if last is not None and last.kind is EventKind.REWARD and kind not in (EventKind.END, EventKind.RESUME):
@@ -346,8 +345,8 @@ def _task_errors(event: Event, run: Mapping[str, Any]) -> list[str]:
 
 
 _FIELDS: dict[EventKind, dict[str, tuple[type, ...]]] = {
-    EventKind.CALL_ERROR: {"error": (str,), "message": (str,), "prompt": (str,), "sent": (int,)},
-    EventKind.TOOL: {"id": (str,), "name": (str,), "input": (str,), "outcome": (str,), "calls": (int,)},
+    EventKind.CALL_ERROR: {"error": (str,), "message": (str,), "prompt_digest": (str,), "prompt_tokens": (int,)},
+    EventKind.TOOL: {"id": (str,), "name": (str,), "arguments_digest": (str,), "outcome": (str,), "calls": (int,)},
     EventKind.REWARD: {"value": (int, float, type(None)), "parts": (dict,), "error": (str, type(None))},
 }
 
@@ -376,8 +375,8 @@ def _rejected_turns(event: Event, count: int) -> set[int]:
         raise LedgerError(f"rejected must be a list of turn ids below {count}, got {rejected!r:.100}")
     if len(set(rejected)) != len(rejected):
         raise LedgerError(f"rejected must name each turn once, got {rejected!r:.100}")
-    if not isinstance(event.data.get("ended"), str) or not isinstance(event.data.get("metrics"), dict):
-        raise LedgerError("ended or metrics is missing")
+    if not isinstance(event.data.get("end_reason"), str) or not isinstance(event.data.get("metrics"), dict):
+        raise LedgerError("end_reason or metrics is missing")
     declared = event.data.get("trajectories")
     if not isinstance(declared, list) or not all(isinstance(one, dict) for one in declared):
         raise LedgerError(f"trajectories must be a list of objects, got {declared!r:.100}")
@@ -399,14 +398,14 @@ def _check_end(
     """
     event = entry.event
     declared = event.data["trajectories"]
-    leaves, stated = [flat.leaf for flat in trajectories], [one.get("leaf") for one in declared]
-    if leaves != stated:
-        message = f"the turns give trajectories that end with turns {leaves}, but {stated!r:.200} are declared"
+    branches, stated = [flat.branch for flat in trajectories], [one.get("branch") for one in declared]
+    if branches != stated:
+        message = f"the turns give trajectories that end with turns {branches}, but {stated!r:.200} are declared"
         yield entry.finding(FindingKind.TRAJECTORY, message)
     else:
         for flat, one in zip(trajectories, declared, strict=True):
             for message in _trajectory_errors(flat, one):
-                yield entry.finding(FindingKind.TRAJECTORY, message, turn=flat.leaf)
+                yield entry.finding(FindingKind.TRAJECTORY, message, turn=flat.branch)
     for turn, times in _trained_twice(trajectories):
         message = f"the sampled tokens of this turn are trained {times} times"
         yield entry.finding(FindingKind.TRAJECTORY, message, turn=turn)
@@ -420,8 +419,8 @@ def _trajectory_errors(flat: FlatTrajectory, declared: Mapping[str, Any]) -> Ite
     trained = [flat.turn_ids[number] for number in np.unique(flat.turns[flat.loss_mask == 1])]
     for name, value in (
         ("tokens", len(flat.token_ids)),
-        ("loss", int(flat.loss_mask.sum(dtype=np.int64))),
-        ("trained", trained),
+        ("trained_tokens", int(flat.loss_mask.sum(dtype=np.int64))),
+        ("trained_turns", trained),
     ):
         if declared.get(name) != value:
             yield f"{name} of the trajectory is {value}, but {declared.get(name)!r:.100} is declared"

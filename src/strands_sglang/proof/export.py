@@ -72,7 +72,7 @@ class ExportComparison:
             flats: Trajectories of the episode.
             reward: Recorded reward of the episode.
         """
-        if self._part and not any((flat.episode, flat.leaf) in self._places for flat in flats):
+        if self._part and not any((flat.episode, flat.branch) in self._places for flat in flats):
             self.left_out += 1
             return
         for flat in flats:
@@ -84,17 +84,17 @@ class ExportComparison:
         Args:
             episodes: Ids of the episodes that were compared; None if all were.
         """
-        for (episode, leaf), (place, *_) in self._places.items():
+        for (episode, branch), (place, *_) in self._places.items():
             if episodes is None or episode in episodes:
                 message = "the ledger has no such trajectory of a finished episode"
-                self._add(place, message, episode, leaf, None)
+                self._add(place, message, episode, branch, None)
         self._places.clear()
 
     def _compare_one(self, flat: FlatTrajectory, reward: float | None) -> None:
-        noted = self._places.pop((flat.episode, flat.leaf), None)
+        noted = self._places.pop((flat.episode, flat.branch), None)
         if noted is None:
             self.findings.append(
-                Finding(FindingKind.EXPORTED, "the trajectory is not in the export", flat.episode, turn=flat.leaf)
+                Finding(FindingKind.EXPORTED, "the trajectory is not in the export", flat.episode, turn=flat.branch)
             )
             return
         place, digest, stated = noted
@@ -105,7 +105,7 @@ class ExportComparison:
             position, message = None, f"reward is {stated!r:.50}, recorded {reward!r}"
         else:
             position, message = _first_difference(read_row(self._rows.row(place)), flat)
-        self._add(place, message, flat.episode, flat.leaf, position)
+        self._add(place, message, flat.episode, flat.branch, position)
 
     def _add_row(self, place: _RowPlace, row: Any) -> None:
         try:
@@ -113,16 +113,16 @@ class ExportComparison:
         except LedgerError as error:
             self._add(place, f"not a trajectory: {error}", None, None, None)
             return
-        if (flat.episode, flat.leaf) in self._places:
+        if (flat.episode, flat.branch) in self._places:
             message = "the trajectory is in the export twice and would be trained twice"
-            self._add(place, message, flat.episode, flat.leaf, None)
+            self._add(place, message, flat.episode, flat.branch, None)
         else:
             reward = row.get("reward", _NO_REWARD) if isinstance(row, Mapping) else _NO_REWARD
-            self._places[flat.episode, flat.leaf] = (place, flat.digest(), reward)
+            self._places[flat.episode, flat.branch] = (place, flat.digest(), reward)
 
-    def _add(self, place: _RowPlace, message: str, episode: str | None, leaf: int | None, token: int | None) -> None:
+    def _add(self, place: _RowPlace, message: str, episode: str | None, branch: int | None, token: int | None) -> None:
         where = f"row {place.number} of the export: {message}"
-        self.findings.append(Finding(FindingKind.EXPORTED, where, episode, None, leaf, token, self.name, place.byte))
+        self.findings.append(Finding(FindingKind.EXPORTED, where, episode, None, branch, token, self.name, place.byte))
 
 
 def _first_difference(exported: FlatTrajectory, recorded: FlatTrajectory) -> tuple[int | None, str]:

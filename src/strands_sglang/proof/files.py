@@ -13,14 +13,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import episode_of
-from strands_sglang.ledger.run_dir import FORMAT, SEAL_FORMATS, read_json, shard_paths
+from strands_sglang.ledger.encoding import episode_of
+from strands_sglang.ledger.run_dir import FORMAT, check_format, read_json, shard_paths
 from strands_sglang.ledger.shard import ShardReader, ShardState, ShardVerdict
 from strands_sglang.proof.certificate import FileState, SealState
 from strands_sglang.proof.chain import RawEvent
@@ -40,7 +40,7 @@ class RunFiles:
             directory: Directory of the run.
 
         Raises:
-            LedgerError: The directory contains no run.
+            LedgerError: The directory contains no run, or one of another format.
         """
         self.findings: list[Finding] = []
         """Problems with the files."""
@@ -50,10 +50,11 @@ class RunFiles:
         """Files, by name."""
         if not directory.is_dir():
             raise LedgerError(f"{directory} is not the directory of a run: it does not exist")
+        check_format(directory)
         paths = shard_paths(directory)
         self.run = self._read_json(directory / "run.json")
         """Content of run.json; None if it is missing or unreadable."""
-        self.seal = self._read_json(directory / "seal.json", SEAL_FORMATS)
+        self.seal = self._read_json(directory / "seal.json")
         """Content of seal.json; None if it is missing or unreadable."""
         if not paths and self.run is None and self.seal is None and not self.findings:
             raise LedgerError(f"{directory} is not the directory of a run: it has no run.json and no ledger")
@@ -70,7 +71,7 @@ class RunFiles:
     @property
     def lost(self) -> bool:
         """Whether shards, or ends of shards, are missing."""
-        kinds = (FindingKind.FILE_TRUNCATED, FindingKind.FILE_MISSING)
+        kinds = (FindingKind.FILE_SHORTENED, FindingKind.FILE_MISSING)
         return any(finding.kind in kinds and finding.file != "run.json" for finding in self.findings)
 
     @property
@@ -91,9 +92,9 @@ class RunFiles:
                 for raw in block.events:
                     yield RawEvent(raw, state.name, block.at)
 
-    def _read_json(self, path: Path, formats: Collection[int] = (FORMAT,)) -> dict[str, Any] | None:
+    def _read_json(self, path: Path) -> dict[str, Any] | None:
         try:
-            return read_json(path, formats)
+            return read_json(path)
         except LedgerError as error:
             self._add(FindingKind.FORM, path.name, None, str(error))
             return None
@@ -134,7 +135,7 @@ class RunFiles:
         if state.verdict is ShardVerdict.DAMAGED:
             self._add(FindingKind.FILE_DAMAGED, name, state.at, state.message)
         elif state.verdict is ShardVerdict.TORN:
-            self._add(FindingKind.FILE_TRUNCATED, name, state.at, state.message)
+            self._add(FindingKind.FILE_SHORTENED, name, state.at, state.message)
         elif not state.closed:
             message = "the file was not closed: its writer is running or died, or the end of the file is missing"
             self._add(FindingKind.FILE_OPEN, name, state.bytes, message)
@@ -217,7 +218,7 @@ def _compare_with_seal(
     if state.bytes < size and state.closed and state.verdict is ShardVerdict.WHOLE:
         return FindingKind.FILE_CHANGED, whole * _PIECE, f"{sizes} and is complete: it is another file"
     if state.bytes < size:
-        return FindingKind.FILE_TRUNCATED, state.bytes, sizes
+        return FindingKind.FILE_SHORTENED, state.bytes, sizes
     if state.bytes > size:
         return FindingKind.FILE_CHANGED, size, sizes
     if digest != sealed.get("digest"):
@@ -257,7 +258,7 @@ def sign_root(private_key: Path, run: str | None, root: str) -> dict[str, Any]:
             "openssl genpkey -algorithm ed25519 -out key.pem"
         )
     return {
-        "format": 1,
+        "format": FORMAT,
         "algorithm": "ed25519",
         "public_key": key.public_key().public_bytes_raw().hex(),
         "signature": key.sign(_message(run, root)).hex(),

@@ -22,7 +22,7 @@ class Verdict(str, Enum):
     """The record is complete and consistent."""
     UNFINISHED = "unfinished"
     """The record is consistent so far; the end of an episode, or the run's seal, is not written yet."""
-    TRUNCATED = "truncated"
+    DATA_LOST = "data_lost"
     """A file or the end of a file is missing; the rest is consistent."""
     BROKEN = "broken"
     """The record contradicts itself: it was changed after it was written, or written incorrectly."""
@@ -61,7 +61,7 @@ class FindingKind(str, Enum):
     """The episodes differ from those that were sealed."""
     EXPORTED = "exported"
     """An exported trajectory differs from the recorded one."""
-    FILE_TRUNCATED = "file_truncated"
+    FILE_SHORTENED = "file_shortened"
     """A file ends early."""
     FILE_MISSING = "file_missing"
     """A sealed file does not exist."""
@@ -81,8 +81,8 @@ class FindingKind(str, Enum):
     @property
     def verdict(self) -> Verdict:
         """Best verdict that is possible with a finding of this kind."""
-        if self in (FindingKind.FILE_TRUNCATED, FindingKind.FILE_MISSING, FindingKind.EVENTS_LOST):
-            return Verdict.TRUNCATED
+        if self in (FindingKind.FILE_SHORTENED, FindingKind.FILE_MISSING, FindingKind.EVENTS_LOST):
+            return Verdict.DATA_LOST
         return Verdict.UNFINISHED if self in _UNFINISHED else Verdict.BROKEN
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strands_sglang._bounded import run_bounded
+from strands_sglang._async import run_bounded
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.engine import ScoringEngine, SGLangClient
 from strands_sglang.engine.prefill import vocabulary_size
@@ -288,7 +288,7 @@ class _Rescorer:
             whole = await engine.score(ids, first, images=images, top=self._top(kept))
         except (LedgerError, EngineError) as error:
             self._report.not_compared[NotCompared.REFUSED] += len(positions)
-            self._report.failures.append(f"episode {flat.episode}, branch {flat.leaf}: {error!r:.300}")
+            self._report.failures.append(f"episode {flat.episode}, branch {flat.branch}: {error!r:.300}")
             return
         rows = positions - first
         found = PrefillFacts(whole.logprobs[rows], whole.top_ids[rows], whole.top_logprobs[rows])

@@ -49,9 +49,12 @@ class TeacherFacts:
         Args:
             calls: The turns of the episode, by id.
         """
-        for leaf, tokens, digest in self.branches:
-            if leaf >= len(calls) or _branch_digest(calls, leaf, tokens) != digest:
-                return leaf, f"the {tokens} tokens that the teacher scored are not those of the branch of turn {leaf}"
+        for branch, tokens, digest in self.branches:
+            if branch >= len(calls) or _branch_digest(calls, branch, tokens) != digest:
+                return (
+                    branch,
+                    f"the {tokens} tokens that the teacher scored are not those of branch {branch}",
+                )
         sampled = []
         for turn, count in self.turns:
             if turn >= len(calls) or len(calls[turn].sampled) != count:
@@ -98,7 +101,7 @@ def read_teacher(event: Event) -> TeacherFacts:
     if not isinstance(turns, list) or not all(_is_pair(turn) for turn in turns):
         raise LedgerError(f"turns must be a list of [turn id, count], got {turns!r:.100}")
     if not isinstance(branches, list) or not all(_is_branch(branch) for branch in branches):
-        raise LedgerError(f"branches must be a list of [leaf, tokens, digest], got {branches!r:.100}")
+        raise LedgerError(f"branches must be a list of [branch, tokens, digest], got {branches!r:.100}")
     if len({turn for turn, _ in turns}) != len(turns):
         raise LedgerError(f"turns must name each turn once, got {turns!r:.100}")
     if data.get("temperature") != 1.0:
@@ -118,17 +121,17 @@ def read_teacher(event: Event) -> TeacherFacts:
         model=data["model"],
         top=top,
         turns=[(turn, number) for turn, number in turns],
-        branches=[(leaf, tokens, digest) for leaf, tokens, digest in branches],
+        branches=[(branch, tokens, digest) for branch, tokens, digest in branches],
         logprobs=arrays["logprobs"],
         top_ids=arrays["top_ids"].reshape(count, top),
         top_logprobs=arrays["top_logprobs"].reshape(count, top),
     )
 
 
-def _branch_digest(calls: Sequence[CallFacts], leaf: int, tokens: int) -> str:
+def _branch_digest(calls: Sequence[CallFacts], branch: int, tokens: int) -> str:
     """Return the digest of the first tokens of a branch, as they are sent: ids, then the digests of their images."""
     path: list[CallFacts] = []
-    at: int | None = leaf
+    at: int | None = branch
     while at is not None:
         path.append(calls[at])
         at = calls[at].parent

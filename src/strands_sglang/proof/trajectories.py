@@ -59,7 +59,7 @@ class FlatTrajectory:
     """The kept set of every token, empty where nothing was sampled; None unless all that was sampled has them."""
 
     @property
-    def leaf(self) -> int:
+    def branch(self) -> int:
         """Id of the last turn."""
         return self.turn_ids[-1]
 
@@ -182,8 +182,8 @@ class TokenCounts:
     """Sampled tokens of the framework's own calls, such as summaries."""
     constrained: int = 0
     """Sampled tokens decoded under a grammar."""
-    cut: int = 0
-    """Sampled tokens rolled back because a resumed agent took another path."""
+    rolled_back: int = 0
+    """Sampled tokens of turns that were rolled back."""
     unfinished: int = 0
     """Sampled tokens of episodes without an end, whatever their purpose."""
     context: int = 0
@@ -196,7 +196,7 @@ class TokenCounts:
     @property
     def sampled(self) -> int:
         """All sampled tokens."""
-        return self.trained + self.rejected + self.side + self.constrained + self.cut + self.unfinished
+        return self.trained + self.rejected + self.side + self.constrained + self.rolled_back + self.unfinished
 
     def count(
         self,

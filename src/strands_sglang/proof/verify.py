@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import EventKind, episode_of
+from strands_sglang.ledger.encoding import episode_of
+from strands_sglang.ledger.event import EventKind
 from strands_sglang.proof.call import RequestIds
 from strands_sglang.proof.certificate import FINDINGS_KEPT, Certificate, ExportedState, SealState
 from strands_sglang.proof.chain import RawEvent, build_chain
@@ -99,8 +100,7 @@ def verify_events(
     Args:
         events: Encoded events of any number of episodes, in any order.
         run: Content of run.json; None if it is unknown.
-        seal: Content of seal.json: "episodes", "root", and "run_file" if the root covers run.json ("format" 2).
-            None if there is no seal.
+        seal: Content of seal.json: "episodes", "root" and "run_file". None if there is no seal.
         exported: As for `verify`.
 
     Returns:
@@ -123,7 +123,7 @@ def root_digest(heads: Mapping[str, bytes], run_file: str | None = None) -> str:
 
     Args:
         heads: Digest of the last event of each episode, by id.
-        run_file: Digest of run.json, in hex; None if the root does not cover run.json.
+        run_file: Digest of run.json, in hex; None if it is unknown: the root then covers only the episodes.
     """
     whole = hashlib.blake2b(digest_size=16)
     for id in sorted(heads):
@@ -172,8 +172,7 @@ class _RunVerifier:
             run_file: Digest of run.json; None if there is none.
         """
         certificate = self.certificate
-        without_run = seal is not None and seal.get("format", 1) == 1  # format 1: the root covers only episodes
-        certificate.root = root_digest(self._heads, None if without_run else run_file)
+        certificate.root = root_digest(self._heads, run_file)
         for finding in self._request_ids.duplicates():
             certificate.add(finding)
         if self._wanted is not None:

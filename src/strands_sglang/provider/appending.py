@@ -10,17 +10,16 @@ compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strands_sglang.chat.bridge import Bridge
-from strands_sglang.chat.conversation_index import IndexedTurn
+from strands_sglang.chat.bridge import Bridge, PromptText
+from strands_sglang.chat.conversation import Conversation, Preamble
+from strands_sglang.chat.conversation_index import IndexedTurn, Lineage
 from strands_sglang.chat.conversation_shape import ConversationShape, is_probed, step_of
 from strands_sglang.chat.differences import Comparison, Difference, SampledTurn, first_difference
-from strands_sglang.chat.messages import TemplateMessage, template_messages, tool_schemas
-from strands_sglang.chat.preamble import Preamble
-from strands_sglang.chat.prompt_text import PromptText
+from strands_sglang.chat.messages import TemplateMessage
 from strands_sglang.chat.soundness import UNPROBED, FailureReason, RuntimeSoundness, StandIn, StepResult
 from strands_sglang.errors import TemplateRefusedError
 from strands_sglang.tool_parsers import ToolParser
@@ -28,31 +27,6 @@ from strands_sglang.tool_parsers import ToolParser
 _NOT_COMPARED = StepResult(
     FailureReason.UNPROBED, "the template inspects texts of this conversation, which no longer equals one rendering"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A conversation, with everything that appending to it may need."""
-
-    preamble: Preamble
-    """System prompt and tools."""
-    tools: Any
-    """The tools in the template's form; None if there are none."""
-    messages: Sequence[Mapping[str, Any]]
-    """All its messages."""
-    call_ids: Mapping[str, str]
-    """Call ids that the model itself wrote, by the call ids in the messages."""
-    known_count: int
-    """Number of messages up to and including the reply of the turn that is continued."""
-    aligned: bool = True
-    """Whether the messages are complete; False if the oldest ones were dropped."""
-
-    def rendered(self) -> list[TemplateMessage]:
-        """Return the system prompt and the first `known_count` messages, in the template's form."""
-        messages = template_messages(self.messages[: self.known_count], call_ids=self.call_ids)
-        if self.preamble.system is not None:
-            messages.insert(0, {"role": "system", "content": self.preamble.system})
-        return messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,46 +57,68 @@ class Appender:
             return shape
         return replace(shape, plain=False)
 
-    def append(self, parent: IndexedTurn, new: list[TemplateMessage], conversation: Conversation) -> Appended:
-        """Render new messages after a turn, and determine whether the result is exact."""
+    def append(
+        self, parent: IndexedTurn, new: list[TemplateMessage], conversation: Conversation, lineage: Lineage
+    ) -> Appended:
+        """Render new messages after a turn, and determine whether the result is exact.
+
+        Args:
+            parent: The turn.
+            new: The messages after it.
+            conversation: The conversation that they are part of.
+            lineage: Where the conversation comes from.
+        """
         step, shape, soundness = step_of(new), parent.shape, self.soundness
-        tools = conversation.tools is not None
+        preamble = conversation.preamble
+        tools = preamble.template_tools is not None
         result = soundness.result(self._bridge, step, shape, tools=tools) if is_probed(shape, new) else UNPROBED
-        stand_in = soundness.stand_in(conversation.preamble, step, shape)
+        stand_in = soundness.stand_in(preamble, step, shape)
         plain = self.inspected_shape(shape, new).plain
         if result.proved and (not plain or stand_in in (None, StandIn.NONE)):
-            return Appended(*self._with_history(parent, new, conversation, learn=plain and stand_in is None), plain)
-        return Appended(self._with_stand_in(parent, new, conversation, result, stand_in), result, plain)
+            before = conversation.rendered(lineage.call_ids, lineage.known)
+            learn = plain and stand_in is None
+            return Appended(*self._with_history(parent, before, new, preamble, lineage.aligned, learn), plain)
+        return Appended(self._with_stand_in(parent, new, preamble, result, stand_in), result, plain)
 
     def _with_stand_in(
         self,
         parent: IndexedTurn,
         new: list[TemplateMessage],
-        conversation: Conversation,
+        preamble: Preamble,
         result: StepResult,
         stand_in: StandIn | None,
     ) -> PromptText | None:
         shape, extend = parent.shape, self._bridge.extend
         if stand_in is StandIn.WITHOUT_PREAMBLE:
             return extend(replace(shape, system=None), parent.ended_by, new)
-        prompt = extend(shape, parent.ended_by, new, conversation.tools)
+        prompt = extend(shape, parent.ended_by, new, preamble.template_tools)
         if prompt is None and shape.calls and not result.proved:
             # A template that does not write calls may still accept results, after a turn that is text for it.
-            prompt = extend(replace(shape, calls=()), parent.ended_by, new, conversation.tools)
+            prompt = extend(replace(shape, calls=()), parent.ended_by, new, preamble.template_tools)
         return prompt
 
     def _with_history(
-        self, parent: IndexedTurn, new: list[TemplateMessage], conversation: Conversation, *, learn: bool
+        self,
+        parent: IndexedTurn,
+        before: list[TemplateMessage],
+        new: list[TemplateMessage],
+        preamble: Preamble,
+        aligned: bool,
+        learn: bool,
     ) -> tuple[PromptText | None, StepResult]:
-        """Render new messages after the real conversation, and compare the rendering with the branch."""
+        """Render new messages after the real conversation, and compare the rendering with the branch.
+
+        Args:
+            parent: The turn that they follow.
+            before: The conversation up to and including its reply.
+            new: The messages.
+            preamble: System prompt and tools.
+            aligned: Whether the conversation is complete; False if its oldest messages were dropped.
+            learn: Whether the result decides which stand-in is used from now on.
+        """
         step, shape, extend = step_of(new), parent.shape, self._bridge.extend
-        tools, soundness = conversation.tools, self.soundness
-        before = conversation.rendered()
-        real = (
-            self._bridge.extend_with_history(shape, before, parent.ended_by, new, tools)
-            if conversation.aligned
-            else None
-        )
+        tools, soundness = preamble.template_tools, self.soundness
+        real = self._bridge.extend_with_history(shape, before, parent.ended_by, new, tools) if aligned else None
         prompt = real or extend(shape, parent.ended_by, new, tools)
         if prompt is None:
             detail = "the text that the template writes after a turn cannot be determined"
@@ -135,10 +131,10 @@ class Appender:
             # The branch no longer equals one rendering: only the step itself is checked.
             result = self._check_step(before, new, tools) if learn and stand_in is not StandIn.NONE else _NOT_COMPARED
         else:
-            found = self.difference(turns, prompt.text, [*before, *new], conversation)
+            found = self.difference(turns, prompt.text, [*before, *new], preamble)
             result = StepResult() if found is None else StepResult(FailureReason.REWRITES, found.excerpt)
         if learn and result.proved:
-            soundness.learn(conversation.preamble, step, shape, stand_in)
+            soundness.learn(preamble, step, shape, stand_in)
         return prompt, result
 
     def _check_step(self, before: Sequence[TemplateMessage], new: Sequence[TemplateMessage], tools: Any) -> StepResult:
@@ -174,7 +170,7 @@ class Appender:
         turns: Sequence[SampledTurn],
         following: str,
         messages: Sequence[TemplateMessage],
-        conversation: Conversation,
+        preamble: Preamble,
         *,
         recoded: bool = False,
     ) -> Difference | None:
@@ -184,19 +180,19 @@ class Appender:
             turns: The turns of the branch.
             following: The text that the template wrote after the last turn.
             messages: The conversation up to the end of `following`.
-            conversation: The conversation that provides the tools.
+            preamble: Provides the tools.
             recoded: Whether the branch was decoded from its tokens. Not every tokenizer decodes to the original text,
                 so the rendering is then encoded and decoded as well.
         """
         try:
-            rendered = self._bridge.template.render(messages, tools=conversation.tools)
+            rendered = self._bridge.template.render(messages, tools=preamble.template_tools)
         except TemplateRefusedError as error:
             return Difference(len(turns), error.template_message)
         encoder = self._bridge.encoder
         whole = rendered.escapes.restore(rendered.text)
         if recoded:
             whole = encoder.decode(encoder.encode(rendered.text, rendered.escapes))
-        comparison = Comparison(encoder, self._parser, tool_schemas(conversation.preamble.tools))
+        comparison = Comparison(encoder, self._parser, preamble.schemas)
         return comparison.difference(turns, following, whole)
 
 

@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 
+from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.conversation_index import IndexedTurn
 from strands_sglang.chat.differences import Difference
-from strands_sglang.provider.appending import Appender, Conversation, branch_text
+from strands_sglang.provider.appending import Appender, branch_text
 from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, ToolParser
 from strands_sglang.tool_parsers.base import Schemas
@@ -32,8 +33,6 @@ from strands_sglang.tool_parsers.registry import get_tool_parser, registered, to
 
 logger = logging.getLogger(__name__)
 
-AUDIT_SHARE = 0.02
-"""Default share of the episodes that are audited, 0 to 1."""
 FIRST_EPISODES = 16
 """Number of episodes per process and template that are always audited, unless the share is 0."""
 _GROWTH = 1.5
@@ -48,9 +47,7 @@ def _audit_thread(process: int) -> ThreadPoolExecutor:
 class Auditor:
     """Audits the episodes of one model."""
 
-    def __init__(self, appender: Appender, share: float = AUDIT_SHARE) -> None:
-        self.share = share
-        """Share of episodes that are audited, 0 to 1; 0: none, not even the first episodes."""
+    def __init__(self, appender: Appender) -> None:
         self._appender = appender
 
     def audit(self, entry: IndexedTurn, call_ids: Mapping[str, str] | None = None) -> Difference | None:
@@ -69,10 +66,8 @@ class Auditor:
         turns = None if node is None else branch_text(node)
         if node is None or turns is None or len(turns) < 2:
             return None
-        preamble = node.preamble
-        messages = node.history[: node.prompt_count]
-        conversation = Conversation(preamble, preamble.template_tools, messages, call_ids or {}, len(messages))
-        found = self._appender.difference(turns[:-1], turns[-1].prompt, conversation.rendered(), conversation)
+        rendered = Conversation(node.preamble, node.history[: node.prompt_count]).rendered(call_ids or {})
+        found = self._appender.difference(turns[:-1], turns[-1].prompt, rendered, node.preamble)
         soundness = self._appender.soundness
         soundness.count_audit()
         if found is not None:
@@ -81,20 +76,20 @@ class Auditor:
                 soundness.withdraw(where.step, where.parent.shape, found.excerpt)
         return found
 
-    def submit(self, episode: EpisodeTokens, entry: IndexedTurn) -> Future[None] | None:
+    def submit(self, episode: EpisodeTokens, entry: IndexedTurn, share: float) -> Future[None] | None:
         """Audit an episode in a thread, if it is selected and has grown enough since its last audit.
 
         Args:
             episode: The episode.
             entry: Its last turn.
+            share: Share of episodes that are audited, 0 to 1; 0: none, not even the first episodes.
 
         Returns:
             A future for the end of the audit; None if no audit was started.
         """
         if episode.audit is None:
-            episode.audit = self.share > 0 and (
-                self._appender.soundness.count_episode(FIRST_EPISODES) or self._is_drawn(episode.id)
-            )
+            is_drawn = zlib.crc32(episode.id.encode()) / 2**32 < share
+            episode.audit = share > 0 and (self._appender.soundness.count_episode(FIRST_EPISODES) or is_drawn)
         if not episode.audit or entry.end < _GROWTH * episode.audited_tokens:
             return None
         episode.audited_tokens = entry.end
@@ -112,9 +107,6 @@ class Auditor:
         except Exception:
             logger.exception("turn=<%d> | audit of a conversation failed", entry.turn)
 
-    def _is_drawn(self, name: str) -> bool:
-        return zlib.crc32(name.encode()) / 2**32 < self.share
-
 
 def _appended_turn(entry: IndexedTurn, turn: int) -> IndexedTurn:
     """Return the turn at an index of a branch, but at least the first turn that was appended (index 1)."""
@@ -123,10 +115,6 @@ def _appended_turn(entry: IndexedTurn, turn: int) -> IndexedTurn:
         path.append(path[-1].parent)
     path.reverse()
     return path[min(max(1, turn), len(path) - 1)]
-
-
-ALARM_AFTER = 10
-"""Default number of turns before the warning."""
 
 
 class ParserAlarm:
@@ -144,7 +132,7 @@ class ParserAlarm:
         self._matches: Counter[str] = Counter()
         self._warned = False
 
-    def check(self, text: str, parsed: ParsedTurn, schemas: Schemas, after: int | None = ALARM_AFTER) -> str | None:
+    def check(self, text: str, parsed: ParsedTurn, schemas: Schemas, after: int | None) -> str | None:
         """Check a turn, and log a warning after enough turns with unparsed calls.
 
         Args:

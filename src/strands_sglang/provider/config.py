@@ -1,12 +1,17 @@
 """The settings of `SGLangModel`, the policies that a user can choose, and the validation of both.
 
-Invariant: an unknown or impossible setting raises an error that says what would work. No setting is ignored silently.
+A user passes any part of `SGLangConfig`. `checked_config` validates it, and `Settings.of` resolves it once, with every
+default, into the object that turns read.
+
+Invariant: an unknown or impossible setting raises an error that says what would work. No setting is ignored silently,
+and no default is stated anywhere else.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import lru_cache
 from typing import Any, TypedDict, get_type_hints
@@ -63,6 +68,8 @@ class ArgumentCheck(str, Enum):
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_MAX_NEW_TOKENS = 4096
+"""Default for `max_new_tokens`. The engine's own default, 128, truncates most turns."""
 MOST_KEPT = 4096
 """Largest `top_k` with which SGLang returns kept sets."""
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token"}
@@ -122,6 +129,45 @@ class SGLangConfig(BaseModelConfig, total=False):
     """Seconds that one turn may take, including waiting and retries; None: the client's own deadline."""
     extra: dict[str, Any] | None
     """Further fields of the request to the engine, such as `lora_path`; None: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a turn: those of `SGLangConfig`, where they are described, with every default.
+
+    Example:
+        >>> Settings.of({"on_trim": RewritePolicy.KEEP}).on_trim
+        <RewritePolicy.KEEP: 'keep'>
+    """
+
+    sampling_params: Mapping[str, Any] = field(default_factory=dict)
+    max_episode_tokens: int | None = None
+    max_response_tokens: int | None = None
+    context_window_limit: int | None = None
+    on_template_rewrite: RewritePolicy = RewritePolicy.KEEP
+    on_trim: RewritePolicy = RewritePolicy.FORK
+    on_reminder: RewritePolicy = RewritePolicy.KEEP
+    on_failed_call: FailedCallPolicy = FailedCallPolicy.TELL
+    arguments_checked_by: ArgumentCheck = ArgumentCheck.TOOL
+    alarm_after: int | None = 10
+    on_abort: AbortPolicy = AbortPolicy.CONTINUE
+    streaming: bool = False
+    kept_sets: bool | str = "auto"
+    routed_experts: bool = False
+    audit_share: float = 0.02
+    deadline: float | None = None
+    extra: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Settings:
+        """Return the settings of a validated configuration (`checked_config`)."""
+        return cls(**{one.name: config[one.name] for one in fields(cls) if one.name in config})
+
+    @property
+    def temperature(self) -> float | None:
+        """The temperature of sampling, 1.0 if none is set; None if it is not a number."""
+        value = self.sampling_params.get("temperature", 1.0)
+        return float(value) if isinstance(value, (int, float)) else None
 
 
 class TemplateOptions(TypedDict, total=False):

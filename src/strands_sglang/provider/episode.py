@@ -17,7 +17,7 @@ import asyncio
 import hashlib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from strands_sglang._json import load_text
-from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, ReplyStatus, call_ids_in
+from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, ReplyStatus
 from strands_sglang.chat.differences import SampledTurn, sampled_turn
 from strands_sglang.chat.image_files import ImageFile
 from strands_sglang.chat.tokenization import Encoder
@@ -183,7 +183,7 @@ class EpisodeTokens:
         )
 
     @contextmanager
-    def minting(self, count: int, messages: Sequence[Mapping[str, Any]] = ()) -> Iterator[list[str]]:
+    def minting(self, count: int, taken: Iterable[str] = ()) -> Iterator[list[str]]:
         """Mint ids for the tool calls of one turn, and hold back other turns until it is committed.
 
         The ids are numbered in the order in which turns are committed. A resumed episode commits its turns in the
@@ -192,23 +192,23 @@ class EpisodeTokens:
 
         Args:
             count: Number of ids.
-            messages: New messages of the conversation, which may come from an earlier episode with the same id. Ids
-                that occur in them, or in a recorded conversation, are not minted.
+            taken: Ids in new messages of the conversation, which may come from an earlier episode with the same id.
+                They are not minted, nor are those in a recorded conversation.
         """
         with self._commit_lock:
             number = self._call_number
             try:
-                yield self._mint(count, messages)
+                yield self._mint(count, taken)
             except BaseException:
                 self._call_number = number
                 raise
 
-    def _mint(self, count: int, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    def _mint(self, count: int, taken: Iterable[str]) -> list[str]:
         """Return new ids of nine letters and digits, which every chat template accepts."""
         ids: list[str] = []
         if not count:
             return ids
-        taken = set(call_ids_in(messages))
+        taken = set(taken)
         with self.lock:
             while len(ids) < count:
                 self._call_number += 1
@@ -353,7 +353,7 @@ def _iter_conversations(index: ConversationIndex, tree: TokenTree) -> Iterator[d
         counts = [turn.prompt_count if turn is not None and turn.exact else None for turn in path]
         messages = entry.history[: entry.prompt_count]
         yield {
-            "leaf": leaf.id,
+            "branch": leaf.id,
             "system": entry.preamble.system,
             "tools": entry.preamble.tools,
             "messages": messages,

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.image_files import ImageFile, sources_in
 from strands_sglang.chat.image_geometry import ImageGeometry, image_geometry
 from strands_sglang.chat.tokenization import Encoder
@@ -118,11 +119,11 @@ class ImageSupport:
         return [*asked, *(token for token in self.reserved_ids if token not in asked)]
 
 
-def unusable(messages: Sequence[Mapping[str, Any]], error: ConfigurationError) -> UnsupportedContentError:
+def unusable(conversation: Conversation, error: ConfigurationError) -> UnsupportedContentError:
     """Return the error for images that this model cannot be shown, with the place of the last one."""
     places = [
         (number, at)
-        for number, message in enumerate(messages)
+        for number, message in enumerate(conversation.sent)
         for at, block in enumerate(message.get("content") or ())
         if any(sources_in([{"content": [block]}]))
     ]

@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 from strands.hooks import MessageAddedEvent
 
+from strands_sglang.chat.canonical import canonical
 from strands_sglang.chat.conversation_index import IndexedTurn
-from strands_sglang.chat.differences import canonical
 from strands_sglang.provider.episode import EpisodeTokens
-from strands_sglang.provider.preparation import TurnRequest
 from strands_sglang.tokens import TokenTree, Turn
 
 TURN_KEY = "sglang"
@@ -47,11 +46,6 @@ _lock = threading.Lock()
 
 reply_listeners: weakref.WeakKeyDictionary[TokenTree, Callable[[], None]] = weakref.WeakKeyDictionary()
 """Callbacks for each tree, called when a reply of it was added to an agent's messages."""
-
-
-def can_track_reply(agent: Any, request: TurnRequest) -> bool:
-    """Return whether the reply of a call can be tracked: only an agent's loop adds it to the agent's messages."""
-    return agent is not None and request.cycle is not None and not request.is_side and hasattr(agent, "add_hook")
 
 
 def track_reply(agent: Any, tree: TokenTree, turn: Turn, entry: IndexedTurn) -> None:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
 
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_sglang.errors import ConfigurationError, TokenBudgetError
+from strands_sglang.provider.config import DEFAULT_MAX_NEW_TOKENS, Settings
 
 _BLOCKED_AFTER = 10.0
 """Seconds without a response after which another event loop counts as blocked."""
@@ -161,10 +161,6 @@ async def _wait_for(wakeup: asyncio.Future[None], others: Iterable[asyncio.Abstr
             )
 
 
-DEFAULT_MAX_NEW_TOKENS = 4096
-"""Default for `max_new_tokens`. The engine's own default, 128, truncates most turns."""
-
-
 def tokens_left(used: int, episode_limit: int) -> int:
     """Return how many tokens an episode may still sample, above 0.
 
@@ -181,34 +177,25 @@ def tokens_left(used: int, episode_limit: int) -> int:
 
 
 def turn_budget(
-    sampling: Mapping[str, Any],
-    *,
-    prompt_tokens: int,
-    context_limit: int | None,
-    used: int,
-    episode_limit: int | None,
-    response: int = 0,
-    response_limit: int | None = None,
+    settings: Settings, *, prompt_tokens: int, context_limit: int | None, used: int, response: int = 0
 ) -> int:
     """Return how many tokens a turn may sample.
 
     Args:
-        sampling: The sampling parameters; `max_new_tokens` is used.
+        settings: Limits of a turn, an episode and a response.
         prompt_tokens: Tokens of the turn's prompt.
         context_limit: Tokens of prompt and turn together; None if unknown.
         used: Tokens that the episode has sampled.
-        episode_limit: Tokens that the episode may sample; None: no limit.
         response: Tokens of the turn's prompt after the first prompt of its branch.
-        response_limit: Tokens that a branch may have after its first prompt; None: no limit.
 
     Raises:
         ContextWindowOverflowException: The prompt fills the context.
         TokenBudgetError: The episode, or the response, has no tokens left.
     """
-    budget: int = sampling.get("max_new_tokens") or DEFAULT_MAX_NEW_TOKENS
-    if episode_limit is not None:
-        budget = min(budget, tokens_left(used, episode_limit))
-    if response_limit is not None:
+    budget: int = settings.sampling_params.get("max_new_tokens") or DEFAULT_MAX_NEW_TOKENS
+    if settings.max_episode_tokens is not None:
+        budget = min(budget, tokens_left(used, settings.max_episode_tokens))
+    if (response_limit := settings.max_response_tokens) is not None:
         if response >= response_limit:
             raise TokenBudgetError(
                 f"the response has {response} of {response_limit} tokens, including tool results (max_response_tokens)",

@@ -36,7 +36,6 @@ from strands_sglang.errors import (
     TokenBudgetError,
     TurnAbortedError,
 )
-from strands_sglang.limiter import STATE_KEY, ToolLimiter
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.episode import EpisodeTokens as EpisodeTokens
 from strands_sglang.runs.end_reason import EndReason, LimitReachedError
@@ -47,6 +46,7 @@ from strands_sglang.runs.recording.replay_log import RecordEndedError
 from strands_sglang.runs.recording.tool_recorder import ToolRecorder, current_tool_recorder, record_tools
 from strands_sglang.runs.task import Task
 from strands_sglang.tokens import TokenTree
+from strands_sglang.tool_limits import STATE_KEY, ToolLimiter
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,6 @@
 """Controls one run: `RunController` turns tasks into episodes, runs or restores each, and collects them in groups.
 
-`IdenticalFailures` stops a run whose first episodes all fail with the same error class: its configuration or code has
-an error that every further episode would repeat. `InterruptHandler` reports Ctrl-C in one line: asyncio turns Ctrl-C
-into a cancellation of the main task and then into a KeyboardInterrupt, whose long traceback has no useful information.
-
-Invariant: every sample of every task that is run becomes one episode of the result, whichever process ran it. Once an
-episode ends in another way, identical failures no longer stop the run; engine outages never do. Ctrl-C has the same
-effect as without this module, and the process still ends by it (exit code 130 in a shell); only the output differs.
-Other errors are shown unchanged.
+Invariant: every sample of every task that is run becomes one episode of the result, whichever process ran it.
 """
 
 from __future__ import annotations
@@ -15,88 +8,26 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import shlex
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
-from strands_sglang._terminal import counted
 from strands_sglang._version import __version__
-from strands_sglang.errors import ConfigurationError, RequestRejectedError, RunStoppedError
 from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.seal import seal
-from strands_sglang.runs.end_reason import EndReason
-from strands_sglang.runs.episode import Episode, Failure
+from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.groups import GroupCollector
-from strands_sglang.runs.monitoring.metrics import RunMetrics
 from strands_sglang.runs.monitoring.progress import Reporter
 from strands_sglang.runs.monitoring.telemetry import run_span
 from strands_sglang.runs.resume import PreviousRun
 from strands_sglang.runs.scheduler import Scheduler, Worker
-from strands_sglang.runs.task import Task
+from strands_sglang.runs.stop_criteria import FirstFailures
+from strands_sglang.runs.task import Task, check_unique
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 
 logger = logging.getLogger(__name__)
-
-
-class IdenticalFailures:
-    """Counts the first episodes of a run that failed with the same error class."""
-
-    def __init__(self, limit: int | None) -> None:
-        """Set the number of identical failures that stops the run; None: the run is never stopped."""
-        self._limit = limit
-        self._count, self._others = 0, 0
-        self._first: Failure | None = None
-
-    def add(self, episode: Episode) -> None:
-        """Count an episode that ended in this process.
-
-        Raises:
-            RunStoppedError: The first episodes, as many as stop the run, all failed with the same error class.
-        """
-        failure = episode.failure
-        counts = failure is not None and _is_run_error(episode.end_reason, failure)
-        if failure is None or not counts or (self._first is not None and self._first.kind != failure.kind):
-            self._others += 1
-            return
-        self._first = self._first or failure
-        self._count += 1
-        if self._count == self._limit and not self._others:
-            raise RunStoppedError(
-                f"the first {counted(self._count, 'episode')} all failed with the same error, and the run was stopped: "
-                f"{failure_line(self._first)}\n"
-                "Fix the error and make the same call again: with a directory, it continues from the recorded turns. "
-                "RunOptions(stop_after_failures=None) never stops a run for failures"
-            )
-
-    def log_if_all_failed(self) -> None:
-        """Log an error if all episodes of the run failed with the same error class but were too few to stop it."""
-        if self._first is not None and not self._others:
-            logger.error(
-                "episodes=<%d>, error=<%s> | all episodes failed with the same error",
-                self._count,
-                failure_line(self._first),
-            )
-
-
-def failure_line(failure: Failure) -> str:
-    """Return a failure in one line: error class, message, and the innermost file and line of the traceback."""
-    places = [line.strip() for line in failure.where.splitlines() if line.strip().startswith('File "')]
-    return f"{failure.kind}: {failure.message}" + (f" ({places[-1]})" if places else "")
-
-
-def _is_run_error(end_reason: EndReason, failure: Failure) -> bool:
-    """Return whether a failure is an error of the agent's code or a rejected request, not an engine outage."""
-    return end_reason is EndReason.AGENT_ERROR or (
-        end_reason is EndReason.ENGINE_ERROR and failure.kind == RequestRejectedError.__name__
-    )
 
 
 class RunController:
@@ -111,7 +42,7 @@ class RunController:
         previous_run: PreviousRun | None,
         collector: GroupCollector,
         on_episode: Callable[[Episode], Any] | None,
-        stop_after_failures: int | None = None,
+        stop_if_first_fail: int | None = None,
     ) -> None:
         """Prepare the run; nothing is started.
 
@@ -120,15 +51,15 @@ class RunController:
             previous_run: State recovered from a previous run in the same directory; None: there was no previous run.
             collector: Collects episodes into groups.
             on_episode: Called with every episode that ends; None: nothing is called.
-            stop_after_failures: Number of first episodes after which the run stops if all of them failed with the
-                same error class; None: the run never stops for this.
+            stop_if_first_fail: The run stops if this many first episodes all failed with the same error class; None:
+                it never stops for this.
         """
         self.run_spec = run_spec if previous_run is None else replace(run_spec, run=previous_run.run["run"])
         """Settings shared by all episodes; a resumed run keeps its run id."""
         self.collector = collector
         """Collects episodes into groups."""
         self._previous_run, self._on_episode = previous_run, on_episode
-        self._identical_failures = IdenticalFailures(stop_after_failures)
+        self._first_failures = FirstFailures(stop_if_first_fail)
         self._scored = 0  # episodes of a previous run that are only scored in this one
 
     def may_sample(self, tasks: Iterable[Any], samples: int) -> bool:
@@ -167,7 +98,7 @@ class RunController:
             await schedule.run()
         finally:
             await worker.close()
-        self._identical_failures.log_if_all_failed()
+        self._first_failures.log_if_all_failed()
         totals = self.reporter.totals.snapshot()
         if self._scored:
             logger.info("episodes=<%d> | recorded episodes without a score were scored without sampling", self._scored)
@@ -226,7 +157,7 @@ class RunController:
             # Groups that the previous run completed come first, so that a run that had enough groups has enough again.
             numbered = sorted(numbered, key=lambda one: previous.complete_at(one[1], samples, needed))
         for number, task in numbered:
-            check_new(task, self.collector.by_task)
+            check_unique(task, self.collector.by_task)
             self.collector.expect(task, samples, number)
             if self._previous_run is None:
                 yield [EpisodeSpec(task.copy(), sample) for sample in range(samples)]
@@ -246,90 +177,5 @@ class RunController:
             if inspect.isawaitable(returned):
                 await returned
         if not restored:
-            self._identical_failures.add(episode)
+            self._first_failures.add(episode)
         return enough
-
-
-_reported = False  # whether a line was printed that replaces the traceback of the next KeyboardInterrupt
-
-
-class InterruptHandler:
-    """Detects Ctrl-C while its `with` block runs; outside the main thread it does nothing."""
-
-    def __init__(self) -> None:
-        self.seen = False
-        """Whether Ctrl-C was pressed."""
-        self._previous_handler: Any = None
-        self._handler: Any = None
-
-    def __enter__(self) -> InterruptHandler:
-        global _reported
-        _reported = False
-        previous = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is threading.main_thread() and callable(previous):
-            self._previous_handler, self._handler = previous, self._on_signal
-            signal.signal(signal.SIGINT, self._handler)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._handler is not None and signal.getsignal(signal.SIGINT) is self._handler:
-            signal.signal(signal.SIGINT, self._previous_handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.seen = True
-        self._previous_handler(number, frame)
-
-    def report(self, line: str) -> None:
-        """Print a line to stderr in place of the traceback, if Ctrl-C was pressed; does nothing otherwise."""
-        global _reported
-        if not self.seen or _reported:
-            return
-        _reported = True
-        print(line, file=sys.stderr, flush=True)
-        if sys.excepthook is not _quiet:
-            _quiet.previous = sys.excepthook
-            sys.excepthook = _quiet
-
-
-class _Quiet:
-    """An `excepthook` that hides a KeyboardInterrupt that was already reported in one line."""
-
-    previous: Callable[[type[BaseException], BaseException, TracebackType | None], Any] = sys.__excepthook__
-
-    def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        global _reported
-        reported, _reported = _reported, False
-        if not (reported and issubclass(kind, KeyboardInterrupt)):
-            self.previous(kind, error, traceback)
-
-
-_quiet = _Quiet()
-
-
-def interrupted_line(run: RunMetrics, directory: Path | None) -> str:
-    """Return the line about an interrupted run: what is on disk, and how to resume it.
-
-    Args:
-        run: Metrics of the run.
-        directory: Directory of the ledger; None if no ledger is written.
-    """
-    done = counted(run.done, "episode") if run.total is None else f"{run.done:,} of {counted(run.total, 'episode')}"
-    if directory is None:
-        return f"interrupted after {done}: nothing was saved; pass directory= to rollout to save and resume a run"
-    saved = f"{done} and the recorded turns of the others"
-    return f"interrupted: {saved} are saved in {directory}; to resume: {this_command()}"
-
-
-def this_command() -> str:
-    """Return the command line that this process was started with."""
-    return shlex.join(sys.orig_argv)
-
-
-def check_new(task: Task, seen: Collection[str]) -> None:
-    """Raise ConfigurationError if the id of a task is among the ids `seen`."""
-    if task.id in seen:
-        raise ConfigurationError(
-            f"task ids must be unique within a run, got {task.id!r} twice (prompt {task.prompt!r:.80}); without an id "
-            "of its own, a task has a digest of its content as its id. Remove one of the tasks, or give them different "
-            "ids; to run several episodes of one task, use samples_per_task"
-        )

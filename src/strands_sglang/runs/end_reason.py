@@ -50,11 +50,6 @@ class EndReason(str, Enum):
     AGENT_ERROR = "agent_error"
     """The agent's code, or `build`, raised an error."""
 
-    @classmethod
-    def _missing_(cls, value: object) -> EndReason | None:
-        """Accept the spellings of ledgers written by development versions."""
-        return _EARLIER.get(value) if isinstance(value, str) else None
-
     @property
     def complete(self) -> bool:
         """Whether the agent itself ended the episode; False if a limit or the run stopped it, or if it failed."""
@@ -69,17 +64,6 @@ class EndReason(str, Enum):
     def failed(self) -> bool:
         """Whether the engine or the agent's code failed; such an episode keeps the tokens it has."""
         return self in (EndReason.ENGINE_ERROR, EndReason.AGENT_ERROR)
-
-
-_EARLIER = {
-    "turn_cut": EndReason.TURN_TRUNCATED,
-    "context": EndReason.CONTEXT_LENGTH,
-    "cut_short": EndReason.NOT_NEEDED,
-    "suspended": EndReason.PAUSED,
-    "engine": EndReason.ENGINE_ERROR,
-    "agent": EndReason.AGENT_ERROR,
-}
-"""End reasons by their spelling in ledgers of development versions."""
 
 
 class LimitReachedError(StrandsSGLangError):

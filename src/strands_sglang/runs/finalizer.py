@@ -24,18 +24,18 @@ from strands_sglang._json import dump_text
 from strands_sglang._terminal import counted
 from strands_sglang.engine import RoutedExperts
 from strands_sglang.errors import ConfigurationError, CountMismatchError
-from strands_sglang.ledger.event import EventKind, HashChain, decoded
-from strands_sglang.ledger.files import Put, with_references
-from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import (
-    ROLLBACK_DIVERGED,
+from strands_sglang.ledger.encoding import HashChain, decoded, trajectory_summary
+from strands_sglang.ledger.event import (
     BeginData,
     EndData,
+    EventKind,
     RewardData,
+    RollbackCause,
     RollbackData,
     data_of,
-    trajectory_summary,
 )
+from strands_sglang.ledger.files import Put, with_references
+from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.summary import finished_row
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.provider.episode import conversations
@@ -174,7 +174,7 @@ def append_after_end(
         writer: Writes it.
         record: The episode; its end is recorded.
         kind: One of `AFTER_END`.
-        data: Data of the event, as `ledger/schema.py` declares it.
+        data: Data of the event, as `ledger/event.py` declares it.
         arrays: Its arrays.
     """
     assert record.begin is not None and record.end is not None
@@ -228,7 +228,7 @@ class EpisodeFinalizer:
         if recorded_tree is None and len(recorder.replay_log) and not resumable:
             reason = f"the episode ended ({outcome.end_reason.value}) before its recorded turns were replayed"
             event = recorder.replay_log.next_event
-            rollback = RollbackData(turns=len(tree), kind=ROLLBACK_DIVERGED, event=event, reason=reason)
+            rollback = RollbackData(turns=len(tree), cause=RollbackCause.DIVERGED.value, event=event, reason=reason)
             recorder.write(EventKind.ROLLBACK, rollback, ends=True)
         recorder.metrics.count(tree)
         recorder.metrics.seconds = seconds
@@ -304,7 +304,7 @@ class EpisodeFinalizer:
         if episode.reward_detail != Reward():
             recorder.write(EventKind.REWARD, episode.reward_detail.to_dict())
         end: EndData = {
-            "ended": episode.end_reason.value,
+            "end_reason": episode.end_reason.value,
             "time": episode.time,
             "failure": None
             if failure is None

@@ -1,11 +1,9 @@
 """Collects the episodes of a run into groups, one per task (`GroupCollector`), and returns them as a `RunResult`.
 
-`GroupFilters` keep or drop a complete `Group`; `StopCriteria` define when a group is complete and when a run has enough
-groups.
+`GroupFilters` keep or drop a complete `Group`.
 
-Invariant: whether a group is complete, whether it is kept and whether a run has enough groups depends only on counts
-and rewards, never on time; more episodes never make a complete group incomplete. A filter that raises drops nothing.
-Each episode is counted once. The filters are called once for each group, when it is complete; episodes that end later
+Invariant: whether a group is kept depends only on its episodes, never on time. A filter that raises drops nothing. Each
+episode is counted once. The filters are called once for each group, when it is complete; episodes that end later
 are added to `left_over`. A `RunResult` contains every episode of every kept group once, in the order of tasks and
 samples.
 """
@@ -16,16 +14,16 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, overload
 
-from strands_sglang._checks import check_int
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.monitoring.metrics import RunMetrics
 from strands_sglang.runs.reward import describe_error
+from strands_sglang.runs.stop_criteria import StopCriteria
 from strands_sglang.runs.task import Task
 
 logger = logging.getLogger(__name__)
@@ -143,42 +141,6 @@ class GroupFilters:
                         describe_error(error, one),
                     )
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class StopCriteria:
-    """The stop criteria of a run; a criterion of None does not apply."""
-
-    groups: int | None = None
-    """Number of kept groups after which the run ends; the episodes still running are then stopped and aborted."""
-    samples: int | None = None
-    """Number of episodes that complete the group of a task; the task's other episodes are then stopped and aborted."""
-
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            check_int(f"StopCriteria.{one.name}", value)
-
-    def needed(self, samples_per_task: int) -> int:
-        """Return how many episodes complete a group; at most `samples_per_task`."""
-        return samples_per_task if self.samples is None else min(self.samples, samples_per_task)
-
-    def complete(self, finished: int, samples_per_task: int) -> bool:
-        """Return whether `finished` episodes out of `samples_per_task` complete a group."""
-        return finished >= self.needed(samples_per_task)
-
-    def enough(self, kept: int) -> bool:
-        """Return whether `kept` groups are enough to end the run; always False if `groups` is None."""
-        return self.groups is not None and kept >= self.groups
-
-    def within_reach(self, kept: int, open_groups: int) -> bool:
-        """Return whether the run can still reach the number of groups it needs.
-
-        Args:
-            kept: Groups kept so far.
-            open_groups: Groups that are not complete yet, started or not.
-        """
-        return self.groups is None or kept + open_groups >= self.groups
 
 
 @dataclass(slots=True)

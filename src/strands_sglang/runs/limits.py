@@ -61,27 +61,9 @@ class Limits:
 
     @classmethod
     def from_recorded(cls, values: Mapping[str, Any]) -> Limits:
-        """Return the limits stored in the run.json of a ledger; unknown names are ignored.
-
-        Args:
-            values: Limits by name, also by the names that development versions used.
-        """
+        """Return the limits stored in the run.json of a ledger, by name; unknown names are ignored."""
         known = {field.name for field in fields(cls)}
-        named = {_EARLIER.get(name, name): value for name, value in values.items()}
-        return cls(**{name: value for name, value in named.items() if name in known})
-
-
-_EARLIER = {
-    "turns": "max_turns",
-    "tool_calls": "max_tool_calls",
-    "tokens_per_turn": "max_new_tokens",
-    "tokens_per_episode": "max_episode_tokens",
-    "response": "max_response_tokens",
-    "context": "max_context_tokens",
-    "seconds_per_tool": "tool_timeout",
-    "seconds_per_episode": "episode_timeout",
-}
-"""Names of limits in the run.json of development versions."""
+        return cls(**{name: value for name, value in values.items() if name in known})
 
 
 @dataclass(frozen=True, slots=True)

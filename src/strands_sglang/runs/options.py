@@ -39,7 +39,7 @@ class RunOptions:
     prefix_warmup: float | None = 1.0
     """Seconds that the other samples of a task wait at most until the first turn of its first sample, so that
     their common prompt is in the engine's prefix cache; None: they start at once."""
-    stop_after_failures: int | None = 8
+    stop_if_first_fail: int | None = 8
     """The run stops if this many first episodes all fail with the same error class, because of the agent's code or
     because the engine rejects the requests; None: it never stops for this."""
     on_metrics: Callable[[RunMetrics], Any] | None = None
@@ -57,7 +57,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         check_number("RunOptions.reward_timeout", self.reward_timeout)
         check_number("RunOptions.prefix_warmup", self.prefix_warmup)
-        check_int("RunOptions.stop_after_failures", self.stop_after_failures)
+        check_int("RunOptions.stop_if_first_fail", self.stop_if_first_fail)
         check_number("RunOptions.metrics_interval", self.metrics_interval, optional=False)
         for name in ("preflight", "tune_runtime"):
             if not isinstance(getattr(self, name), bool):

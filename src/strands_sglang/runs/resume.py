@@ -9,8 +9,7 @@ Invariants:
   episode may be resumed. A damaged record is used up to the last event that is valid. An episode that has no score, but
   should have one, is scored from its record and not run.
 - Role and content of messages are restored exactly, as far as they are plain data; further keys that the framework adds
-  are not stored. Writing and reading messages never fails. If an end event of an earlier version has no messages, those
-  of the last request of the main branch are returned.
+  are not stored. Writing and reading messages never fails.
 - The lock is released when the process that holds it ends, however it ends.
 """
 
@@ -27,11 +26,11 @@ from typing import Any
 
 from strands_sglang._json import dump_text, load_text
 from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang.ledger.event import BeginData, EndData, MessagesData, RewardData, data_of
 from strands_sglang.ledger.files import FileStore, with_images
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import read_run
-from strands_sglang.ledger.schema import BeginData, EndData, MessagesData, RewardData, data_of
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode, EpisodeMetrics, Failure
@@ -51,7 +50,7 @@ def messages_data(messages: Sequence[Any], conversations: Sequence[Conversation]
         conversations: Conversations of the branches, as the same end event has them.
 
     Returns:
-        `leaf`: last turn of the branch whose conversation the messages start with, None if there is none; `rest`: the
+        `branch`: last turn of the branch whose conversation the messages start with, None if there is none; `rest`: the
         messages after it, as JSON text.
     """
     bare = [_bare(message) for message in messages]
@@ -65,18 +64,17 @@ def messages_data(messages: Sequence[Any], conversations: Sequence[Conversation]
         rest = dump_text(bare[count:])
     except Exception:  # for example a message that contains itself
         rest = "[]"
-    return {"leaf": None if longest is None else longest["leaf"], "rest": rest}
+    return {"branch": None if longest is None else longest["branch"], "rest": rest}
 
 
-def messages_of(end: EndData, main: int | None = None, files: FileStore | None = None) -> list[Any]:
+def messages_of(end: EndData, files: FileStore | None = None) -> list[Any]:
     """Return the messages of an end event.
 
     Args:
         end: Data of the event.
-        main: Last turn of the main branch, whose messages are returned if the event has none; None: unknown.
         files: The files of the run. An image whose file is not there stays a reference; None: all of them do.
     """
-    return [_with_images(message, files) for message in _messages_of(end, main)]
+    return [_with_images(message, files) for message in _messages_of(end)]
 
 
 def _with_images(message: Any, files: FileStore | None) -> Any:
@@ -88,13 +86,12 @@ def _with_images(message: Any, files: FileStore | None) -> Any:
         return message
 
 
-def _messages_of(end: EndData, main: int | None) -> list[Any]:
-    conversations = {one.get("leaf"): one.get("messages") for one in read_conversations(end)}
+def _messages_of(end: EndData) -> list[Any]:
+    conversations = {one.get("branch"): one.get("messages") for one in read_conversations(end)}
     stored = end.get("messages")
     if not isinstance(stored, dict):
-        found = conversations.get(main)
-        return [_bare(message) for message in found] if isinstance(found, list) else []
-    start = conversations.get(stored.get("leaf"))
+        return []
+    start = conversations.get(stored.get("branch"))
     rest = load_text(stored.get("rest"))
     start, rest = (value if isinstance(value, list) else [] for value in (start, rest))
     return [*map(_bare, start), *rest]
@@ -221,27 +218,23 @@ def task_of(record: EpisodeRecord) -> Task:
 
 
 def restored(record: EpisodeRecord) -> Episode:
-    """Return a finished episode as it was reported when it ended, with its newest reward.
-
-    Its messages are the recorded ones; an end event of an earlier version has them only up to the agent's last turn.
-    """
+    """Return a finished episode as it was reported when it ended, with its newest reward."""
     assert record.begin is not None and record.end is not None
     end = data_of(record.end, EndData)
-    leaves = [one["leaf"] for one in end.get("trajectories") or () if type(one.get("leaf")) is int]
     return Episode(
         id=record.id,
         task=task_of(record),
         sample=data_of(record.begin, BeginData)["sample"],
-        end_reason=EndReason(end["ended"]),
+        end_reason=EndReason(end["end_reason"]),
         source=record.tree,
         reward_detail=Reward() if record.reward is None else Reward.from_dict(data_of(record.reward, RewardData)),
         metrics=EpisodeMetrics.from_dict(end["metrics"]),
         failure=None if end["failure"] is None else Failure(**end["failure"]),
         text=end["text"],
-        conversation=messages_of(end, max(leaves, default=None), record.files),
+        conversation=messages_of(end, record.files),
         images=record.images,
         epoch=record.epoch,
-        time=end.get("time", 0.0),
+        time=end["time"],
         restored=True,
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from strands_sglang.ledger.schema import RewardData
+from strands_sglang.ledger.event import RewardData
 from strands_sglang.tokens import TokenTree, Turn, TurnPurpose
 
 RewardFunction: TypeAlias = Callable[..., Any]

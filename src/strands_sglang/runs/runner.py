@@ -18,24 +18,25 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
+from strands_sglang._async import run_async
 from strands_sglang._checks import check_int, closest_name
-from strands_sglang._run_async import run_async
 from strands_sglang.engine import SGLangClient, TokenEngine, is_server
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.provider.config import ModelOptions
-from strands_sglang.runs.controller import InterruptHandler, RunController, check_new, interrupted_line, this_command
+from strands_sglang.runs.controller import RunController
 from strands_sglang.runs.episode import Episode
-from strands_sglang.runs.groups import GroupCollector, GroupFilter, GroupFilters, RunResult, StopCriteria
+from strands_sglang.runs.groups import GroupCollector, GroupFilter, GroupFilters, RunResult
+from strands_sglang.runs.interrupt import InterruptHandler, interrupted_line, this_command
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.monitoring.metrics import RunCounters
 from strands_sglang.runs.monitoring.progress import Progress, ProgressKind, Reporter, display_for
 from strands_sglang.runs.monitoring.trackers import TrackedRun, Tracker, Tracking, tracker_for
 from strands_sglang.runs.options import RunOptions
-from strands_sglang.runs.preflight import RunRequirements
-from strands_sglang.runs.preflight import preflight as check_server
+from strands_sglang.runs.preflight import preflight_run
 from strands_sglang.runs.recording.event_data import ToolArguments
 from strands_sglang.runs.resume import directory_lock, read_previous_run
-from strands_sglang.runs.task import Task
+from strands_sglang.runs.stop_criteria import StopCriteria
+from strands_sglang.runs.task import Task, check_unique
 from strands_sglang.runs.workers.process_tuning import check_open_files, infrequent_gc, threads_for, tool_threads
 from strands_sglang.runs.workers.spec import BuildAgent, RunSpec, ScoreEpisode
 
@@ -58,7 +59,7 @@ def checked_tasks(tasks: Any) -> list[Task] | Iterable[Any]:
     checked = [Task.of(task) for task in tasks]
     seen: dict[str, int] = {}
     for number, task in enumerate(checked):
-        check_new(task, seen)
+        check_unique(task, seen)
         seen[task.id] = number
     return checked
 
@@ -243,12 +244,11 @@ async def rollout(
             previous_run,
             GroupCollector(StopCriteria(stop_after_groups, min_samples_per_task), group_filters),
             on_episode,
-            options.stop_after_failures,
+            options.stop_if_first_fail,
         )
         try:
-            if options.preflight and is_server(client) and controller.may_sample(checked, samples_per_task):
-                requirements = await asyncio.get_running_loop().run_in_executor(None, RunRequirements.of, run_spec)
-                await check_server(client, requirements)
+            if options.preflight and controller.may_sample(checked, samples_per_task):
+                await preflight_run(run_spec)
             async with (
                 Tracking(chosen_tracker, tracked_run(controller.run_spec, samples_per_task, concurrency)) as tracking,
                 Reporter(

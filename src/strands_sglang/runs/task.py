@@ -7,15 +7,15 @@ ledger, sent to a worker, and identified by its id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.event import TaskData
 from strands_sglang.ledger.files import FileStore, Put, plain, with_images
-from strands_sglang.ledger.schema import TaskData
 
 _FIELDS = ("prompt", "answer", "data", "id")
 
@@ -116,3 +116,13 @@ class Task:
         """
         prompt = data["prompt"]
         return cls(**{**data, "prompt": with_images(prompt, files)})
+
+
+def check_unique(task: Task, seen: Collection[str]) -> None:
+    """Raise ConfigurationError if the id of a task is among the ids `seen`."""
+    if task.id in seen:
+        raise ConfigurationError(
+            f"task ids must be unique within a run, got {task.id!r} twice (prompt {task.prompt!r:.80}); without an id "
+            "of its own, a task has a digest of its content as its id. Remove one of the tasks, or give them different "
+            "ids; to run several episodes of one task, use samples_per_task"
+        )

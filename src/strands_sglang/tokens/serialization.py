@@ -18,7 +18,7 @@ from strands_sglang.tokens.kept_sets import KeptSets
 from strands_sglang.tokens.teacher import TeacherLogprobs
 from strands_sglang.tokens.turn import Join, Turn, TurnPurpose, TurnStatus
 
-RECORD_FORMAT = 1
+RECORD_FORMAT = 2
 """Version of this format; a change that an older reader would misread gets a new number."""
 
 _FIELDS = [field.name for field in fields(Turn)]
@@ -28,7 +28,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "id": (int,),
     "parent": (int, type(None)),
     "start": (int,),
-    "finish": (str,),
+    "finish_reason": (str,),
     "forked_from": (int, type(None)),
     "detail": (dict,),
 }

@@ -175,7 +175,7 @@ class TokenTree:
         logprobs: Iterable[float],
         versions: Iterable[VersionSpan] = (),
         *,
-        finish: str = "",
+        finish_reason: str = "",
         prompt_tokens: int | None = None,
         detail: Mapping[str, Any] | None = None,
         status: TurnStatus = TurnStatus.KEPT,
@@ -188,7 +188,7 @@ class TokenTree:
             token_ids: The sampled ids; may be empty.
             logprobs: One for each sampled id.
             versions: Spans of weight versions that cover them; empty: one span of unknown version.
-            finish: The engine's finish reason.
+            finish_reason: Why the engine stopped, as the value of a `FinishReason`.
             prompt_tokens: The engine's count of the prompt, which is checked; None: not reported.
             detail: Plain JSON data to store with the turn; copied.
             status: REJECTED if the output becomes part of a conversation only later, if at all; `restore` keeps it
@@ -214,7 +214,7 @@ class TokenTree:
             logprobs=logprob_array(logprobs),
             versions=(VersionSpan(None, 0, len(sampled)),) if sampled and not spans else spans,
             start=0 if parent is None else parent.end,
-            finish=plain_copy(finish or ""),
+            finish_reason=plain_copy(finish_reason or ""),
             purpose=prepared.purpose,
             status=TurnStatus(status),
             join=prepared.join,
@@ -313,9 +313,9 @@ class TokenTree:
         The main branch is the last one made by an agent of the task itself; only if there is none, the last one made by
         an agent that a tool called.
         """
-        closing_ids = self.branches()
-        own = [end for end in closing_ids if self.path(end)[0].caller is None]
-        return max(own or closing_ids, key=lambda end: end.id, default=None)
+        ends = self.branches()
+        own = [end for end in ends if self.path(end)[0].caller is None]
+        return max(own or ends, key=lambda end: end.id, default=None)
 
     def trajectory(self, leaf: Turn) -> Trajectory:
         """Return one branch as if it were the only one: loss mask 1 on everything it sampled and did not reject."""
@@ -426,10 +426,10 @@ def selected_turns(turns: Sequence[Turn], purpose: TurnPurpose | None, rejected:
 def branch_ends(turns: Sequence[Turn], counted: Collection[int]) -> list[Turn]:
     """Return the turns that count and have no later turn that counts on their branch, in order of their ids."""
     passed: set[int] = set()
-    closing_ids = []
+    ends = []
     for turn in reversed(turns):  # children come after their parents, so each is seen before its parent
         if turn.id in counted and turn.id not in passed:
-            closing_ids.append(turn)
+            ends.append(turn)
         if turn.parent is not None and (turn.id in counted or turn.id in passed):
             passed.add(turn.parent)
-    return closing_ids[::-1]
+    return ends[::-1]

@@ -166,8 +166,8 @@ class Turn:
     """Spans of weight versions, counted from the first sampled token, covering all; empty without tokens."""
     start: int
     """Position of the turn's first token in the branch."""
-    finish: str = ""
-    """The engine's finish reason; "" if unknown."""
+    finish_reason: str = ""
+    """Why the engine stopped, as the value of a `FinishReason`; "" if unknown."""
     purpose: TurnPurpose = TurnPurpose.EPISODE
     """The purpose of the turn."""
     status: TurnStatus = TurnStatus.KEPT

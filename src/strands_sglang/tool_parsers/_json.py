@@ -191,16 +191,12 @@ class TurnJson:
     def read(self, at: int, closing: str | None = None) -> tuple[Any, int]:
         """Read the value at `at`, or after whitespace there.
 
+        Returns the value and the offset at which it ends. Raises CallFault if there is no value, or none that can be
+        used as it is; `UNCLOSED` if the turn ends in the middle of it and there is no closing marker.
+
         Args:
             at: Offset at which to begin.
             closing: Marker that ends such a call or begins the next; None if the format has none.
-
-        Returns:
-            The value and the offset at which it ends.
-
-        Raises:
-            CallFault: There is no value, or none that can be used as it is; `UNCLOSED` if the turn ends in the middle
-                of it and there is no closing marker.
         """
         try:
             return self._reader.read(at)
@@ -215,13 +211,12 @@ class TurnJson:
     def pass_over(self, at: int, stop: int) -> int:
         """Return where the first object in a part of a malformed call ends.
 
+        Returns the offset up to which the object could be read; `at` if there is no object, or no string in it. Only
+        markers after this offset count.
+
         Args:
             at: Offset at which the part begins.
             stop: Offset at which it ends: at an apparent marker, which may be inside a string of the object.
-
-        Returns:
-            The offset up to which the object could be read; `at` if there is no object, or no string in it. Only
-            markers after this offset count.
         """
         begin = self._text.find("{", at, stop)
         if begin < 0 or self._text.find('"', begin, stop) < 0:
@@ -241,7 +236,6 @@ def name_of(value: Any, past: int) -> str:
     """Return the name of the tool that a JSON value calls.
 
     Args:
-        value: The value.
         past: Offset at which it ends in the text.
 
     Raises:
@@ -286,11 +280,7 @@ def arguments_of(value: dict[str, Any], past: int, key: str = "arguments") -> di
 
 
 def as_arguments(value: Any, past: int, what: str = "arguments") -> dict[str, Any]:
-    """Return a JSON value as the arguments of a call.
-
-    Raises:
-        CallFault: It is not an object.
-    """
+    """Return a JSON value as the arguments of a call. Raises CallFault if it is not an object."""
     if not isinstance(value, dict):
         message = f"The {what} of a tool call must be a JSON object, not {kind_of(value)}"
         raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=past)

@@ -57,8 +57,7 @@ class ListEnd(NamedTuple):
     def block_end(self, text: SampledText, past: int) -> int:
         """Return where the block ends whose list ends at `past`.
 
-        Raises:
-            CallFault: Something else follows the list.
+        Raises CallFault if something else follows the list.
         """
         at = skip_space(text, past)
         must = self.marker if self.closes else None
@@ -92,8 +91,6 @@ class CallList:
         """Create one.
 
         Args:
-            text: The turn.
-            json: Reads the turn's JSON.
             end: What must follow a list.
             id_key: The format's key for the optional id of a call; None: the format has no ids.
         """
@@ -105,12 +102,11 @@ class CallList:
     def read(self, start: int, at: int) -> Generator[Found, None, int]:
         """Yield the contents of one block.
 
+        Returns the offset at which the block ends.
+
         Args:
             start: Offset at which the block begins.
             at: Offset at which its list must begin, apart from whitespace.
-
-        Returns:
-            The offset at which the block ends.
         """
         try:
             at = self._first(at)
@@ -206,22 +202,17 @@ class SectionMarkers(NamedTuple):
     """The markers of a format with sections."""
 
     begin: str
-    """Begins a section."""
     end: str
-    """Ends a section."""
     call_begin: str
-    """Begins a call."""
     separator: str
     """Separates a call's head from its arguments."""
     call_end: str
-    """Ends a call."""
 
 
 class Head(NamedTuple):
     """The part of a call before its arguments."""
 
     name: str
-    """Name of the tool."""
     id: str | None
     """Id of the call; None if the format has none."""
     past: int
@@ -232,27 +223,23 @@ class SectionToolParser(FramedToolParser):
     """Base class of parsers of sections; a family defines its markers and `head`."""
 
     section: ClassVar[SectionMarkers]
-    """The markers."""
     fence: ClassVar[str] = ""
     """A line between the JSON and the end of a call; "" if there is none."""
 
     def head(self, text: SampledText, start: int, separator: Mark, stop: int) -> Head:
         """Read the head of a call.
 
+        Raises CallFault if the head is malformed.
+
         Args:
-            text: The turn.
             start: Offset at which the head begins.
             separator: The separator; there is no other marker before it.
             stop: Offset of the next marker after the separator, or of the end of the turn.
-
-        Raises:
-            CallFault: The head is malformed.
         """
         raise NotImplementedError(f"{type(self).__name__} must define head")
 
     @override
     def read(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
-        """Yield the contents of sections, and calls outside of sections; see `FramedToolParser.read`."""
         return _Turn(self, text).read(at)
 
 
@@ -361,7 +348,6 @@ class _Turn:
         return start + len(text[start:end].rstrip(" \t\n\r"))
 
     def _call(self, start: int) -> ToolCall | FailedCall:
-        """Return the call that begins at `start`."""
         text, section = self._text, self._format
         name: str | None = None
         try:

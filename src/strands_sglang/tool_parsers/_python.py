@@ -73,11 +73,8 @@ class PythonReader:
     def read(self, at: int) -> tuple[Any, int]:
         """Read the literal at `at`, or after whitespace there.
 
-        Returns:
-            The value and the offset at which it ends.
-
-        Raises:
-            CallFault: There is no literal, or none that can be used as it is.
+        Returns the value and the offset at which it ends. Raises CallFault if there is no literal, or none that can be
+        used as it is.
         """
         at = skip_blanks(self._text, at)
         if self._text.startswith(("[", "{"), at):
@@ -87,11 +84,8 @@ class PythonReader:
     def read_keywords(self, at: int) -> tuple[dict[str, Any], int]:
         """Read keyword arguments, starting after their opening parenthesis.
 
-        Returns:
-            The arguments and the offset after their closing parenthesis.
-
-        Raises:
-            CallFault: There are no arguments, or none that can be used as they are.
+        Returns the arguments and the offset after their closing parenthesis. Raises CallFault if there are no
+        arguments, or none that can be used as they are.
         """
         return self._container(")", at)
 

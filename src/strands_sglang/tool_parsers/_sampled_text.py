@@ -38,7 +38,6 @@ class SampledText(str):
         """Create one.
 
         Args:
-            text: The turn.
             tokens: Offset of each sampled control token, in characters; None if unknown.
             parts: Returns the offset of each control token inside a marker, as the tokenizer splits it.
         """
@@ -82,7 +81,6 @@ class Mark(NamedTuple):
     """A marker found in a text."""
 
     marker: str
-    """The marker."""
     start: int
     """Offset of its first character."""
     end: int

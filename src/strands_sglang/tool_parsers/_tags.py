@@ -58,8 +58,7 @@ class Block(NamedTuple):
 def checked_name(text: str, start: int, end: int) -> str:
     """Return the tool name at `text[start:end]`.
 
-    Raises:
-        CallFault: It is not one word without quotes, angle brackets or braces.
+    Raises CallFault if it is not one word without quotes, angle brackets or braces.
     """
     name = checked_text(text, start, end, "The name of the tool")
     if not _NAME.fullmatch(name):
@@ -73,8 +72,7 @@ def checked_name(text: str, start: int, end: int) -> str:
 def checked_key(text: str, start: int, end: int) -> str:
     """Return the parameter name at `text[start:end]`. Blanks are allowed inside of it, but not at its ends.
 
-    Raises:
-        CallFault: It is empty, quoted, or has blanks at its ends.
+    Raises CallFault if it is empty, quoted, or has blanks at its ends.
     """
     key = checked_text(text, start, end, "The name of a parameter")
     if not key or key != key.strip() or key[0] in "\"'" or _INSIDE_TAG.match(key).end() < len(key):  # type: ignore[union-attr]
@@ -91,8 +89,6 @@ class CallTags:
 
         Args:
             blocks: Markers around calls; any of them may be used.
-            call: The tags of a call.
-            parameter: The tags of a parameter.
             several: Whether a block may contain more than one call.
         """
         self._blocks = {block.opening: block for block in blocks}
@@ -130,8 +126,7 @@ class CallTags:
     def value_end(self, text: SampledText, at: int, key: str) -> int:
         """Return where the bare value at `at` ends: before the closing tag.
 
-        Raises:
-            CallFault: Another tag of the format, or the end of the turn, comes first.
+        Raises CallFault if another tag of the format, or the end of the turn, comes first.
         """
         mark = self._any.next(text, at)
         closing = self._parameter.closing
@@ -166,7 +161,6 @@ class CallTags:
         return found
 
     def _expect_call(self, text: SampledText, at: int, block: Block, another: bool) -> None:
-        """Raise a fault unless a call begins at `at`."""
         if text.marks(self._call.opening, at) and (self._several or not another):
             return
         failure = ParseFailure.UNCLOSED

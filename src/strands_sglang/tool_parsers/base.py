@@ -93,14 +93,13 @@ class ToolParser(ABC):
 def assemble(text: str, split: ReasoningSplit, found: Iterable[Found]) -> ParsedTurn:
     """Build a `ParsedTurn` from its parts.
 
+    Returns the turn. Its text is everything after the reasoning that was not found. Where something was removed,
+    surrounding newlines are removed too, blank pieces are dropped and the others are joined with a newline.
+
     Args:
         text: The whole turn.
         split: The turn, split after its reasoning.
         found: Calls, failed calls and frames after the reasoning, in text order.
-
-    Returns:
-        The turn. Its text is everything after the reasoning that was not found. Where something was removed,
-        surrounding newlines are removed too, blank pieces are dropped and the others are joined with a newline.
     """
     calls: list[ToolCall] = []
     failures: list[FailedCall] = []

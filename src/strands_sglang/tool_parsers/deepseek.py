@@ -75,7 +75,6 @@ class DeepSeekV3ToolParser(SectionToolParser):
 
     @override
     def head(self, text: SampledText, start: int, separator: Mark, stop: int) -> Head:
-        """Read the name of the tool and the line that opens its arguments; see `SectionToolParser.head`."""
         past = separator.end
         if text[start : separator.start] != _KIND:
             message = f"Between {_CALL_BEGIN} and {_SEPARATOR} there must be the word {_KIND}, and nothing else"
@@ -110,7 +109,6 @@ class DeepSeekV31ToolParser(SectionToolParser):
 
     @override
     def head(self, text: SampledText, start: int, separator: Mark, stop: int) -> Head:
-        """Read the name of the tool; see `SectionToolParser.head`."""
         name = text[start : separator.start]
         if not name.strip():
             message = f"Between {_CALL_BEGIN} and {_SEPARATOR} there must be the name of a tool"
@@ -144,7 +142,6 @@ class DeepSeekV32ToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield the calls in blocks, and calls that begin a line outside of one; see `ToolParser.scan`."""
         reader = JsonReader(text)
 
         def read(tool: str, key: str, at: int) -> tuple[Any, int]:

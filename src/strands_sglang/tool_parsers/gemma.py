@@ -36,9 +36,7 @@ class _Dialect(NamedTuple):
     """The markers of one model."""
 
     opening: str
-    """Begins a call."""
     closing: str
-    """Ends a call."""
     string: str
     """Begins and ends each string."""
     ends: Markers
@@ -80,7 +78,6 @@ class GemmaToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield everything that begins with an opening marker; see `ToolParser.scan`. No schema is needed."""
         own = {opening for opening in _DIALECTS if text.has_token(opening)}
         while (mark := _BEGINNINGS.next(text, at)) is not None:
             if own and mark.marker in _DIALECTS and mark.marker not in own:

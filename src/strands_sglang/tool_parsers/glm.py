@@ -49,7 +49,6 @@ class GlmToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield everything that begins with `<tool_call>`; see `ToolParser.scan`."""
         values = Values(schemas)
         start = text.mark(_OPENING, at)
         while start >= 0:
@@ -91,7 +90,6 @@ def _arguments(text: SampledText, name: str, mark: Mark, values: Values) -> tupl
 
 
 def _next(text: SampledText, at: int) -> Mark:
-    """Return the next tag."""
     mark = _ANY.next(text, at)
     if mark is None:
         raise CallFault(ParseFailure.UNCLOSED, f"The tool call has no {_CLOSING}", past=len(text))
@@ -109,7 +107,6 @@ def _follow(text: SampledText, mark: Mark) -> Mark:
 
 
 def _expect(mark: Mark, marker: str, expected: str) -> None:
-    """Raise a fault unless a tag is the expected one."""
     if mark.marker != marker:
         cut = mark.marker in (_OPENING, _CLOSING) or marker in (_KEY_END, _VALUE_END)
         failure = ParseFailure.UNCLOSED if cut else ParseFailure.BAD_ARGUMENTS

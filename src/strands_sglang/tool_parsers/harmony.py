@@ -67,7 +67,6 @@ class HarmonyToolParser(ToolParser):
 
     @override
     def parse(self, text: str, *, reasoning_open: bool = False, schemas: Schemas | None = None) -> ParsedTurn:
-        """Parse one turn; see `ToolParser.parse`. No schema is needed."""
         turn = _Turn(SampledText.of(text))
         turn.read(reasoning_open)
         return turn.parsed()
@@ -212,7 +211,6 @@ def _header(text: SampledText, start: int, is_first: bool) -> _Header:
 
 
 def _name(header: _Header, past: int) -> str:
-    """Return the tool that a message is for."""
     if header.was_cut:
         raise CallFault(ParseFailure.UNCLOSED, "The turn ended in the header of a tool call", past=past)
     found = _FUNCTION.fullmatch("".join(header.recipients)) if len(header.recipients) == 1 else None
@@ -223,7 +221,6 @@ def _name(header: _Header, past: int) -> str:
 
 
 def _check(header: _Header, unended: bool, past: int) -> None:
-    """Check the rest of the header of a call."""
     kind, message = ParseFailure.MISPLACED, ""
     if unended:
         message = f"A tool call must not begin inside another message: {_END} must come before it"

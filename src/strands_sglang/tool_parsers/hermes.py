@@ -40,7 +40,6 @@ class HermesToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield everything that begins with an opening marker; see `ToolParser.scan`. No schema is needed."""
         start = text.mark(_OPENING, at)
         if start < 0:
             return

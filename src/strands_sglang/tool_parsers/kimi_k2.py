@@ -40,7 +40,6 @@ class KimiK2ToolParser(SectionToolParser):
 
     @override
     def head(self, text: SampledText, start: int, separator: Mark, stop: int) -> Head:
-        """Read the id of the call; see `SectionToolParser.head`."""
         call_id = text[start : separator.start]
         path, _, index = call_id.rpartition(":")
         name = path[len(_SPACE) :]

@@ -50,7 +50,6 @@ class MiniMaxM2ToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield the calls in blocks, and calls that begin a line outside of one; see `ToolParser.scan`."""
         values = Values(schemas)
 
         def read(tool: str, key: str, at: int) -> tuple[Any, int]:

@@ -50,7 +50,6 @@ class MistralToolParser(FramedToolParser):
 
     @override
     def read(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
-        """Yield everything that begins with the marker; see `FramedToolParser.read`. No schema is needed."""
         start = text.mark(_OPENING, at)
         if start < 0:
             return
@@ -90,7 +89,6 @@ def _read(text: SampledText, start: int, json: TurnJson) -> ToolCall | FailedCal
 
 
 def _head(text: SampledText, begin: int) -> _Head:
-    """Read name and id of the call whose marker ends at `begin`."""
     if text.startswith("{", skip_space(text, begin)):
         message = (
             f"{_OPENING} must be followed by a list of tool calls, or by a name and {_ARGUMENTS}, not by an object"

@@ -38,7 +38,6 @@ class NemotronToolParser(FramedToolParser):
 
     @override
     def read(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
-        """Yield the contents of lists; see `FramedToolParser.read`. No schema is needed."""
         start = text.mark(_OPENING, at)
         if start < 0:
             return

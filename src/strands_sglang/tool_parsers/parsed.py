@@ -22,12 +22,7 @@ from strands_sglang.tool_parsers._sampled_text import SampledText
 
 
 class ParseFailure(str, Enum):
-    """Why a tool call is malformed.
-
-    Example:
-        >>> ParseFailure("invalid_json") is ParseFailure.INVALID_JSON
-        True
-    """
+    """Why a tool call is malformed."""
 
     INVALID_JSON = "invalid_json"
     """Not JSON, or JSON that cannot be used as it is (NaN, numbers out of range, lone surrogates, too deep)."""
@@ -192,19 +187,13 @@ def split_reasoning(
 ) -> ReasoningSplit:
     r"""Split a turn after its reasoning.
 
+    Returns both parts. Without reasoning, the rest is the whole text, unchanged.
+
     Args:
-        text: The sampled turn.
         reasoning_open: Whether the prompt already opened the reasoning, so that the turn begins inside it. A model that
             opens it again is tolerated.
         opening: Marker that begins reasoning; whitespace before it is allowed.
         closing: Marker that ends it; the first one counts.
-
-    Returns:
-        Both parts. Without reasoning, the rest is the whole text, unchanged.
-
-    Example:
-        >>> split_reasoning("<think>Add.</think>\n\n4", reasoning_open=False)[:2]
-        ('Add.', '4')
     """
     text = SampledText.of(text)
     start = len(text) - len(text.lstrip())
@@ -225,11 +214,8 @@ def outside_reasoning(
     """Return the items that a scan finds in a turn outside of later reasoning blocks.
 
     Args:
-        text: The sampled turn.
         at: Offset at which the reasoning at its beginning ends.
         scan: Finds calls, failed calls and frames in a turn, in text order.
-        opening: Marker that begins reasoning.
-        closing: Marker that ends it.
     """
     found = list(scan(text))
     if not found or text.mark(opening, at) < 0:

@@ -43,7 +43,6 @@ class Phi4ToolParser(FramedToolParser):
 
     @override
     def read(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
-        """Yield the contents of lists; see `FramedToolParser.read`. No schema is needed."""
         start = skip_space(text, at)
         if text.marks(_FUNCTOOLS, start):
             yield from CallList(text, TurnJson(text), ListEnd()).read(start, start + len(_FUNCTOOLS) - 1)

@@ -54,7 +54,6 @@ class PythonicToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield the calls of a list, or the failed call that it is; see `ToolParser.scan`. No schema is needed."""
         attempt = _ATTEMPT.match(text, at)
         if attempt is not None:
             yield from _List(text, attempt.end(), "").read()

@@ -51,7 +51,6 @@ class Qwen3CoderToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield everything that begins with `<tool_call>`, or a line with `<function=`; see `ToolParser.scan`."""
         values = Values(schemas)
 
         def read(tool: str, key: str, at: int) -> tuple[Any, int]:

@@ -58,9 +58,6 @@ def register_tool_parser(parser: P) -> P:
     Args:
         parser: The class, which is created without arguments. Works as a decorator.
 
-    Returns:
-        The class.
-
     Raises:
         ConfigurationError: `parser` is not a parser, has no name, or its name is taken.
 

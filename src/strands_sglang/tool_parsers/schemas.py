@@ -63,13 +63,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Values:
-    """Reads the bare values of one turn.
-
-    Example:
-        >>> values = Values({"add": {"properties": {"a": {"type": "integer"}}}})
-        >>> values.read("add", "a", "123", 0, 3), values.read("add", "b", "123", 0, 3)
-        (123, '123')
-    """
+    """Reads the bare values of one turn."""
 
     def __init__(self, schemas: Mapping[str, Any]) -> None:
         """Create one.
@@ -83,8 +77,7 @@ class Values:
     def read(self, tool: str, key: str, text: str, start: int, end: int) -> Any:
         """Return `text[start:end]` as the value of one parameter of a tool.
 
-        Raises:
-            CallFault: It is not a value that the parameter allows.
+        Raises CallFault if it is not a value that the parameter allows.
         """
         if tool not in self._tools:
             self._tools[tool] = _Tool(self._schemas.get(tool))
@@ -98,11 +91,7 @@ class Values:
 
 
 def checked_text(text: str, start: int, end: int, what: str) -> str:
-    """Return `text[start:end]`.
-
-    Raises:
-        CallFault: UTF-8 cannot encode it.
-    """
+    """Return `text[start:end]`. Raises CallFault if UTF-8 cannot encode it."""
     value_text = text[start:end]
     if not value_text.isascii() and (surrogate := _SURROGATE.search(value_text)):
         reason = f"{what} contains a lone surrogate"
@@ -158,8 +147,7 @@ def _typed(value_text: str, types: frozenset[str], key: str, start: int, end: in
 def _json(value_text: str) -> Any:
     """Return the JSON value of a text.
 
-    Raises:
-        CallFault: It is not JSON; `at` counts from the beginning of the text.
+    Raises CallFault if it is not JSON; `at` counts from the beginning of the text.
     """
     value, past = JsonReader(value_text).read(0)
     past = skip_space(value_text, past)
@@ -269,14 +257,7 @@ def checked_by_schema(parsed: ParsedTurn, schemas: Schemas) -> ParsedTurn:
     """Return a turn in which calls that violate their tool's schema are failed calls.
 
     Args:
-        parsed: The turn.
         schemas: JSON schema of each tool's parameters, by tool name; a tool without one is not checked.
-
-    Example:
-        >>> call = ToolCall("add", {"a": "x"}, raw="add", start=0)
-        >>> turn = ParsedTurn(None, "", calls=(call,))
-        >>> checked_by_schema(turn, {"add": {"properties": {"a": {"type": "integer"}}}}).failures[0].failure.value
-        'schema'
     """
     calls: list[ToolCall] = []
     failures = list(parsed.failures)
@@ -296,7 +277,6 @@ def checked_by_schema(parsed: ParsedTurn, schemas: Schemas) -> ParsedTurn:
 
 
 def _problem(arguments: dict[str, Any], schema: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the arguments, or None."""
     try:
         error = exceptions.best_match(_validator(json.dumps(schema)).iter_errors(arguments))
     except Exception as broken:  # the schema comes from the tool's author and may be anything

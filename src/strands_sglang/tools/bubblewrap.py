@@ -62,13 +62,8 @@ def bwrap_command(
     """Return the command line of one call.
 
     Args:
-        bwrap: Path of bubblewrap.
-        interpreter: Interpreter to mount and run.
-        limits: Resource limits.
-        privileges: Privileges the command is started with.
         filter_fd: Descriptor from which bubblewrap reads the seccomp filter.
         info_fd: Descriptor to which bubblewrap writes the id of the sandbox's init process; None: not written.
-        arguments: Further arguments of the bootstrap.
     """
     arguments = [*arguments, *[f"path={PACKAGES}"] * bool(interpreter.packages)]
     command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -110,7 +105,6 @@ def python_command(
     """Return the command line that runs code from stdin in an interpreter, with limits.
 
     Args:
-        program: Path of the interpreter.
         limits: Limits of each process.
         arguments: Further arguments of the bootstrap, such as `uid=...` or `path=...`.
         count_processes: Whether to limit the number of processes.
@@ -137,7 +131,6 @@ def unused_uid() -> int:
 
 
 def _parents(places: Sequence[str]) -> list[str]:
-    """Return all parent directories of some paths, outer ones first."""
     return sorted({str(parent) for place in places for parent in Path(place).parents} - {"/"})
 
 
@@ -157,11 +150,7 @@ def seccomp_pipe() -> int:
 
 
 def find_bubblewrap(bwrap: str = "bwrap") -> str:
-    """Return the path of bubblewrap.
-
-    Raises:
-        SandboxUnavailableError: It is not installed.
-    """
+    """Return the path of bubblewrap. Raises SandboxUnavailableError if it is not installed."""
     found = shutil.which(bwrap)
     if found is None:
         raise SandboxUnavailableError(
@@ -176,13 +165,10 @@ def find_bubblewrap(bwrap: str = "bwrap") -> str:
 def probe_privileges(bwrap: str, interpreter: Interpreter, requested: Privileges | None = None) -> Privileges:
     """Return the best privileges with which a sandbox works on this machine, after running one.
 
-    Args:
-        bwrap: Path of bubblewrap.
-        interpreter: Interpreter to run.
-        requested: The only privileges to try; None: all that this process can have, best first.
+    Raises SandboxUnavailableError if no sandbox works; the message has bubblewrap's errors and possible solutions.
 
-    Raises:
-        SandboxUnavailableError: No sandbox works; the message has bubblewrap's errors and possible solutions.
+    Args:
+        requested: The only privileges to try; None: all that this process can have, best first.
     """
     errors = []
     for privileges in (requested,) if requested is not None else _candidates():
@@ -231,7 +217,6 @@ def _probe(bwrap: str, interpreter: Interpreter, privileges: Privileges) -> str 
 
 
 def _advice(errors: str) -> str:
-    """Return a possible solution for errors of bubblewrap."""
     if "nknown option" in errors:
         return f"This bubblewrap is too old; install 0.8 or later: {_INSTALL}"
     if "source path" in errors and "as root" not in errors:

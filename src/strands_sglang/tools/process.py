@@ -148,11 +148,7 @@ class InitProcess:
             self._reader = -1
 
     def kill(self, bubblewrap: int) -> None:
-        """Kill the init process; in the first milliseconds of a call this waits until its id is known.
-
-        Args:
-            bubblewrap: Process id of the bubblewrap that started it.
-        """
+        """Kill the init process; in the first milliseconds of a call this waits until its id is known."""
         self.started()  # otherwise the read would not end if bubblewrap exits without a report
         if self._pid is None and self._reader >= 0:
             self._pid = self._read_pid()
@@ -196,7 +192,6 @@ class SandboxCall:
     """One running call."""
 
     limits: SandboxLimits
-    """Resource limits."""
     workdir: str | None = None
     """Directory in the sandbox whose files are counted; None: files are not counted."""
     init: InitProcess | None = None
@@ -206,9 +201,7 @@ class SandboxCall:
     process: asyncio.subprocess.Process | None = None
     """The started process; None before the start."""
     stdout: BoundedOutput = field(init=False)
-    """Standard output."""
     stderr: BoundedOutput = field(init=False)
-    """Standard error."""
     exceeded: SandboxEndReason | None = None
     """Limit for which the call was killed; None if it was not."""
 
@@ -219,8 +212,6 @@ class SandboxCall:
         """Run a command that reads code from stdin.
 
         Args:
-            command: Command line.
-            code: Standard input.
             **settings: Arguments of `subprocess.Popen`: `env`, `cwd`, `pass_fds`, the user.
         """
         began = time.monotonic()

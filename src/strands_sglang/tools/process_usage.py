@@ -32,7 +32,6 @@ def memory_of(pids: list[int], limit: int) -> int:
     """Return the bytes of memory that processes use together.
 
     Args:
-        pids: Process ids.
         limit: If an upper bound, which counts shared pages once per process, is at most this value, the upper bound is
             returned, because it is cheaper to read.
     """
@@ -71,7 +70,6 @@ def files_in(pids: list[int], directory: str) -> int:
 
 
 def _device(path: str) -> int | None:
-    """Return the device number of a path's file system, or None if the path does not exist."""
     try:
         return os.stat(path).st_dev
     except OSError:
@@ -79,7 +77,6 @@ def _device(path: str) -> int | None:
 
 
 def _inode(path: str) -> int | None:
-    """Return the inode number of a path, or None if it does not exist."""
     try:
         return os.stat(path).st_ino
     except OSError:
@@ -88,7 +85,6 @@ def _inode(path: str) -> int | None:
 
 @cache
 def _socket_bytes() -> int:
-    """Return the default size of a socket buffer."""
     words = _read("/proc/sys/net/core/wmem_default").split()
     return int(words[0]) if words else 212_992
 

@@ -83,13 +83,9 @@ class PythonSandbox:
             raise ConfigurationError(f"packages must be a sequence of names, got {packages!r}: write ({packages!r},)")
         check_int("concurrency", concurrency)
         self.limits = limits or SandboxLimits()
-        """Resource limits of one call."""
         self.isolation = Isolation(isolation)
-        """How code is isolated from the host."""
         self.concurrency = concurrency or os.cpu_count() or 1
-        """Maximum number of concurrent calls per event loop."""
         self.packages = tuple(packages)
-        """Names of distributions that code may import."""
         self._settings = dict(
             limits=self.limits,
             packages=self.packages,
@@ -177,7 +173,6 @@ def _construct(kind: type[PythonSandbox], settings: dict[str, Any]) -> PythonSan
 
 
 def _warn_once() -> None:
-    """Log, once per process, that code runs without isolation."""
     global _warned
     if not _warned:
         _warned = True
@@ -209,7 +204,6 @@ def python_sandbox(
 
     Args:
         sandbox: Sandbox to use; None: a new one, created from the arguments below.
-        name: Name of the tool.
         description: Description for the model; empty: a default that states the packages and the time limit.
         limits: As for `PythonSandbox`.
         packages: As for `PythonSandbox`.

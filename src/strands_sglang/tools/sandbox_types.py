@@ -124,7 +124,6 @@ class SandboxResult:
     """Result of one call."""
 
     end_reason: SandboxEndReason
-    """Why the call ended."""
     stdout: str = ""
     """Standard output; the middle is cut if it is long."""
     stderr: str = ""

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.tokens import ImageSpan
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from strands_sglang._run_async import run_async
+from strands_sglang._async import run_async
 from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.errors import ConfigurationError
 
@@ -28,8 +28,8 @@ def view(
 
     Args:
         directory: Directory of the run. A run that is being written is followed.
-        tokenizer: The model's tokenizer, or a name or path to load it from; None: the one that run.json names.
-            Without a tokenizer, tokens are shown as ids.
+        tokenizer: The model's tokenizer, or a name or path to load it from; None: the one that run.json names. Without
+            a tokenizer, tokens are shown as ids.
         port: Port on 127.0.0.1; 0: any free one.
         browser: Whether to open the page in the default browser.
         ready: Called with the address of the page once it can be opened; None: the address is printed.

@@ -33,7 +33,6 @@ class TurnItems:
     context: list[dict[str, Any]] = field(default_factory=list)
     """Items rendered into its context, in order."""
     reply: list[dict[str, Any]] = field(default_factory=list)
-    """Items of the message that was sampled."""
 
 
 def items_by_turn(
@@ -42,20 +41,19 @@ def items_by_turn(
     """Return the items of every turn that a recorded conversation covers.
 
     Args:
-        tree: The turns.
         conversations: Conversations of the branches, as the end event has them.
         final: Last turn of the branch that the agent's own messages belong to (None: unknown), and these messages.
     """
     found: dict[int, TurnItems] = {}
     end = tree.main_leaf()
-    main = next((one for one in conversations if end is not None and one.get("leaf") == end.id), None)
+    main = next((one for one in conversations if end is not None and one.get("branch") == end.id), None)
     for one in conversations:
-        leaf, messages, counts = one.get("leaf"), one.get("messages"), one.get("counts")
-        if type(leaf) is not int or not 0 <= leaf < len(tree) or not isinstance(messages, list):
+        branch, messages, counts = one.get("branch"), one.get("messages"), one.get("counts")
+        if type(branch) is not int or not 0 <= branch < len(tree) or not isinstance(messages, list):
             continue
-        path = tree.path(tree[leaf])
+        path = tree.path(tree[branch])
         own = list(messages)
-        if final[0] == leaf and len(final[1]) > len(own):
+        if final[0] == branch and len(final[1]) > len(own):
             own = list(final[1])
         elif one is main and final[1] and _role(final[1][-1]) == "assistant" and len(own) == len(messages):
             own.append(final[1][-1])  # the history was trimmed: only the last message is known to belong here
@@ -118,12 +116,7 @@ def _preamble_items(conversation: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def message_items(message: Any) -> list[dict[str, Any]]:
-    """Return the blocks of a message as items of the page.
-
-    Example:
-        >>> message_items({"role": "user", "content": [{"text": "3 + 4?"}]})
-        [{'role': 'user', 'kind': 'text', 'text': '3 + 4?'}]
-    """
+    """Return the blocks of a message as items of the page."""
     role = str(_role(message))
     content = message.get("content") if isinstance(message, Mapping) else None
     items = []
@@ -276,7 +269,6 @@ class TurnText:
 
         Args:
             after: First token that may belong to it.
-            before: First token of the text.
         """
         start, at = None, self._without_blanks(after, before)
         while at > after:

@@ -35,7 +35,6 @@ def drift_view(record: EpisodeRecord, texts: TokenTexts | None) -> dict[str, Any
     Encoding takes longer than everything else that is shown of an episode, so the page asks for it later.
 
     Args:
-        record: The episode.
         texts: The tokenizer; None: nothing is known.
 
     Returns:
@@ -63,12 +62,7 @@ def drift_view(record: EpisodeRecord, texts: TokenTexts | None) -> dict[str, Any
 
 
 def reencoded(ids: Sequence[int], texts: TokenTexts) -> list[ChangedSpan]:
-    """Return where decoding ids and encoding the text again gives other tokens; empty: it gives the same.
-
-    Args:
-        ids: Sampled tokens of one turn.
-        texts: The tokenizer.
-    """
+    """Return where decoding ids and encoding the text again gives other tokens; empty: it gives the same."""
     return changed_spans(list(ids), texts.encode(texts.decode(ids)), texts)
 
 
@@ -76,7 +70,6 @@ def changed_spans(before: list[int], after: list[int], texts: TokenTexts) -> lis
     """Return the differences between two lists of ids: by their text if it is the same, by ids otherwise.
 
     Args:
-        before: The ids as they are.
         after: The other ids.
         texts: The tokenizer. Long lists are divided at its control tokens and line breaks before they are aligned.
     """

@@ -20,9 +20,8 @@ import numpy.typing as npt
 
 from strands_sglang._json import jsonable
 from strands_sglang.errors import StrandsSGLangError
-from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.ledger.event import EndData, Event, EventKind, data_of
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import EndData, data_of
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.resume import messages_of
 from strands_sglang.tokens import TokenTree, Turn
@@ -30,7 +29,7 @@ from strands_sglang.viewer.conversation import TurnItems, TurnText, items_by_tur
 from strands_sglang.viewer.timeline import timeline
 from strands_sglang.viewer.token_text import TokenTexts
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON, which the page checks."""
 _LARGEST_ID = 1 << 22  # ids up to this one are numbered by a table
 _MAX_RESULT = 200_000  # characters of a tool result that are sent to the page
@@ -46,7 +45,7 @@ def episode_view(record: EpisodeRecord, texts: TokenTexts | None = None) -> dict
     Example:
         ```python
         view = episode_view(Ledger("runs/first").episode("sum/0"), TokenTexts.load("Qwen/Qwen3-8B"))
-        print(len(view["turns"]), view["branches"][0]["leaf"])
+        print(len(view["turns"]), view["branches"][0]["id"])
         ```
     """
     end: Mapping[str, Any] = {} if record.end is None else record.end.data
@@ -78,7 +77,7 @@ def episode_view(record: EpisodeRecord, texts: TokenTexts | None = None) -> dict
         "turns": [_turn(turn, calls.get(turn.id), items.get(turn.id), store) for turn in tree],
         "branches": _branches(tree),
         "tools": [_tool(event) for event in record.tools],
-        "call_errors": [_plain(event, "error", "message", "sent", "within") for event in record.call_errors],
+        "call_errors": [_plain(event, "error", "message", "prompt_tokens", "within") for event in record.call_errors],
         "others": _other_events(record.events, texts),
         "rewards": [
             _plain(event, "value", "parts", "steps", "error", "time")
@@ -86,7 +85,7 @@ def episode_view(record: EpisodeRecord, texts: TokenTexts | None = None) -> dict
             if event.kind is EventKind.REWARD
         ],
         "reward": None if record.reward is None else _plain(record.reward, "value", "parts", "steps", "error"),
-        "end": _plain(record.end, "ended", "time", "failure", "text") if record.end is not None else None,
+        "end": _plain(record.end, "end_reason", "time", "failure", "text") if record.end is not None else None,
         "metrics": used,
         "timeline": timeline(record.events, used),
         "events": [[event.number, event.epoch, event.kind.value, event.data.get("turn")] for event in record.events],
@@ -155,10 +154,8 @@ def _items(record: EpisodeRecord, tree: TokenTree) -> dict[int, TurnItems]:
     try:
         end = data_of(record.end, EndData)
         stored = end.get("messages")
-        leaf = stored.get("leaf") if isinstance(stored, dict) else None
-        main = tree.main_leaf()
-        own = messages_of(end, None if main is None else main.id)
-        return items_by_turn(tree, read_conversations(end), (leaf, own))
+        branch = stored.get("branch") if isinstance(stored, dict) else None
+        return items_by_turn(tree, read_conversations(end), (branch, messages_of(end)))
     except (AttributeError, TypeError, ValueError, StrandsSGLangError):
         return {}  # conversations of another form: the tokens alone are shown
 
@@ -180,7 +177,7 @@ def _turn(turn: Turn, event: Event | None, items: TurnItems | None, store: _Toke
         "closing": len(turn.closing),
         "context": len(turn.context),
         "sampled": len(turn.sampled),
-        "finish": turn.finish,
+        "finish_reason": turn.finish_reason,
         "finish_detail": data.get("finish_detail"),
         "purpose": turn.purpose.value,
         "join": turn.join.value,
@@ -189,10 +186,10 @@ def _turn(turn: Turn, event: Event | None, items: TurnItems | None, store: _Toke
         "rejected": turn.rejected,
         "versions": [list(span) for span in turn.versions],
         "detail": turn.detail if isinstance(turn.detail, dict) else {},
-        "requests": data.get("requests", 1),
+        "requests": data.get("requests"),
         "within": data.get("within", []),
         "event": None if event is None else event.number,
-        "experts": event is not None and "experts" in event.arrays,
+        "routed_experts": event is not None and "routed_experts" in event.arrays,
         "known": items is not None,
         "rows": rows,
         "reply": reply,
@@ -209,7 +206,7 @@ def _branches(tree: TokenTree) -> list[dict[str, Any]]:
         covered.update(path)
         branches.append(
             {
-                "leaf": trajectory.branch,
+                "id": trajectory.branch,
                 "path": path,
                 "trained": [path[number] for number in trained],
                 "main": trajectory.main,
@@ -221,7 +218,7 @@ def _branches(tree: TokenTree) -> list[dict[str, Any]]:
         if leaf.id not in covered:
             path = [turn.id for turn in tree.path(leaf)]
             branches.append(
-                {"leaf": leaf.id, "path": path, "trained": [], "main": False, "agent": leaf.agent, "exported": False}
+                {"id": leaf.id, "path": path, "trained": [], "main": False, "agent": leaf.agent, "exported": False}
             )
     return branches
 
@@ -244,9 +241,9 @@ def _other_events(events: Sequence[Event], texts: TokenTexts | None) -> list[dic
     found = []
     for event in events:
         if event.kind is EventKind.ROLLBACK:
-            found.append({**_plain(event, "turns", "kind", "reason"), "type": "rollback"})
+            about = _plain(event, "turns", "cause", "reason")
         elif event.kind is EventKind.RESUME:
-            found.append({**_plain(event, "from", "pid", "worker"), "type": "resume", "epoch": event.epoch})
+            about = {**_plain(event, "from_event", "pid", "worker"), "epoch": event.epoch}
         elif event.kind is EventKind.PARTIAL_CALL:
             sampled = event.arrays.get("sampled")
             text = None
@@ -254,8 +251,11 @@ def _other_events(events: Sequence[Event], texts: TokenTexts | None) -> list[dic
                 with suppress(OverflowError, TypeError, ValueError):
                     text = texts.decode(sampled)
             count = 0 if sampled is None else len(sampled)
-            about = _plain(event, "finish", "finish_detail", "versions", "sent")
-            found.append({**about, "type": "partial_call", "count": count, "text": text})
+            about = _plain(event, "finish_reason", "finish_detail", "versions", "prompt_tokens")
+            about |= {"count": count, "text": text}
+        else:
+            continue
+        found.append({**about, "kind": event.kind.value})
     return found
 
 

@@ -50,7 +50,6 @@ def export_html(
     """Write episodes of a run as one HTML file; return how many.
 
     Args:
-        directory: Directory of the run.
         path: The file; replaced if it exists.
         tokenizer: The model's tokenizer, or a name or path; None: the one that run.json names.
         episodes: Ids of the episodes; None: all, if there are at most `MAX_EPISODES`.
@@ -120,11 +119,7 @@ def bundled_script() -> str:
 
 
 def page_html(data: bytes) -> bytes:
-    """Return the page with embedded data.
-
-    Args:
-        data: JSON.
-    """
+    """Return the page with embedded data."""
     script, style = bundled_script(), (static_file("style.css") or b"").decode()
     page = (static_file("index.html") or b"").decode()
     policy = (

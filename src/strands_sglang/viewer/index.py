@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import episode_of
+from strands_sglang.ledger.encoding import episode_of
 from strands_sglang.ledger.reader import Placed, resolved
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import shard_paths
@@ -72,24 +72,11 @@ class _Follower:
 
 
 class RunIndex:
-    """Rows and locations of the episodes of a run. Thread-safe.
-
-    Example:
-        ```python
-        index = RunIndex(Path("runs/first"))
-        index.start()
-        version, lines = index.rows_since(0)
-        ```
-    """
+    """Rows and locations of the episodes of a run. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
-        """Read the rows in `index/`; the ledger is read after `start`.
-
-        Args:
-            directory: Directory of the run.
-        """
+        """Read the rows in `index/`; the ledger is read after `start`."""
         self.directory = directory
-        """Directory of the run."""
         self.complete = threading.Event()
         """Set once the whole ledger was read once."""
         self._lock = threading.Lock()
@@ -146,12 +133,10 @@ class RunIndex:
 
         Events that were read in the last seconds are returned again, unless there are more by now.
 
-        Args:
-            id: Id of the episode.
-            timeout: Maximum time to wait in seconds.
+        Raises LedgerError if the ledger has no such episode.
 
-        Raises:
-            LedgerError: The ledger has no such episode.
+        Args:
+            timeout: Maximum time to wait in seconds.
         """
         self.served.set()
         until = time.monotonic() + timeout
@@ -178,8 +163,7 @@ class RunIndex:
     def record(self, id: str) -> EpisodeRecord:
         """Return the record of an episode, from its events (see `places`).
 
-        Raises:
-            LedgerError: The ledger has no such episode.
+        Raises LedgerError if the ledger has no such episode.
         """
         return resolved(id, self.places(id))
 
@@ -261,7 +245,7 @@ class RunIndex:
             entry, known = self._entries[id], self._rows.get(id)
             if entry.builder is not None:
                 row = entry.builder.row()
-                if row["end"] is not None:
+                if row["end_reason"] is not None:
                     entry.builder = None
             elif not final or is_current(known, entry.events):
                 continue

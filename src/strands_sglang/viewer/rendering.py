@@ -19,13 +19,11 @@ from strands_sglang.viewer.token_text import TokenTexts
 
 
 def rendered_view(
-    record: EpisodeRecord, leaf: int, texts: TokenTexts | None, run: Mapping[str, Any] | None
+    record: EpisodeRecord, branch: int, texts: TokenTexts | None, run: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return where the rendering of a branch's conversation differs from the prompt of its last turn.
 
     Args:
-        record: The episode.
-        leaf: Last turn of the branch.
         texts: The tokenizer; None: nothing can be rendered.
         run: Content of run.json, for the options of the template; None if it is unknown.
 
@@ -36,13 +34,13 @@ def rendered_view(
         return {"spans": [], "error": "the tokenizer is unknown: start the viewer with --tokenizer"}
     if record.end is None:
         return {"spans": [], "error": "the messages of an episode are recorded when it ends"}
-    found = [one for one in read_conversations(record.end.data) if one.get("leaf") == leaf]
+    found = [one for one in read_conversations(record.end.data) if one.get("branch") == branch]
     if not found:
         return {"spans": [], "error": "the conversation of this branch is not recorded"}
     tree = record.tree()
-    if not 0 <= leaf < len(tree):
+    if not 0 <= branch < len(tree):
         return {"spans": [], "error": "the branch of this conversation is not recorded"}
-    turn = tree[leaf]
+    turn = tree[branch]
     recorded = tree.ids(turn)[: turn.sampled_start].tolist()
     try:
         text = _rendered(found[0], texts, run)

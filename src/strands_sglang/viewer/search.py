@@ -20,7 +20,8 @@ import orjson
 
 from strands_sglang._json import load_text
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import EventHead, EventKind, decoded_head, first_size
+from strands_sglang.ledger.encoding import EventHead, decoded_head, first_size
+from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.run_dir import shard_paths
 from strands_sglang.ledger.shard import ShardReader
 
@@ -41,12 +42,7 @@ _NAMED_VALUES = ("arguments", "parts")  # fields whose keys are data too
 
 
 def search_run(directory: Path, query: str) -> Iterator[str | None]:
-    """Yield the id of each episode that contains a text; None now and then, so that the caller can stop.
-
-    Args:
-        directory: Directory of the run.
-        query: The text.
-    """
+    """Yield the id of each episode that contains a text; None now and then, so that the caller can stop."""
     wanted = query[:MAX_QUERY].lower()
     if not wanted.strip():
         return

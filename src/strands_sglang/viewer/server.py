@@ -7,7 +7,7 @@
                             &wait=1: with texts, once it is loaded
     /api/drift?id=ID        what encoding the text of an episode again would have made of its tokens
     /api/verdict?id=ID      the verdict of one episode; without id: of the run
-    /api/rendered?id=&leaf= what rendering the messages again would have made of a branch
+    /api/rendered?id=&branch= what rendering the messages again would have made of a branch
     /api/events?id=ID       the events of an episode as JSON
     /api/search?q=TEXT      ids of episodes that contain a text, one per line
 
@@ -36,7 +36,7 @@ from aiohttp import web
 from strands_sglang._json import dump_text, jsonable
 from strands_sglang._version import __version__
 from strands_sglang.errors import ConfigurationError, LedgerError, StrandsSGLangError
-from strands_sglang.ledger.event import decoded_head
+from strands_sglang.ledger.encoding import decoded_head
 from strands_sglang.ledger.files import FileStore
 from strands_sglang.ledger.run_dir import read_run, shard_paths
 from strands_sglang.viewer.drift import drift_view
@@ -264,17 +264,19 @@ def create_app(viewer: RunViewer, *, hosts: tuple[str, ...] = HOSTS) -> web.Appl
         return web.Response(body=data, content_type="image/png", headers={**HEADERS, "Cache-Control": _FOREVER})
 
     async def rendered(request: web.Request) -> web.StreamResponse:
-        leaf = request.query.get("leaf", "")
-        if not (leaf.isascii() and leaf.isdigit() and len(leaf) < 10):
-            raise LedgerError(f"leaf must be the id of a turn, got {leaf!r:.50}")
+        branch = request.query.get("branch", "")
+        if not (branch.isascii() and branch.isdigit() and len(branch) < 10):
+            raise LedgerError(f"branch must be the id of a turn, got {branch!r:.50}")
         id = request.query.get("id", "")
         if worker is not None:
             places = await in_thread(viewer.index.places, id)
-            return _json(await worker.ask({"do": "rendered", "id": id, "leaf": int(leaf), "run": viewer.run}, places))
+            return _json(
+                await worker.ask({"do": "rendered", "id": id, "branch": int(branch), "run": viewer.run}, places)
+            )
 
         def compute() -> bytes:
             record = viewer.index.record(id)
-            return orjson.dumps(jsonable(rendered_view(record, int(leaf), viewer.texts(), viewer.run)))
+            return orjson.dumps(jsonable(rendered_view(record, int(branch), viewer.texts(), viewer.run)))
 
         return _json(await in_thread(compute))
 

@@ -21,7 +21,6 @@ def timeline(events: Sequence[Event], metrics: Mapping[str, Any]) -> dict[str, A
     """Return the time line of an episode.
 
     Args:
-        events: Its events.
         metrics: Metrics of its end event; empty if it has not ended.
 
     Returns:

@@ -19,23 +19,10 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenTexts:
-    """Bytes, text and encoding of one tokenizer.
-
-    Example:
-        ```python
-        texts = TokenTexts.load("Qwen/Qwen3-8B")
-        print(texts.bytes_of(9707))
-        ```
-    """
+    """Bytes, text and encoding of one tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Prepare the tables.
-
-        Args:
-            tokenizer: A transformers tokenizer.
-        """
         self.tokenizer = tokenizer
-        """The tokenizer."""
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         added = _added_tokens(tokenizer, self._backend)
         self._control = frozenset(id for id, text in added.items() if not is_blank(text))
@@ -46,8 +33,7 @@ class TokenTexts:
     def load(cls, tokenizer: Any) -> TokenTexts:
         """Return the texts of a tokenizer, or of the name or path of one.
 
-        Raises:
-            ConfigurationError: It cannot be loaded.
+        Raises ConfigurationError if it cannot be loaded.
         """
         return cls(load_tokenizer(tokenizer))
 

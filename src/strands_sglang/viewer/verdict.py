@@ -40,13 +40,10 @@ _LIVE_SECONDS = 20.0  # a run that grows is verified again at most this often
 def episode_verdict(index: RunIndex, id: str, run: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the verdict of one episode: its value, and all findings with their location.
 
-    Args:
-        index: The run.
-        id: Id of the episode.
-        run: Content of run.json; None if it is unknown.
+    Raises LedgerError if the ledger has no such episode.
 
-    Raises:
-        LedgerError: The ledger has no such episode.
+    Args:
+        run: Content of run.json; None if it is unknown.
     """
     source = InMemoryEvents(place.data for place in index.places(id))
     [proof] = list(prove_episodes(source, run, None, False))
@@ -71,7 +68,6 @@ class RunVerdict:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        """Directory of the run."""
         self.certificate: dict[str, Any] | None = None
         """The newest certificate, shortened; None until it is computed."""
         self.running = False

@@ -42,15 +42,7 @@ work(sys.argv[1])
 
 
 class EpisodeWorker:
-    """Asks the process. Belongs to one event loop.
-
-    Example:
-        ```python
-        worker = EpisodeWorker("Qwen/Qwen3-8B")
-        content = await worker.ask({"do": "episode", "id": "sum/0", "row": None}, index.places("sum/0"))
-        await worker.close()
-        ```
-    """
+    """Asks the process. Belongs to one event loop."""
 
     def __init__(self, tokenizer: str) -> None:
         """Prepare the worker; the process is started by the first request.
@@ -59,7 +51,6 @@ class EpisodeWorker:
             tokenizer: Name or path of the tokenizer.
         """
         self.tokenizer = tokenizer
-        """Name or path of the tokenizer."""
         self.loaded = False
         """Whether the process has loaded the tokenizer, or failed to: requests are answered at once."""
         self._process: asyncio.subprocess.Process | None = None
@@ -69,12 +60,10 @@ class EpisodeWorker:
     async def ask(self, head: Mapping[str, Any], places: Sequence[Placed] = ()) -> bytes:
         """Return the answer to a request, as JSON. A caller that is cancelled leaves the worker in order.
 
+        Raises LedgerError if the request failed, or the process ended.
+
         Args:
             head: `do` ("load", "episode", "drift" or "rendered") and its arguments.
-            places: Events of the episode.
-
-        Raises:
-            LedgerError: The request failed, or the process ended.
         """
         return await asyncio.shield(asyncio.ensure_future(self._ask(head, places)))
 
@@ -164,7 +153,7 @@ def _answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts
         return {"error": error}
     record = resolved(head["id"], places)
     if head["do"] == "rendered":
-        return jsonable(rendered_view(record, head["leaf"], texts, head["run"]))
+        return jsonable(rendered_view(record, head["branch"], texts, head["run"]))
     if head["do"] == "drift":
         return jsonable(drift_view(record, texts))
     return {**episode_view(record, texts), "row": head["row"], "tokenizer_error": jsonable(error)}

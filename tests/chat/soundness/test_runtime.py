@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from strands_sglang.chat.conversation import Preamble
 from strands_sglang.chat.conversation_shape import ConversationShape, Step
-from strands_sglang.chat.preamble import Preamble
 from strands_sglang.chat.soundness import FailureReason, RuntimeSoundness, StandIn, runtime_soundness, sound_bridge
 from support.families import tokenizer
 

@@ -13,8 +13,7 @@ import pytest
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import EndReason, Task
-from strands_sglang.runs.offline._intervals import mean_interval, pass_at_k, t_quantile, wilson_interval
-from strands_sglang.runs.offline.evaluation import evaluate
+from strands_sglang.runs.offline.evaluation import evaluate, mean_interval, pass_at_k, t_quantile, wilson_interval
 
 
 @dataclass

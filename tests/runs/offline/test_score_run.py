@@ -10,7 +10,8 @@ import pytest
 
 from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError, LedgerError
-from strands_sglang.ledger.event import EventKind, encoded, first_link
+from strands_sglang.ledger.encoding import encoded, first_link
+from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.shard import OpenShard
 from strands_sglang.proof.finding import Verdict
@@ -91,7 +92,7 @@ async def test_messages_are_restored(kind: Kind, tmp_path: Path) -> None:
     assert restored(record).messages == bare(whole[0].messages) and record.end is not None
     if kind.name == "tools":  # the conversation of its branch is stored once
         kept = record.end.data["messages"]
-        assert kept["leaf"] is not None and len(json.loads(kept["rest"])) == 1
+        assert kept["branch"] is not None and len(json.loads(kept["rest"])) == 1
 
 
 async def test_messages_of_an_earlier_version_end_with_the_last_request(tmp_path: Path) -> None:
@@ -158,12 +159,12 @@ async def test_only_rewards_may_follow_an_end(tmp_path: Path) -> None:
     assert [event.kind for event in events[-3:]] == [EventKind.REWARD, EventKind.END, EventKind.REWARD]
     for kind, ended, verdict in (
         (EventKind.REWARD, "answered", Verdict.PROVED),
-        (EventKind.REWARD, "engine", Verdict.BROKEN),  # a failed episode is resumed, not scored
+        (EventKind.REWARD, "engine_error", Verdict.BROKEN),  # a failed episode is resumed, not scored
         (EventKind.TOOL, "answered", Verdict.BROKEN),
         (EventKind.END, "answered", Verdict.BROKEN),
         (EventKind.RESUME, "answered", Verdict.BROKEN),
     ):
-        events[-2].data["ended"], events[-1].kind = ended, kind
+        events[-2].data["end_reason"], events[-1].kind = ended, kind
         head, written = first_link("a/0"), []
         for event in events:
             written.append(encoded(event, head))

@@ -15,10 +15,10 @@ import pytest
 from strands_sglang import SGLangClient
 from strands_sglang.cli.main import main
 from strands_sglang.errors import ConfigurationError, EngineError, LedgerError
-from strands_sglang.ledger.event import Event, EventKind, HashChain
+from strands_sglang.ledger.encoding import HashChain
+from strands_sglang.ledger.event import Event, EventKind, TeacherData, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.schema import TeacherData, data_of
 from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.table import to_arrow, trajectories_of, write_parquet
 from strands_sglang.ledger.writer import LedgerWriter

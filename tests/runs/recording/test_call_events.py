@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from strands_sglang import errors
 from strands_sglang.engine import FinishReason, Generation, RoutedExperts
 from strands_sglang.errors import EngineError, StrandsSGLangError
-from strands_sglang.ledger.event import Event, EventKind, HashChain, decoded, ids_digest
+from strands_sglang.ledger.encoding import HashChain, decoded, ids_digest
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.runs.recording.event_data import (
     call_error_event,
     call_event,
@@ -85,7 +86,7 @@ def test_answer_is_rebuilt(
         generation.token_ids,
         generation.logprobs,
         generation.versions,
-        finish=finish.value,
+        finish_reason=finish.value,
         detail=about,
     )
     data, arrays = call_event(turn, generation, ids_digest(prompt), len(prompt), within)
@@ -93,7 +94,7 @@ def test_answer_is_rebuilt(
     assert same_position(event, data, arrays)
     assert generation_of(event) == generation
     assert event.data["within"] == within
-    for name in ("parent", "caller", "prompt", "turn"):
+    for name in ("parent", "caller", "prompt_digest", "turn"):
         other: Any = {**data, name: "another"}
         assert not same_position(event, other, arrays)
     assert not same_position(event, data, {**arrays, "context": array("i", [*prompt, 1])})
@@ -111,7 +112,7 @@ def test_error_is_rebuilt(kind: type[StrandsSGLangError]) -> None:
     event = read_back(EventKind.CALL_ERROR, call_error_event(error, "ab", 3, ("x",)))
     back = error_of(event)
     assert type(back) is kind and str(back) == str(error) and vars(back) == vars(error)
-    assert (event.data["prompt"], event.data["sent"], event.data["within"]) == ("ab", 3, ["x"])
+    assert (event.data["prompt_digest"], event.data["prompt_tokens"], event.data["within"]) == ("ab", 3, ["x"])
 
 
 def test_foreign_error_is_rebuilt_as_engine_error() -> None:

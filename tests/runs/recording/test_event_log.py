@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strands_sglang.errors import CallCancelledError, LedgerError
-from strands_sglang.ledger.event import EventKind, HashChain, decoded
+from strands_sglang.ledger.encoding import HashChain, decoded
+from strands_sglang.ledger.event import EventKind
 from strands_sglang.runs.recording.event_log import EventLog
 
 anything: st.SearchStrategy[Any] = st.recursive(

@@ -12,7 +12,8 @@ import pytest
 
 from strands_sglang.engine import FinishReason, Generation
 from strands_sglang.errors import CallCancelledError, DivergedError, EngineUnavailableError, LedgerError
-from strands_sglang.ledger.event import Event, EventKind, HashChain, decoded
+from strands_sglang.ledger.encoding import HashChain, decoded
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.runs.offline.replay import NoEngine
 from strands_sglang.runs.recording import replay_log as replay_log_module
@@ -81,7 +82,7 @@ def commit(tree: TokenTree, prompt: list[int], generation: Generation) -> Turn:
         generation.token_ids,
         generation.logprobs,
         generation.versions,
-        finish="stop",
+        finish_reason="stop",
         detail={"rid": generation.rid},
     )
 
@@ -152,7 +153,7 @@ async def test_unrecorded_prompt_rolls_back_the_record() -> None:
     recorder = EpisodeRecorder(engine, "t/0", chain=written.chain, replay_log=before.replay_log())
     for prompt in ([1], [20], [3]):
         await make_turn(recorder, tree, prompt)
-    assert written.summary() == [("cut", 1), ("call", 1), ("call", 2)]
+    assert written.summary() == [("rollback", 1), ("call", 1), ("call", 2)]
     assert engine.prompts == [[20], [3]]
     rollback = next(event for event in written.events if event.kind is EventKind.ROLLBACK)
     assert rollback.data["event"] == 2 and "another prompt" in rollback.data["reason"]
@@ -173,7 +174,7 @@ async def test_uncommitted_answer_is_written_again_after_a_rollback() -> None:
     assert recorder.diverged is not None
     recorder.committed(turn, known)
     recorder.committed(commit(tree, [30], other), other)
-    assert written.summary() == [("cut", 1), ("call", 1), ("call", 2)]
+    assert written.summary() == [("rollback", 1), ("call", 1), ("call", 2)]
     assert engine.prompts == [[30]]
 
 
@@ -187,7 +188,7 @@ async def test_turn_committed_before_the_recorded_one_rolls_it_back() -> None:
     recorder.replay_log.settle(recorder._pending_answers[id(known)].event)
     await make_turn(recorder, tree, [30])
     recorder.committed(commit(tree, [2], known), known)
-    assert written.summary() == [("cut", 1), ("call", 1), ("call", 2)]
+    assert written.summary() == [("rollback", 1), ("call", 1), ("call", 2)]
     assert [list(event.arrays["context"]) for event in written.events[2:]] == [[30], [2]]
 
 
@@ -199,10 +200,10 @@ async def test_turn_at_another_position_rolls_back_the_record() -> None:
     generation = await recorder.generate([2])
     prepared = tree.prepare(None, context=[2], join=Join.FORKED, forked_from=first.id)
     turn = tree.commit(
-        prepared, generation.token_ids, generation.logprobs, generation.versions, finish="stop", detail={}
+        prepared, generation.token_ids, generation.logprobs, generation.versions, finish_reason="stop", detail={}
     )
     recorder.committed(turn, generation)
-    assert written.summary() == [("cut", 1), ("call", 1)]
+    assert written.summary() == [("rollback", 1), ("call", 1)]
     await make_turn(recorder, tree, [3])
     assert engine.prompts == [[3]] and written.summary()[-1] == ("call", 2)
 
@@ -221,7 +222,7 @@ async def test_errors_are_written_and_repeated() -> None:
         await make_turn(recorder, tree, [1])
     engine.error = None
     await make_turn(recorder, tree, [1])
-    assert [event.kind.value for event in written.events] == ["begin", "fault", "call"]
+    assert [event.kind.value for event in written.events] == ["begin", "call_error", "call"]
 
     again = EpisodeRecorder(engine, "t/0", chain=Written().chain, replay_log=written.replay_log())
     with pytest.raises(EngineUnavailableError) as caught:
@@ -332,5 +333,5 @@ async def test_reset_agent_starts_its_record_from_scratch() -> None:
     fresh = TokenTree("t/0")  # the model was reset
     for number in range(2):
         await make_turn(recorder, fresh, [2, number])
-    assert written.summary() == [("call", 0), ("call", 1), ("call", 2), ("cut", 0), ("call", 0), ("call", 1)]
+    assert written.summary() == [("call", 0), ("call", 1), ("call", 2), ("rollback", 0), ("call", 0), ("call", 1)]
     assert recorder.turns == 2

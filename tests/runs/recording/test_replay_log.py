@@ -19,17 +19,26 @@ from strands_sglang.runs.recording.replay_log import ReplayLog
 
 
 def call(number: int, turn: int, prompt: str, within: tuple[str, ...] = (), join: str = "root") -> Event:
-    data = {"turn": turn, "prompt": prompt, "within": list(within), "join": join}
+    data = {"turn": turn, "prompt_digest": prompt, "within": list(within), "join": join}
     return Event("t/0", 0, number, EventKind.CALL, data)
 
 
 def call_error(number: int, prompt: str, error: str = "EngineError", sent: int = 10, **fields: Any) -> Event:
-    data = {"error": error, "message": "", "prompt": prompt, "sent": sent, "within": [], "fields": fields}
+    data = {
+        "error": error,
+        "message": "",
+        "prompt_digest": prompt,
+        "prompt_tokens": sent,
+        "within": [],
+        "fields": fields,
+    }
     return Event("t/0", 0, number, EventKind.CALL_ERROR, data)
 
 
 def tool(number: int, id: str, name: str = "step", input: str = "x") -> Event:
-    return Event("t/0", 0, number, EventKind.TOOL, {"id": id, "name": name, "input": input, "calls": 0, "within": []})
+    return Event(
+        "t/0", 0, number, EventKind.TOOL, {"id": id, "name": name, "arguments_digest": input, "calls": 0, "within": []}
+    )
 
 
 def rollback(number: int, turns: int, **more: Any) -> Event:
@@ -176,7 +185,7 @@ async def test_errors_are_repeated_except_trailing_and_internal_ones() -> None:
         returned = []
         while len(replay_log):
             number = replay_log.next_event
-            event = await replay_log.answer(next(e.data["prompt"] for e in events if e.number == number), ())
+            event = await replay_log.answer(next(e.data["prompt_digest"] for e in events if e.number == number), ())
             replay_log.settle(event)
             returned.append(number)
         assert returned == left

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strands.middleware import ToolResultEvent
 
-from strands_sglang.ledger.event import Event, EventKind, HashChain, decoded
+from strands_sglang.ledger.encoding import HashChain, decoded
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.runs.recording.event_data import RecordedToolError, arguments_digest, result_data, result_of
 
 leaves = (

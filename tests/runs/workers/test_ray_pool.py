@@ -20,7 +20,8 @@ from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.ledger.event import EventKind, HashChain
+from strands_sglang.ledger.encoding import HashChain
+from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.shard import ShardReader
@@ -330,7 +331,7 @@ async def test_records_of_dead_worker_are_read_from_its_own_shards(
             begin: Any = {"task": Task("q", id=id[:-2]).to_dict(), "sample": 0, "run": "r", "fingerprint": {}}
             chain.append(EventKind.BEGIN, begin)
         else:
-            resume: Any = {"from": number - 1, "head": record.head.hex(), "pid": 1, "worker": name, "mark": ""}
+            resume: Any = {"from_event": number - 1, "head": record.head.hex(), "pid": 1, "worker": name, "mark": ""}
             chain.append(EventKind.RESUME, resume)
         for one in range(events):
             chain.append(EventKind.TOOL, {"n": one, "x": 0.1}, {"ids": array("i", [one, 70_000])})

@@ -14,10 +14,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from strands_sglang.chat.bridge import Bridge
+from strands_sglang.chat.bridge import Bridge, PromptText, PromptTokens
 from strands_sglang.chat.conversation_shape import ConversationShape, is_probed, opening_shape, step_of
 from strands_sglang.chat.messages import TemplateMessage
-from strands_sglang.chat.prompt_text import PromptText, PromptTokens
 from strands_sglang.chat.soundness import UNPROBED, FailureReason, Soundness, StepResult, sound_bridge
 from support.families import tokenizer
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from strands_sglang.ledger.event import Event, EventKind, HashChain, ids_digest
-from strands_sglang.ledger.schema import trajectory_summary
+from strands_sglang.ledger.encoding import HashChain, ids_digest, trajectory_summary
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.tokens import Join, KeptSets, TokenTree, Turn, TurnPurpose, VersionSpan
 
 RUN = "5f2a" * 8
@@ -78,7 +78,7 @@ class Recorder:
         join: Join | None = None,
         forked_from: int | None = None,
         caller: tuple[int, str | None] | None = None,
-        finish: str = "stop",
+        finish_reason: str = "stop",
         finish_detail: Any = END_OF_TURN,
         within: Sequence[str] = (),
         detail: Mapping[str, Any] | None = None,
@@ -104,7 +104,7 @@ class Recorder:
             sampled,
             logprobs,
             [VersionSpan(*span) for span in versions],
-            finish=finish,
+            finish_reason=finish_reason,
             prompt_tokens=sent,
             detail=details | dict(detail or {}),
             kept=kept,
@@ -113,15 +113,15 @@ class Recorder:
             "turn": turn.id,
             "parent": turn.parent,
             "start": turn.start,
-            "finish": turn.finish,
+            "finish_reason": turn.finish_reason,
             "purpose": turn.purpose.value,
             "join": turn.join.value,
             "forked_from": turn.forked_from,
             "caller": None if turn.caller is None else list(turn.caller),
             "versions": [list(span) for span in turn.versions],
             "detail": turn.detail,
-            "prompt": ids_digest(prepared.ids),
-            "sent": sent,
+            "prompt_digest": ids_digest(prepared.ids),
+            "prompt_tokens": sent,
             "within": list(within),
             "finish_detail": finish_detail,
             "requests": requests,
@@ -135,14 +135,16 @@ class Recorder:
         if kept is not None:
             arrays |= {"kept": kept.token_ids, "kept_offsets": kept.offsets, "kept_logprobs": kept.logprobs}
         if experts is not None:  # rows of 2 layers x 2 experts
-            data["experts"] = {"rows": [len(part) // 16 for part in experts], "start": 0}
-            arrays["experts"] = array("B", b"".join(experts))
+            data["routed_experts"] = {"rows": [len(part) // 16 for part in experts], "start": 0}
+            arrays["routed_experts"] = array("B", b"".join(experts))
         self.append(EventKind.CALL, data, arrays)
         return turn
 
-    def fault(self, error: str = "ContextOverflowError", *, sent: Sequence[int] = (1, 2), **fields: Any) -> Event:
+    def call_error(self, error: str = "ContextOverflowError", *, sent: Sequence[int] = (1, 2), **fields: Any) -> Event:
         data = {"error": error, "message": "the prompt is too long", "fields": fields}
-        return self.append(EventKind.CALL_ERROR, data | {"prompt": ids_digest(sent), "sent": len(sent), "within": []})
+        return self.append(
+            EventKind.CALL_ERROR, data | {"prompt_digest": ids_digest(sent), "prompt_tokens": len(sent), "within": []}
+        )
 
     def tool(
         self,
@@ -161,8 +163,11 @@ class Recorder:
         data: dict[str, Any] = {
             "id": id,
             "name": name,
-            "input": hashlib.blake2b(asked, digest_size=16).hexdigest(),
+            "arguments_digest": hashlib.blake2b(asked, digest_size=16).hexdigest(),
+            "arguments": arguments,
             "result": result,
+            "raised": None,
+            "raised_at": None,
         }
         data |= {"outcome": outcome, "seconds": seconds, "calls": calls, "within": list(within)}
         return self.append(EventKind.TOOL, data)
@@ -188,7 +193,9 @@ class Recorder:
         head = self.events[kept].digest
         self.sink = sink or self.sink
         self.chain = HashChain(self.sink, self.id, epoch=old.epoch + 1, number=kept + 1, head=head)
-        self.append(EventKind.RESUME, {"from": kept, "head": head.hex(), "pid": 4242, "worker": worker})
+        self.append(
+            EventKind.RESUME, {"from_event": kept, "head": head.hex(), "pid": 4242, "worker": worker, "mark": "00"}
+        )
         return old
 
     def keep(self) -> None:
@@ -196,17 +203,24 @@ class Recorder:
         record = self.tree.to_dict()
         self.tree = TokenTree.from_dict({**record, "turns": [{**turn, "status": "kept"} for turn in record["turns"]]})
 
-    def cut(self, turns: int, reason: str = "the agent went another way", **more: Any) -> Event:
+    def rollback(
+        self,
+        turns: int,
+        cause: str = "diverged",
+        *,
+        event: int | None = None,
+        reason: str = "the agent went another way",
+    ) -> Event:
         """Take turns from this id on out of the episode."""
         record = self.tree.to_dict()
         self.tree = TokenTree.from_dict({**record, "turns": record["turns"][:turns]})
-        return self.append(EventKind.ROLLBACK, {"turns": turns, "reason": reason, **more})
+        return self.append(EventKind.ROLLBACK, {"turns": turns, "cause": cause, "event": event, "reason": reason})
 
     def reward(self, value: float | None = 1.0, *, error: str | None = None) -> Event:
         parts = {} if value is None else {"exact": value}
         return self.append(EventKind.REWARD, {"value": value, "parts": parts, "steps": [], "error": error})
 
-    def end(self, ended: str = "answered", *, text: str = "It is 7.", failure: Any = None) -> Event:
+    def end(self, end_reason: str = "answered", *, text: str = "It is 7.", failure: Any = None) -> Event:
         turns = self.tree.turns
         metrics = {
             "turns": len(turns),
@@ -216,10 +230,13 @@ class Recorder:
             "versions": list(dict.fromkeys(span.version for turn in turns for span in turn.versions)),
         }
         data = {
-            "ended": ended,
+            "end_reason": end_reason,
+            "time": 1_800_000_000.0,
             "failure": failure,
             "metrics": metrics,
             "text": text,
+            "conversations": "[]",
+            "messages": {"branch": None, "rest": "[]"},
             "rejected": [turn.id for turn in turns if turn.rejected],
             "trajectories": [trajectory_summary(trajectory) for trajectory in self.tree.trajectories()],
         }
@@ -250,12 +267,14 @@ def rich_episode(sink: Sink, *, task: str = "rich", sample: int = 0) -> Recorder
     # weights changed while the turn was sampled
     second = recorder.call(first, context=[7, 8], sampled=[4, 5, 6], versions=[("v1", 0, 1), ("v2", 1, 3)], requests=2)
     # thrown away and sampled again
-    recorder.reject(recorder.call(second, context=[9], sampled=[10, 11], versions=[("v2", 0, 2)], finish="abort"))
+    recorder.reject(
+        recorder.call(second, context=[9], sampled=[10, 11], versions=[("v2", 0, 2)], finish_reason="abort")
+    )
     # cut by the budget, so that the next turn closes it
     long = recorder.call(
-        second, context=[9], sampled=[12, 13], versions=[("v2", 0, 2)], finish="length", finish_detail=2
+        second, context=[9], sampled=[12, 13], versions=[("v2", 0, 2)], finish_reason="length", finish_detail=2
     )
-    recorder.fault("EngineUnavailableError", sent=[1, 2, 3], status=503)
+    recorder.call_error("EngineUnavailableError", sent=[1, 2, 3], status=503)
     # a sub-agent, within a tool
     sub = recorder.call(
         None, context=[200, 201], sampled=[202], caller=(long.id, "call-b"), within=["call-b"], versions=[(None, 0, 1)]
@@ -279,7 +298,7 @@ def rich_episode(sink: Sink, *, task: str = "rich", sample: int = 0) -> Recorder
     fresh = recorder.call(None, context=[50, 400, 401], sampled=[402], forked_from=closed.id)
     # decoded under a grammar: in the branch, not trained
     recorder.call(fresh, context=[403], sampled=[404, 405], purpose=TurnPurpose.CONSTRAINED)
-    recorder.call(fresh, context=[406], sampled=[], finish="abort", finish_detail="aborted")
+    recorder.call(fresh, context=[406], sampled=[], finish_reason="abort", finish_detail="aborted")
     recorder.reward(0.25)
     recorder.end("stopped")
     return recorder
@@ -296,10 +315,13 @@ def resumed_episode(sink: Sink, later: Sink | None = None, *, task: str = "resum
     recorder.tool("call-b", "calculator", {"x": 2})  # not kept: an orphan
     old = recorder.resume(later, kept=4)
     assert len(recorder.tree) == 3 and third.id == 2
-    recorder.cut(2)
-    old.append(EventKind.CALL_ERROR, {"error": "E", "message": "", "fields": {}, "prompt": "", "sent": 0, "within": []})
+    recorder.rollback(2)
+    old.append(
+        EventKind.CALL_ERROR,
+        {"error": "E", "message": "", "fields": {}, "prompt_digest": "", "prompt_tokens": 0, "within": []},
+    )
     again = recorder.call(recorder.tree[1], context=[37], sampled=[38, 39], versions=[("v2", 0, 2)])
-    old.append(EventKind.END, {"ended": "timeout"})
+    old.append(EventKind.END, {"end_reason": "timeout"})
     recorder.call(again, context=[40], sampled=[41], versions=[("v2", 0, 1)])
     recorder.reward(1.0)
     recorder.end()
@@ -314,15 +336,15 @@ def reopened_episode(sink: Sink, later: Sink | None = None, *, task: str = "reop
     recorder.tool("call-a", "calculator", {"x": 1})
     second = recorder.call(first, context=[32], sampled=[33, 34], versions=[("v1", 0, 2)])
     recorder.reject(second)
-    recorder.fault("EngineUnavailableError", sent=[1, 2, 3], status=503)
+    recorder.call_error("EngineUnavailableError", sent=[1, 2, 3], status=503)
     recorder.reward(0.25)
-    recorder.end("engine", failure={"kind": "EngineUnavailableError", "message": "gone", "where": ""})
+    recorder.end("engine_error", failure={"kind": "EngineUnavailableError", "message": "gone", "where": ""})
     recorder.resume(later)
     recorder.keep()
-    recorder.cut(1, kind="diverged")
+    recorder.rollback(1)
     recorder.call(recorder.tree[0], context=[35], sampled=[36, 37], versions=[("v2", 0, 2)])
     recorder.reward(0.5)
-    recorder.end("cut_short")
+    recorder.end("not_needed")
     recorder.resume(later)
     recorder.call(recorder.tree[1], context=[40], sampled=[41], versions=[("v2", 0, 1)])
     recorder.reward(1.0)
@@ -340,7 +362,7 @@ def random_episode(
     vocabulary: int = 151_000,
     end: bool = True,
 ) -> Recorder:
-    """Record an episode of random steps: calls anywhere in the tree, tools, faults, rejections, cuts, resumes."""
+    """Record an episode of random steps: calls anywhere in the tree, tools, errors, rejections, rollbacks, resumes."""
     recorder = Recorder(sink, task=task, sample=sample)
 
     def ids(most: int) -> list[int]:
@@ -348,7 +370,7 @@ def random_episode(
 
     for step in range(steps):
         turns = recorder.tree.turns
-        kind = rng.choices(["call", "tool", "fault", "reject", "cut", "resume"], [12, 5, 1, 2, 1, 1])[0]
+        kind = rng.choices(["call", "tool", "call_error", "reject", "rollback", "resume"], [12, 5, 1, 2, 1, 1])[0]
         if kind == "call":
             parent = rng.choice([None, *turns, *turns[-1:] * 4])
             sampled = ids(30)
@@ -368,12 +390,12 @@ def random_episode(
             )
         elif kind == "tool":
             recorder.tool(f"call-{step}", "tool", {"step": step}, content="x" * rng.randrange(50))
-        elif kind == "fault":
-            recorder.fault(sent=ids(10))
+        elif kind == "call_error":
+            recorder.call_error(sent=ids(10))
         elif kind == "reject" and turns:
             recorder.reject(rng.choice(turns))
-        elif kind == "cut" and turns:
-            recorder.cut(rng.randrange(len(turns) + 1))
+        elif kind == "rollback" and turns:
+            recorder.rollback(rng.randrange(len(turns) + 1))
         elif kind == "resume":
             last = len(recorder.events) - 1
             recorder.resume(kept=rng.randrange(max(0, last - 3), last + 1))

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from strands_sglang.ledger.event import Event, EventKind, decoded, encoded, first_link, link
+from strands_sglang.ledger.encoding import decoded, encoded, first_link, link
+from strands_sglang.ledger.event import Event, EventKind
 
 Change = Callable[["LedgerEditor", random.Random], bool]
 """Changes the events of an editor; returns False if there is nothing to change."""
@@ -77,7 +78,7 @@ class LedgerEditor:
             event, before = entry.event, entry.before
             event.number = 0 if before is None else before.event.number + 1
             if before is not None and event.kind is EventKind.RESUME:
-                event.data |= {"from": before.event.number, "head": before.event.digest.hex()}
+                event.data |= {"from_event": before.event.number, "head": before.event.digest.hex()}
             raws.append(encoded(event, first_link(event.episode) if before is None else before.event.digest))
         return raws
 
@@ -134,22 +135,22 @@ def mask(editor: LedgerEditor, rng: random.Random) -> bool:
     elif end["trajectories"]:
         one = rng.choice(end["trajectories"])
         if choice == 2:
-            one["loss"] += rng.choice([-1, 1])
+            one["trained_tokens"] += rng.choice([-1, 1])
         else:
-            one["trained"] = sorted(set(one["trained"]) ^ {rng.randrange(end["metrics"]["turns"] + 1)})
+            one["trained_turns"] = sorted(set(one["trained_turns"]) ^ {rng.randrange(end["metrics"]["turns"] + 1)})
     return True
 
 
 def place(editor: LedgerEditor, rng: random.Random) -> bool:
     """Change the position of a turn, or its prompt."""
     data = rng.choice(editor.of(EventKind.CALL)).event.data
-    name = rng.choice(["turn", "parent", "start", "join", "sent", "prompt", "prompt_tokens", "forked_from"])
-    if name == "prompt":
+    name = rng.choice(["turn", "parent", "start", "join", "prompt_tokens", "prompt_digest", "detail", "forked_from"])
+    if name == "prompt_digest":
         data[name] = _other_hex(data[name], rng)
     elif name == "join":
         data[name] = rng.choice(["root", "proved", "kept", "forked"])
-    elif name == "prompt_tokens":
-        data["detail"][name] += rng.choice([-1, 1])
+    elif name == "detail":
+        data["detail"]["prompt_tokens"] += rng.choice([-1, 1])
     elif name in ("parent", "forked_from"):
         data[name] = rng.choice([None, *range(data["turn"] + 2)])
     else:
@@ -160,7 +161,7 @@ def place(editor: LedgerEditor, rng: random.Random) -> bool:
 def declared(editor: LedgerEditor, rng: random.Random) -> bool:
     """Change the declarations of an end event."""
     end = rng.choice([entry for entry in editor.of(EventKind.END) if "rejected" in entry.event.data]).event.data
-    name = rng.choice(["digest", "tokens", "leaf", "drop", "order", "metrics"])
+    name = rng.choice(["digest", "tokens", "branch", "drop", "order", "metrics"])
     those = end["trajectories"]
     if name == "metrics":
         end["metrics"][rng.choice(["turns", "tokens", "sampled_tokens"])] += 1

@@ -20,7 +20,7 @@ def grown(id: str, turns: int = 2, version: str | None = "v1") -> TokenTree:
         prepared = tree.prepare(last, context=[1, 2, number], join=join)
         spans = [VersionSpan(version, 0, 4)]
         last = tree.commit(
-            prepared, [10, 11, 12, number], [-0.5] * 4, spans, finish="stop", detail={"cached_tokens": 2}
+            prepared, [10, 11, 12, number], [-0.5] * 4, spans, finish_reason="stop", detail={"cached_tokens": 2}
         )
     return tree
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from strands_sglang.engine import FinishReason, Generation
 from strands_sglang.errors import ContextOverflowError
-from strands_sglang.ledger.event import Event, EventKind, ids_digest
-from strands_sglang.ledger.event import encoded as encode_event
+from strands_sglang.ledger.encoding import encoded as encode_event
+from strands_sglang.ledger.encoding import ids_digest, trajectory_digest
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import trajectory_digest
 from strands_sglang.ledger.shard import OpenShard
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import verify
@@ -74,9 +74,9 @@ class PromptEngine(ScriptedEngine):
         for event in known:
             if event.kind is EventKind.CALL:
                 number = int(event.data["detail"]["rid"].rpartition("/")[2])
-                self.given.setdefault(event.data["prompt"], set()).add(number)
+                self.given.setdefault(event.data["prompt_digest"], set()).add(number)
             elif event.kind is EventKind.CALL_ERROR and self.context is None:
-                self._next_number(event.data["prompt"])
+                self._next_number(event.data["prompt_digest"])
         return self
 
     def _next_number(self, prompt: str) -> int:
@@ -191,7 +191,7 @@ def assert_same(directory: Path, episodes: Iterable[Episode]) -> None:
     """Check that what was reported is what is on record."""
     for episode in episodes:
         record = Ledger(directory).episode(episode.id)
-        assert record.end is not None and record.end.data["ended"] == episode.end_reason.value
+        assert record.end is not None and record.end.data["end_reason"] == episode.end_reason.value
         assert summary(record.tree()) == summary(episode.tree), episode.id
 
 
@@ -206,7 +206,7 @@ def record_of(directory: Path, id: str | None = None) -> EpisodeRecord:
 
 def raw(events: Sequence[Event]) -> list[bytes]:
     """Return the events of one chain as bytes."""
-    from strands_sglang.ledger.event import first_link
+    from strands_sglang.ledger.encoding import first_link
 
     encoded, head = [], first_link(events[0].episode)
     for event in events:
@@ -242,7 +242,7 @@ def crashed(directory: Path, into: Path, kept: int | dict[str, int]) -> Path:
 def on_record(record: EpisodeRecord, kept: int) -> tuple[Counter[str], Counter[str]]:
     """Return what a resumed agent is answered from the first events of a record: prompts, and tool calls by id."""
     events = list(record.events[:kept])
-    prompts = Counter(event.data["prompt"] for event in events if event.kind is EventKind.CALL)
+    prompts = Counter(event.data["prompt_digest"] for event in events if event.kind is EventKind.CALL)
     tools = Counter(event.data["id"] for event in events if event.kind is EventKind.TOOL)
     return prompts, tools
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import pytest
 from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers.base import ToolParser
 from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure, ToolCall
+from support.tool_parsers.grammars import GRAMMARS, Schemas
 
 LONGEST = 300
 """Characters of a detail, which are 300 where none of those it shows has to be written as `\\U0001f600`."""
@@ -85,33 +86,40 @@ def megabyte(unit: str, before: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class Format(ABC):
-    """How one family writes its calls, for tests that several families share.
+class Format:
+    """One family's parser, and the grammar that says a second time what a call of it is.
 
-    Tables of such tests write `{WORD}` for what each family writes in its own way.
+    Tables of cases write `{WORD}` for what each family writes in its own way.
     """
 
-    name: str
     parser: ToolParser
+    schemas: Schemas = field(default_factory=dict, kw_only=True)
+    escapes: bool = field(default=False, kw_only=True)
+    """Whether a detail may be longer where it shows characters that are not printable."""
 
     @property
-    @abstractmethod
+    def name(self) -> str:
+        return self.parser.name
+
+    @property
     def words(self) -> Mapping[str, str]:
         """What to write for the words of a table."""
-
-    @abstractmethod
-    def check_call(self, text: str, call: ToolCall) -> None:
-        """Hold a call against its text, in other ways than the parser's own."""
+        return {}
 
     def fill(self, text: str) -> str:
         words = self.words
-        return re.sub(r"\{([A-Z_]{2,})\}", lambda match: words[match[1]], text)
+        return re.sub(r"\{([A-Z_]{2,})\}", lambda match: words[match[1]], text) if words else text
 
-    def parse(self, text: str, *, reasoning_open: bool = False) -> ParsedTurn:
-        turn = self.parser.parse(text, reasoning_open=reasoning_open)
-        check_turn(text, turn)
-        for call in turn.calls:
-            self.check_call(text, call)
+    def parse(self, text: str, *, reasoning_open: bool = False, schemas: Schemas | None = None) -> ParsedTurn:
+        """Parse a text, and compare each call with what the grammar reads."""
+        schemas = self.schemas if schemas is None else schemas
+        turn = self.parser.parse(text, reasoning_open=reasoning_open, schemas=schemas)
+        check_turn(text, turn, escapes=self.escapes)
+        grammar = GRAMMARS[self.name]
+        for call in turn.calls if type(text) is str else ():  # the grammar knows nothing of tokens
+            said = grammar.read(call.raw, schemas)
+            assert (said.name, repr(said.arguments)) == (call.name, repr(call.arguments))
+            assert grammar.placed(text[: call.start], call.raw, text[call.start + len(call.raw) :])
         return turn
 
     def found(self, text: str) -> tuple[list[str], list[tuple[ParseFailure, str]], str]:
@@ -119,11 +127,76 @@ class Format(ABC):
         turn = self.parse(text)
         return [call.name for call in turn.calls], [(item.failure, item.raw) for item in turn.failures], turn.text
 
-    def failed(self, text: str) -> FailedCall:
+    def failed(self, text: str, schemas: Schemas | None = None) -> FailedCall:
         """Return the one failed call of a text that has no call."""
-        turn = self.parse(text)
+        turn = self.parse(text, schemas=schemas)
         assert turn.calls == () and len(turn.failures) == 1
         return turn.failures[0]
 
-    def cpu_seconds(self, text: str) -> float:
-        return least_seconds(lambda: self.parser.parse(text))
+    def check_malformed(self, raw: str, failure: ParseFailure, call: str) -> None:
+        """Assert that a malformed call fails as a whole, and that a call between two of them is read."""
+        turn = self.parse(f"a{raw}b{call}c{raw}")
+        assert [item.failure for item in turn.failures] == [failure, failure]
+        assert [item.raw for item in turn.failures] == [raw, raw]
+        assert [item.start for item in turn.failures] == [1, len(f"a{raw}b{call}c")]
+        assert [one.raw for one in turn.calls] == [call]
+        assert turn.text == "a\nb\nc"
+
+
+class Conformance:
+    """The tests that every family has: a test module derives `Test...` from it and gives the family's cases.
+
+    Properties that need no cases of a family are in test_conformance.py.
+    """
+
+    forms: ClassVar[list[Any]]
+    """The formats that the cases are for; most modules test one."""
+    remaining: ClassVar[list[tuple[str, str]]] = []
+    """Texts, and what of them remains for the reader."""
+    details: ClassVar[list[Any]] = []
+    """Texts with one failed call and no other, a part of its detail, and its name if that is checked."""
+    units: ClassVar[list[Any]] = []
+    """Texts of which a megabyte, again and again, is parsed in seconds; in a pair, behind the first."""
+    huge: ClassVar[list[str]] = []
+    """Long texts that are parsed in seconds."""
+
+    def test_remaining_text(self, form: Format, case: tuple[str, str]) -> None:
+        text, remains = map(form.fill, case)
+        assert form.parse(text).text == remains
+
+    def test_detail_has_error_and_position(self, form: Format, case: tuple[Any, ...]) -> None:
+        text, detail, *name = case
+        failure = form.failed(form.fill(text))
+        assert form.fill(detail) in failure.detail and (not name or failure.name == name[0])
+
+    @pytest.mark.soak
+    def test_megabyte_is_parsed_in_seconds(self, form: Format, case: str | tuple[str, str]) -> None:
+        before, unit = ("", case) if isinstance(case, str) else case
+        text = megabyte(form.fill(unit), form.fill(before))
+        assert least_seconds(lambda: form.parser.parse(text, schemas=form.schemas)) < SECONDS
+
+    @pytest.mark.soak
+    def test_huge_call_is_parsed_in_seconds(self, form: Format, case: str) -> None:
+        text = form.fill(case)
+        assert least_seconds(lambda: form.parser.parse(text, schemas=form.schemas)) < SECONDS
+
+
+TABLES = {
+    Conformance.test_remaining_text.__name__: "remaining",
+    Conformance.test_detail_has_error_and_position.__name__: "details",
+    Conformance.test_megabyte_is_parsed_in_seconds.__name__: "units",
+    Conformance.test_huge_call_is_parsed_in_seconds.__name__: "huge",
+}
+
+
+def conformance_cases(metafunc: pytest.Metafunc) -> None:
+    """Parametrise the tests of a `Conformance` with the cases of its family."""
+    if metafunc.cls is None or not issubclass(metafunc.cls, Conformance) or "case" not in metafunc.fixturenames:
+        return
+    cases = getattr(metafunc.cls, TABLES[metafunc.function.__name__])
+    pairs = [
+        pytest.param(form, case, id=f"{form.name}-{shown(case if isinstance(case, str) else case[0])}")
+        for form in metafunc.cls.forms
+        for case in cases
+    ]
+    metafunc.parametrize(("form", "case"), pairs)

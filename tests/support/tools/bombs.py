@@ -17,7 +17,7 @@ class Bomb(NamedTuple):
     """Accepted end reasons."""
     pattern: str = ""
     """Regular expression for the text."""
-    limits: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    limits: dict[str, Any] = {}
     """Limits that differ from the defaults."""
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from strands_sglang.ledger.event import EventKind, HashChain, ids_digest
+from strands_sglang.ledger.encoding import HashChain, ids_digest, trajectory_summary
+from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.schema import trajectory_summary
 from strands_sglang.ledger.summary import finished_row
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.tokens import Join, TokenTree, VersionSpan
@@ -94,22 +94,23 @@ class EpisodeGenerator:
                 self._cut(count),
                 self.logprobs[:count],
                 [VersionSpan(version, 0, count)],
-                finish="stop",
+                finish_reason="stop",
                 detail=detail,
             )
             data: dict[str, Any] = {
                 "turn": parent.id,
                 "parent": parent.parent,
                 "start": parent.start,
-                "finish": "stop",
+                "finish_reason": "stop",
+                "finish_detail": None,
                 "purpose": "episode",
                 "join": join.value,
                 "forked_from": None,
                 "caller": None,
                 "versions": [[version, 0, count]],
                 "detail": detail,
-                "prompt": ids_digest(prepared.ids),
-                "sent": len(prepared.ids),
+                "prompt_digest": ids_digest(prepared.ids),
+                "prompt_tokens": len(prepared.ids),
                 "within": [],
                 "requests": 1,
             }
@@ -137,7 +138,7 @@ class EpisodeGenerator:
         }
         failure = {"kind": "EngineUnavailableError", "message": "the engine is away", "where": ""}
         end: dict[str, Any] = {
-            "ended": ended,
+            "end_reason": ended,
             "time": self.clock,
             "failure": failure if ended == "engine_error" else None,
             "metrics": metrics,

@@ -171,5 +171,5 @@ async def write_recorded_run(directory: Path, *, groups: int = 6, samples: int =
         samples_per_task=samples,
         limits=Limits(tool_timeout=2, max_turns=12),
         preflight=False,
-        stop_after_failures=None,
+        stop_if_first_fail=None,
     )

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from strands_sglang.ledger.event import Event, EventKind, encoded, first_link
+from strands_sglang.ledger.encoding import encoded, first_link
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.shard import OpenShard

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from strands_sglang import PauseMode, SGLangClient
+from strands_sglang import SGLangClient
+from strands_sglang.engine import PauseMode
 from strands_sglang.trainers.slime import slime_rollout
 from support.lab_servers import Routed
 from support.rollout_agent import TOKENIZER, WAYS, build, score

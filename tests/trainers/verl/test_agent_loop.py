@@ -173,7 +173,7 @@ async def test_settings_come_from_paths_and_subclasses(loop: Any) -> None:
     class Steps(loop):  # type: ignore[misc]
         build = staticmethod(build)
         reward = "trainers.verl.test_agent_loop.score"
-        sampling_params = {"stop_token_ids": [1]}  # noqa: RUF012
+        sampling_params = {"stop_token_ids": [1]}
 
     pool = servers()
     output = await Steps(**given(pool, pool.engine.tokenizer)).run(dict(SAMPLING), **ROW)

@@ -291,7 +291,7 @@ def _check_probe(bridge: Bridge, probe: Probe, tools: Any) -> StepResult | None:
     if not whole.startswith(text):
         return StepResult(FailureReason.REWRITES, first_difference(text, whole))
     branch = bridge.encoder.encode(text)
-    ended_by = branch[-1] if branch[-1] in bridge.encoder.control else None
+    ended_by = bridge.encoder.control.ended_by(branch)
     appended = bridge.extend(probe.shape, ended_by, probe.new, tools)
     if appended is None:
         return StepResult(FailureReason.LACKS, _NO_BOUNDARY)

@@ -10,16 +10,19 @@ Invariant: a message is `plain` only if every recorded query gives the same resu
 
 from __future__ import annotations
 
+import json
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 from jinja2 import Environment, TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from strands_sglang.chat._jinja import chat_environment
 from strands_sglang.chat.messages import TemplateMessage
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.errors import TemplateRefusedError
@@ -263,6 +266,33 @@ class _PreservingEnvironment(ImmutableSandboxedEnvironment):
         return found[0] if len(found) == 1 else "".join(found)
 
 
+class _Generation(Extension):
+    """The `generation` tag, which marks generated text: renders its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared as in jinja2
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return the content."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    return chat_environment(_PreservingEnvironment)
+    """Return an environment in which templates render as in transformers. What it renders is compared with those."""
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    made = _PreservingEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    made.filters["tojson"] = _as_json
+    made.globals["raise_exception"] = refuse
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+def _as_json(value: Any, **options: Any) -> str:
+    known = {name: item for name, item in options.items() if name in ("indent", "separators", "sort_keys")}
+    return json.dumps(value, ensure_ascii=options.get("ensure_ascii", False), **known)

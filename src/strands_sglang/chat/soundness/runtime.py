@@ -23,8 +23,8 @@ from typing import Any
 
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.control_tokens import added_tokens
+from strands_sglang.chat.conversation import Preamble
 from strands_sglang.chat.conversation_shape import ConversationShape, Step
-from strands_sglang.chat.preamble import Preamble
 from strands_sglang.chat.soundness.checks import (
     TOOLS,
     check_long_conversation,

@@ -26,8 +26,8 @@ environment variable STRANDS_SGLANG_API_KEY.
 """
 CHECKS = (
     *("server", "versions", "workers", "sampling", "router", "tokenizer", "template", "soundness", "parser", "agent"),
-    *("dtype", "logprobs", "return_logprob", "stop tokens", "prefix cache", "context", "weight version", "abort"),
-    *("clock", "open files", "sandbox", "ray"),
+    *("dtype", "logprobs", "return_logprob", "kept sets", "stop tokens", "prefix cache", "context", "weight version"),
+    *("abort", "clock", "open files", "sandbox", "ray"),
 )
 """Values of `--only`. Listed here because their module imports much."""
 _STYLES = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "SKIP": "dim"}
@@ -50,7 +50,7 @@ def run(
     Raises:
         ConfigurationError: An argument is invalid. A server that is missing or wrong is in the report instead.
     """
-    from strands_sglang._run_async import run_async
+    from strands_sglang._async import run_async
     from strands_sglang.cli._output import Paint, json_text, wants_colours
     from strands_sglang.doctor import diagnose
 

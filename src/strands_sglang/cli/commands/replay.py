@@ -53,7 +53,7 @@ def run(
         LedgerError: There is no such run or episode.
         ConfigurationError: An argument is not valid.
     """
-    from strands_sglang._run_async import run_async
+    from strands_sglang._async import run_async
     from strands_sglang._terminal import escape_for_terminal
     from strands_sglang.cli._recorded_run import open_run, run_settings, tokenizer_of
     from strands_sglang.ledger.reader import Ledger

@@ -49,7 +49,7 @@ def run(
         LedgerError: There is no such run or episode.
         ConfigurationError: An argument is not valid.
     """
-    from strands_sglang._run_async import run_async
+    from strands_sglang._async import run_async
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.proof.files import SIGNATURE
     from strands_sglang.runs.offline.score_run import score_run

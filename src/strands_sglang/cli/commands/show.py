@@ -32,8 +32,8 @@ END_REASONS = (
 """Values of `--ended`: the end reasons, and "unfinished". Listed here because their module imports much."""
 
 _SORT = {
-    **{"id": "id", "reward": "reward", "turns": "turns", "tokens": "tokens", "sampled": "sampled"},
-    **{"tools": "tool_calls", "errors": "tool_errors", "seconds": "seconds", "time": "ended", "ended": "end"},
+    **{"id": "id", "reward": "reward", "turns": "turns", "tokens": "tokens", "sampled": "sampled_tokens"},
+    **{"tools": "tool_calls", "errors": "tool_errors", "seconds": "seconds", "time": "end_time", "ended": "end_reason"},
 }
 """Columns of a row by the value of `--sort`."""
 _ROWS = 50  # of a list, unless --limit is given
@@ -99,8 +99,8 @@ def _show_list(
     found = [
         row
         for row in rows
-        if (not ended or (row["end"] or UNFINISHED) in ended)
-        and (not task or row["task"] in task)
+        if (not ended or (row["end_reason"] or UNFINISHED) in ended)
+        and (not task or row["task_id"] in task)
         and (min_reward is None or (row["reward"] is not None and row["reward"] >= min_reward))
         and (max_reward is None or (row["reward"] is not None and row["reward"] <= max_reward))
     ]

@@ -37,7 +37,7 @@ def run(directory: str, url: str, top: int, episode: tuple[str, ...], again: boo
         ConfigurationError: An argument is not valid.
         EngineError: The teacher does not answer.
     """
-    from strands_sglang._run_async import run_async
+    from strands_sglang._async import run_async
     from strands_sglang.cli._output import json_text
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.proof.files import SIGNATURE

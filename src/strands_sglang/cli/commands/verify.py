@@ -75,7 +75,7 @@ def run(**arguments: Any) -> int:
 
 
 def _rescore(options: SimpleNamespace) -> RescoreReport:
-    from strands_sglang._run_async import run_async
+    from strands_sglang._async import run_async
     from strands_sglang.proof.rescore import TOLERANCE, rescore
 
     return run_async(

@@ -62,7 +62,6 @@ class LiveView:
         """Choose where to draw.
 
         Args:
-            title: Name of the run.
             stream: Where to draw; None: stderr.
             console: A rich console to use instead of a stream.
         """
@@ -119,9 +118,7 @@ class View:
     """
 
     now: RunMetrics
-    """The metrics to show."""
     title: str = "rollout"
-    """Name of the run."""
     over: bool = False
     """Whether the run has ended."""
 

@@ -134,7 +134,6 @@ class RunMetrics:
     restored: int = 0
     """The part of `done` that was restored from a previous run."""
     live: int = 0
-    """Episodes that are running."""
     waiting: int | None = None
     """Episodes that have not started; None: not known."""
     eta: float | None = None
@@ -152,7 +151,6 @@ class RunMetrics:
     cache_hit_rate: float | None = None
     """Fraction of prompt tokens served from the engine's prefix cache, 0 to 1; None: the engine did not report it."""
     rewards: int = 0
-    """Episodes with a reward."""
     reward_mean: float | None = None
     """Mean of these rewards; None if there is no reward."""
     reward_history: tuple[float, ...] = ()
@@ -182,17 +180,12 @@ class RunMetrics:
     groups_dropped: int = 0
     """Complete groups that a filter dropped."""
     filter_errors: int = 0
-    """Number of filter calls that raised."""
     versions: dict[str | None, int] = field(default_factory=dict)
     """Number of episodes by weight version of their sampled tokens, oldest first, the newest 32 versions; the key None
     counts episodes whose engine did not report a version."""
 
     def to_dict(self, prefix: str = "rollout/") -> dict[str, float]:
-        """Return the numbers under flat names, for an experiment tracker; unknown numbers are left out.
-
-        Args:
-            prefix: Prefix of every name.
-        """
+        """Return the numbers under flat names, for an experiment tracker; unknown numbers are left out."""
         flat: dict[str, float] = {}
         for one in fields(self):
             value = getattr(self, one.name)
@@ -214,9 +207,7 @@ class RunCounters:
             clock: Monotonic time in seconds.
         """
         self.total = total
-        """Number of episodes of the run; None: not known."""
         self.filter_errors = 0
-        """Number of filter calls that raised."""
         self.unreachable: Callable[[], float] = lambda: 0.0
         """Returns the seconds for which the engine has been unreachable; 0: it is reachable."""
         self._clock = clock
@@ -244,9 +235,7 @@ class RunCounters:
         """Count an engine call.
 
         Args:
-            sampled: Number of sampled tokens.
             cached: Number of prompt tokens served from the engine's prefix cache; None: the engine did not report it.
-            prompt: Number of prompt tokens.
         """
         self._turns += 1
         self._tokens += sampled
@@ -265,7 +254,6 @@ class RunCounters:
         """Count an episode that ended.
 
         Args:
-            episode: The episode.
             restored: Whether it ended in a previous run, so that its duration is not counted.
         """
         began = self._remove_live(episode.id)
@@ -345,7 +333,6 @@ class RunCounters:
         return began
 
     def _drop_old(self, now: float) -> None:
-        """Drop the counts that are older than the window."""
         while self._recent and self._recent[0][0] < now - WINDOW:
             self._recent.popleft()
 

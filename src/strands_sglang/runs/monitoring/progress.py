@@ -20,7 +20,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol, TextIO
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.episode import TurnCounts
 from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics
@@ -65,13 +65,7 @@ class Progress(Protocol):
 
 
 class ProgressKind(str, Enum):
-    """The built-in progress displays.
-
-    Example:
-        ```python
-        run = await rollout(build, tasks, ..., progress="lines")
-        ```
-    """
+    """The built-in progress displays."""
 
     AUTO = "auto"
     """A panel on a terminal or in a notebook if rich is installed, otherwise lines."""
@@ -87,12 +81,7 @@ class Display:
     """Wraps a `Progress`: an error ends the display, not the run, and updates are limited to its `interval`."""
 
     def __init__(self, progress: Progress | None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Wrap a display.
-
-        Args:
-            progress: The display; None: nothing is shown.
-            clock: Monotonic time in seconds.
-        """
+        """Wrap a display; None: nothing is shown. `clock` returns monotonic seconds."""
         self._progress = progress
         self._clock = clock
         self._next = 0.0
@@ -149,13 +138,11 @@ def display_for(
 ) -> Display:
     """Return the display for the `progress` argument of `rollout`.
 
+    Raises ConfigurationError if the kind is unknown, the object lacks a method, or rich is required and not installed.
+
     Args:
         progress: A kind, or an object with the methods of `Progress`; None: nothing is shown.
-        title: Name of the run.
         stream: Where to write; None: stderr, so that stdout has only what the program itself prints.
-
-    Raises:
-        ConfigurationError: The kind is unknown, the object lacks a method, or rich is required and not installed.
     """
     if progress is None or isinstance(progress, str):
         try:
@@ -215,8 +202,6 @@ class Reporter:
         """Prepare the reporter.
 
         Args:
-            totals: Counts of the run.
-            display: Progress display.
             on_metrics: Called with a snapshot periodically and at the end; may be async; None: nothing is called.
             metrics_seconds: Seconds between two calls of `on_metrics`, and between two points of the tracker.
             tracking: Sends snapshots to an experiment tracker; None: nothing is tracked.

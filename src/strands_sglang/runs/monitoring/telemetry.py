@@ -88,7 +88,6 @@ def run_span(run: str, *, samples_per_task: int = 1, total: int | None = None) -
     """Open the span of a run.
 
     Args:
-        run: Id of the run.
         samples_per_task: Number of episodes of each task.
         total: Number of episodes of the run; None: not known.
     """
@@ -106,10 +105,7 @@ def episode_span(
     It is the current span of this asyncio task and of the tasks it starts; it is not visible to other episodes.
 
     Args:
-        episode: Id of the episode.
-        task: Id of its task.
         sample: Number among the samples of its task, from 0.
-        run: Id of the run.
         parent: `RunSpan.carrier` of its run; empty or None: the current span is the parent.
     """
     attributes = {"rollout.episode": episode, "rollout.task": task, "rollout.sample": sample, "rollout.run": run}

@@ -31,7 +31,6 @@ class TextView:
             interval: Seconds between two lines.
         """
         self.interval = interval
-        """Seconds between two lines."""
         self._title = escape_for_terminal("-".join(title.split())) or "rollout"
         self._stream = stream
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.monitoring.metrics import RunMetrics
 
@@ -40,7 +40,7 @@ _LAST_SECONDS = 30.0  # that the last points may take at the end of a run
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a tracker is told about a run."""
+    """Run metadata for a tracker."""
 
     id: str
     """Id of the run; a resumed run keeps it."""
@@ -188,8 +188,7 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {
 def tracker_for(tracker: str | Tracker | None) -> Tracker | None:
     """Return the tracker for the `tracker` argument of `rollout`; None if nothing is tracked.
 
-    Raises:
-        ConfigurationError: The name is unknown, the client is not installed, or the object lacks a method.
+    Raises ConfigurationError if the name is unknown, the client is not installed, or the object lacks a method.
     """
     if tracker is None:
         return None
@@ -226,12 +225,7 @@ class Tracking:
     """Calls a tracker while its `async with` block runs."""
 
     def __init__(self, tracker: Tracker | None, run: TrackedRun) -> None:
-        """Prepare tracking.
-
-        Args:
-            tracker: The tracker; None: nothing is tracked.
-            run: What it is told about the run.
-        """
+        """Prepare tracking; `tracker` None: nothing is tracked."""
         self._tracker, self._run = tracker, run
         self._threads: ThreadPoolExecutor | None = None
         self._latest: Future[None] | None = None

@@ -24,13 +24,11 @@ _WORKERS = ("score", "teacher")
 async def appending(folder: Path, worker: str) -> AsyncIterator[LedgerWriter]:
     """Lock a run, yield a writer for further events, and seal the run again if it was sealed.
 
-    Args:
-        folder: Directory of the run.
-        worker: Name of the writer, one of `_WORKERS`.
+    Raises LedgerError if the ledger does not match its seal. Raises ConfigurationError if another process uses the
+    directory.
 
-    Raises:
-        LedgerError: The ledger does not match its seal.
-        ConfigurationError: Another process uses the directory.
+    Args:
+        worker: Name of the writer, one of `_WORKERS`.
     """
     loop = asyncio.get_running_loop()
     with directory_lock(folder):

@@ -24,13 +24,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from strands_sglang._strands_compat.tracing import quiet_tracing
-from strands_sglang.chat.differences import canonical
+from strands_sglang.chat.canonical import canonical
 from strands_sglang.engine import Capability, Generation
 from strands_sglang.errors import ConfigurationError, DivergedError
-from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.ledger.event import CallArrays, CallData, EndData, Event, EventKind, arrays_of, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import CallArrays, CallData, EndData, arrays_of, data_of
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.agent_runner import EpisodeRun, quiet_logs
 from strands_sglang.runs.end_reason import EndReason
@@ -80,15 +79,11 @@ def prompt_difference(
 ) -> PromptDifference | None:
     """Return the difference between a prompt and the recorded prompt with the longest common prefix.
 
-    Args:
-        record: The recorded episode.
-        pending: Recorded events that were not replayed yet; at most 32 calls of them are compared.
-        prompt: The current prompt.
-        decode: Decodes ids to text.
-        agent: The agent that made the call; None if it is not known.
+    Returns the difference; None if no recorded prompt is left, or if the comparison failed (which is logged).
 
-    Returns:
-        The difference; None if no recorded prompt is left, or if the comparison failed (which is logged).
+    Args:
+        pending: Recorded events that were not replayed yet; at most 32 calls of them are compared.
+        agent: The agent that made the call; None if it is not known.
     """
     try:
         calls = {data_of(call, CallData)["turn"]: call for call in record.calls}
@@ -134,7 +129,6 @@ def _common(left: array[int], right: array[int]) -> int:
 
 
 def _cause(record: EpisodeRecord, event: Event, calls: Mapping[int, Event], agent: Any, at: int) -> str:
-    """Infer what was changed."""
     turn, count = _recorded_conversation(record, event, calls)
     if turn is None or not hasattr(agent, "messages"):
         first = event
@@ -167,7 +161,7 @@ def _recorded_conversation(
     end = record.end
     for one in read_conversations({} if end is None else end.data):
         path: list[int] = []
-        turn = one.get("leaf")
+        turn = one.get("branch")
         while turn is not None and turn in calls:
             path.append(turn)
             turn = data_of(calls[turn], CallData)["parent"]
@@ -200,7 +194,6 @@ def _tools(recorded: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any
 
 
 def _kind(message: Mapping[str, Any]) -> str:
-    """Return the kind of a message, for a sentence."""
     blocks = message.get("content") or ()
     if any("toolResult" in block for block in blocks):
         return "a tool result"
@@ -212,13 +205,7 @@ _MAX_IDLE_POLLS = 10  # checks without a turn or a tool call after which it is t
 
 
 class ReplayVerdict(str, Enum):
-    """The result of a replay.
-
-    Example:
-        ```python
-        changed = [result.id for result in results if result.verdict is ReplayVerdict.DIVERGED]
-        ```
-    """
+    """The result of a replay."""
 
     IDENTICAL = "identical"
     """The trajectories are the same, byte for byte; for an episode without a recorded end, the turns are the same."""
@@ -241,15 +228,12 @@ class ReplayResult:
     """
 
     id: str
-    """Id of the episode."""
     verdict: ReplayVerdict
-    """The verdict."""
     event: int | None = None
     """Number of the first recorded event that was not repeated; None if all were repeated."""
     message: str = ""
     """How the agent differed; "" if it did not."""
     trajectories: tuple[Trajectory, ...] = field(default=(), repr=False)
-    """Trajectories of the replayed agent."""
     difference: PromptDifference | None = None
     """Where its prompt differs from the recorded one; None if the prompts did not differ."""
 
@@ -289,7 +273,6 @@ async def replay(
 
     Args:
         build: The function that was passed to `rollout`, with the current code.
-        directory: Directory of the run.
         tokenizer: The tokenizer that was passed to `rollout`.
         limits: The limits that were passed to `rollout`.
         episodes: Ids of the episodes to replay; None: all.
@@ -351,7 +334,7 @@ async def replay(
 
 async def _wait_until_ended(work: asyncio.Task[Any], record: EpisodeRecord, recorder: EpisodeRecorder) -> None:
     """Wait until a replayed agent has ended. One that was interrupted when recorded may never end by itself."""
-    interrupted = record.end is None or EndReason(data_of(record.end, EndData)["ended"]) in (
+    interrupted = record.end is None or EndReason(data_of(record.end, EndData)["end_reason"]) in (
         EndReason.TIMEOUT,
         EndReason.NOT_NEEDED,
     )
@@ -369,10 +352,7 @@ def compare(
     """Compare a replayed episode with its record.
 
     Args:
-        record: The recorded episode.
-        episode_run: The replayed episode.
         replay_log: The recorded answers that were not returned.
-        decode: Decodes ids to text.
     """
     trajectories = tuple(episode_run.tokens.trajectories())
     diverged = episode_run.recorder.diverged

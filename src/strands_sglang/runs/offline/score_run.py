@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strands_sglang.errors import LedgerError
+from strands_sglang.ledger.event import EndData, RewardData, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import EndData, RewardData, data_of
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.finalizer import EpisodeFinalizer, RewardRunner
 from strands_sglang.runs.offline._appending import appending
@@ -40,11 +40,9 @@ class ScoreRunResult:
     """
 
     id: str
-    """Id of the episode."""
     before: Reward
     """The reward before."""
     now: Reward
-    """The new reward."""
 
 
 async def score_run(
@@ -62,7 +60,6 @@ async def score_run(
 
     Args:
         reward: As for `rollout`. It is called with episodes read from the ledger (`Episode.restored` is True).
-        directory: Directory of the run.
         episodes: Ids of the episodes to score; None: all.
         unscored_only: Whether to skip episodes that have a score.
         reward_timeout: Time limit for scoring one episode in seconds; None: no limit.
@@ -109,7 +106,11 @@ async def _score(finalizer: EpisodeFinalizer, record: EpisodeRecord) -> ScoreRun
 
 def _records(ledger: Ledger, episodes: Collection[str] | None, unscored_only: bool) -> Iterator[EpisodeRecord]:
     for record in ledger.episodes():
-        if record.begin is None or record.end is None or EndReason(data_of(record.end, EndData)["ended"]).resumable:
+        if (
+            record.begin is None
+            or record.end is None
+            or EndReason(data_of(record.end, EndData)["end_reason"]).resumable
+        ):
             continue
         known = record.reward is not None and data_of(record.reward, RewardData).get("error") is None
         if (episodes is None or record.id in episodes) and not (unscored_only and known):

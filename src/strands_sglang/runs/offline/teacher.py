@@ -23,16 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from strands_sglang._bounded import run_bounded
+from strands_sglang._async import run_bounded
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.engine import ScoringEngine, ServerEngine, SGLangClient, is_server, scores
 from strands_sglang.engine.prefill import vocabulary_size
 from strands_sglang.engine.protocol import prompt_images
 from strands_sglang.errors import ConfigurationError, EngineError, LedgerError
-from strands_sglang.ledger.event import EventKind, ids_digest
+from strands_sglang.ledger.encoding import ids_digest
+from strands_sglang.ledger.event import EndData, EventKind, TeacherArrays, TeacherData, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import EndData, TeacherArrays, TeacherData, data_of
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
@@ -60,7 +60,6 @@ class TeacherReport:
     """
 
     url: str
-    """Base URL of the teacher; "" if it is not a server."""
     model: str
     """The teacher, as its engine reports it."""
     weight_version: str | None
@@ -68,7 +67,6 @@ class TeacherReport:
     top: int = 0
     """Number of likeliest ids per token."""
     episodes: int = 0
-    """Number of episodes that were scored."""
     known: int = 0
     """Number of episodes that the same teacher had scored before."""
     empty: int = 0
@@ -80,7 +78,6 @@ class TeacherReport:
     seconds: float = 0.0
     """Duration in seconds."""
     logprob_sum: float = 0.0
-    """Sum of the teacher's logprobs."""
     difference_sum: float = 0.0
     """Sum of the student's logprob minus the teacher's."""
     failures: dict[str, str] = field(default_factory=dict)
@@ -236,14 +233,12 @@ class TeacherScorer:
     ) -> TeacherScorer:
         """Return a scorer after asking the teacher about its model.
 
+        Raises ConfigurationError if it does not score tokens, or `top` is larger than its vocabulary. Raises
+        EngineError if it does not answer.
+
         Args:
-            engine: The teacher.
             top: Number of likeliest ids to keep for each token.
             progress: Called with the report so far, after each episode.
-
-        Raises:
-            ConfigurationError: It does not score tokens, or `top` is larger than its vocabulary.
-            EngineError: The teacher does not answer.
         """
         if not scores(engine):
             raise ConfigurationError(
@@ -352,7 +347,11 @@ def _records(
     for record in ledger.episodes():
         if episodes is not None and record.id not in episodes:
             continue
-        if record.begin is None or record.end is None or EndReason(data_of(record.end, EndData)["ended"]).resumable:
+        if (
+            record.begin is None
+            or record.end is None
+            or EndReason(data_of(record.end, EndData)["end_reason"]).resumable
+        ):
             report.empty += 1
         elif not again and _is_known(record, report):
             report.known += 1
@@ -370,7 +369,6 @@ def _is_known(record: EpisodeRecord, report: TeacherReport) -> bool:
 
 
 def _append(record: EpisodeRecord, writer: LedgerWriter, scores: _Scores, report: TeacherReport) -> None:
-    """Write the scores of an episode after its end."""
     arrays: TeacherArrays = {"logprobs": array("d"), "top_ids": array("i"), "top_logprobs": array("d")}
     for one in scores.by_turn.values():
         arrays["logprobs"] += one.logprobs

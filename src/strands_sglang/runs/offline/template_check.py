@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from strands_sglang._terminal import counted
-from strands_sglang.chat.preamble import preamble_of
+from strands_sglang.chat.conversation import Conversation
 from strands_sglang.ledger.files import with_images
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.model import SGLangModel
-from strands_sglang.provider.appending import Conversation
 from strands_sglang.provider.episode import decode_branch, read_conversations
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.offline.replay import NoEngine
@@ -32,8 +31,7 @@ class TemplateDifference:
     """A conversation for which the template renders another text."""
 
     episode: str
-    """Id of the episode."""
-    leaf: int
+    branch: int
     """Id of the branch's last turn."""
     first_difference: str
     """The text that was sent, and the text that the template renders there now."""
@@ -48,12 +46,11 @@ class TemplateReport:
     unknown: int = 0
     """Number of finished episodes without recorded conversations."""
     differences: list[TemplateDifference] = field(default_factory=list)
-    """The conversations that differ."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
         found = [
-            {"episode": one.episode, "leaf": one.leaf, "first_difference": one.first_difference}
+            {"episode": one.episode, "branch": one.branch, "first_difference": one.first_difference}
             for one in self.differences
         ]
         return {"conversations": self.conversations, "unknown": self.unknown, "differences": found}
@@ -63,7 +60,7 @@ class TemplateReport:
         verdict = "DIFFERENT" if self.differences else "EXACT" if self.conversations else "NOTHING"
         compared = counted(self.conversations, "conversation")
         lines = [f"{verdict}  {compared} compared with one rendering of the chat template"]
-        lines += [f"    {one.episode}, branch {one.leaf}: {one.first_difference}" for one in self.differences[:20]]
+        lines += [f"    {one.episode}, branch {one.branch}: {one.first_difference}" for one in self.differences[:20]]
         if self.unknown:
             lines.append(f"  {counted(self.unknown, 'episode has', 'episodes have')} no recorded conversations")
         return "\n".join(lines)
@@ -75,16 +72,9 @@ def check_templates(
     """Compare every recorded conversation of a run with one rendering of the chat template.
 
     Args:
-        directory: Directory of the run.
         tokenizer: The tokenizer that was passed to `rollout`.
         episodes: Ids of the episodes to check; None: all.
         **model_options: The model options that were passed to `rollout`.
-
-    Example:
-        ```python
-        report = check_templates("runs/first", tokenizer="Qwen/Qwen3-8B")
-        print(report.text())
-        ```
     """
     model = RunSpec(lambda *_: None, None, tokenizer, NoEngine(), Limits(), dict(model_options)).model()
     report = TemplateReport()
@@ -108,17 +98,17 @@ def _check(record: EpisodeRecord, model: SGLangModel, report: TemplateReport) ->
         messages = [
             {**message, "content": with_images(message.get("content"), record.files)} for message in one["messages"]
         ]
-        path = tree.path(tree[one["leaf"]])
+        path = tree.path(tree[one["branch"]])
         counts = list(takewhile(lambda count: count is not None, one["counts"]))
         if len(counts) < 2:
             continue
         turns, count = path[: len(counts)], counts[-1]
-        preamble = preamble_of(one["system"], one["tools"])
-        conversation = Conversation(preamble, preamble.template_tools, messages[:count], one["call_ids"], count)
+        conversation = Conversation.of(messages[:count], system=one["system"], tool_specs=one["tools"])
+        rendered = conversation.rendered(one["call_ids"])
         replies = decode_branch(turns, encoder, model.tool_parser)
         differs = planner.appender.difference(
-            replies[:-1], replies[-1].prompt, conversation.rendered(), conversation, recoded=True
+            replies[:-1], replies[-1].prompt, rendered, conversation.preamble, recoded=True
         )
         report.conversations += 1
         if differs is not None:
-            report.differences.append(TemplateDifference(record.id, one["leaf"], differs.excerpt))
+            report.differences.append(TemplateDifference(record.id, one["branch"], differs.excerpt))

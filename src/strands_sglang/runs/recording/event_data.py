@@ -28,13 +28,12 @@ from strands_sglang._json import dump_bytes
 from strands_sglang.engine import FinishReason, Generation, RoutedExperts
 from strands_sglang.engine.protocol import SpecInfo
 from strands_sglang.errors import EngineError, StrandsSGLangError
-from strands_sglang.ledger.event import Event
-from strands_sglang.ledger.files import BYTES_KEY, FILE_KEY, FileStore, Put, bytes_of, plain
-from strands_sglang.ledger.schema import (
+from strands_sglang.ledger.event import (
     CallArrays,
     CallData,
     CallDetail,
     CallErrorData,
+    Event,
     PartialCallData,
     SampledArrays,
     SampledData,
@@ -43,6 +42,7 @@ from strands_sglang.ledger.schema import (
     arrays_of,
     data_of,
 )
+from strands_sglang.ledger.files import BYTES_KEY, FILE_KEY, FileStore, Put, bytes_of, plain
 from strands_sglang.tokens import KeptSets, Turn, VersionSpan
 
 
@@ -51,7 +51,7 @@ class PendingAnswer(NamedTuple):
 
     generation: Generation
     """The answer; identified by its object identity."""
-    prompt: str
+    prompt_digest: str
     """Digest of the prompt that was sent."""
     prompt_tokens: int
     """Length of that prompt in tokens."""
@@ -64,30 +64,30 @@ class PendingAnswer(NamedTuple):
 
 
 def call_event(
-    turn: Turn, generation: Generation, prompt: str, sent: int, within: Sequence[str]
+    turn: Turn, generation: Generation, prompt_digest: str, prompt_tokens: int, within: Sequence[str]
 ) -> tuple[CallData, CallArrays]:
     """Return data and arrays of the `CALL` event of a turn.
 
     Args:
         turn: The committed turn.
         generation: The engine's answer.
-        prompt: Digest of the prompt that was sent.
-        sent: Length of that prompt in tokens.
+        prompt_digest: Digest of the prompt that was sent.
+        prompt_tokens: Length of that prompt in tokens.
         within: Ids of the tool calls that the turn was made inside, outermost first.
     """
     data: CallData = {
         "turn": turn.id,
         "parent": turn.parent,
         "start": turn.start,
-        "finish": turn.finish,
+        "finish_reason": turn.finish_reason,
         "purpose": turn.purpose.value,
         "join": turn.join.value,
         "forked_from": turn.forked_from,
         "caller": None if turn.caller is None else list(turn.caller),
         "versions": [list(span) for span in turn.versions],
         "detail": cast(CallDetail, turn.detail),
-        "prompt": prompt,
-        "sent": sent,
+        "prompt_digest": prompt_digest,
+        "prompt_tokens": prompt_tokens,
         "within": list(within),
         "finish_detail": generation.finish_detail,
         "requests": generation.requests,
@@ -105,7 +105,7 @@ def call_event(
 
 
 def partial_call_event(
-    part: Generation, prompt: str, sent: int, within: Sequence[str]
+    part: Generation, prompt_digest: str, prompt_tokens: int, within: Sequence[str]
 ) -> tuple[PartialCallData, SampledArrays]:
     """Return data and arrays of the `PARTIAL_CALL` event of a turn that was interrupted; see `call_event`."""
     detail: CallDetail = {
@@ -116,12 +116,12 @@ def partial_call_event(
         "spec": None if part.spec is None else cast(SpeculationData, asdict(part.spec)),
     }
     data: PartialCallData = {
-        "finish": part.finish_reason.value,
+        "finish_reason": part.finish_reason.value,
         "finish_detail": part.finish_detail,
         "versions": [list(span) for span in part.versions],
         "detail": detail,
-        "prompt": prompt,
-        "sent": sent,
+        "prompt_digest": prompt_digest,
+        "prompt_tokens": prompt_tokens,
         "within": list(within),
         "requests": part.requests,
     }
@@ -136,8 +136,8 @@ def _add_requested(generation: Generation, data: SampledData, arrays: SampledArr
         arrays["kept"], arrays["kept_offsets"], arrays["kept_logprobs"] = kept.token_ids, kept.offsets, kept.logprobs
     experts = generation.routed_experts
     if experts is not None:
-        data["experts"] = {"rows": list(experts.rows), "start": experts.start}
-        arrays["experts"] = array("B", experts.decode().astype("<i4").tobytes())
+        data["routed_experts"] = {"rows": list(experts.rows), "start": experts.start}
+        arrays["routed_experts"] = array("B", experts.decode().astype("<i4").tobytes())
 
 
 def same_position(event: Event, data: CallData, arrays: CallArrays) -> bool:
@@ -147,7 +147,7 @@ def same_position(event: Event, data: CallData, arrays: CallArrays) -> bool:
 
 def _position(call: CallData, arrays: CallArrays) -> tuple[Any, ...]:
     tree = (call["turn"], call["parent"], call["start"], call["purpose"], call["join"], call["forked_from"])
-    return (*tree, call["caller"], call["prompt"], arrays["closing"], arrays["context"])
+    return (*tree, call["caller"], call["prompt_digest"], arrays["closing"], arrays["context"])
 
 
 def generation_of(event: Event) -> Generation:
@@ -158,13 +158,13 @@ def generation_of(event: Event) -> Generation:
     return Generation(
         token_ids=array("i", arrays["sampled"]),
         logprobs=array("d", arrays["logprobs"]),
-        finish_reason=FinishReason(data["finish"]),
-        finish_detail=data.get("finish_detail"),
+        finish_reason=FinishReason(data["finish_reason"]),
+        finish_detail=data["finish_detail"],
         versions=tuple(VersionSpan(*span) for span in data["versions"]),
-        prompt_tokens=data["sent"],
+        prompt_tokens=data["prompt_tokens"],
         cached_tokens=detail.get("cached_tokens"),
         rid=detail.get("rid", ""),
-        requests=data.get("requests", 1),
+        requests=data["requests"],
         continuations=detail.get("continuations", 0),
         discarded_tokens=detail.get("discarded_tokens", 0),
         routed_experts=_experts(data, arrays),
@@ -173,7 +173,9 @@ def generation_of(event: Event) -> Generation:
     )
 
 
-def call_error_event(error: StrandsSGLangError, prompt: str, sent: int, within: Sequence[str]) -> CallErrorData:
+def call_error_event(
+    error: StrandsSGLangError, prompt_digest: str, prompt_tokens: int, within: Sequence[str]
+) -> CallErrorData:
     """Return the data of the `CALL_ERROR` event of an engine call that failed; see `call_event`."""
     fields = {
         name: value for name, value in vars(error).items() if value is None or isinstance(value, (str, int, float))
@@ -182,8 +184,8 @@ def call_error_event(error: StrandsSGLangError, prompt: str, sent: int, within: 
         "error": type(error).__name__,
         "message": str(error),
         "fields": fields,
-        "prompt": prompt,
-        "sent": sent,
+        "prompt_digest": prompt_digest,
+        "prompt_tokens": prompt_tokens,
         "within": list(within),
     }
 
@@ -199,10 +201,10 @@ def error_of(event: Event) -> StrandsSGLangError:
 
 
 def _experts(data: SampledData, arrays: SampledArrays) -> RoutedExperts | None:
-    info = data.get("experts")
+    info = data.get("routed_experts")
     if info is None:
         return None
-    raw, rows = arrays["experts"].tobytes(), info["rows"]
+    raw, rows = arrays["routed_experts"].tobytes(), info["rows"]
     row = len(raw) // sum(rows) if sum(rows) else 0
     parts, at = [], 0
     for count in rows:
@@ -299,7 +301,7 @@ def result_of(event: Event, call_id: str, files: FileStore | None = None) -> Too
     """
     data = data_of(event, ToolData)
     result = {"toolUseId": call_id, **_unwrap(data["result"], files)}
-    raised = data.get("raised")
+    raised = data["raised"]
     return ToolResultEvent(result, exception=None if raised is None else RecordedToolError(raised))  # type: ignore[arg-type]
 
 

@@ -16,8 +16,8 @@ from enum import Enum
 from strands_sglang._json import jsonable
 from strands_sglang.engine import Generation
 from strands_sglang.errors import CallCancelledError, DivergedError
-from strands_sglang.ledger.event import EventKind, HashChain
-from strands_sglang.ledger.schema import ROLLBACK_DIVERGED, ROLLBACK_RESET, RollbackData
+from strands_sglang.ledger.encoding import HashChain
+from strands_sglang.ledger.event import EventKind, RollbackCause, RollbackData
 from strands_sglang.runs.recording.event_data import PendingAnswer, call_event, same_position
 from strands_sglang.runs.recording.replay_log import ReplayLog
 from strands_sglang.tokens import Turn
@@ -66,8 +66,8 @@ class EventLog:
 
         Args:
             kind: Kind of the event.
-            data: Its data, as `ledger/schema.py` declares it for the kind.
-            arrays: Its arrays, as `ledger/schema.py` declares them.
+            data: Its data, as `ledger/event.py` declares it for the kind.
+            arrays: Its arrays, as `ledger/event.py` declares them.
             ends: Whether the event belongs to the end of the episode, and is written even after `close`.
 
         Raises:
@@ -161,7 +161,7 @@ class TurnRecorder:
             reason = str(self.diverged)
             self.write(
                 EventKind.ROLLBACK,
-                RollbackData(turns=self.turns, kind=ROLLBACK_DIVERGED, event=first, reason=reason),
+                RollbackData(turns=self.turns, cause=RollbackCause.DIVERGED.value, event=first, reason=reason),
             )
 
     def episode_reset(self) -> None:
@@ -172,9 +172,12 @@ class TurnRecorder:
     def _roll_back(self, turns: int) -> None:
         if turns < self.turns:
             if not self.replay_log.reset():
-                reset = RollbackData(turns=turns, kind=ROLLBACK_RESET, reason="the agent was reset")
-                self.write(EventKind.ROLLBACK, reset)
+                self._write_rollback(turns, RollbackCause.RESET)
             self.turns = turns
+
+    def _write_rollback(self, turns: int, cause: RollbackCause) -> None:
+        data = RollbackData(turns=turns, cause=cause.value, event=None, reason="the agent was reset")
+        self.write(EventKind.ROLLBACK, data)
 
     def committed(self, turn: Turn, generation: Generation) -> None:
         """Write a committed turn unless it is recorded; turns of several threads are written in the order of ids."""
@@ -183,7 +186,7 @@ class TurnRecorder:
             answer = self._pending_answers.pop(id(generation))
             try:
                 if turn.id < self.turns:
-                    self.write(EventKind.ROLLBACK, RollbackData(turns=turn.id, reason="the agent was reset"))
+                    self._write_rollback(turn.id, RollbackCause.REPLACED)
                     self.turns, self.replay_log.turns = turn.id, 0
                 self._out_of_order[turn.id] = (turn, answer)
                 while self.turns in self._out_of_order:
@@ -194,7 +197,7 @@ class TurnRecorder:
 
     def _write_turn(self, turn: Turn, answer: PendingAnswer) -> None:
         event = answer.event
-        data, arrays = call_event(turn, answer.generation, answer.prompt, answer.prompt_tokens, answer.within)
+        data, arrays = call_event(turn, answer.generation, answer.prompt_digest, answer.prompt_tokens, answer.within)
         if event is not None and self.diverged is None and not same_position(event, data, arrays):
             self._diverge(event.number, f"turn {turn.id} has another position in the conversation than recorded")
         if event is None and self.diverged is None and turn.id < self.replay_log.turns:

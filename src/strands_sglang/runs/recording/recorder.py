@@ -21,7 +21,8 @@ from typing import Any
 from strands_sglang.engine import Generation, TokenEngine
 from strands_sglang.engine.protocol import PromptImage, TokenIds
 from strands_sglang.errors import CallCancelledError, EngineError, StrandsSGLangError
-from strands_sglang.ledger.event import Event, EventKind, HashChain, ids_digest
+from strands_sglang.ledger.encoding import HashChain, ids_digest
+from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.files import Put
 from strands_sglang.provider.token_budget import Reservation
 from strands_sglang.runs.episode import EpisodeMetrics

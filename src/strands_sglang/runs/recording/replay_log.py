@@ -28,19 +28,20 @@ from strands_sglang.errors import (
     RequestRejectedError,
     StrandsSGLangError,
 )
-from strands_sglang.ledger.event import Event, EventKind
-from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import (
-    ROLLBACK_RESET,
+from strands_sglang.ledger.event import (
     CallData,
     CallErrorData,
     EngineCallData,
+    Event,
+    EventKind,
+    RollbackCause,
     RollbackData,
     SampledArrays,
     ToolData,
     arrays_of,
     data_of,
 )
+from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.runs.recording.event_data import ToolOutcome, error_of, generation_of
 from strands_sglang.tokens import Join
 
@@ -127,7 +128,7 @@ class ReplayLog:
             if event.kind is EventKind.TOOL:
                 self._tools.setdefault(data_of(event, ToolData)["id"], deque()).append(event)
         # Concurrent conversations, for example of sub-agents, may make their calls in another order than recorded.
-        roots = sum(call.get("join") == Join.ROOT.value for call in calls)
+        roots = sum(call["join"] == Join.ROOT.value for call in calls)
         concurrent = roots > 1 or any(data_of(event, EngineCallData)["within"] for event in answers)
         self._max_polls = _MAX_POLLS if concurrent else _MAX_POLLS_ALONE
         self._lock = threading.Lock()
@@ -221,7 +222,7 @@ class ReplayLog:
             if not waiting:
                 return None
             first = data_of(waiting[0], ToolData)
-            return waiting.popleft() if (first["name"], first["input"]) == (name, arguments) else None
+            return waiting.popleft() if (first["name"], first["arguments_digest"]) == (name, arguments) else None
 
     def take_part(self, prompt: str, within: Collection[str]) -> Generation | None:
         """Return the part of a turn that was sampled before its episode was paused; None if there is none."""
@@ -267,7 +268,7 @@ def _not_rolled_back(record: EpisodeRecord) -> tuple[list[Event], int]:
             remaining.append(event)
         elif event.kind is EventKind.RESUME:
             remaining = _without_retried_errors(remaining, record.events[:at])
-        elif event.kind is EventKind.ROLLBACK and data_of(event, RollbackData).get("kind") == ROLLBACK_RESET:
+        elif event.kind is EventKind.ROLLBACK and data_of(event, RollbackData)["cause"] == RollbackCause.RESET.value:
             earlier, remaining, resets = earlier + remaining, [], resets + 1
         elif event.kind is EventKind.ROLLBACK:
             rollback = data_of(event, RollbackData)
@@ -300,7 +301,7 @@ def _without_retried_errors(events: list[Event], known: Sequence[Event]) -> list
 def _call_key(event: Event) -> tuple[str, ...]:
     """Return the prompt digest of an engine call and the ids of the tool calls it was made inside."""
     call = data_of(event, EngineCallData)
-    return (call["prompt"], *call["within"])
+    return (call["prompt_digest"], *call["within"])
 
 
 def _partial_turns(record: EpisodeRecord) -> dict[tuple[str, ...], list[Generation]]:
@@ -321,7 +322,7 @@ def _partial_turns(record: EpisodeRecord) -> dict[tuple[str, ...], list[Generati
 def _removed_by(rollback: RollbackData, event: Event) -> bool:
     if event.kind is EventKind.CALL:
         return data_of(event, CallData)["turn"] >= rollback["turns"]
-    first = rollback.get("event")
+    first = rollback["event"]
     return event.kind is EventKind.CALL_ERROR and first is not None and event.number >= first
 
 
@@ -334,9 +335,10 @@ def _is_internal_overflow(event: Event, answers: Sequence[Event]) -> bool:
     if event.kind is not EventKind.CALL_ERROR:
         return False
     data = data_of(event, CallErrorData)
-    limit = data.get("fields", {}).get("limit_tokens")
+    limit = data["fields"].get("limit_tokens")
     if data["error"] != ContextOverflowError.__name__ or not isinstance(limit, (int, float)):
         return False
-    prompt = data["prompt"]
-    later = (one for one in answers if one.number > event.number and data_of(one, EngineCallData)["prompt"] == prompt)
-    return data["sent"] < limit and next(later, event).kind is EventKind.CALL
+    prompt = data["prompt_digest"]
+    after = (one for one in answers if one.number > event.number)
+    later = (one for one in after if data_of(one, EngineCallData)["prompt_digest"] == prompt)
+    return data["prompt_tokens"] < limit and next(later, event).kind is EventKind.CALL

@@ -22,8 +22,7 @@ from strands.middleware import ToolResultEvent
 
 from strands_sglang._strands_compat.middleware import Next, add_tool_middleware, leave_running
 from strands_sglang.errors import EngineUnreachableError
-from strands_sglang.ledger.event import Event, EventKind
-from strands_sglang.ledger.schema import ToolData
+from strands_sglang.ledger.event import Event, EventKind, ToolData
 from strands_sglang.runs.recording.clock import wait_in_time
 from strands_sglang.runs.recording.event_data import (
     ToolArguments,
@@ -172,7 +171,7 @@ class ToolRecorder:
         data: ToolData = {
             "id": call_id,
             "name": name,
-            "input": arguments,
+            "arguments_digest": arguments,
             "arguments": recorded_arguments,
             "result": result_data(last, self.recorder.put_data),
             "outcome": outcome.value,

@@ -19,9 +19,9 @@ from strands_sglang._strands_compat.tracing import quiet_tracing
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine.protocol import CancelSignal
 from strands_sglang.errors import EngineError, EngineUnreachableError
-from strands_sglang.ledger.event import EventKind, HashChain
+from strands_sglang.ledger.encoding import HashChain
+from strands_sglang.ledger.event import BeginData, EventKind, ResumeData, data_of
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.schema import BeginData, ResumeData, data_of
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs.agent_runner import AgentOutcome, EpisodeRun, outcome_of, quiet_logs
 from strands_sglang.runs.end_reason import EndReason
@@ -47,12 +47,7 @@ class LocalWorker:
     """Runs episodes of one run, any number at once."""
 
     def __init__(self, run_spec: RunSpec, worker: str = "0") -> None:
-        """Create the default model and open a ledger shard.
-
-        Args:
-            run_spec: Settings shared by all episodes.
-            worker: Name of this worker; part of the name of its ledger shard.
-        """
+        """Create the default model and open a ledger shard, whose name contains `worker`."""
         self.run_spec = run_spec = replace(run_spec, tokenizer=load_tokenizer(run_spec.tokenizer))
         self.models = ModelCache(run_spec)
         """The models that episodes share."""
@@ -90,11 +85,8 @@ class LocalWorker:
             on_turn: Called with the counts of every sampled turn; None: nothing is called.
             stop: If it is set when `run` is cancelled, the episode ends as `NOT_NEEDED`; otherwise, and if it is None,
                 cancelling leaves the episode unfinished.
-            pause: Once it is set, the episode makes no further engine calls; the caller that sets it must call
-                `pause` soon after. None: there is no such signal.
-
-        Returns:
-            The episode.
+            pause: Once it is set, the episode makes no further engine calls; the caller that sets it must call `pause`
+                soon after. None: there is no such signal.
         """
         if spec.unscored and spec.record is not None:
             return await self._score(spec.record, stop)
@@ -107,12 +99,10 @@ class LocalWorker:
     def pause(self, id: str, seconds: float = ABORT_TIMEOUT) -> bool:
         """Pause an episode: it ends as `PAUSED`, with the record that it can be resumed from.
 
-        Args:
-            id: Id of the episode.
-            seconds: Seconds to wait for engine calls that were already made; complete and partial answers are kept.
+        Returns whether the episode was running.
 
-        Returns:
-            Whether the episode was running.
+        Args:
+            seconds: Seconds to wait for engine calls that were already made; complete and partial answers are kept.
         """
         paused = self._pauses.get(id)
         if paused is not None and not paused.done():
@@ -199,12 +189,7 @@ class LocalWorker:
     async def end_without_running(self, spec: EpisodeSpec, outcome: AgentOutcome) -> Episode:
         """End an episode that cannot be run; it keeps its recorded turns.
 
-        Args:
-            spec: The episode.
-            outcome: How it ends.
-
-        Returns:
-            The episode; if its end is recorded already, the recorded one.
+        Returns the episode; if its end is recorded already, the recorded one.
         """
         if spec.unscored and spec.record is not None:
             return restored(spec.record)  # it has ended; only its reward is missing
@@ -279,7 +264,7 @@ class LocalWorker:
         """Return a hash chain that continues a recorded episode, in a new epoch."""
         chain = HashChain(sink, record.id, epoch=record.epoch + 1, number=record.next_number, head=record.head)
         resume: ResumeData = {
-            "from": record.next_number - 1,
+            "from_event": record.next_number - 1,
             "head": record.head.hex(),
             "pid": os.getpid(),
             "worker": self._worker,

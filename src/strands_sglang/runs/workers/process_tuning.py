@@ -226,7 +226,6 @@ def check_open_files(connections: int, *, raise_limit: bool) -> None:
     """Log a warning if the limit of open files is too low for the connections of a run.
 
     Args:
-        connections: Number of concurrent connections.
         raise_limit: Whether to raise the soft limit first, up to the hard limit. It is not lowered again, because
             connections may stay open after the run.
     """

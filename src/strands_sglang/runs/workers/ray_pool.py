@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from strands_sglang._extras import install
+from strands_sglang._checks import install
 from strands_sglang.engine import is_server
 from strands_sglang.errors import ConfigurationError, LedgerError
-from strands_sglang.ledger.event import encoded, episode_of, first_link
+from strands_sglang.ledger.encoding import encoded, episode_of, first_link
 from strands_sglang.ledger.reader import Ledger, Placed, resolved
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import shard_paths
@@ -53,12 +53,7 @@ class RayWorker:
     """Runs episodes of one run, any number at once, for a `RayPool`."""
 
     def __init__(self, run_spec: RunSpec, name: str) -> None:
-        """Store the settings; `ready` creates the `LocalWorker`.
-
-        Args:
-            run_spec: Settings shared by all episodes.
-            name: Name of this worker; part of the name of its ledger shard.
-        """
+        """Store the settings; `ready` creates the `LocalWorker`, and the name of its ledger shard contains `name`."""
         self._run_spec, self._name = run_spec, name
         self._local: LocalWorker | None = None
         self._tuning = ExitStack()
@@ -123,7 +118,6 @@ class RayWorker:
         """Pause an episode; see `LocalWorker.pause`.
 
         Args:
-            id: Id of the episode.
             epoch: `EpisodeSpec.next_epoch` of the attempt to pause; a later attempt is not paused.
             seconds: Seconds to wait for engine calls that were already made.
         """
@@ -133,9 +127,8 @@ class RayWorker:
     async def poll(self) -> tuple[dict[str, list[TurnCounts]], float]:
         """Return the progress since the last call.
 
-        Returns:
-            The counts of the turns sampled since then, by episode id; and the seconds for which the engine has been
-            unreachable (0.0: it is reachable).
+        Returns the counts of the turns sampled since then, by episode id; and the seconds for which the engine has been
+        unreachable (0.0: it is reachable).
         """
         turns, self._turns = self._turns, {}
         client = self._run_spec.client
@@ -167,13 +160,11 @@ class RayPool:
     def __init__(self, run_spec: RunSpec, workers: int, concurrency: int) -> None:
         """Start the workers on the Ray cluster this process is connected to; without one, start Ray on this machine.
 
+        Raises ConfigurationError if ray is not installed, or `run_spec` cannot be pickled.
+
         Args:
             run_spec: Settings shared by all episodes; must be picklable.
-            workers: Number of processes.
             concurrency: Number of episodes that run at the same time, in all processes together.
-
-        Raises:
-            ConfigurationError: Ray is not installed, or `run_spec` cannot be pickled.
         """
         try:
             ray: Any = importlib.import_module("ray")
@@ -347,8 +338,6 @@ class RayPool:
         """Return the turns or messages of an episode, from Ray's object store or from the ledger.
 
         Args:
-            reference: Reference of the object in Ray's object store.
-            episode: The episode.
             of: Returns the part from the episode read from the ledger; used if Ray no longer has the object.
         """
         try:
@@ -420,14 +409,11 @@ def recorded_by(
     The cost depends on what this worker wrote and not on the size of the run: events that other processes wrote before
     are in the record that the worker resumed the episode from.
 
+    Returns the records by episode id, without episodes of which the worker wrote nothing that can be used.
+
     Args:
-        directory: The run directory.
-        worker: Name of the worker.
         specs: The episodes, as they were given to the worker.
         earlier_shards: Names of shards that are not read, because other processes wrote them.
-
-    Returns:
-        The records by episode id, without episodes of which the worker wrote nothing that can be used.
     """
     before = {spec.id: spec.record for spec in specs}
     written: dict[str, list[Placed]] = {}
@@ -456,13 +442,11 @@ def recorded_by(
 def _continued(id: str, earlier: EpisodeRecord | None, places: list[Placed]) -> EpisodeRecord:
     """Return a record with further events of its episode.
 
+    Raises LedgerError if the events of the record cannot be encoded to the bytes they were read from.
+
     Args:
-        id: Id of the episode.
         earlier: The record; None: `places` are all events.
         places: The further events; may repeat events of the record.
-
-    Raises:
-        LedgerError: The events of the record cannot be encoded to the bytes they were read from.
     """
     if earlier is None:
         return resolved(id, places)

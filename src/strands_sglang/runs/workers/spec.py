@@ -40,7 +40,6 @@ class EpisodeSpec:
     """One sample of one task: an episode to run, to resume, or to score."""
 
     task: Task
-    """The task."""
     sample: int
     """Number among the samples of the task, from 0."""
     record: EpisodeRecord | None = None
@@ -86,15 +85,12 @@ class RunSpec:
     tokenizer: Any
     """The model's tokenizer, or the name or path it is loaded from."""
     client: TokenEngine
-    """The engine."""
     limits: Limits
-    """Limits of an episode."""
     model_options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of `SGLangModel`."""
     directory: Path | None = None
     """Directory of the ledger; None: no ledger is written."""
     run: str = ""
-    """Id of the run."""
     durability: Durability = Durability.PROCESS
     """Which failures a written event survives."""
     rerun_tools: frozenset[str] = frozenset()
@@ -104,7 +100,6 @@ class RunSpec:
     reward_timeout: float | None = None
     """Seconds that scoring an episode may take; None: no limit."""
     tool_arguments: ToolArguments = ToolArguments.RECORD
-    """How the arguments of tool calls are recorded."""
     tune_runtime: bool = True
     """Whether a process that runs these episodes changes its executor and garbage collector."""
     trace: dict[str, str] = field(default_factory=dict)
@@ -151,11 +146,6 @@ class ModelCache:
     """Creates and caches the models of a worker's episodes."""
 
     def __init__(self, run_spec: RunSpec) -> None:
-        """Create the default model.
-
-        Args:
-            run_spec: Settings shared by the episodes.
-        """
         self._run_spec = run_spec
         self.default = run_spec.model()
         """The model of episodes without sampling parameters and limits of their own."""

@@ -22,6 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.limits import Limits
-from strands_sglang.runs.preflight import RunRequirements, preflight
+from strands_sglang.runs.preflight import preflight_run
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.process_tuning import ToolThreads
 from strands_sglang.runs.workers.ray_pool import RayPool
@@ -199,9 +200,8 @@ class SlimeHost:
         run_spec = self._run_spec
         if not self._preflight or self.has_run or run_spec is None:
             return
-        needed = self.needs_kept_sets
-        requirements = RunRequirements.of(run_spec, spec.sampling_params, spec.limits, needs_kept_sets=needed)
-        check = self._preflights.get(lambda: asyncio.ensure_future(preflight(run_spec.client, requirements)))
+        made = partial(preflight_run, run_spec, spec.sampling_params, spec.limits, needs_kept_sets=self.needs_kept_sets)
+        check = self._preflights.get(lambda: asyncio.ensure_future(made()))
         try:
             await asyncio.shield(check)
         except (ConfigurationError, EngineError) as error:

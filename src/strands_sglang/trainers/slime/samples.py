@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from strands_sglang.engine import RoutedExperts
 from strands_sglang.errors import ConfigurationError, MalformedResponseError
+from strands_sglang.ledger.event import BeginData, data_of
 from strands_sglang.ledger.record import EpisodeRecord, PortableRecord
-from strands_sglang.ledger.schema import BeginData, data_of
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.resume import task_of
@@ -363,7 +363,9 @@ def with_partial_turn(episode: Episode) -> Episode:
         join=Join.ROOT if parent is None else Join.KEPT,
     )
     sampled = partial.sampled
-    tree.commit(prepared, sampled.token_ids, sampled.logprobs, sampled.versions, finish=sampled.finish_reason.value)
+    tree.commit(
+        prepared, sampled.token_ids, sampled.logprobs, sampled.versions, finish_reason=sampled.finish_reason.value
+    )
     return replace(episode, source=tree)
 
 

@@ -50,15 +50,9 @@ class MaskReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What TRL gets for one prompt.
-
-    Example:
-        >>> Completion.of(episode, version="12").masked is None
-        True
-    """
+    """What TRL gets for one prompt."""
 
     episode: Episode
-    """The episode that was run for the prompt."""
     row: Row | None
     """The main branch; None if nothing was sampled in it."""
     masked: MaskReason | None
@@ -69,7 +63,6 @@ class Completion:
         """Return the completion of an episode.
 
         Args:
-            episode: A finished episode.
             version: Weights that must have sampled every token to train; None accepts any.
         """
         row = next(iter(rows(episode)), None)
@@ -91,13 +84,12 @@ def versions_of(row: Row) -> set[str | None]:
 def batch_of(completions: Sequence[Completion], *, pad: int, longest: int | None) -> dict[str, Any]:
     """Return TRL's batch: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, and this module's own keys.
 
+    Raises ConfigurationError if an episode has images.
+
     Args:
         completions: One per prompt, in the order of the prompts.
         pad: Token that fills an entry in which nothing was sampled.
         longest: Maximum number of tokens of a completion; the rest is cut off. None means no maximum.
-
-    Raises:
-        ConfigurationError: An episode has images.
     """
     batch: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
     for one in completions:
@@ -148,10 +140,8 @@ def trl_reward(
     An episode that failed or was not scored has None, which TRL leaves out of the group's mean.
 
     Args:
-        prompts: The prompts of the batch.
         strands_reward: Rewards from `trl_rollout`.
         strands_metrics: Metrics of the step, the same for every prompt.
-        log_metric: TRL's function to log a number.
         **_: Other arguments of TRL's reward functions; ignored.
 
     Example:
@@ -191,7 +181,6 @@ def logprob_drift(model: Any, rows: Sequence[Row], *, temperature: float = 1.0) 
     Args:
         model: A Hugging Face causal language model with the weights that sampled the rows.
         rows: The rows, which are scored one at a time.
-        temperature: The sampling temperature of the rows.
 
     Returns:
         The difference over all tokens to train.

@@ -34,11 +34,9 @@ class EngineThread:
         """Keep the client; no thread is started yet.
 
         Args:
-            client: The engine.
             owned: Whether `close` also closes the client.
         """
         self.client = client
-        """The engine."""
         self._owned = owned
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()

@@ -57,8 +57,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 def check_trainer(trainer: Any) -> None:
     """Check a trainer before anything runs.
 
-    Raises:
-        ConfigurationError: If the trainer uses a feature that `trl_rollout` does not support.
+    Raises ConfigurationError if the trainer uses a feature that `trl_rollout` does not support.
     """
     if getattr(trainer, "tools", None):
         raise ConfigurationError(
@@ -77,15 +76,7 @@ def check_trainer(trainer: Any) -> None:
 
 
 def sampling_of(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the engine's sampling parameters.
-
-    Args:
-        args: The trainer's arguments.
-        given: Further sampling parameters of the user.
-
-    Raises:
-        ConfigurationError: If the two contradict each other.
-    """
+    """Return the engine's sampling parameters. Raises ConfigurationError if the two contradict each other."""
     sampling = dict(given)
     for name, neutral in _NEUTRAL.items():
         value = getattr(args, name, None)
@@ -109,9 +100,7 @@ def limits_within(limits: Limits, longest: int | None) -> Limits:
 def check_served_model(engine: EngineThread, trainer: Any) -> None:
     """Check that the server serves the trainer's model.
 
-    Raises:
-        ConfigurationError: If it serves another model.
-        EngineError: If it could never be reached.
+    Raises ConfigurationError if it serves another model. Raises EngineError if it could never be reached.
     """
     client = engine.client
     trained = model_name(trainer)
@@ -164,7 +153,6 @@ class TrlStep:
     """
 
     step: int
-    """The trainer's step."""
     version: str | None
     """Name of the weights that the engine sampled from; None if this package does not update them."""
     directory: Path | None
@@ -238,7 +226,7 @@ class TrlRollout:
                 limits=limits_within(self._limits, longest),
                 **{
                     # After a first successful step, failures of a later step do not end the training.
-                    **({} if self.last is None else {"options": RunOptions(stop_after_failures=None)}),
+                    **({} if self.last is None else {"options": RunOptions(stop_if_first_fail=None)}),
                     **self._options,
                     "tokenizer": tokenizer,
                     "directory": directory,
@@ -340,7 +328,6 @@ def trl_rollout(
         sync: How the engine gets the trainer's weights whenever its step has changed: "disk"; a `DiskSync(folder)`; a
             function `sync(trainer, version, engine)`, called on every process; or "none".
         directory: Where ledgers are written, each call in its own directory; None: no ledger is written.
-        concurrency: Number of episodes that run at once.
         sampling_params: Further sampling parameters; temperature, top_p and the like are the trainer's.
         drift_rows: Number of rows per step whose logprobs are recomputed by the trainer's model; 0 for none.
         **options: Further arguments of `rollout`: `workers`, `progress`, `tokenizer`, `tool_parser`, `options`, ...

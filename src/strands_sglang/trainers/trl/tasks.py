@@ -27,12 +27,7 @@ _HINT = "pass tasks=lambda prompt: Task(...) to make the task of a prompt yourse
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tasks to run, the number of samples of each, and the sample that each prompt gets.
-
-    Example:
-        >>> Plan.of([task, task, other, other]).samples
-        2
-    """
+    """The tasks to run, the number of samples of each, and the sample that each prompt gets."""
 
     tasks: list[Task]
     """Tasks with different ids; a task that is needed more often than `samples` occurs several times."""
@@ -45,8 +40,7 @@ class Plan:
     def of(cls, prompt_tasks: Sequence[Task]) -> Plan:
         """Return the plan for the tasks of all prompts, which may repeat in any order.
 
-        Raises:
-            ConfigurationError: If two different tasks have the same id.
+        Raises ConfigurationError if two different tasks have the same id.
         """
         counts: dict[str, int] = {}
         known: dict[str, Task] = {}
@@ -83,13 +77,12 @@ class TaskFinder:
     def find(self, prompts: Sequence[Any], datasets: Any) -> list[Task]:
         """Return the task of each prompt.
 
+        Raises ConfigurationError if a prompt cannot become a task.
+
         Args:
             prompts: The prompts that the trainer passed: texts or conversations.
             datasets: The trainer's dataset that they came from, or a dict of several. None, or a dataset without a
                 length, is not searched.
-
-        Raises:
-            ConfigurationError: If a prompt cannot become a task.
         """
         if self._own is not None:
             return [Task.of(self._own(prompt)) for prompt in prompts]
@@ -158,8 +151,7 @@ def _key(prompt: Any) -> bytes:
 def _task_of(row: Mapping[str, Any]) -> Task:
     """Return a row of a dataset as a task; columns that are not fields of a task go into its data.
 
-    Raises:
-        ConfigurationError: If its prompt does not end with a question.
+    Raises ConfigurationError if its prompt does not end with a question.
     """
     prompt = row["prompt"]
     rest = {name: value for name, value in row.items() if name not in ("prompt", "answer", "id")}

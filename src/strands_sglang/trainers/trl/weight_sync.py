@@ -156,7 +156,6 @@ def sharded_by(trainer: Any) -> str | None:
 
 
 def _succeeded(message: str) -> bool:
-    """Return whether a worker's response reports that the update succeeded."""
     try:
         response = orjson.loads(message)
     except orjson.JSONDecodeError:
@@ -167,12 +166,10 @@ def _succeeded(message: str) -> bool:
 def save_weights(model: Any, path: Path) -> None:
     """Save a Hugging Face model, or a PEFT model with its adapters merged, as a checkpoint.
 
+    Raises ConfigurationError if the adapters cannot be merged exactly.
+
     Args:
         model: The unwrapped model, complete on this process.
-        path: Folder to create.
-
-    Raises:
-        ConfigurationError: If the adapters cannot be merged exactly.
     """
     if hasattr(model, "get_base_model"):  # PEFT's
         with merged(model):
@@ -263,13 +260,10 @@ class WeightUpdater:
     ) -> None:
         """Keep the settings; the first `update` always updates.
 
-        Args:
-            sync: How the engine gets the weights.
-            engine: The engine to update.
-            check: Called once, on the main process, before the first update; raises if it is the wrong engine.
+        Raises ConfigurationError if `sync` is not valid, or the engine's weights cannot be updated.
 
-        Raises:
-            ConfigurationError: If `sync` is not valid, or the engine's weights cannot be updated.
+        Args:
+            check: Called once, on the main process, before the first update; raises if it is the wrong engine.
         """
         try:
             kind = sync if callable(sync) else SyncKind(sync)
@@ -288,11 +282,8 @@ class WeightUpdater:
     def update(self, trainer: Any) -> float | None:
         """Bring the trainer's weights to the engine.
 
-        Returns:
-            The seconds it took; None if the engine already had them.
-
-        Raises:
-            EngineError: If the engine does not have the weights afterwards.
+        Returns the seconds it took; None if the engine already had them. Raises EngineError if the engine does not have
+        the weights afterwards.
         """
         step = int(trainer.state.global_step)
         if self._sync is None or (self._done is not None and self._done == (weakref.ref(trainer), step)):

@@ -81,7 +81,7 @@ function rewardLine(steps) {
 
 /** How episodes ended; a click filters. */
 export function endChart(rows, filters, choose) {
-  const ends = counted(rows, (row) => [row.end || "running"]);
+  const ends = counted(rows, (row) => [row.end_reason || "running"]);
   return barList("How they ended", ends, rows.length, filters.end, choose,
     (end) => ({ label: endText(end === "running" ? null : end), tone: endTone(end === "running" ? null : end) }));
 }
@@ -127,16 +127,16 @@ export function figures(rows) {
   let tokens = 0, sampled = 0, turns = 0, prompt = 0, cached = 0, reward = 0, scored = 0, failures = 0, malformed = 0, toolErrors = 0, running = 0;
   const tasks = new Set();
   for (const row of rows) {
-    tasks.add(row.task);
+    tasks.add(row.task_id);
     tokens += row.tokens;
-    sampled += row.sampled;
+    sampled += row.sampled_tokens;
     turns += row.turns;
     prompt += row.prompt_tokens;
     cached += row.cached_tokens;
     malformed += row.failed_calls;
     toolErrors += row.tool_errors;
     if (row.failure) failures++;
-    if (row.end === null) running++;
+    if (row.end_reason === null) running++;
     if (row.reward !== null) {
       reward += row.reward;
       scored++;

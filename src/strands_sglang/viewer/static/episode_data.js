@@ -4,7 +4,7 @@ const CONTEXT = 0;
 const SAMPLED = 1;
 const CLOSING = 2;
 export const ORIGIN_NAMES = ["context", "sampled", "closing"];
-export const VIEW_FORMAT = 1;
+export const VIEW_FORMAT = 2;
 
 function bytesOf(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
@@ -196,8 +196,8 @@ export class EpisodeData {
     return this.branches.find((branch) => branch.main) || this.branches[0] || null;
   }
 
-  branchOf(leaf) {
-    return this.branches.find((branch) => branch.leaf === leaf) || null;
+  branchOf(id) {
+    return this.branches.find((branch) => branch.id === id) || null;
   }
 
   branchWith(turn) {
@@ -206,9 +206,9 @@ export class EpisodeData {
 }
 
 export class Branch {
-  constructor(episode, { leaf, path, trained, main, agent, exported }) {
+  constructor(episode, { id, path, trained, main, agent, exported }) {
     this.episode = episode;
-    this.leaf = leaf;
+    this.id = id;
     this.path = path;
     this.trained = new Set(trained);
     this.main = main;

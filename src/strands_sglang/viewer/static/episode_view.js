@@ -68,7 +68,7 @@ export class EpisodeView {
     this.selected = null;
     try {
       this.episode = new EpisodeData(view);
-      this.branch = (want.leaf !== undefined && this.episode.branchOf(want.leaf)) || (place && this.episode.branchOf(place.leaf)) || this.episode.mainBranch();
+      this.branch = (want.branch !== undefined && this.episode.branchOf(want.branch)) || (place && this.episode.branchOf(place.branch)) || this.episode.mainBranch();
       this.draw();
     } catch (error) { // a record of another form
       this.episode = null;
@@ -107,7 +107,7 @@ export class EpisodeView {
     const chosen = this.node.querySelector(".t.chosen");
     const box = chosen && chosen.getBoundingClientRect();
     return {
-      leaf: this.branch && this.branch.leaf, scroll: scrollY, selected: this.selected, seen: Boolean(box && box.bottom > top && box.top < innerHeight),
+      branch: this.branch && this.branch.id, scroll: scrollY, selected: this.selected, seen: Boolean(box && box.bottom > top && box.top < innerHeight),
       turn: row && row.turn.id, kind: row && row.kind, top: row && row.node.getBoundingClientRect().top,
     };
   }
@@ -133,8 +133,8 @@ export class EpisodeView {
     if (this.episode.driftAt.size || this.mode === "drift") this.colour(this.mode);
   }
 
-  goTo({ leaf, position, mode }) {
-    const branch = leaf === undefined ? null : this.episode.branchOf(leaf);
+  goTo({ branch: id, position, mode }) {
+    const branch = id === undefined ? null : this.episode.branchOf(id);
     if (branch && branch !== this.branch) this.chooseBranch(branch);
     if (mode && COLOUR_MODES.includes(mode) && mode !== this.drawnMode) this.colour(mode);
     if (position !== undefined && this.branch && position < this.branch.length) this.select(this.branch.offset(position), { scroll: true });
@@ -162,11 +162,11 @@ export class EpisodeView {
     const task = view.task || {};
     const prompt = typeof task.prompt === "string" ? task.prompt : row.prompt || "";
     this.verdictNode = el("span", { class: "verdict" }, el("span", { class: "badge tone-soft", text: "proving …" }));
-    const samples = this.groupSize(row.task);
+    const samples = this.groupSize(row.task_id);
     const action = (label, title, run) => el("button", { type: "button", class: "quiet", text: label, title, on: { click: run } });
     const head = el("div", { class: "episode-head" },
       el("div", { class: "title-line" }, el("h1", { text: episode.id }), this.verdictNode, el("span", { class: "grow" }), el("div", { class: "actions" },
-        samples > 1 ? action(`compare ${samples} samples`, "Show the samples of this task side by side (g)", () => this.openGroup(row.task)) : null,
+        samples > 1 ? action(`compare ${samples} samples`, "Show the samples of this task side by side (g)", () => this.openGroup(row.task_id)) : null,
         action("copy JSON", "Copy trajectories, messages and metrics (c)", () => this.copyJson()),
         action("copy script", "Copy Python that opens this episode (x)", () => this.copyScript()))),
       prompt ? longText(prompt, "task-prompt") : null,
@@ -194,7 +194,7 @@ export class EpisodeView {
     const facts = [];
     const fact = (label, value, tone, title) => facts.push(el("span", { title }, `${label} `, el("b", { class: tone ? `tone-text-${tone}` : "", text: value })));
     fact("reward", rewardText(view.reward ? view.reward.value : null));
-    fact("ended", view.end ? endText(view.end.ended) : "running", endTone(view.end ? view.end.ended : null), view.end && view.end.time ? clockText(view.end.time) : null);
+    fact("ended", view.end ? endText(view.end.end_reason) : "running", endTone(view.end ? view.end.end_reason : null), view.end && view.end.time ? clockText(view.end.time) : null);
     fact("turns", whole(this.episode.turns.length));
     fact("tokens", whole(this.episode.index.length));
     fact("sampled", whole(this.episode.logprobs.length));
@@ -246,7 +246,7 @@ export class EpisodeView {
     clear(this.shape).append(
       el("summary", { text: count === 1 ? "One branch" : `${plural(count, "branch", "branches")}, ${plural(episode.turns.length, "turn")}` }),
       treeChart(episode, branch, (chosen, turn) => {
-        this.chooseBranch(chosen.path.includes(turn ? turn.id : chosen.leaf) ? chosen : episode.branchWith(turn.id));
+        this.chooseBranch(chosen.path.includes(turn ? turn.id : chosen.id) ? chosen : episode.branchWith(turn.id));
         if (turn) this.goToTurn(turn);
       }));
   }
@@ -307,7 +307,7 @@ export class EpisodeView {
     }
     const other = [
       ...view.call_errors.map((one) => [one.event, `engine call failed: ${one.error}: ${one.message}`, "bad"]),
-      ...view.others.map((one) => [one.event, otherText(one), one.type === "rollback" ? "warn" : ""]),
+      ...view.others.map((one) => [one.event, otherText(one), one.kind === "rollback" ? "warn" : ""]),
       ...view.rewards.slice(0, -1).map((one) => [one.event, `earlier reward ${rewardText(one.value)}${one.error ? `: ${one.error}` : ""}`, ""]),
     ].sort((one, two) => one[0] - two[0]);
     if (other.length) {
@@ -528,7 +528,7 @@ export class EpisodeView {
     const { episode, branch } = this;
     let answer;
     try {
-      answer = await this.source.rendered(episode.id, branch.leaf);
+      answer = await this.source.rendered(episode.id, branch.id);
     } catch (error) {
       answer = { spans: [], error: error.message };
     }
@@ -558,7 +558,7 @@ export class EpisodeView {
     const branches = episode.branches.map((branch) => {
       const offsets = Array.from({ length: branch.length }, (_, position) => branch.offset(position));
       return {
-        leaf: branch.leaf, turns: branch.path, main: branch.main, agent: branch.agent,
+        id: branch.id, turns: branch.path, main: branch.main, agent: branch.agent,
         token_ids: offsets.map((offset) => episode.tokenId(offset)),
         loss_mask: offsets.map((offset) => (branch.loss(offset) === 1 ? 1 : 0)),
         logprobs: offsets.map((offset) => episode.logprob(offset) ?? 0),
@@ -578,7 +578,7 @@ function afterPaint(run) {
 const VERDICT_WORDS = {
   proved: "Every prompt equals the recorded branch; every trained token was sampled at its position.",
   unfinished: "The record is consistent so far; the end is not written yet.",
-  truncated: "A file or the end of a file is missing; the rest is consistent.",
+  data_lost: "A file or the end of a file is missing; the rest is consistent.",
   broken: "The record contradicts itself: it was changed, or written incorrectly.",
 };
 
@@ -588,7 +588,7 @@ function tokenOf(target) {
 }
 
 function otherText(one) {
-  if (one.type === "rollback") return `rolled back to ${plural(one.turns, "turn")}: ${one.reason}`;
-  if (one.type === "resume") return `taken over by process ${one.pid} (worker ${one.worker}), epoch ${one.epoch}`;
+  if (one.kind === "rollback") return `rolled back to ${plural(one.turns, "turn")}: ${one.reason}`;
+  if (one.kind === "resume") return `taken over by process ${one.pid} (worker ${one.worker}), epoch ${one.epoch}`;
   return `paused while sampling, after ${plural(one.count, "token")}${one.text ? `: ${one.text}` : ""}`;
 }

@@ -83,7 +83,7 @@ export function reproductionScript(path, id, tokenizer) {
     "print(verify(directory, episodes=[episode]).text())",
     "record = Ledger(directory).episode(episode)",
     "for turn in record.tree():",
-    "    print(turn.id, turn.parent, len(turn.context), len(turn.sampled), turn.finish)",
+    "    print(turn.id, turn.parent, len(turn.context), len(turn.sampled), turn.finish_reason)",
     "for trajectory in record.trajectories():",
     "    print(trajectory)",
   ];

@@ -69,7 +69,7 @@ export class GroupView {
         el("span", { class: "grow" }), el("b", { class: "reward", text: rewardText(row.reward) }),
         advantage !== null ? el("span", { class: "soft", title: "reward minus the mean of the group", text: `${advantage >= 0 ? "+" : "−"}${Math.abs(advantage).toFixed(2)}` }) : null),
       el("div", { class: "reward-bar" }, bar),
-      el("div", { class: "sample-facts" }, el("span", {}, el("b", { class: `dot tone-${endTone(row.end)}` }), endText(row.end)), el("span", { text: plural(row.turns, "turn") }), el("span", { text: `${whole(row.tokens)} tokens` }),
+      el("div", { class: "sample-facts" }, el("span", {}, el("b", { class: `dot tone-${endTone(row.end_reason)}` }), endText(row.end_reason)), el("span", { text: plural(row.turns, "turn") }), el("span", { text: `${whole(row.tokens)} tokens` }),
         el("span", { text: `cached ${percent(row.cached_tokens, row.prompt_tokens)}` }), el("span", { text: `weights ${versionRange(row.versions)}` }), row.seconds ? el("span", { text: secondsText(row.seconds) }) : null),
       el("p", { class: row.failure ? "wrong" : "said", dir: "auto", text: row.failure || row.text || "no final text" }),
       el("div", { class: "sample-actions" }, el("span", { class: "soft", text: "compare" }), choose(0), choose(1)));

@@ -44,7 +44,7 @@ function readAddress() {
   Object.assign(sort, { key: order.replace(/^-/, ""), descending: order.startsWith("-") });
   const number = (name) => (/^\d+$/.test(parameters.get(name) || "") ? Number(parameters.get(name)) : undefined);
   if (parameters.get("e")) {
-    shown = { view: "episode", id: parameters.get("e"), leaf: number("b"), position: number("t"), mode: COLOUR_MODES.includes(parameters.get("c")) ? parameters.get("c") : undefined };
+    shown = { view: "episode", id: parameters.get("e"), branch: number("b"), position: number("t"), mode: COLOUR_MODES.includes(parameters.get("c")) ? parameters.get("c") : undefined };
   } else if (parameters.get("g")) {
     shown = { view: "group", task: parameters.get("g"), pair: [parameters.get("l"), parameters.get("r")].filter(Boolean) };
   } else shown = { view: "run" };
@@ -56,7 +56,7 @@ function addressOf(target) {
     parameters.set("e", target.id);
     const { episode, branch, selected, mode } = episodeView;
     if (episode && episode.id === target.id && branch) {
-      if (branch !== episode.mainBranch()) parameters.set("b", branch.leaf);
+      if (branch !== episode.mainBranch()) parameters.set("b", branch.id);
       if (selected !== null) parameters.set("t", branch.position(selected));
     }
     if (mode !== "origin") parameters.set("c", mode);
@@ -276,7 +276,7 @@ listenForKeys({
   t: nextTheme,
   g: () => {
     const row = store.byId.get(cursor);
-    if (row) openGroup(row.task);
+    if (row) openGroup(row.task_id);
   },
   n: inEpisode(() => episodeView.nextTurn(1)),
   p: inEpisode(() => episodeView.nextTurn(-1)),

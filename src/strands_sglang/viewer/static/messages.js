@@ -85,8 +85,8 @@ export function rowHead(row, episode, branch) {
     if (turn.versions.length) parts.push(`weights ${versionRange(turn.versions.map((span) => span[0]))}`);
     if (typeof turn.detail.latency_ms === "number") parts.push(secondsText(turn.detail.latency_ms / 1000));
     parts.push(plural(turn.sampled, "token"));
-    if (turn.finish === "length") tags.push(["warn", "cut at its budget"]);
-    else if (turn.finish && turn.finish !== "stop") tags.push(["bad", `finish: ${turn.finish}`]);
+    if (turn.finish_reason === "length") tags.push(["warn", "cut at its budget"]);
+    else if (turn.finish_reason && turn.finish_reason !== "stop") tags.push(["bad", `finish: ${turn.finish_reason}`]);
     if (turn.rejected) tags.push(["warn", "discarded by the agent: not trained"]);
     if (turn.purpose !== "episode") tags.push(["soft", turn.purpose === "side" ? "side turn: not trained" : `${turn.purpose}: not trained`]);
     if (turn.detail.constrained) tags.push(["soft", `decoded under ${turn.detail.constrained}`]);

@@ -4,7 +4,7 @@ export const METRICS = {
   reward: { label: "reward", value: (row) => row.reward },
   turns: { label: "turns", value: (row) => row.turns },
   tokens: { label: "tokens", value: (row) => row.tokens },
-  sampled: { label: "sampled tokens", value: (row) => row.sampled },
+  sampled: { label: "sampled tokens", value: (row) => row.sampled_tokens },
   cached: { label: "cached share", value: (row) => (row.prompt_tokens ? row.cached_tokens / row.prompt_tokens : null) },
   seconds: { label: "seconds", value: (row) => row.seconds || null },
   branches: { label: "branches", value: (row) => row.branches || null },
@@ -13,7 +13,7 @@ export const METRICS = {
 const SORT_KEYS = {
   id: null,
   reward: METRICS.reward.value,
-  end: (row) => row.end || "",
+  end: (row) => row.end_reason || "",
   turns: METRICS.turns.value,
   tokens: METRICS.tokens.value,
   sampled: METRICS.sampled.value,
@@ -21,7 +21,7 @@ const SORT_KEYS = {
   seconds: METRICS.seconds.value,
   branches: METRICS.branches.value,
   weights: (row) => (row.versions.length ? String(row.versions[row.versions.length - 1]) : ""),
-  ended: (row) => row.ended,
+  ended: (row) => row.end_time,
 };
 
 const naturalOrder = new Intl.Collator("en", { numeric: true });
@@ -59,7 +59,7 @@ export class RowStore {
   all() { return [...this.byId.values()]; }
 
   group(task) {
-    return this.all().filter((row) => row.task === task).sort((one, other) => one.sample - other.sample);
+    return this.all().filter((row) => row.task_id === task).sort((one, other) => one.sample - other.sample);
   }
 
   /** The rows that pass the filters; `without` names one filter that is left out, for its own chart. */
@@ -69,9 +69,9 @@ export class RowStore {
     const measure = METRICS[metric].value;
     const result = [];
     for (const row of this.byId.values()) {
-      if (end && without !== "end" && (row.end || "running") !== end) continue;
+      if (end && without !== "end" && (row.end_reason || "running") !== end) continue;
       if (weights && without !== "weights" && !row.versions.some((one) => String(one) === weights)) continue;
-      if (task && row.task !== task) continue;
+      if (task && row.task_id !== task) continue;
       if (failed && !isTroubled(row)) continue;
       if (low !== null && without !== "metric") {
         const value = measure(row);
@@ -144,19 +144,19 @@ export function histogramBars(values, most = 24) {
 
 /** Mean reward and number of episodes in steps of time: {start, end, mean, count, scored}. */
 export function rewardOverTime(rows, steps = 48) {
-  const ended = rows.filter((row) => row.ended);
+  const ended = rows.filter((row) => row.end_time);
   if (ended.length < 2) return [];
   let first = Infinity;
   let last = -Infinity;
   for (const row of ended) {
-    if (row.ended < first) first = row.ended;
-    if (row.ended > last) last = row.ended;
+    if (row.end_time < first) first = row.end_time;
+    if (row.end_time > last) last = row.end_time;
   }
   const width = (last - first) / steps || 1;
   const result = Array.from({ length: steps }, (_, number) => (
     { start: first + number * width, end: first + (number + 1) * width, sum: 0, scored: 0, count: 0 }));
   for (const row of ended) {
-    const step = result[Math.min(steps - 1, Math.floor((row.ended - first) / width))];
+    const step = result[Math.min(steps - 1, Math.floor((row.end_time - first) / width))];
     step.count++;
     if (row.reward !== null) {
       step.sum += row.reward;

@@ -30,7 +30,7 @@ export class ServerSource {
 
   runVerdict() { return getJson("/api/verdict"); }
 
-  rendered(id, leaf) { return getJson(`/api/rendered?id=${encodeURIComponent(id)}&leaf=${leaf}`); }
+  rendered(id, branch) { return getJson(`/api/rendered?id=${encodeURIComponent(id)}&branch=${branch}`); }
 
   events(id) { return getJson(`/api/events?id=${encodeURIComponent(id)}`); }
 

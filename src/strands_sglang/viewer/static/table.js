@@ -11,7 +11,7 @@ const COLUMNS = [
   { key: "end", label: "ended", class: "col-end" },
   { key: "turns", label: "turns", class: "col-turns num", cell: (row) => whole(row.turns) },
   { key: "tokens", label: "tokens", class: "col-tokens num", cell: (row) => whole(row.tokens) },
-  { key: "sampled", label: "sampled", class: "col-sampled num", cell: (row) => whole(row.sampled) },
+  { key: "sampled", label: "sampled", class: "col-sampled num", cell: (row) => whole(row.sampled_tokens) },
   { key: "cached", label: "cached", class: "col-cached num", cell: (row) => percent(row.cached_tokens, row.prompt_tokens) },
   { key: "weights", label: "weights", class: "col-weights", cell: (row) => versionRange(row.versions) },
   { key: "branches", label: "branches", class: "col-branches num", cell: (row) => (row.branches ? whole(row.branches) : "–") },
@@ -111,8 +111,8 @@ export class EpisodeTable {
 
   cell(column, row) {
     if (column.key === "end") {
-      return el("div", { class: column.class, role: "gridcell", title: row.failure || endText(row.end) },
-        el("b", { class: `dot tone-${endTone(row.end)}` }), el("span", { text: endText(row.end) }));
+      return el("div", { class: column.class, role: "gridcell", title: row.failure || endText(row.end_reason) },
+        el("b", { class: `dot tone-${endTone(row.end_reason)}` }), el("span", { text: endText(row.end_reason) }));
     }
     if (column.class === "col-prompt") {
       const answer = row.failure || row.text;

@@ -47,10 +47,10 @@ export function treeChart(episode, current, choose) {
   const names = el("div", { class: "tree-names" }, branches.map((branch) => {
     const [first] = branch.turns;
     const label = [
-      branch.path.length === 1 ? `turn ${branch.leaf}` : `turns ${branch.path[0]} → ${branch.leaf}`, branch.main ? "main" : null, episode.severalAgents ? branch.agent : null,
+      branch.path.length === 1 ? `turn ${branch.id}` : `turns ${branch.path[0]} → ${branch.id}`, branch.main ? "main" : null, episode.severalAgents ? branch.agent : null,
       first.forked_from === null ? null : `rewrites ${first.forked_from}`, branch.exported ? null : "not trained",
     ].filter(Boolean).join(" · ");
-    return el("button", { type: "button", class: branch === current ? "on" : "", text: label, data: { leaf: branch.leaf }, title: `Branch that ends with turn ${branch.leaf}`, on: { click: () => choose(branch, null) } });
+    return el("button", { type: "button", class: branch === current ? "on" : "", text: label, data: { branch: branch.id }, title: `Branch that ends with turn ${branch.id}`, on: { click: () => choose(branch, null) } });
   }));
   return el("div", { class: "tree" }, names, el("div", { class: "tree-box" }, chart));
 }

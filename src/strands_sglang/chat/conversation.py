@@ -1,0 +1,200 @@
+"""A conversation in the form that every step of a turn reads: `Conversation`, and its `Preamble`.
+
+Whoever receives a call makes one `Conversation` of it, whatever protocol the call came by. It is compared with recorded
+turns (`conversation_index`), rendered for the template as far as it is new, and recorded with the committed turn.
+Messages have the form of the Strands SDK. They are read on demand, so a turn costs little for the messages that its
+branch already has, and a message is brought into its canonical form at most once.
+
+The SDK passes a new copy of all tools at every turn, and programs often create a model for every episode. Equal
+preambles are therefore one object in a process, and equal tools are one list in the template's form.
+
+Invariants: two preambles have the same key exactly if their system prompts and tools are equal, including types. No
+message is modified.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from strands_sglang._json import dump_bytes
+from strands_sglang.chat.canonical import Canonical, canonical
+from strands_sglang.chat.image_files import sources_in
+from strands_sglang.chat.messages import TemplateMessage, template_messages, template_tools, tool_schemas
+
+Message: TypeAlias = Mapping[str, Any]
+
+_MAX_PREAMBLES: Final = 1024
+"""Preambles, and lists of tools, that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preamble:
+    """What precedes the messages. A different preamble starts a different branch."""
+
+    system: str | None = field(compare=False)
+    """The system prompt; None if there is none."""
+    tools: tuple[Any, ...] = field(compare=False)
+    """The tool specs, as given."""
+    key: str
+    """Both, in a form that can be compared and looked up."""
+    template_tools: list[dict[str, Any]] | None = field(default=None, compare=False)
+    """The tools in the template's form: one object for equal tools. Must not be modified. None if there are none."""
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    """The JSON schema of each tool's parameters by tool name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The preamble and the messages of one call.
+
+    Example:
+        >>> talk = Conversation.of([{"role": "user", "content": [{"text": "hi"}]}], system="Be kind.")
+        >>> talk.rendered({})
+        [{'role': 'system', 'content': 'Be kind.'}, {'role': 'user', 'content': 'hi'}]
+    """
+
+    preamble: Preamble
+    """What precedes the messages."""
+    messages: Sequence[Message]
+    """The messages as later calls will repeat them."""
+    reminded: Sequence[Message] | None = None
+    """The messages with text that is sent in this call only (a reminder); None: there is no such text."""
+    shared: bool = False
+    """Whether the messages are never modified, so that they can be kept instead of copies."""
+    _forms: dict[int, Canonical] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        messages: Sequence[Message],
+        *,
+        system: str | None = None,
+        tool_specs: Sequence[Mapping[str, Any]] | None = None,
+        transient_blocks: int = 0,
+        shared: bool = False,
+    ) -> Conversation:
+        """Return the conversation of a call.
+
+        Args:
+            messages: The messages, oldest first.
+            system: The system prompt; None if there is none.
+            tool_specs: The available tools; None if there are none.
+            transient_blocks: Number of blocks at the end of the last user message that are sent in this call only.
+            shared: Whether nobody modifies the messages later.
+        """
+        preamble = preamble_of(system, tool_specs)
+        if transient_blocks <= 0:
+            return cls(preamble, messages, None, shared)
+        at = next((at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == "user"), -1)
+        if at < 0:
+            return cls(preamble, messages, messages)
+        message = messages[at]
+        kept = list(message.get("content") or ())[:-transient_blocks]
+        lasting = [*messages[:at], *([{**message, "content": kept}] if kept else []), *messages[at + 1 :]]
+        return cls(preamble, lasting, messages)
+
+    @property
+    def transient(self) -> bool:
+        """Whether the model sees text in this call that the conversation does not keep."""
+        return self.reminded is not None
+
+    @property
+    def sent(self) -> Sequence[Message]:
+        """The messages as the model sees them in this call."""
+        return self.messages if self.reminded is None else self.reminded
+
+    @property
+    def question(self) -> str:
+        """The first text of the first message; "" if it has none."""
+        blocks = (self.sent[0].get("content") or ()) if self.sent else ()
+        return next((str(block["text"]) for block in blocks if "text" in block), "")
+
+    @property
+    def ends_with_results(self) -> bool:
+        """Whether the last message has nothing but tool results."""
+        return all("toolResult" in block for block in self.sent[-1]["content"])
+
+    def canonical(self, at: int) -> Canonical:
+        """Return the canonical form of a message."""
+        form = self._forms.get(at)
+        if form is None:
+            form = self._forms[at] = canonical(self.messages[at])
+        return form
+
+    def call_ids(self, first: int = 0) -> Iterator[str]:
+        """Yield the ids of the calls in the messages from an index on."""
+        return call_ids_in(self.sent[first:])
+
+    def images(self, first: int = 0) -> Iterator[bytes]:
+        """Yield the files of the images in the messages from an index on, as they were passed."""
+        return sources_in(self.sent[first:])
+
+    def rendered(self, call_ids: Mapping[str, str], count: int | None = None) -> list[TemplateMessage]:
+        """Return the system prompt and the first messages in the template's form.
+
+        Args:
+            call_ids: Call ids that the model itself wrote, by the call ids in the messages.
+            count: Number of messages; None: all.
+        """
+        made = template_messages(self.sent[:count], call_ids=call_ids)
+        return made if self.preamble.system is None else [{"role": "system", "content": self.preamble.system}, *made]
+
+    def rendered_after(self, count: int, call_ids: Mapping[str, str]) -> list[TemplateMessage]:
+        """Return the messages after the first `count` in the template's form. The last of these is a reply."""
+        # The reply is converted with them, since results are in the order of its calls.
+        return template_messages(self.sent[count - 1 :], call_ids=call_ids, first=count - 1)[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tools:
+    specs: tuple[Any, ...]
+    in_template: list[dict[str, Any]] | None
+    schemas: Mapping[str, Mapping[str, Any]]
+
+
+_preambles: dict[str, Preamble] = {}
+_tools: dict[str, _Tools] = {}
+
+
+def preamble_of(system: str | None, tool_specs: Sequence[Mapping[str, Any]] | None) -> Preamble:
+    """Return the preamble of a conversation: one object for equal system prompts and tools."""
+    tools_key = _key(tool_specs or ())
+    key = f"[{_key(system)},{tools_key}]"
+    known = _preambles.get(key)
+    if known is None:
+        tools = _tools.get(tools_key)
+        if tools is None:
+            specs = copy.deepcopy(tuple(tool_specs or ()))
+            tools = _keep(_tools, tools_key, _Tools(specs, template_tools(specs), tool_schemas(specs)))
+        known = _keep(_preambles, key, Preamble(system, tools.specs, key, tools.in_template, tools.schemas))
+    return known
+
+
+def _key(value: Any) -> str:
+    """Return a text that is equal for equal values only."""
+    try:
+        key = dump_bytes(value).decode()
+        return json.dumps(value) if "null" in key else key  # tells null from numbers that are not finite
+    except TypeError:  # not valid JSON: a lone surrogate, an int of more than 64 bits
+        return repr(value)
+
+
+def _keep(table: dict[str, Any], key: str, value: Any) -> Any:
+    """Add a value to a table of limited size, and return the value that the table has: another thread may be first."""
+    while len(table) >= _MAX_PREAMBLES:
+        with suppress(RuntimeError, StopIteration):  # another thread changed the table meanwhile
+            table.pop(next(iter(table)), None)
+    return table.setdefault(key, value)
+
+
+def call_ids_in(messages: Iterable[Message]) -> Iterator[str]:
+    """Yield the ids of the calls in messages."""
+    for message in messages:
+        for block in message.get("content") or ():
+            if "toolUse" in block:
+                yield block["toolUse"]["toolUseId"]

@@ -1,0 +1,189 @@
+"""What a turn carries: a `TurnRequest`, then a `PreparedCall`, then a `CommittedTurn`, then a `TurnReply`.
+
+Each state holds the one before it, so the steps of a turn (`preparation`, `sampling`, `commit`) take one object.
+
+Invariant: nothing in these objects changes after they are created.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from strands_sglang.chat.conversation import Conversation
+from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
+from strands_sglang.chat.image_files import ImageFile
+from strands_sglang.engine import Generation
+from strands_sglang.errors import CallCancelledError
+from strands_sglang.provider.config import Settings
+from strands_sglang.provider.episode import EpisodeTokens
+from strands_sglang.provider.planning import Plan
+from strands_sglang.provider.reply_tracking import TURN_KEY
+from strands_sglang.provider.stream_events import Block, Event, LiveEvents, block_events, closing_events
+from strands_sglang.tokens import PreparedTurn, TokenTree, Turn, TurnPurpose
+from strands_sglang.tool_parsers import ParsedTurn, SampledText
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """One call of the model."""
+
+    conversation: Conversation
+    episode: EpisodeTokens
+    settings: Settings
+    agent: Any = None
+    """The agent that makes the call; None if not certain."""
+    cancel_signal: Any = None
+    """Event that cancels the call when set; None: no cancellation."""
+    state: dict[str, Any] | None = None
+    """The agent's state for this model; None for calls that are not made by an agent's loop."""
+    cycle: str | None = None
+    """Id of the cycle of the agent's loop that makes this call; None if unknown. A second call in the same cycle means
+    that the reply to the first was discarded."""
+    schema: str | None = None
+    """JSON schema that the reply must follow; None: free text."""
+    side: bool = False
+    """Whether this is a side turn regardless of `state`."""
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_side(self) -> bool:
+        """Whether this is a side turn: only an agent's loop passes a state."""
+        return self.side or self.state is None
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether the reply is tracked (`reply_tracking`): only an agent's loop adds it to the agent's messages."""
+        return self.cycle is not None and not self.is_side and hasattr(self.agent, "add_hook")
+
+    @property
+    def purpose(self) -> TurnPurpose:
+        """What is sampled for."""
+        if self.is_side:
+            return TurnPurpose.SIDE
+        return TurnPurpose.CONSTRAINED if self.schema is not None else TurnPurpose.EPISODE
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A turn that can be sampled."""
+
+    request: TurnRequest
+    tree: TokenTree
+    """The tree that it is committed to. An episode that is reset meanwhile has another."""
+    index: ConversationIndex
+    """The conversation index that belongs to the tree."""
+    plan: Plan
+    """How it joins its branch."""
+    turn: PreparedTurn
+    """The prompt as token ids, and its place in the tree."""
+    reasoning_open: bool
+    """Whether the prompt ends with an open reasoning block."""
+    images: Mapping[str, ImageFile]
+    """All images of the episode by digest."""
+
+    @property
+    def response(self) -> int:
+        """Number of prompt tokens after the first prompt of its branch."""
+        parent = self.turn.parent
+        return 0 if parent is None else len(self.turn.ids) - self.tree.path(parent)[0].sampled_start
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedTurn:
+    """A turn that was sampled and committed."""
+
+    call: PreparedCall
+    generation: Generation
+    live: LiveEvents | None
+    """The events that were emitted while it was sampled; None if it was not streamed."""
+    turn: Turn
+    """The turn in the tree."""
+    entry: IndexedTurn
+    """Its entry in the conversation index."""
+    blocks: list[Block]
+    """The reply as content blocks of the framework."""
+    text: SampledText
+    parsed: ParsedTurn
+    truncated: bool
+    """Whether the turn ended before the model ended it: the budget was used up, or the engine aborted it."""
+
+    def reject(self) -> None:
+        """Mark the turn as rejected: its reply is not part of any conversation."""
+        self.call.tree.reject(self.turn)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnReply:
+    """What the framework receives of a committed turn.
+
+    It is a context manager: if the framework does not receive all of it, because of an exception, the turn is rejected.
+    """
+
+    committed: CommittedTurn
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Its content blocks."""
+        return self.committed.blocks
+
+    @property
+    def stop_reason(self) -> str:
+        """Why it ended, in the framework's words."""
+        if self.committed.truncated:
+            return "max_tokens"
+        if any("toolUse" in block for block in self.blocks):
+            return "tool_use"
+        return "stop_sequence" if isinstance(self.committed.generation.finish_detail, str) else "end_turn"
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Its token counts."""
+        generation = self.committed.generation
+        prompt, sampled = generation.prompt_tokens, len(generation)
+        usage = {"inputTokens": prompt, "outputTokens": sampled, "totalTokens": prompt + sampled}
+        if generation.cached_tokens is not None:
+            usage["cacheReadInputTokens"] = generation.cached_tokens
+        return usage
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Its latency, and its place in the tree."""
+        turn, branch = self.committed.turn, self.committed.entry.branch
+        place = {"tree": self.committed.call.request.episode.id, "branch": branch, "turn": turn.id}
+        return {"latencyMs": turn.detail["latency_ms"], TURN_KEY: {**place, "parent": turn.parent}}
+
+    def events(self) -> list[Event]:
+        """Return the stream events of the turn that were not emitted while it was sampled."""
+        live, events = self.committed.live, list[Event]()
+        if live is not None:
+            events += live.finish(self.blocks)
+        else:
+            events.append({"messageStart": {"role": "assistant"}})
+            for block in self.blocks:
+                events += block_events(block)
+        return events + closing_events(self.stop_reason, self.usage, self.metrics)
+
+    def check_not_cancelled(self) -> None:
+        """Raise CallCancelledError if the call was cancelled before the framework has received the whole turn."""
+        signal = self.committed.call.request.cancel_signal
+        if signal is not None and signal.is_set():
+            raise CallCancelledError("the call was cancelled while its events were sent to the framework")
+
+    def __enter__(self) -> TurnReply:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # The framework adds a message completely or not at all.
+        if kind is not None:
+            self.committed.reject()
+
+
+def schema_of(output_model: type[BaseModel] | None) -> str | None:
+    """Return the JSON schema of an output model; None: free text."""
+    return None if output_model is None else json.dumps(output_model.model_json_schema())

@@ -1,0 +1,20 @@
+"""What earlier packages of this name have and programs written for them use: names and import paths.
+
+`names` lists the names that are not in `strands_sglang.__all__`; they are imported from `strands_sglang` all the same.
+Where the earlier package has the modules of `MODULES`, there is this one module, under each of their names:
+`from strands_sglang.client import SGLangClient`. Type checkers do not see these paths.
+
+Invariant: a name that was published is never renamed and never removed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+MODULES = ("client", "exceptions", "limiter", "sglang", "utils")
+
+
+def __getattr__(name: str) -> Any:
+    import strands_sglang
+
+    return getattr(strands_sglang, name)

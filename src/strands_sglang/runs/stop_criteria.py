@@ -1,0 +1,111 @@
+"""When a run ends early: `StopCriteria` (it has enough groups) and `FirstFailures` (it cannot succeed).
+
+`FirstFailures` stops a run whose first episodes all fail with the same error class: its configuration or code has an
+error that every further episode would repeat.
+
+Invariant: whether a group is complete and whether a run has enough groups depends only on counts, never on time; more
+episodes never make a complete group incomplete. Once an episode ends in another way, identical failures no longer stop
+the run; engine outages never do.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, fields
+
+from strands_sglang._checks import check_int
+from strands_sglang._terminal import counted
+from strands_sglang.errors import RequestRejectedError, RunStoppedError
+from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import Episode, Failure
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StopCriteria:
+    """The stop criteria of a run; a criterion of None does not apply."""
+
+    groups: int | None = None
+    """Number of kept groups after which the run ends; the episodes still running are then stopped and aborted."""
+    samples: int | None = None
+    """Number of episodes that complete the group of a task; the task's other episodes are then stopped and aborted."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            check_int(f"StopCriteria.{one.name}", value)
+
+    def needed(self, samples_per_task: int) -> int:
+        """Return how many episodes complete a group; at most `samples_per_task`."""
+        return samples_per_task if self.samples is None else min(self.samples, samples_per_task)
+
+    def complete(self, finished: int, samples_per_task: int) -> bool:
+        """Return whether `finished` episodes out of `samples_per_task` complete a group."""
+        return finished >= self.needed(samples_per_task)
+
+    def enough(self, kept: int) -> bool:
+        """Return whether `kept` groups are enough to end the run; always False if `groups` is None."""
+        return self.groups is not None and kept >= self.groups
+
+    def within_reach(self, kept: int, open_groups: int) -> bool:
+        """Return whether the run can still reach the number of groups it needs.
+
+        Args:
+            kept: Groups kept so far.
+            open_groups: Groups that are not complete yet, started or not.
+        """
+        return self.groups is None or kept + open_groups >= self.groups
+
+
+class FirstFailures:
+    """Counts the first episodes of a run that failed with the same error class."""
+
+    def __init__(self, limit: int | None) -> None:
+        """Set the number of identical failures that stops the run; None: the run is never stopped."""
+        self._limit = limit
+        self._count, self._others = 0, 0
+        self._first: Failure | None = None
+
+    def add(self, episode: Episode) -> None:
+        """Count an episode that ended in this process.
+
+        Raises:
+            RunStoppedError: The first episodes, as many as stop the run, all failed with the same error class.
+        """
+        failure = episode.failure
+        counts = failure is not None and _is_run_error(episode.end_reason, failure)
+        if failure is None or not counts or (self._first is not None and self._first.kind != failure.kind):
+            self._others += 1
+            return
+        self._first = self._first or failure
+        self._count += 1
+        if self._count == self._limit and not self._others:
+            raise RunStoppedError(
+                f"the first {counted(self._count, 'episode')} all failed with the same error, and the run was stopped: "
+                f"{failure_line(self._first)}\n"
+                "Fix the error and make the same call again: with a directory, it continues from the recorded turns. "
+                "RunOptions(stop_if_first_fail=None) never stops a run for failures"
+            )
+
+    def log_if_all_failed(self) -> None:
+        """Log an error if all episodes of the run failed with the same error class but were too few to stop it."""
+        if self._first is not None and not self._others:
+            logger.error(
+                "episodes=<%d>, error=<%s> | all episodes failed with the same error",
+                self._count,
+                failure_line(self._first),
+            )
+
+
+def failure_line(failure: Failure) -> str:
+    """Return a failure in one line: error class, message, and the innermost file and line of the traceback."""
+    places = [line.strip() for line in failure.where.splitlines() if line.strip().startswith('File "')]
+    return f"{failure.kind}: {failure.message}" + (f" ({places[-1]})" if places else "")
+
+
+def _is_run_error(end_reason: EndReason, failure: Failure) -> bool:
+    """Return whether a failure is an error of the agent's code or a rejected request, not an engine outage."""
+    return end_reason is EndReason.AGENT_ERROR or (
+        end_reason is EndReason.ENGINE_ERROR and failure.kind == RequestRejectedError.__name__
+    )
