@@ -13,7 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class ScriptedEngine:
     tokenizer: Any
     script: Script
     end: str = "<|im_end|>"
-    capabilities: frozenset[Capability] = frozenset(Capability) - {Capability.SCORING, Capability.CONTROL}
+    capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {Capability.SCORING, Capability.CONTROL}
     calls: list[EngineCall] = field(default_factory=list)
     """Every call, in order."""
 
