@@ -54,7 +54,7 @@ def measure(
     chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> DriftReport:
-    """Measure how recorded turns would differ had text been tokenized again, or messages been rendered again.
+    """Measure how recorded turns would differ if text was re-tokenised, or messages were re-rendered.
 
     Args:
         source: Directory of a run, or a file with one conversation or trajectory per line (see `conversations`).

@@ -1,4 +1,4 @@
-"""Verdicts for the page: of one episode at once, of the whole run in a process of its own (`RunVerdict`).
+"""Verdicts for the page: of one episode at once, of the whole run in a separate process (`RunVerdict`).
 
 Invariants: the verdict is that of `proof`, computed from the bytes on disk. The verdict of a run is kept for as long as
 name, size and modification time of all its files stay the same, and is computed again when they change. The process
@@ -134,7 +134,7 @@ def shortened_certificate(directory: Path) -> dict[str, Any]:
 
 
 def write_certificate(directory: str) -> None:
-    """Verify a run and write its certificate to the standard output as JSON. Runs in a process of its own.
+    """Verify a run and write its certificate to the standard output as JSON. Runs in a separate process.
 
     The process ends when its standard input does: a viewer that was killed leaves no verification behind.
     """

@@ -1,6 +1,6 @@
 """A process that loads the tokenizer and computes what the page shows of an episode: `EpisodeWorker`.
 
-Loading a tokenizer takes seconds, and for parts of them no other thread of its process runs. In a process of its own,
+Loading a tokenizer takes seconds, and for parts of them no other thread of its process runs. In a separate process,
 it delays neither the table nor any other answer of the server.
 
     request:  size of the head (4 bytes), head (JSON), encoded events one after the other

@@ -307,7 +307,7 @@ def _checked_ks(ks: Iterable[int] | None, most: int) -> list[int]:
         return sorted({*powers, max(most, 1)})
     chosen = sorted(set(ks))
     if not chosen or any(type(k) is not int or k < 1 for k in chosen):
-        raise ConfigurationError(f"ks must be integers from 1 up, got {chosen!r:.100}")
+        raise ConfigurationError(f"ks must be positive integers, got {chosen!r:.100}")
     return chosen
 
 
@@ -411,7 +411,7 @@ def t_quantile(confidence: float, freedom: int) -> float:
 
     Args:
         confidence: The probability, between 0 and 1.
-        freedom: Degrees of freedom, from 1 up.
+        freedom: Degrees of freedom, at least 1.
     """
     if not 0 < confidence < 1 or freedom < 1:
         raise ValueError(f"confidence must be between 0 and 1 and freedom at least 1, got {confidence} and {freedom}")
