@@ -49,14 +49,7 @@ class CauseCount:
 
 @dataclass(slots=True)
 class MethodDrift:
-    """What one method does to the turns.
-
-    Example:
-        ```python
-        drift = report.methods[Method.RENDER]
-        print(drift.drifted, "of", drift.turns, "turns,", drift.tokens_changed, "tokens")
-        ```
-    """
+    """What one method does to the turns."""
 
     turns: int = 0
     tokens: int = 0
@@ -151,14 +144,7 @@ class Example:
 
 @dataclass(slots=True)
 class DriftReport:
-    """How recorded turns would differ. `text` is for people, `to_dict` for programs, `html_page` for a browser.
-
-    Example:
-        ```python
-        report = measure("runs/first", "Qwen/Qwen3-8B")
-        print(report.text())
-        ```
-    """
+    """How recorded turns would differ. `text` is for people, `to_dict` for programs, `html_page` for a browser."""
 
     source: str = ""
     """Where the turns are from."""

@@ -55,12 +55,7 @@ def float_problem(value: float, digits: str) -> str | None:
 
 
 class JsonReader:
-    """Reads JSON values inside a text.
-
-    Example:
-        >>> JsonReader('CALL: {"a": 1} done').read(5)
-        ({'a': 1}, 14)
-    """
+    """Reads JSON values inside a text."""
 
     def __init__(self, text: str) -> None:
         self._text = _Text(text)

@@ -18,13 +18,7 @@ _NOTHING = "\ufffd"
 
 
 class SampledText(str):
-    """A decoded turn, with the offsets of the control tokens in it.
-
-    Example:
-        >>> quoted = SampledText("<tool_call>", tokens=(), parts=lambda marker: [0])
-        >>> quoted.mark("<tool_call>", 0), SampledText("<tool_call>").mark("<tool_call>", 0)
-        (-1, 0)
-    """
+    """A decoded turn, with the offsets of the control tokens in it."""
 
     _tokens: Collection[int] | None
     _parts: Callable[[str], Collection[int]] | None

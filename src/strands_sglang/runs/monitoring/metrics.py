@@ -112,18 +112,7 @@ _VERSIONS = 32
 
 @dataclass(frozen=True, slots=True)
 class RunMetrics:
-    """The metrics of a run at one moment.
-
-    Example:
-        ```python
-        def track(metrics: RunMetrics) -> None:
-            wandb.log(metrics.to_dict())  # {"rollout/done": 12, "rollout/reward_mean": 0.4, ...}
-
-
-        run = await rollout(build, tasks, ..., options=RunOptions(on_metrics=track, metrics_interval=30))
-        print(run.metrics.reward_mean)
-        ```
-    """
+    """The metrics of a run at one moment."""
 
     seconds: float = 0.0
     """Seconds since the run started in this process."""

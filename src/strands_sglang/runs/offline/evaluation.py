@@ -112,16 +112,7 @@ class TaskEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The figures of a run.
-
-    Example:
-        ```python
-        run = await rollout(build, tasks, ..., reward=reward, samples_per_task=8)
-        evaluation = evaluate(run, ks=(1, 4, 8))
-        print(evaluation.text())
-        print(evaluation.reward.value, evaluation.pass_at[4].interval)
-        ```
-    """
+    """The figures of a run."""
 
     tasks: list[TaskEvaluation]
     """The figures of each task, in the order of its first episode."""

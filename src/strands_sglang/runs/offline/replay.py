@@ -217,15 +217,7 @@ class ReplayVerdict(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of replaying one episode.
-
-    Example:
-        ```python
-        for result in await replay(build, "runs/first", tokenizer="Qwen/Qwen3-8B"):
-            if result.verdict is not ReplayVerdict.IDENTICAL:
-                print(result.id, result.event, result.message)
-        ```
-    """
+    """The result of replaying one episode."""
 
     id: str
     verdict: ReplayVerdict

@@ -50,14 +50,7 @@ _IMPLAUSIBLE = -9.0
 
 @dataclass(slots=True)
 class TeacherReport:
-    """What a teacher scored. `text` is for people, `to_dict` for programs.
-
-    Example:
-        ```python
-        report = await teacher_logprobs("runs/first", "http://localhost:30001")
-        print(report.episodes, report.tokens, report.mean_difference)
-        ```
-    """
+    """What a teacher scored. `text` is for people, `to_dict` for programs."""
 
     url: str
     model: str
