@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ MEASURED = json.loads((figures.ROOT / "bench" / "measured.json").read_text())
 
 
 @pytest.mark.parametrize("page", figures.pages(), ids=lambda page: str(page.relative_to(figures.ROOT)))
-def test_page_states_what_was_measured(page: figures.Path) -> None:
+def test_page_states_what_was_measured(page: Path) -> None:
     text = page.read_text()
     assert figures.filled(text, MEASURED) == text, "run: python bench/figures.py --write"
     assert text.count("<!--m:") == text.count("<!--/m-->") == len(figures._MARK.findall(text)), "a mark is malformed"
@@ -22,7 +23,7 @@ def test_page_states_what_was_measured(page: figures.Path) -> None:
     )
 
 
-def test_speed_page_is_made_from_the_file(tmp_path: figures.Path) -> None:
+def test_speed_page_is_made_from_the_file(tmp_path: Path) -> None:
     page = figures.ROOT / "docs" / "operate" / "speed.md"
     (tmp_path / "images").mkdir()
     made = tmp_path / "operate" / "speed.md"
