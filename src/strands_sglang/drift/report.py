@@ -61,7 +61,6 @@ class MethodDrift:
     refused: int = 0
     """Turns that could not be compared because the chat template refuses their messages."""
     causes: dict[Cause, CauseCount] = field(default_factory=lambda: {cause: CauseCount() for cause in Cause})
-    """Counts by cause."""
     depth_turns: list[int] = field(default_factory=lambda: [0] * DEPTHS)
     """Turns that were compared by their number in the conversation, from 0; the last entry has all later ones."""
     depth_drifted: list[int] = field(default_factory=lambda: [0] * DEPTHS)
@@ -120,13 +119,11 @@ class Example:
     """Id of the episode, or line of the file."""
     turn: int
     before: str
-    """Text before the place."""
     sampled: tuple[tuple[int, str], ...]
     """The sampled tokens: id and text."""
     became: tuple[tuple[int, str], ...]
     """What they would have become: id and text."""
     after: str
-    """Text after the place."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the example as plain data."""
@@ -152,7 +149,6 @@ class DriftReport:
     conversations: int = 0
     """Number of conversations: branches of episodes, or lines of a file."""
     turns: int = 0
-    """Number of turns."""
     tokens: int = 0
     estimated: bool = False
     """Whether some turns have no recorded tokens, so that those of the template's own rendering were used."""

@@ -31,9 +31,8 @@ class SampledText(str):
     ) -> SampledText:
         """Create one.
 
-        Args:
-            tokens: Offset of each sampled control token, in characters; None if unknown.
-            parts: Returns the offset of each control token inside a marker, as the tokenizer splits it.
+        `tokens`: offset of each sampled control token, in characters; None if unknown. `parts`: returns the offset of
+        each control token inside a marker, as the tokenizer splits it.
         """
         made = super().__new__(cls, text)
         made._tokens, made._parts = tokens, parts

@@ -71,7 +71,6 @@ class FailedCall:
     start: int
     """Offset of `raw` in the parsed text, in characters."""
     failure: ParseFailure
-    """The kind of error, for counting."""
     detail: str
     """The error and its position, in a sentence for the model; always encodable as UTF-8."""
     name: str | None = None
@@ -82,7 +81,6 @@ class Frame(NamedTuple):
     """Text of the format that surrounds calls and belongs to none of them; it is removed from the turn's text."""
 
     raw: str
-    """The exact text."""
     start: int
     """Offset in the parsed text, in characters."""
 
@@ -127,7 +125,6 @@ class CallFault(Exception):
     def __init__(self, failure: ParseFailure, message: str, *, past: int, at: int | None = None) -> None:
         super().__init__(message)
         self.failure = failure
-        """The kind of error, for counting."""
         self.message = message
         """The error, without a full stop and without the position."""
         self.past = past
@@ -192,9 +189,8 @@ def outside_reasoning(
 ) -> list[Found]:
     """Return the items that a scan finds in a turn outside of later reasoning blocks.
 
-    Args:
-        at: Offset at which the reasoning at its beginning ends.
-        scan: Finds calls, failed calls and frames in a turn, in text order.
+    `at`: offset at which the reasoning at its beginning ends. `scan`: finds calls, failed calls and frames in a turn,
+    in text order.
     """
     found = list(scan(text))
     if not found or text.mark(opening, at) < 0:

@@ -40,10 +40,7 @@ _LIVE_SECONDS = 20.0  # a run that grows is verified again at most this often
 def episode_verdict(index: RunIndex, id: str, run: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the verdict of one episode: its value, and all findings with their location.
 
-    Raises LedgerError if the ledger has no such episode.
-
-    Args:
-        run: Content of run.json; None if it is unknown.
+    `run`: content of run.json; None if it is unknown. Raises LedgerError if the ledger has no such episode.
     """
     source = InMemoryEvents(place.data for place in index.places(id))
     [proof] = list(prove_episodes(source, run, None, False))

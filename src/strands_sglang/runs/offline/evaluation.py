@@ -349,9 +349,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     It is the share of all subsets of `k` of the samples that contain one that passed: 1 - C(n-c, k) / C(n, k). Raising
     the pass rate to a power instead, 1 - (1 - c/n)^k, is biased.
 
-    Args:
-        passed: How many of them passed.
-        k: Size of a subset, at most `samples`.
+    `passed`: how many of them passed. `k`: size of a subset, at most `samples`.
     """
     if not 0 <= passed <= samples or not 1 <= k <= samples:
         raise ValueError(f"passed must be 0 to {samples} and k 1 to {samples}, got {passed} and {k}")
@@ -361,10 +359,8 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
     """Return the interval of the mean of independent values, by Student's t distribution.
 
-    Returns None if there are fewer than two values, or all are equal.
-
-    Args:
-        confidence: Probability that the interval covers the mean, between 0 and 1.
+    `confidence`: probability that the interval covers the mean, between 0 and 1. Returns None if there are fewer than
+    two values, or all are equal.
     """
     count = len(values)
     if count < 2:
@@ -380,10 +376,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 def wilson_interval(passed: float, count: int, confidence: float = 0.95) -> Interval | None:
     """Return Wilson's score interval of a proportion, which is right for few samples and at 0 and 1.
 
-    Returns None without trials.
-
-    Args:
-        confidence: Probability that the interval covers the proportion, between 0 and 1.
+    `confidence`: probability that the interval covers the proportion, between 0 and 1. Returns None without trials.
     """
     if count < 1:
         return None
@@ -400,9 +393,7 @@ def t_quantile(confidence: float, freedom: int) -> float:
     The distribution function of an integer number of degrees of freedom is a finite sum (Abramowitz and Stegun 26.7.3
     and 26.7.4), which is inverted by bisection.
 
-    Args:
-        confidence: The probability, between 0 and 1.
-        freedom: Degrees of freedom, at least 1.
+    `confidence`: the probability, between 0 and 1. `freedom`: degrees of freedom, at least 1.
     """
     if not 0 < confidence < 1 or freedom < 1:
         raise ValueError(f"confidence must be between 0 and 1 and freedom at least 1, got {confidence} and {freedom}")

@@ -79,11 +79,9 @@ def prompt_difference(
 ) -> PromptDifference | None:
     """Return the difference between a prompt and the recorded prompt with the longest common prefix.
 
-    Returns the difference; None if no recorded prompt is left, or if the comparison failed (which is logged).
-
-    Args:
-        pending: Recorded events that were not replayed yet; at most 32 calls of them are compared.
-        agent: The agent that made the call; None if it is not known.
+    `pending`: recorded events that were not replayed yet; at most 32 calls of them are compared. `agent`: the agent
+    that made the call; None if it is not known. Returns the difference; None if no recorded prompt is left, or if the
+    comparison failed (which is logged).
     """
     try:
         calls = {data_of(call, CallData)["turn"]: call for call in record.calls}
@@ -344,8 +342,7 @@ def compare(
 ) -> ReplayResult:
     """Compare a replayed episode with its record.
 
-    Args:
-        replay_log: The recorded answers that were not returned.
+    `replay_log`: the recorded answers that were not returned.
     """
     trajectories = tuple(episode_run.tokens.trajectories())
     diverged = episode_run.recorder.diverged

@@ -218,12 +218,9 @@ class TeacherScorer:
     ) -> TeacherScorer:
         """Return a scorer after asking the teacher about its model.
 
-        Raises ConfigurationError if `top` is larger than the teacher's vocabulary. Raises EngineError if the teacher
-        does not answer.
-
-        Args:
-            top: Number of likeliest ids to keep for each token.
-            progress: Called with the report so far, after each episode.
+        `top`: number of likeliest ids to keep for each token. `progress`: called with the report so far, after each
+        episode. Raises ConfigurationError if `top` is larger than the teacher's vocabulary. Raises EngineError if the
+        teacher does not answer.
         """
         await client.probe(_REACH_SECONDS).reach(client.first_contact or 0.0)  # raises with what to check
         info = await client.control.model_info()
