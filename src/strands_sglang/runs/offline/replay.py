@@ -25,7 +25,7 @@ import numpy as np
 
 from strands_sglang._strands_compat.tracing import quiet_tracing
 from strands_sglang.chat.canonical import canonical
-from strands_sglang.engine import Generation
+from strands_sglang.engine import Capability, Generation
 from strands_sglang.errors import ConfigurationError, DivergedError
 from strands_sglang.ledger.event import CallArrays, CallData, EndData, Event, EventKind, arrays_of, data_of
 from strands_sglang.ledger.reader import Ledger
@@ -238,8 +238,7 @@ class ReplayResult:
 class NoEngine:
     """The engine of a replay; every call raises."""
 
-    gives_kept_sets = True
-    """Whether recorded answers may have kept sets."""
+    capabilities = frozenset({Capability.KEPT_SETS})  # recorded answers may have them
 
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         """Raise DivergedError."""

@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from strands_sglang.engine import TokenEngine, is_server
 from strands_sglang.engine.protocol import outages
 from strands_sglang.errors import EngineUnreachableError
 
@@ -231,7 +232,7 @@ class EngineMonitor:
 
     def __init__(
         self,
-        engine: Any,
+        engine: TokenEngine | None,
         *,
         check_seconds: float = _CHECK_SECONDS,
         quiet_seconds: float = _QUIET_SECONDS,
@@ -240,12 +241,14 @@ class EngineMonitor:
         """Set the engine to watch; nothing is started.
 
         Args:
-            engine: An engine with `control.signs_of_life`; any other engine counts as alive.
+            engine: The engine; one that is not a server (`Capability.CONTROL`), or None, counts as alive.
             check_seconds: Seconds between two checks.
             quiet_seconds: Seconds without an answer after which a health request is sent.
             sign_timeout: Seconds to wait for the answer to a health request.
         """
-        self._signs_of_life: _SignsOfLife | None = getattr(getattr(engine, "control", None), "signs_of_life", None)
+        self._signs_of_life: _SignsOfLife | None = None
+        if engine is not None and is_server(engine):
+            self._signs_of_life = engine.control.signs_of_life
         self._reachable: set[str] = set()
         self._check_seconds, self._quiet_seconds, self._sign_timeout = check_seconds, quiet_seconds, sign_timeout
         self._clocks: set[EpisodeClock] = set()

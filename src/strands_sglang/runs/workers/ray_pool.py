@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from strands_sglang._checks import install
-from strands_sglang.engine.client import SGLangClient
+from strands_sglang.engine import is_server
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger.encoding import encoded, episode_of, first_link
 from strands_sglang.ledger.reader import Ledger, Placed, resolved
@@ -131,7 +131,7 @@ class RayWorker:
         """
         turns, self._turns = self._turns, {}
         client = self._run_spec.client
-        return turns, client.unreachable_seconds() if isinstance(client, SGLangClient) else 0.0
+        return turns, client.unreachable_seconds() if is_server(client) else 0.0
 
     async def close(self) -> None:
         """Write the remaining events, close the ledger shard, and restore the settings of the process."""
