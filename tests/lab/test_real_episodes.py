@@ -12,11 +12,12 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from strands_sglang import FinishReason, Generation, SGLangClient
+from support.examples import size
 from support.lab_servers import LAB, LabProcess, task
 
 pytestmark = pytest.mark.engine
 
-EPISODES = 256
+EPISODES = size(96, 256)
 AT_ONCE = 64
 PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
 
