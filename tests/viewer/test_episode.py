@@ -197,11 +197,9 @@ def test_rendering_again_is_compared_in_place(recorded_run: Path) -> None:
 
 def test_time_line_adds_up(recorded_run: Path) -> None:
     for id in ("helper-1/1", "errors-1/0", "algebra-601/0"):
-        record = Ledger(recorded_run).episode(id)
-        assert record.end is not None
-        found = timeline(record.events, record.end.data["metrics"])
+        found = timeline(Ledger(recorded_run).episode(id).events, {"seconds": 100.0})
         own = [span for span in found["spans"] if span[3] == 0]
-        assert found["placed"] <= found["total"] + 0.05
+        assert (found["total"], found["rest"]) == (100.0, pytest.approx(100.0 - found["placed"]))
         assert found["placed"] == pytest.approx(max(start + seconds for _, start, seconds, *_ in own), abs=0.01)
     nested = [span for span in timeline(Ledger(recorded_run).episode("helper-1/1").events, {})["spans"] if span[3]]
     assert {span[0] for span in nested} == {"engine", "tool"}
