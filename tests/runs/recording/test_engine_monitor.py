@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -39,7 +39,7 @@ def quick(engine: Any) -> EngineMonitor:
 
 async def test_answering_engine_gets_one_health_request() -> None:
     engine, clock = Engine(), EpisodeClock()
-    monitor = EngineMonitor(engine, check_seconds=0.02, quiet_seconds=30)
+    monitor = EngineMonitor(cast(Any, engine), check_seconds=0.02, quiet_seconds=30)
     with monitor.watching(clock):
         await asyncio.sleep(0.3)  # no call is outstanding
         assert engine.control.asked == 1  # finds which workers can be reached
