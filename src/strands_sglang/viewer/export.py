@@ -79,7 +79,7 @@ def export_html(
     data: dict[str, Any] = {
         "rows": list(rows.values()),
         "episodes": {id: orjson.Fragment(viewer.episode(id)) for id in chosen},
-        "drifts": {id: orjson.Fragment(viewer.drift(id)) for id in chosen},
+        "drifts": {id: orjson.Fragment(viewer.answer({"do": "drift", "id": id})) for id in chosen},
         "verdicts": {id: jsonable(episode_verdict(viewer.index, id, viewer.run)) for id in chosen},
         "verdict": {"certificate": shortened_certificate(viewer.directory), "running": False, "error": ""},
         "whole": episodes is None,
