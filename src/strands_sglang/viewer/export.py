@@ -34,7 +34,7 @@ MAX_IMAGE_BYTES = 100 << 20
 """Maximum size of all images in an exported file, in bytes."""
 
 MODULES = (
-    *("dom.js", "format.js", "source.js", "rows.js", "charts.js", "table.js", "run_view.js"),
+    *("dom.js", "format.js", "source.js", "columns.js", "rows.js", "charts.js", "table.js", "run_view.js"),
     *("episode_data.js", "colours.js", "token_strip.js", "messages.js", "tree.js", "episode_view.js"),
     *("group_view.js", "keys.js", "main.js"),
 )
