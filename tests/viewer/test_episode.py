@@ -15,10 +15,8 @@ from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.tokens import TokenTree
 from strands_sglang.viewer.conversation import message_items
-from strands_sglang.viewer.drift import drift_view
-from strands_sglang.viewer.episode import episode_view
-from strands_sglang.viewer.rendering import rendered_view
-from strands_sglang.viewer.timeline import timeline
+from strands_sglang.viewer.drift import drift_view, rendered_view
+from strands_sglang.viewer.episode import episode_view, timeline
 from strands_sglang.viewer.token_text import TokenTexts
 from support.families import tokenizer
 from support.ledger.episodes import Recorder, plain_episode, resumed_episode, rich_episode
@@ -90,7 +88,7 @@ def test_takeovers_and_rollbacks_are_told() -> None:
     events: list[bytes] = []
     recorder = resumed_episode(events.append)
     view = episode_view(EpisodeRecord(recorder.id, tuple(recorder.events), epoch=1))
-    assert [one["type"] for one in view["others"]] == ["resume", "rollback"]
+    assert [one["kind"] for one in view["others"]] == ["resume", "rollback"]
     assert view["others"][1]["turns"] == 2
 
 

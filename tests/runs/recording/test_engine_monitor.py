@@ -78,7 +78,7 @@ async def test_engine_without_health_requests_counts_as_alive() -> None:
 
 async def test_many_short_watches_share_one_health_request() -> None:
     engine = Engine()
-    monitor = EngineMonitor(engine)
+    monitor = EngineMonitor(cast(Any, engine))
     for _ in range(20):  # every tool call is watched, and between two of them nothing is
         with monitor.watching(EpisodeClock()):
             await asyncio.sleep(0.001)
