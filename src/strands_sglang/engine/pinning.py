@@ -70,7 +70,7 @@ class WorkerPin:
         return await asyncio.shield(running)
 
     async def _probe(self, pool: LoopPool) -> bool | None:
-        """Return whether there is a router that drops fields; None if that cannot be told now."""
+        """Return whether there is a router that drops fields; None if that is unknown now."""
         workers = await self._directory.workers(pool)
         if not self._directory.known or not workers:
             return None

@@ -80,7 +80,7 @@ def check_names(options: Collection[str], known: Collection[str]) -> None:
 
 
 def tracked_run(run_spec: RunSpec, samples_per_task: int, concurrency: int) -> TrackedRun:
-    """Return what a tracker is told about a run."""
+    """Return run metadata for a tracker."""
     settings = {"samples_per_task": samples_per_task, "concurrency": concurrency, **run_spec.settings()}
     if (tokenizer := run_spec.tokenizer_name()) is not None:
         settings["tokenizer"] = tokenizer

@@ -1,6 +1,6 @@
 """A process that loads the tokenizer and computes what the page shows of an episode: `EpisodeWorker`.
 
-Loading a tokenizer takes seconds, and for parts of them no other thread of its process runs. In a process of its own,
+Loading a tokenizer takes seconds, and for parts of them no other thread of its process runs. In a separate process,
 it delays neither the table nor any other answer of the server.
 
     request:  size of the head (4 bytes), head (JSON), encoded events one after the other
@@ -25,9 +25,8 @@ import orjson
 from strands_sglang._json import jsonable
 from strands_sglang.errors import LedgerError, StrandsSGLangError
 from strands_sglang.ledger.reader import Placed, resolved
-from strands_sglang.viewer.drift import drift_view
+from strands_sglang.viewer.drift import drift_view, rendered_view
 from strands_sglang.viewer.episode import episode_view
-from strands_sglang.viewer.rendering import rendered_view
 from strands_sglang.viewer.token_text import TokenTexts
 
 _HEAD = struct.Struct("<I")
@@ -47,8 +46,7 @@ class EpisodeWorker:
     def __init__(self, tokenizer: str) -> None:
         """Prepare the worker; the process is started by the first request.
 
-        Args:
-            tokenizer: Name or path of the tokenizer.
+        `tokenizer`: name or path of the tokenizer.
         """
         self.tokenizer = tokenizer
         self.loaded = False
@@ -60,10 +58,8 @@ class EpisodeWorker:
     async def ask(self, head: Mapping[str, Any], places: Sequence[Placed] = ()) -> bytes:
         """Return the answer to a request, as JSON. A caller that is cancelled leaves the worker in order.
 
-        Raises LedgerError if the request failed, or the process ended.
-
-        Args:
-            head: `do` ("load", "episode", "drift" or "rendered") and its arguments.
+        `head`: `do` ("load", "episode", "drift" or "rendered") and its arguments. Raises LedgerError if the request
+        failed, or the process ended.
         """
         return await asyncio.shield(asyncio.ensure_future(self._ask(head, places)))
 
@@ -123,8 +119,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def work(tokenizer: str) -> None:
     """Answer requests from the standard input until it ends.
 
-    Args:
-        tokenizer: Name or path of the tokenizer.
+    `tokenizer`: name or path of the tokenizer.
     """
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries that print must not write into an answer
@@ -137,7 +132,7 @@ def work(tokenizer: str) -> None:
         head = orjson.loads(_exactly(source, _HEAD.unpack(size)[0]))
         places = [Placed(_exactly(source, count), shard, byte) for shard, byte, count in head["places"]]
         try:
-            failed, content = 0, orjson.dumps(_answer(head, places, texts, error))
+            failed, content = 0, orjson.dumps(answer(head, places, texts, error))
         except Exception as problem:  # anything that a damaged record causes is an answer
             told = str(problem) if isinstance(problem, StrandsSGLangError) else f"{type(problem).__name__}: {problem}"
             failed, content = 1, told.encode(errors="replace")
@@ -148,7 +143,18 @@ def work(tokenizer: str) -> None:
             os._exit(0)  # the parent ended
 
 
-def _answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts | None, error: str) -> Any:
+def answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts | None, error: str) -> Any:
+    """Return the answer to a request, in this process.
+
+    Args:
+        head: As for `EpisodeWorker.ask`.
+        places: Events of the episode.
+        texts: The tokenizer; None: there is none.
+        error: Why the tokenizer could not be loaded; "" if it was.
+
+    Raises:
+        LedgerError: The events cannot be read.
+    """
     if head["do"] == "load":
         return {"error": error}
     record = resolved(head["id"], places)
@@ -156,7 +162,7 @@ def _answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts
         return jsonable(rendered_view(record, head["branch"], texts, head["run"]))
     if head["do"] == "drift":
         return jsonable(drift_view(record, texts))
-    return {**episode_view(record, texts), "row": head["row"], "tokenizer_error": jsonable(error)}
+    return {**episode_view(record, texts), "row": jsonable(head["row"]), "tokenizer_error": jsonable(error)}
 
 
 def _exactly(source: BinaryIO, size: int) -> bytes:

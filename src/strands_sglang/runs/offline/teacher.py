@@ -50,14 +50,7 @@ _IMPLAUSIBLE = -9.0
 
 @dataclass(slots=True)
 class TeacherReport:
-    """What a teacher scored. `text` is for people, `to_dict` for programs.
-
-    Example:
-        ```python
-        report = await teacher_logprobs("runs/first", "http://localhost:30001")
-        print(report.episodes, report.tokens, report.mean_difference)
-        ```
-    """
+    """What a teacher scored. `text` is for people, `to_dict` for programs."""
 
     url: str
     model: str
@@ -233,12 +226,9 @@ class TeacherScorer:
     ) -> TeacherScorer:
         """Return a scorer after asking the teacher about its model.
 
-        Raises ConfigurationError if it does not score tokens, or `top` is larger than its vocabulary. Raises
+        `top`: number of likeliest ids to keep for each token. `progress`: called with the report so far, after each
+        episode. Raises ConfigurationError if it does not score tokens, or `top` is larger than its vocabulary. Raises
         EngineError if it does not answer.
-
-        Args:
-            top: Number of likeliest ids to keep for each token.
-            progress: Called with the report so far, after each episode.
         """
         if not scores(engine):
             raise ConfigurationError(
