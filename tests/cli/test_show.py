@@ -112,7 +112,7 @@ def test_one_episode_without_a_tokenizer(folder: Path, capsys: pytest.CaptureFix
     assert "rejected by the agent: never trained" in shown
     assert "engine call failed: EngineUnavailableError" in shown
     assert "  turn 4  1 token, called by turn 3" in shown  # indented: inside a tool call
-    assert "tool slow  timeout, 0.01 s\n  call     (not recorded)\n  result   timed out\n" in shown
+    assert 'tool slow  timeout, 0.01 s\n  call     {"x": 2}\n  result   timed out\n' in shown
     assert "forked, rewrites the history of turn 6" in shown and "(nothing was sampled)" in shown
     assert "4 branches" in shown and "  0 > 1 > 3 > 6      56       10" in shown
     assert "reward   0.25\n         exact 0.25\n" in shown

@@ -90,7 +90,7 @@ def test_takeovers_and_rollbacks_are_told() -> None:
     events: list[bytes] = []
     recorder = resumed_episode(events.append)
     view = episode_view(EpisodeRecord(recorder.id, tuple(recorder.events), epoch=1))
-    assert [one["type"] for one in view["others"]] == ["resume", "rollback"]
+    assert [one["kind"] for one in view["others"]] == ["resume", "rollback"]
     assert view["others"][1]["turns"] == 2
 
 

@@ -268,5 +268,5 @@ def check_header(name: str, value: Any) -> None:
 
 
 def not_json(url: URL, error: Exception) -> MalformedResponseError:
-    """Return the error for a body that is truncated or garbled."""
+    """Return the error for a body that is incomplete or garbled."""
     return MalformedResponseError(f"{url} sent a body that is not JSON: {error}")

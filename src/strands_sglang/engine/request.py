@@ -184,7 +184,7 @@ class GenerateRequest:
 
     @property
     def kept_sets(self) -> bool:
-        """Whether the kept sets of truncated sampling are requested."""
+        """Whether kept sets are requested."""
         return self._kept_sets
 
     @property

@@ -4,7 +4,7 @@ Each trajectory is sent to the engine once as a prompt, and the engine's logprob
 the recorded one. This detects a changed token even if every digest was recomputed: the model assigns it another
 probability than the recorded one.
 
-At a temperature other than 1, and for the kept sets of truncated sampling, the likeliest ids of every position are
+At a temperature other than 1, and for kept sets, the likeliest ids of every position are
 requested too: `tempered.py` says what they prove.
 
 Invariant: every sampled token of the selected trajectories is compared once, or counted with the reason why not.
@@ -94,7 +94,7 @@ class TurnScore:
     sets: int = 0
     """Number of kept sets that were derived again."""
     wrong_sets: int = 0
-    """Number of these that truncation would not have kept."""
+    """Number of these that sampling would not have kept."""
 
 
 @dataclass(slots=True)

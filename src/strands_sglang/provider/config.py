@@ -115,8 +115,8 @@ class SGLangConfig(BaseModelConfig, total=False):
     streaming: bool
     """Whether text is streamed while it is sampled, for serving. The recorded tokens are the same."""
     kept_sets: bool | str
-    """Whether the tokens that truncated sampling left to choose from are requested and recorded. "auto" (the default):
-    if `top_p`, `top_k` or `min_p` truncate."""
+    """Whether kept sets (the tokens that were left to choose from) are requested and recorded. "auto" (the default): if
+    `top_p`, `top_k` or `min_p` leave out tokens."""
     routed_experts: bool
     """Whether the experts of every token are requested and recorded (mixture-of-experts models)."""
     return_routed_experts: bool
@@ -261,13 +261,13 @@ def _checked_sampling(params: Any) -> dict[str, Any]:
     return checked
 
 
-def truncates(sampling: Mapping[str, Any]) -> bool:
-    """Return whether sampling parameters leave out some tokens of the vocabulary.
+def has_kept_sets(sampling: Mapping[str, Any]) -> bool:
+    """Return whether top-p, top-k or min-p leave out tokens, so that each sampled token has a kept set.
 
     Greedy sampling (temperature 0) always takes the most likely token, so nothing is lost by not knowing the others.
 
     Example:
-        >>> truncates({"top_p": 0.8}), truncates({"top_p": 1.0, "top_k": -1}), truncates({"top_k": 50})
+        >>> has_kept_sets({"top_p": 0.8}), has_kept_sets({"top_p": 1.0, "top_k": -1}), has_kept_sets({"top_k": 50})
         (True, False, True)
     """
     if sampling.get("temperature") == 0:

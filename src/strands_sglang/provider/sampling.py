@@ -24,7 +24,7 @@ from strands_sglang.errors import (
     KeptSetsMissingError,
     RequestRejectedError,
 )
-from strands_sglang.provider.config import Settings, kept_top_k, truncates
+from strands_sglang.provider.config import Settings, has_kept_sets, kept_top_k
 from strands_sglang.provider.images import ImageSupport
 from strands_sglang.provider.stream_events import Event, LiveEvents
 from strands_sglang.provider.token_budget import Reservation, turn_budget
@@ -157,7 +157,7 @@ class Sampler:
             )
         if wanted is True:
             return True
-        return wanted == "auto" and possible and not self._no_kept_sets and not constrained and truncates(sampling)
+        return wanted == "auto" and possible and not self._no_kept_sets and not constrained and has_kept_sets(sampling)
 
     def _without_kept_sets(self, error: Exception, settings: Settings, hold: Reservation) -> None:
         """Sample without kept sets from now on, because the engine does not return them; raise if that is no reason."""
@@ -167,7 +167,7 @@ class Sampler:
         hold.release()
         self._no_kept_sets = True
         logger.warning(
-            "error=<%s> | the engine returns no kept sets, so truncated sampling (top_p, top_k, min_p) is recorded "
+            "error=<%s> | the engine returns no kept sets, so sampling with top_p, top_k or min_p is recorded "
             "without them, and importance ratios are biased. SGLang 0.5.21 and newer have them; kept_sets=True makes "
             "this an error (logged once)",
             error,

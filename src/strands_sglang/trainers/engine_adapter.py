@@ -35,7 +35,7 @@ from strands_sglang.engine.cancellation import CancelPoller, CancelScope
 from strands_sglang.engine.continuation import Continuation, NextStep, no_progress
 from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
 from strands_sglang.errors import ConfigurationError, CountMismatchError, EngineUnavailableError, StrandsSGLangError
-from strands_sglang.provider.config import truncates
+from strands_sglang.provider.config import has_kept_sets
 from strands_sglang.tokens.arrays import VersionSpan
 
 logger = logging.getLogger(__name__)
@@ -75,8 +75,8 @@ class TrainerEngine(ABC):
         """
 
     def loses_kept_sets(self, sampling: Mapping[str, Any]) -> bool:
-        """Return whether sampling is truncated without an answer that says which tokens were kept."""
-        return truncates(sampling)
+        """Return whether sampling has kept sets that the answer does not tell."""
+        return has_kept_sets(sampling)
 
     async def generate(
         self,
@@ -117,8 +117,8 @@ class TrainerEngine(ABC):
         if self.loses_kept_sets(sampling) and self.owner not in _logged:
             _logged.add(self.owner)
             logger.warning(
-                "trainer=<%s> | sampling is truncated (top_p, top_k, min_p) and the engine does not return the tokens "
-                "that were kept, so importance ratios are biased: sample without truncation, or train with slime or "
+                "trainer=<%s> | sampling with top_p, top_k or min_p has kept sets that the engine does not "
+                "return, so importance ratios are biased: sample without them, or train with slime or "
                 "Miles (logged once)",
                 self.owner,
             )

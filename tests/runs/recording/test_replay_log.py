@@ -41,8 +41,8 @@ def tool(number: int, id: str, name: str = "step", input: str = "x") -> Event:
     )
 
 
-def rollback(number: int, turns: int, **more: Any) -> Event:
-    return Event("t/0", 0, number, EventKind.ROLLBACK, {"turns": turns, **more})
+def rollback(number: int, turns: int, event: int | None = None) -> Event:
+    return Event("t/0", 0, number, EventKind.ROLLBACK, {"turns": turns, "cause": "diverged", "event": event})
 
 
 def replay_log_of(*events: Event, replay_trailing_errors: bool = False) -> ReplayLog:

@@ -50,7 +50,7 @@ class SkyrlEngine(TrainerEngine):
         Args:
             client: The client that SkyRL gives its generators.
             model: Name of the model to sample from; None: the servers' base model.
-            kept_sets: Whether the servers return the kept sets of truncated sampling
+            kept_sets: Whether the servers return kept sets
                 (`enable_return_sample_support_set`).
         """
         super().__init__()
@@ -66,7 +66,7 @@ class SkyrlEngine(TrainerEngine):
         return getattr(self._client, "weight_version", None)
 
     def loses_kept_sets(self, sampling: Mapping[str, Any]) -> bool:
-        """Return whether sampling is truncated without an answer that says which tokens were kept."""
+        """Return whether sampling has kept sets that the answer does not tell."""
         return super().loses_kept_sets(sampling) and not (self._kept_sets and has_bounded_support(sampling))
 
     async def request(

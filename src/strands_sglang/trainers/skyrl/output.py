@@ -30,9 +30,9 @@ class OutputOptions:
     experts: bool = False
     """`enable_return_routed_experts`."""
     zero_reward_on_non_stop: bool = False
-    """Reward 0 for episodes that a limit truncated."""
+    """Reward 0 for episodes that a limit ended."""
     overlong_filtering: bool = False
-    """`apply_overlong_filtering`: loss mask 0 for episodes that a limit truncated."""
+    """`apply_overlong_filtering`: loss mask 0 for episodes that a limit ended."""
     support_width: int = 0
     """`enable_return_sample_support_set`: size of the largest kept set, which is the `top_k`; 0: sets are not used."""
 

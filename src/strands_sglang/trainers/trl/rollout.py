@@ -32,7 +32,7 @@ from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine import SGLangClient, TokenEngine
 from strands_sglang.engine.probe import ServerFacts
 from strands_sglang.errors import ConfigurationError, EngineError
-from strands_sglang.provider.config import truncates
+from strands_sglang.provider.config import has_kept_sets
 from strands_sglang.runs import Limits, RunOptions, Task, rollout
 from strands_sglang.runs.preflight import SECONDS
 from strands_sglang.trainers.rows import Row
@@ -200,9 +200,9 @@ class TrlRollout:
             return batch_of([], pad=0, longest=None)
         check_trainer(trainer)
         sampling = sampling_of(trainer.args, self._options.get("sampling_params") or {})
-        if self.last is None and truncates(sampling):
+        if self.last is None and has_kept_sets(sampling):
             logger.warning(
-                "top_p=<%s>, top_k=<%s>, min_p=<%s> | sampling is truncated, but TRL scores tokens over the whole "
+                "top_p=<%s>, top_k=<%s>, min_p=<%s> | sampling has kept sets, but TRL scores tokens over the whole "
                 "vocabulary and has no place for the tokens that were kept, so importance ratios are biased",
                 *(sampling.get(name) for name in ("top_p", "top_k", "min_p")),
             )
