@@ -113,7 +113,7 @@ def check_missing(part: Generation) -> Generation:
         return replace(part, kept=KeptSets.of((), ()))
     if part.finish_reason is not FinishReason.ABORT:
         raise KeptSetsMissingError(
-            "the answer has no kept sets, which exact training with top_p, top_k or min_p needs: SGLang 0.5.21 and newer "
+            "the answer has no kept sets, which exact training with top_p or top_k needs: SGLang 0.5.21 and newer "
             "return them; is there a proxy in between that drops fields of the request? kept_sets=False samples without"
         )
     logger.warning(
