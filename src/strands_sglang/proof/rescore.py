@@ -78,15 +78,10 @@ class TurnScore:
     """Differences between recomputed and recorded logprobs of one turn."""
 
     episode: str
-    """Id of the episode."""
     turn: int
-    """Id of the turn."""
     tokens: int
-    """Number of compared tokens."""
     largest: float
-    """Largest absolute difference."""
     mean: float
-    """Mean absolute difference."""
     beyond: int
     """Number of tokens whose difference exceeds the tolerance."""
     token: int
@@ -102,7 +97,6 @@ class RescoreReport:
     """Recorded logprobs compared with those of a live engine. `text` is for people, `to_dict` for programs."""
 
     url: str
-    """Base URL of the engine."""
     model: str
     """Model that the engine reports."""
     weight_version: str | None
@@ -114,7 +108,6 @@ class RescoreReport:
     turns: list[TurnScore] = field(default_factory=list)
     """Turns with compared tokens, by episode and turn."""
     temperature: float = 1.0
-    """Temperature of sampling."""
     not_compared: Counter[NotCompared] = field(default_factory=Counter)
     """Sampled tokens that were not compared, by reason."""
     failures: list[str] = field(default_factory=list)

@@ -36,7 +36,6 @@ class PrefillFacts(NamedTuple):
     """What a prefill says about some tokens, at temperature 1."""
 
     logprobs: Floats
-    """Logprob of each token."""
     top_ids: npt.NDArray[np.int32]
     """The likeliest ids at each position, likeliest first; shape (tokens, K)."""
     top_logprobs: Floats
