@@ -27,7 +27,7 @@ LAYERS = [
     {"tool_parsers"},
     {"tokens"},
     {"_strands_compat"},
-    {"_checks", "_files"},
+    {"_checks", "_files", "_slime_args"},
     {"errors"},
     {"_async", "_json", "_terminal"},
 ]

@@ -51,7 +51,7 @@ def blocks(wanted: str) -> list[Any]:
 
 
 def execute(code: str, folder: Path) -> str:
-    """Run code in a process of its own; return what it prints."""
+    """Run code in a separate process; return what it prints."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
         [sys.executable, "-c", code],
@@ -111,9 +111,9 @@ def test_blocks_that_do_not_run_can_be_read(mark: str, code: str) -> None:
         raise
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("strands_sglang"):
-            module = importlib.import_module(str(node.module))
             for name in node.names:
                 try:
+                    module = importlib.import_module(str(node.module))
                     assert hasattr(module, name.name), f"{node.module} has no {name.name}"
                 except ImportError:  # a name that needs the trainer's package
                     assert "needs" in mark

@@ -1,4 +1,4 @@
-"""A small share of `scripts/fuzz-records`: in a process of its own, which sets timers and limits."""
+"""A small share of `scripts/fuzz-records`: in a separate process, which sets timers and limits."""
 
 from __future__ import annotations
 

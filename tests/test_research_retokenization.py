@@ -38,7 +38,7 @@ MODULES = (
     "run",
     "results",
     "compared",
-    "figures",
+    "charts",
     "pictures",
     "tables",
     "plot",

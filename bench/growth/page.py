@@ -67,9 +67,10 @@ drop the result |
 
 def memory(results: Results, known: Coefficients) -> str:
     """Return the table of the memory of a live episode."""
+    process = json.loads((FILE.parent.parent / "measured.json").read_text())["long"]["kilobytes_each"]["median"]
     return f"""| | measured | with |
 |---|---|---|
-| a live episode of 3 turns, besides its tokens, as the process grows | 110 KB | `bench/scale.py` |
+| a live episode of 3 turns, besides its tokens, as the process grows | {process:.0f} KB | `bench/run` |
 | a live episode, besides its turns, as Python allocates | {known.memory_kb_episode:.0f} KB | `bench/memory.py` |
 | each turn, besides its tokens | {known.memory_kb_turn:.0f} KB: messages, traces and counters of the SDK and of \
 this package | `bench/memory.py` |

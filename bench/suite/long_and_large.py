@@ -27,7 +27,7 @@ def measure(tokenizer: str, quick: bool, log: Log) -> dict[str, Any]:
 
 
 def _job(tokenizer: str, *arguments: str) -> dict[str, float]:
-    """Run one measurement in a process of its own."""
+    """Run one measurement in a separate process."""
     environment = own()
     command = [environment.python, "-m", "suite.long_jobs", *arguments, "--tokenizer", tokenizer]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own, because it depends on what the process did before.
+"""One measurement in a separate process, because it depends on what the process did before.
 
     cd bench && python -m suite.long_jobs long --way rollout --turns 1000
     cd bench && python -m suite.long_jobs lag --url URL --episodes 256 --result 8000

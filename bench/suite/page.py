@@ -157,10 +157,10 @@ def _engine(result: Mapping[str, Any], charts: set[str]) -> list[str]:
     bodies = "; ".join(f"{name}: `{text}`" for name, text in result["engine"]["compressed_bodies"].items())
     return [
         "## Against the bare engine",
-        f"64 greedy episodes at once (16 tasks, 4 samples each), {result['engine']['requests']} turns in all, on the "
+        f"64 greedy episodes at once (16 tasks, 4 samples each), {result['engine']['requests']} turns in total, on the "
         "lab's SGLang server with the tool policy: two tool calls for the first question, then three more questions. "
-        "The exact requests of a run were recorded; *prepared bytes* is a client that only posts them again, each once "
-        "the one before it in its conversation was answered. The prefix cache is emptied before each run. Cached "
+        "The exact requests of a run were recorded; *prepared bytes* is a client that only posts them again, each "
+        "after the previous one of its conversation is answered. The prefix cache is emptied before each run. Cached "
         "shares are of what is possible: all tokens of the turn before but the last.",
         table(heads, rows),
         f"Compressed request bodies on this engine: {bodies}.",

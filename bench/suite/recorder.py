@@ -2,7 +2,7 @@
 
 The recorder is a TCP proxy: it passes bytes on unchanged in both directions and keeps those of `/generate`. The replay
 is a client that only posts prepared bytes: no JSON, no tokens, no records. It sends the requests of a conversation one
-after the other, each once the one before it was answered, and all conversations at the same time.
+after the other, each after the previous one is answered, and all conversations at the same time.
 
 Invariant: the bytes that are sent again are the bytes that were recorded, apart from the `Host` header.
 """

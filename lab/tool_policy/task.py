@@ -1,7 +1,7 @@
 """The task of the tool policy: two steps of arithmetic, done with a calculator.
 
 Asked `Compute 615 * 17, then - 88.`, a policy that gets it right calls the calculator with `615 * 17`, reads the
-result, calls it again with `10455 - 88`, and answers `The answer is 10367.`: three turns of about 105 tokens in all.
+result, calls it again with `10455 - 88`, and answers `The answer is 10367.`: three turns of about 105 tokens in total.
 
 This file needs the standard library alone: training, tests and examples import it.
 """

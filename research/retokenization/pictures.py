@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from arms import MAIN, REWARDED
+from charts import COLOURS, Dot, DotRow, Panel, Series, dot_chart, panels
 from compared import SWEPT, distillation_runs, held_out, label, main_runs, of_part, sweeps
-from figures import COLOURS, Dot, DotRow, Panel, Series, dot_chart, panels
 from results import Run, band, interval, select
 
 

@@ -59,25 +59,11 @@ class StrandsSGLangError(Exception):
 
 
 class SGLangClientError(StrandsSGLangError):
-    """The engine, or the connection to it, failed.
-
-    Example:
-        try:
-            await client.generate(ids)
-        except SGLangClientError as error:
-            print(error)
-    """
+    """The engine, or the connection to it, failed."""
 
 
 class SGLangHTTPError(SGLangClientError):
-    """The engine answered with an error status.
-
-    Example:
-        try:
-            await client.generate(ids)
-        except SGLangHTTPError as error:
-            print(error.status, error.body)
-    """
+    """The engine answered with an error status."""
 
     def __init__(self, message: str = "", *, status: int | None = None, body: str = "") -> None:
         super().__init__(message)
@@ -88,48 +74,23 @@ class SGLangHTTPError(SGLangClientError):
 
 
 class SGLangContextLengthError(SGLangHTTPError):
-    """The request does not fit the engine's context.
-
-    Example:
-        >>> issubclass(SGLangContextLengthError, SGLangHTTPError)
-        True
-    """
+    """The request does not fit the engine's context."""
 
 
 class SGLangThrottledError(SGLangHTTPError):
-    """The engine was overloaded.
-
-    Example:
-        >>> issubclass(SGLangThrottledError, SGLangHTTPError)
-        True
-    """
+    """The engine was overloaded."""
 
 
 class SGLangConnectionError(SGLangClientError):
-    """There was no answer, or only part of one.
-
-    Example:
-        >>> issubclass(SGLangConnectionError, SGLangClientError)
-        True
-    """
+    """There was no answer, or only part of one."""
 
 
 class SGLangDecodingError(SGLangClientError):
-    """The answer is not readable.
-
-    Example:
-        >>> issubclass(SGLangDecodingError, SGLangClientError)
-        True
-    """
+    """The answer is not readable."""
 
 
 class ConfigurationError(StrandsSGLangError, ValueError):
-    """An argument cannot work; the message says what would.
-
-    Example:
-        >>> isinstance(ConfigurationError("n must be an int >= 1, got 0"), ValueError)
-        True
-    """
+    """An argument cannot work; the message says what would."""
 
 
 class UnsupportedContentError(StrandsSGLangError, ValueError):

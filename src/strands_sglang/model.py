@@ -32,7 +32,7 @@ from strands_sglang.chat.messages import template_system
 from strands_sglang.chat.parser_detection import resolve_tool_parser
 from strands_sglang.chat.soundness import Soundness, sound_bridge
 from strands_sglang.chat.tokenization import load_tokenizer
-from strands_sglang.engine import SGLangClient, TokenEngine
+from strands_sglang.engine import SGLangClient, TokenEngine, is_server
 from strands_sglang.errors import CallCancelledError, ConfigurationError
 from strands_sglang.provider.config import Settings, checked_config, template_arguments
 from strands_sglang.provider.episode import EpisodeTokens, check_not_observed, scopes
@@ -92,8 +92,8 @@ class SGLangModel(WholeReplyModel):
         """
         if (client is None) == (base_url is None):
             raise ConfigurationError("pass either client=SGLangClient(...) or base_url='http://...', and not both")
-        # The usual client first: a check against a protocol is slow, and programs create a model for every episode.
-        if not (client is None or isinstance(client, SGLangClient) or isinstance(client, TokenEngine)):
+        # Not isinstance: a check against a protocol is slow, and programs create a model for every episode.
+        if client is not None and not callable(getattr(client, "generate", None)):
             raise ConfigurationError(
                 f"client must be an SGLangClient or another TokenEngine, got {client!r}; pass an address as base_url"
             )
@@ -380,5 +380,5 @@ _STREAM = SGLangModel.stream
 
 def _check_sampling(engine: TokenEngine, settings: Settings) -> None:
     """Reject sampling parameters that an SGLang server does not know; other engines define their own."""
-    if isinstance(engine, SGLangClient):
+    if is_server(engine):
         engine.check_sampling(settings.sampling_params)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from strands_sglang import SGLangClient
-from strands_sglang.engine.prefill import prefill, prefill_logprobs, vocabulary_size
+from strands_sglang.engine.prefill import prefill, vocabulary_size
 from strands_sglang.errors import ConfigurationError, EngineError, EngineUnavailableError, MalformedResponseError
 from support.scripted import ScriptedServer, Wire
 from support.toy_engine import VOCABULARY, logprobs_after, toy_engine
@@ -26,7 +26,7 @@ async def test_logprobs_and_likeliest_ids(flat: bool, values: int, monkeypatch: 
     with toy_engine(flat=flat) as server:
         async with SGLangClient(server.url) as client:
             found = await prefill(client.control, IDS, 4, top=4)
-            plain = await prefill_logprobs(client.control, IDS, 4)
+            plain = (await client.score(IDS, 4)).logprobs
     exact = np.array([logprobs_after(IDS[:at])[IDS[at]] for at in range(4, len(IDS))])
     assert (found.logprobs == exact).all() and (plain == exact).all()
     assert found.top == 4 and len(found) == 6 and found.top_ids.shape == found.top_logprobs.shape == (6, 4)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_type_hints
 
 import pytest
 
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.engine import AbortPolicy
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.provider.config import RewritePolicy, checked_config, template_arguments
+from strands_sglang.provider.config import RewritePolicy, Settings, SGLangConfig, checked_config, template_arguments
 from strands_sglang.tool_parsers import HermesToolParser
 from support.families import tokenizer
 from support.provider.agents import scripted_model
@@ -178,3 +179,20 @@ def test_update_config_changes_all_settings_or_none() -> None:
         "sampling_params": {"temperature": 0.0},
         "max_episode_tokens": 100,
     }
+
+
+def test_settings_are_resolved_with_every_default() -> None:
+    given = checked_config({"params": {"temperature": 0.5}, "on_trim": "keep", "alarm_after": None})
+    settings = Settings.of(given)
+    assert (settings.temperature, settings.on_trim, settings.alarm_after) == (0.5, RewritePolicy.KEEP, None)
+    assert settings == Settings({"temperature": 0.5}, on_trim=RewritePolicy.KEEP, alarm_after=None)
+    unread = {"params", "return_routed_experts", "model_id", "return_logprob"}  # aliases, and what no turn reads
+    assert {field.name for field in fields(Settings)} == set(get_type_hints(SGLangConfig)) - unread
+
+
+def test_the_configuration_cannot_be_changed_in_place() -> None:
+    model, _ = scripted_model([], "qwen2.5", model_id="a")
+    with pytest.raises(TypeError):
+        model.config["model_id"] = "b"  # type: ignore[index]
+    model.get_config()["model_id"] = "b"
+    assert model.config == {"model_id": "a"}

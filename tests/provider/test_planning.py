@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strands_sglang.chat.conversation import Conversation, preamble_of
+from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, Lineage
 from strands_sglang.chat.soundness import sound_bridge
 from strands_sglang.errors import BridgeRefusedError, UnsupportedContentError
@@ -157,26 +157,6 @@ def test_unsupported_content_is_refused_with_its_index() -> None:
     image = {"role": "user", "content": [{"image": {}}]}
     with pytest.raises(UnsupportedContentError):
         talk.plan([user("hi"), assistant("hello"), image], first)
-
-
-def test_preambles_differ_by_all_their_content() -> None:
-    keys = [
-        preamble_of(None, None).key,
-        preamble_of("", None).key,
-        preamble_of("x", None).key,
-        preamble_of("x", [SPEC]).key,
-        preamble_of("x", [{**SPEC, "description": "Another."}]).key,
-        preamble_of("x", [SPEC, SPEC]).key,
-        preamble_of("x \udc80", [SPEC]).key,
-        preamble_of("y \udc80", [SPEC]).key,
-        preamble_of("x", [{**SPEC, "inputSchema": {"json": {"maximum": 2**70}}}]).key,
-        preamble_of("x", [{**SPEC, "inputSchema": {"json": {"maximum": 2**71}}}]).key,
-        preamble_of("x", [{**SPEC, "inputSchema": {"json": {"default": None}}}]).key,
-        preamble_of("x", [{**SPEC, "inputSchema": {"json": {"default": float("nan")}}}]).key,
-        preamble_of("x", [{**SPEC, "inputSchema": {"json": {"default": float("inf")}}}]).key,
-    ]
-    assert len(set(keys)) == len(keys)
-    assert preamble_of("x", [dict(SPEC)]) == preamble_of("x", [SPEC])
 
 
 def test_refusals_of_planning_change_nothing() -> None:

@@ -17,7 +17,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from strands_sglang.engine import AbortPolicy, FinishReason, Generation, GenerationChunk, PromptImage, RoutedExperts
+from strands_sglang.engine import (
+    AbortPolicy,
+    Capability,
+    FinishReason,
+    Generation,
+    GenerationChunk,
+    PromptImage,
+    RoutedExperts,
+)
 from strands_sglang.engine.protocol import CancelSignal, TokenIds
 from strands_sglang.errors import CallCancelledError
 from strands_sglang.provider.episode import EpisodeTokens
@@ -75,7 +83,7 @@ class ScriptedEngine:
     tokenizer: Any
     script: Script
     end: str = "<|im_end|>"
-    gives_kept_sets: bool = True
+    capabilities: frozenset[Capability] = frozenset(Capability) - {Capability.SCORING, Capability.CONTROL}
     calls: list[EngineCall] = field(default_factory=list)
     """Every call, in order."""
 

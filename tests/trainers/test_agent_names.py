@@ -17,11 +17,11 @@ from strands_sglang.runs import Episode, Task
 from strands_sglang.tokens import Trajectory
 from strands_sglang.trainers.exports import padded_batch, read_jsonl, write_jsonl
 from strands_sglang.trainers.rows import Branches, branches_of, plain_rows
-from strands_sglang.trainers.skyrl.output import OutputOptions, generator_output
 from strands_sglang.trainers.trl.batch import AGENT, Completion, batch_of
-from strands_sglang.trainers.verl.output import output_fields
 from support.rollout.scripts import PromptEngine, run, steps
 from support.scripted_engine import tool_call
+from support.trainers.skyrl_mirror import adapter as skyrl
+from support.trainers.verl_mirror import adapter as verl
 
 
 def agent(model: SGLangModel, name: str, **settings: Any) -> Agent:
@@ -92,9 +92,9 @@ async def test_agent_name_of_a_sub_agent(tmp_path: Path) -> None:
     plain = plain_rows(episode, pad_id=0, scored=True, branches=Branches.ALL)
     assert [(one.agent, one.main) for one in plain] == [("helper", False), ("boss", True)]
     numbered = replace(plain[0], versions=["1"] * len(plain[0].versions))
-    fields = output_fields(numbered, episode, prompt_length=4000, response_length=4000, logprobs=True, steps=0)
+    fields = verl.output_fields(numbered, episode, prompt_length=4000, response_length=4000, logprobs=True, steps=0)
     assert (fields["extra_fields"]["strands_agent"], fields["extra_fields"]["strands_main"]) == ("helper", False)
-    output = generator_output([(episode, plain)], OutputOptions(step_wise=True), trajectory_ids=["x"])
+    output = skyrl.generator_output([(episode, plain)], skyrl.OutputOptions(step_wise=True), trajectory_ids=["x"])
     assert [(one["agent"], one["main"]) for one in output["env_metrics"]] == [("helper", 0.0), ("boss", 1.0)]
     assert batch_of([Completion.of(episode)], pad=0, longest=None)[AGENT] == ["boss"]
 

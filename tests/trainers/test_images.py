@@ -10,19 +10,19 @@ import pytest
 from strands import Agent, tool
 
 from strands_sglang import SGLangModel
+from strands_sglang.engine import BaseEngine
 from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.runs import Episode, Task
 from strands_sglang.tokens import ImageSpan
-from strands_sglang.trainers.engine_adapter import TrainerEngine
 from strands_sglang.trainers.images import ImageFeatures, images_within, pictures_of
 from strands_sglang.trainers.rows import Branches, plain_rows, rows
 from strands_sglang.trainers.slime.samples import samples_of
-from strands_sglang.trainers.verl.output import output_fields
 from support.pictures import image_block, png
 from support.rollout.scripts import PromptEngine, run
 from support.scripted_engine import Answer
 from support.trainers.slime_mirror import Sample
 from support.trainers.verl_mirror import AgentLoopOutput
+from support.trainers.verl_mirror import adapter as verl
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -124,7 +124,7 @@ def test_another_grid_than_in_the_rollout_is_refused(episode: Episode) -> None:
 def test_verl_gets_the_images(episode: Episode) -> None:
     (row,) = plain_rows(episode, pad_id=0, scored=True, branches=Branches.MAIN)
     row = replace(row, versions=[None] * len(row.versions))  # verl's own are numbers
-    fields = output_fields(row, episode, prompt_length=4096, response_length=4096, logprobs=True, steps=0)
+    fields = verl.output_fields(row, episode, prompt_length=4096, response_length=4096, logprobs=True, steps=0)
     output = AgentLoopOutput(**fields)
     assert output.multi_modal_data is not None
     assert [image.size for image in output.multi_modal_data["images"]] == [(140, 84), (64, 96), (64, 96)]
@@ -146,7 +146,7 @@ def test_pictures_are_rgb() -> None:
 
 
 async def test_engines_of_trainers_refuse_images() -> None:
-    class Engine(TrainerEngine):
+    class Engine(BaseEngine):
         owner = "a trainer"
 
         async def request(self, *arguments: Any) -> Any:

@@ -19,16 +19,16 @@ from strands_sglang.tokens import ImageSpan, KeptSets, Trajectory
 from strands_sglang.trainers.exports import Side, padded_batch, read_jsonl, write_jsonl
 from strands_sglang.trainers.images import ImageFeatures, whole_images
 from strands_sglang.trainers.rows import Branches, PlainRow, plain_rows, rows
-from strands_sglang.trainers.skyrl.output import OutputOptions, generator_output
 from strands_sglang.trainers.slime.kept_sets import KeptSetsForm
 from strands_sglang.trainers.slime.samples import samples_of
-from strands_sglang.trainers.slime.validation import problems_of
 from strands_sglang.trainers.trl.batch import Completion, batch_of
-from strands_sglang.trainers.verl.output import output_fields
 from support.trainers.areal_mirror import areal_installed
 from support.trainers.grown_episodes import ENDS, PLACEHOLDER, VOCABULARY, episode_of, grown, text_of
+from support.trainers.skyrl_mirror import adapter as skyrl
 from support.trainers.slime_mirror import Sample, slime_args
+from support.trainers.slime_validation import problems_of
 from support.trainers.verl_mirror import AgentLoopOutput
+from support.trainers.verl_mirror import adapter as verl
 
 pytest.importorskip("PIL.Image")
 
@@ -170,7 +170,7 @@ def test_verl(episodes: list[Episode]) -> None:
         lengths: dict[str, Any] = {"prompt_length": rng.choice([40, 99]), "response_length": rng.choice([20, 99])}
         unnumbered: list[str | None] = [None] * len(row.versions)
         made = AgentLoopOutput(
-            **output_fields(replace(row, versions=unnumbered), episode, **lengths, logprobs=True, steps=0)
+            **verl.output_fields(replace(row, versions=unnumbered), episode, **lengths, logprobs=True, steps=0)
         )
         count = len(made.response_ids)
         assert made.response_logprobs is not None
@@ -196,8 +196,8 @@ def test_trl(episodes: list[Episode]) -> None:
 def test_skyrl(episodes: list[Episode]) -> None:
     results = [(episode, plain_rows(episode, pad_id=PAD, scored=True, branches=Branches.ALL)) for episode in episodes]
     known = all(row.kept is not None or not any(row.loss_mask) for _, rows in results for row in rows)
-    options = OutputOptions(step_wise=True, support_width=WIDTH if known else 0)
-    output = generator_output(results, options, trajectory_ids=None)
+    options = skyrl.OutputOptions(step_wise=True, support_width=WIDTH if known else 0)
+    output = skyrl.generator_output(results, options, trajectory_ids=None)
     count = len(output["response_ids"])
     for name in ("prompt_token_ids", "rewards", "loss_masks", "rollout_logprobs", "stop_reasons", "is_last_step"):
         assert len(output[name]) == count
@@ -213,7 +213,7 @@ def test_skyrl(episodes: list[Episode]) -> None:
 
 def test_areal(episodes: list[Episode]) -> None:
     with areal_installed():
-        trajectory = importlib.import_module("strands_sglang.trainers.areal.workflow").trajectory
+        trajectory = importlib.import_module("strands_sglang.trainers.areal").trajectory
         for _, row in row_pairs(episodes, Branches.MAIN):
             made = {name: tensor.array for name, tensor in trajectory(row).items()}
             count = len(row.token_ids)

@@ -63,5 +63,5 @@ def imports_of(path: Path) -> set[str]:
 def test_trainers_do_not_import_each_other() -> None:
     for path in FOLDER.rglob("*.py"):
         if path != FOLDER / "__init__.py":
-            own = {path.parent.name} if path.parent != FOLDER else set()
-            assert not imports_of(path) & (set(FOLDERS) - own), path
+            own = path.relative_to(FOLDER).with_suffix("").parts[0]
+            assert not imports_of(path) & ({*FOLDERS, *NEEDS.values()} - {own}), path

@@ -7,13 +7,13 @@ import pytest
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.trainers.exports import padded_batch
 from strands_sglang.trainers.rows import plain_rows
-from strands_sglang.trainers.skyrl.output import OutputOptions, generator_output
 from strands_sglang.trainers.slime.samples import samples_of
 from strands_sglang.trainers.slime.types import SlimeStatus
 from strands_sglang.trainers.statuses import STATUS_BY_END, TrainerStatus, is_trainable, status_of
 from strands_sglang.trainers.trl.batch import Completion
 from support.token_trees import forked
 from support.trainers.grown_episodes import episode_of, text_of
+from support.trainers.skyrl_mirror import adapter as skyrl
 from support.trainers.slime_mirror import Sample
 
 
@@ -42,7 +42,7 @@ def test_all_adapters_use_the_same_status(ended: EndReason) -> None:
     rows = plain_rows(episode, pad_id=0, scored=True)
     assert any(rows[0].loss_mask) is status.trained is is_trainable(episode, scored=True)
     assert (Completion.of(episode).masked is None) is status.trained
-    output = generator_output([(episode, rows)], OutputOptions(), trajectory_ids=None)
+    output = skyrl.generator_output([(episode, rows)], skyrl.OutputOptions(), trajectory_ids=None)
     assert output["stop_reasons"] == [status.stop_reason]
     unscored = padded_batch([episode_of(tree, ended, None)], pad_token_id=0, train_unscored=True)
     assert bool(unscored["loss_mask"].any()) is status.trained

@@ -250,7 +250,7 @@ def test_group_shows_where_two_samples_part(opened: Any) -> None:
     assert page.locator(".sample").count() == 4
     page.wait_for_selector(".compare h2")
     heading = page.locator(".compare h2").inner_text()
-    assert "part at token" in heading.lower() or "same tokens" in heading.lower()
+    assert "diverge at token" in heading.lower() or "same tokens" in heading.lower()
     page.locator(".sample").nth(3).locator("button", has_text="right").click()
     wait_until(page, "location.hash.includes('r=algebra-601%2F3')")
 

@@ -1,7 +1,7 @@
 """From rendered text to token ids, and from sampled ids to text.
 
 Invariant: encoding produces a control token only where the template wrote one; text that comes from data is encoded as
-if the tokenizer had no control tokens. Decoding keeps track of which control tokens were really sampled.
+if the tokenizer had no control tokens. Decoding keeps track of which control tokens were sampled.
 """
 
 from __future__ import annotations

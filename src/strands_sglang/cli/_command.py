@@ -122,14 +122,14 @@ def json_object(value: Any) -> dict[str, Any]:
 
 
 def int_list(value: Any) -> tuple[int, ...]:
-    """Option type: integers from 1 up, separated by commas; repetitions are dropped."""
+    """Option type: positive integers, separated by commas; repetitions are dropped."""
     parts = value.split(",") if isinstance(value, str) else value
     try:
         numbers = tuple(dict.fromkeys(int(part) for part in parts))
     except ValueError:
         raise click.BadParameter(f"must be integers separated by commas, such as 1,8,64, got {value!r}") from None
     if min(numbers) < 1:
-        raise click.BadParameter(f"must be integers from 1 up, got {value!r}")
+        raise click.BadParameter(f"must be positive integers, got {value!r}")
     return numbers
 
 

@@ -35,7 +35,7 @@ COMMANDS = {
     "replay": "run recorded episodes again without an engine, and compare",
     "score": "score a recorded run again, without sampling",
     "teacher": "let another model score the tokens of a recorded run, for distillation",
-    "drift": "measure how turns would differ had they not been recorded as tokens",
+    "drift": "measure how turns would differ if they were re-tokenised",
     "templates": "report for which steps a chat template can be continued exactly",
     "completion": "print the script for completion in bash, zsh or fish",
 }

@@ -1,4 +1,4 @@
-"""Drift: how recorded turns would differ had they not been recorded as tokens: `measure`.
+"""Drift: how recorded turns would differ if they were re-tokenised or re-rendered: `measure`.
 
 `conversations` reads runs and message logs, `compare` finds and explains differences of tokens, `measure` counts them,
 `report` has the result, `page` and `plots` show it as HTML and SVG.

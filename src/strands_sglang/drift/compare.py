@@ -84,10 +84,8 @@ def turn_regions(
 
     The text between two turns is written by the template in both, so it marks where turns are.
 
-    Returns one list per turn; None if the text between two turns is not in the rendering.
-
-    Args:
-        spans: Start and end of each turn in it, in order.
+    `spans`: start and end of each turn in it, in order. Returns one list per turn; None if the text between two turns
+    is not in the rendering.
     """
     whole, starts, at, last = array("i", rendered), [], 0, 0
     data = whole.tobytes()
@@ -109,8 +107,7 @@ _MOST_CUT_BEFORE = 4  # the same for its start
 def _find(context: array[int], whole: array[int], data: bytes, start: int) -> tuple[int, int] | None:
     """Return where a context starts in a rendering, and where the turn after it starts; None if it is not there.
 
-    Args:
-        data: The rendering as bytes, which are searched faster.
+    `data`: the rendering as bytes, which are searched faster.
     """
     if not context:
         return start, start
@@ -137,9 +134,8 @@ def differences(
 
     Tokens after the last sampled one are ignored: the template writes the end of a turn and the next header there.
 
-    Args:
-        rendered: The tokens of the other method; it may continue after the turn.
-        reasoning: Number of sampled tokens that are reasoning, closing marker included (see `reasoning_tokens`).
+    `rendered`: the tokens of the other method; it may continue after the turn. `reasoning`: number of sampled tokens
+    that are reasoning, closing marker included (see `reasoning_tokens`).
     """
     sampled, rendered = list(sampled), list(rendered)
     spans = align(sampled, rendered)
@@ -234,8 +230,7 @@ def _unescaped(text: str) -> str:
 def reasoning_tokens(encoder: Encoder, sampled: Sequence[int], marker: str) -> int:
     """Return how many tokens at the start of a turn are reasoning, up to and including its closing marker.
 
-    Args:
-        marker: The closing marker of reasoning, such as `</think>`.
+    `marker`: the closing marker of reasoning, such as `</think>`.
     """
     ids = list(sampled)
     known = encoder.control.ids.get(marker)

@@ -59,7 +59,6 @@ class Conversation:
     id: str
     """Id of the episode, or number of the line."""
     turns: list[TurnTokens]
-    """The turns, in order."""
     messages: list[TemplateMessage] = field(default_factory=list)
     """The conversation in the template's form, system prompt first if there is one; empty: not recorded."""
     tools: list[dict[str, Any]] | None = None
@@ -190,8 +189,7 @@ def _messages(
 def parsed_message(sampled: Sequence[int], bridge: Bridge, parser: ToolParser, tools: Any = None) -> TemplateMessage:
     """Return the message that a sampled turn is parsed to.
 
-    Args:
-        tools: Tools in the template's form, for formats that write values without their type; None: none.
+    `tools`: tools in the template's form, for formats that write values without their type; None: none.
     """
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
     encoder = bridge.encoder

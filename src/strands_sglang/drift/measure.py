@@ -54,7 +54,7 @@ def measure(
     chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> DriftReport:
-    """Measure how recorded turns would differ had text been tokenized again, or messages been rendered again.
+    """Measure how recorded turns would differ if text was re-tokenised, or messages were re-rendered.
 
     Args:
         source: Directory of a run, or a file with one conversation or trajectory per line (see `conversations`).
@@ -129,9 +129,8 @@ class DriftMeter:
     def __init__(self, tokenizer: Any, bridge: Bridge, parser: ToolParser, *, examples: int = 3) -> None:
         """Create a meter.
 
-        Args:
-            bridge: Bridge of its chat template; the tokenizer must be kept as long as it is used.
-            examples: Maximum number of examples for each method and cause.
+        `bridge`: bridge of its chat template; the tokenizer must be kept as long as it is used. `examples`: maximum
+        number of examples for each method and cause.
         """
         self.report = DriftReport()
         self._tokenizer, self._bridge, self._parser = tokenizer, bridge, parser
@@ -260,9 +259,8 @@ class DriftMeter:
     ) -> array[int]:
         """Return the tokens between a turn and the next one, as `SGLangModel` appends them.
 
-        Args:
-            tools: Tools in the template's form; None: none.
-            prompt: The tokens of the next prompt if it is rendered, used if nothing can be appended.
+        `tools`: tools in the template's form; None: none. `prompt`: the tokens of the next prompt if it is rendered,
+        used if nothing can be appended.
         """
         ended_by = self._encoder.control.ended_by(branch)
         text = self._bridge.extend(shape, ended_by, list(new), tools)
@@ -360,9 +358,8 @@ def end_of_turn(ids: Sequence[int], control: ControlTokens, parser: ToolParser) 
 
     Some templates write a second one at the end of a conversation, which no model samples.
 
-    Args:
-        ids: The turn as the template wrote it, up to the end of the rendering.
-        parser: Parser of the model; special tokens of calls end no turn.
+    `ids`: the turn as the template wrote it, up to the end of the rendering. `parser`: parser of the model; special
+    tokens of calls end no turn.
     """
     special = [at for at, token in enumerate(ids) if token in control.special]
     if not special:

@@ -92,7 +92,6 @@ class Line:
     """One line of a chart."""
 
     name: str
-    """Its name, for the legend."""
     points: tuple[float | None, ...]
     """Shares from 0 to 1 at 0, 1, 2, ...; None: unknown."""
 

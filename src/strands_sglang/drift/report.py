@@ -49,14 +49,7 @@ class CauseCount:
 
 @dataclass(slots=True)
 class MethodDrift:
-    """What one method does to the turns.
-
-    Example:
-        ```python
-        drift = report.methods[Method.RENDER]
-        print(drift.drifted, "of", drift.turns, "turns,", drift.tokens_changed, "tokens")
-        ```
-    """
+    """What one method does to the turns."""
 
     turns: int = 0
     tokens: int = 0
@@ -68,7 +61,6 @@ class MethodDrift:
     refused: int = 0
     """Turns that could not be compared because the chat template refuses their messages."""
     causes: dict[Cause, CauseCount] = field(default_factory=lambda: {cause: CauseCount() for cause in Cause})
-    """Counts by cause."""
     depth_turns: list[int] = field(default_factory=lambda: [0] * DEPTHS)
     """Turns that were compared by their number in the conversation, from 0; the last entry has all later ones."""
     depth_drifted: list[int] = field(default_factory=lambda: [0] * DEPTHS)
@@ -127,13 +119,11 @@ class Example:
     """Id of the episode, or line of the file."""
     turn: int
     before: str
-    """Text before the place."""
     sampled: tuple[tuple[int, str], ...]
     """The sampled tokens: id and text."""
     became: tuple[tuple[int, str], ...]
     """What they would have become: id and text."""
     after: str
-    """Text after the place."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the example as plain data."""
@@ -151,14 +141,7 @@ class Example:
 
 @dataclass(slots=True)
 class DriftReport:
-    """How recorded turns would differ. `text` is for people, `to_dict` for programs, `html_page` for a browser.
-
-    Example:
-        ```python
-        report = measure("runs/first", "Qwen/Qwen3-8B")
-        print(report.text())
-        ```
-    """
+    """How recorded turns would differ. `text` is for people, `to_dict` for programs, `html_page` for a browser."""
 
     source: str = ""
     """Where the turns are from."""
@@ -166,7 +149,6 @@ class DriftReport:
     conversations: int = 0
     """Number of conversations: branches of episodes, or lines of a file."""
     turns: int = 0
-    """Number of turns."""
     tokens: int = 0
     estimated: bool = False
     """Whether some turns have no recorded tokens, so that those of the template's own rendering were used."""

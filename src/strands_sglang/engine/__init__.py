@@ -1,26 +1,45 @@
-"""The `TokenEngine` protocol, and `SGLangClient`, its implementation for SGLang's native `/generate`."""
+"""The `TokenEngine` protocol: `SGLangClient` implements it for SGLang's `/generate`, `BaseEngine` is for any other."""
 
+from strands_sglang.engine.base import BaseEngine
 from strands_sglang.engine.client import SGLangClient
 from strands_sglang.engine.control import ControlResult, EngineControl, ModelInfo, PauseMode, Worker
+from strands_sglang.engine.probe import ServerEngine, is_server
 from strands_sglang.engine.protocol import (
     AbortPolicy,
     CancelSignal,
+    Capability,
     FinishReason,
     Generation,
+    GenerationChunk,
+    Prefill,
     PromptImage,
     RoutedExperts,
+    ScoringEngine,
     SpecInfo,
+    StreamingEngine,
     TokenEngine,
     TokenIds,
     VersionSpan,
+    can,
+    scores,
+    streams,
 )
-from strands_sglang.engine.streaming import GenerationChunk
 
 __all__ = [
     "SGLangClient",
     "TokenEngine",
+    "StreamingEngine",
+    "ScoringEngine",
+    "ServerEngine",
+    "BaseEngine",
+    "Capability",
+    "can",
+    "streams",
+    "scores",
+    "is_server",
     "TokenIds",
     "Generation",
+    "Prefill",
     "PromptImage",
     "GenerationChunk",
     "FinishReason",

@@ -17,11 +17,10 @@ import orjson
 from yarl import URL
 
 from strands_sglang.engine import response
-from strands_sglang.engine import response as faults
 from strands_sglang.engine.cancellation import CancelScope
-from strands_sglang.engine.connections import MAX_BODY_BYTES, LoopPool, attempt_timeout, exchange
+from strands_sglang.engine.connections import MAX_BODY_BYTES, LoopPool, attempt_timeout, exchange, not_json
 from strands_sglang.engine.continuation import Continuation, NextStep, is_interrupted, no_progress
-from strands_sglang.engine.kept_sets import cut_sets, sets_in, with_sets
+from strands_sglang.engine.kept_sets import loads_with_sets, with_sets
 from strands_sglang.engine.pinning import WorkerPin
 from strands_sglang.engine.protocol import AbortPolicy, Generation, pause_requested
 from strands_sglang.engine.request import GenerateRequest
@@ -31,7 +30,6 @@ from strands_sglang.errors import (
     AttemptTimeoutError,
     CallCancelledError,
     ConfigurationError,
-    MalformedResponseError,
     RequestRejectedError,
 )
 
@@ -211,10 +209,7 @@ class Call:
     async def _decoded(self, content: bytes, rid: str) -> Generation:
         if not self._request.kept_sets:
             return self._parsed(response.loads(content), rid)
-        content, sets = cut_sets(content)
-        answer = response.loads(content)
-        if isinstance(answer, dict) and isinstance(meta := answer.get("meta_info"), dict):
-            sets = sets_in(meta) or sets
+        answer, sets = loads_with_sets(content)
         return await with_sets(self._parsed(answer, rid), [] if sets is None else [sets])
 
     def _limits(self) -> aiohttp.ClientTimeout | None:
@@ -255,7 +250,7 @@ class Call:
                 counts_images="image_data" not in (request.extra or ()),
             )
         except response.RefusedInside as refusal:
-            raise faults.from_message(refusal.status, refusal.message, str(self._url)) from None
+            raise response.from_message(refusal.status, refusal.message, str(self._url)) from None
 
 
 def check_header(name: str, value: Any) -> None:
@@ -265,8 +260,3 @@ def check_header(name: str, value: Any) -> None:
             f"the header {name} must be one line of text, got a {type(value).__name__}: remove line breaks, and convert"
             " it to str if it is not one"
         )
-
-
-def not_json(url: URL, error: Exception) -> MalformedResponseError:
-    """Return the error for a body that is incomplete or garbled."""
-    return MalformedResponseError(f"{url} sent a body that is not JSON: {error}")

@@ -13,23 +13,34 @@ import asyncio
 import base64
 import re
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from yarl import URL
 
+from strands_sglang._slime_args import settings_from_slime_args
 from strands_sglang.engine.call import Call, check_header
 from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import LoopPool, Pools, attempt_timeout
 from strands_sglang.engine.control import Aborter, EngineControl, WorkerDirectory
 from strands_sglang.engine.pinning import WorkerPin
+from strands_sglang.engine.prefill import prefill
 from strands_sglang.engine.probe import Probe
-from strands_sglang.engine.protocol import AbortPolicy, CancelSignal, Generation, PromptImage, TokenIds
+from strands_sglang.engine.protocol import (
+    AbortPolicy,
+    CancelSignal,
+    Capability,
+    Generation,
+    GenerationChunk,
+    Prefill,
+    PromptImage,
+    TokenIds,
+)
 from strands_sglang.engine.request import KNOWN, GenerateRequest, check_sampling_names, request_fields
 from strands_sglang.engine.retry import Backoff, RetryPolicy, server_history
-from strands_sglang.engine.streaming import GenerationChunk, StreamingCall
+from strands_sglang.engine.streaming import StreamingCall
 from strands_sglang.errors import ConfigurationError, EngineError
 
-_DEFAULT_CONNECTIONS = 1000
+C = TypeVar("C", bound=Call)
 
 
 class SGLangClient:
@@ -46,8 +57,7 @@ class SGLangClient:
         ```
     """
 
-    gives_kept_sets = True
-    """Whether `generate` accepts `kept_sets`, and returns the tokens that were left to choose from."""
+    capabilities = frozenset(Capability)
 
     def __init__(
         self,
@@ -194,8 +204,7 @@ class SGLangClient:
             images=images,
             kept_sets=kept_sets,
         )
-        pin = self._pin if request.asks_for_more else None
-        call = Call(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin)
+        call = self._call(Call, pool, request, routing_key, on_abort)
         seconds = self._deadline if deadline is None else deadline
         if seconds is None and cancel_signal is None:
             return await call.run()
@@ -231,8 +240,7 @@ class SGLangClient:
         request = GenerateRequest(
             input_ids, sampling_params, stream=True, extra=extra, images=images, kept_sets=kept_sets
         )
-        pin = self._pin if request.asks_for_more else None
-        call = StreamingCall(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin)
+        call = self._call(StreamingCall, pool, request, routing_key, on_abort)
         seconds = self._deadline if deadline is None else deadline
         expires_at = None if seconds is None else loop.time() + seconds
         chunks = call.chunks(lambda: CancelScope(loop, pool.cancel_poller, expires_at, seconds, cancel_signal))
@@ -241,6 +249,17 @@ class SGLangClient:
                 yield chunk
         finally:
             await chunks.aclose()
+
+    async def score(
+        self, input_ids: TokenIds, start: int, *, images: Sequence[PromptImage] = (), top: int = 0
+    ) -> Prefill:
+        """Return the engine's logprobs of `input_ids[start:]`; `ScoringEngine.score` explains the arguments.
+
+        Raises:
+            ConfigurationError: `start` or `top` cannot work.
+            EngineError: The engine did not answer, refused the request, or returned something else.
+        """
+        return await prefill(self.control, input_ids, start, images=images, top=top)
 
     @property
     def first_contact(self) -> float | None:
@@ -297,6 +316,12 @@ class SGLangClient:
         if sampling_params and not self.sampling_names.issuperset(sampling_params):
             check_sampling_names(sampling_params, self.sampling_names)
 
+    def _call(
+        self, kind: type[C], pool: LoopPool, request: GenerateRequest, routing_key: str | None, on_abort: AbortPolicy
+    ) -> C:
+        pin = self._pin if request.asks_for_more else None
+        return kind(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin)
+
     def _make_pool(self) -> LoopPool:
         pool = LoopPool(self._headers, self._settings["max_connections"], self._limits, self._server_history)
         Aborter(pool, self._directory)
@@ -327,34 +352,3 @@ def _checked_url(base_url: str) -> tuple[URL, str]:
         credentials = f"Basic {base64.b64encode(pair).decode()}"
     url = url.with_user(None).with_query(None).with_fragment(None)
     return url.with_path(url.path.rstrip("/") or "/"), credentials
-
-
-def settings_from_slime_args(args: Any) -> dict[str, Any]:
-    """Return the `SGLangClient` settings for slime's parsed arguments.
-
-    Engines outside slime's own placement (`rollout_num_gpus` None or 0) are counted by their addresses. If there are
-    none, a fixed number of connections is used: the router queues what the engines cannot take.
-    """
-    host, port = getattr(args, "sglang_router_ip", None), getattr(args, "sglang_router_port", None)
-    if not host or not port:
-        raise ConfigurationError(
-            f"args.sglang_router_ip and args.sglang_router_port must be set, got {host!r} and {port!r}: slime sets "
-            "them when its rollout manager starts; create the client after that, or pass --sglang-router-ip and "
-            "--sglang-router-port"
-        )
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    engines = _engine_count(args)
-    concurrency = getattr(args, "sglang_server_concurrency", None)
-    connections = concurrency * engines if concurrency and engines else _DEFAULT_CONNECTIONS
-    return {"base_url": f"http://{host}:{port}", "max_connections": max(1, int(connections))}
-
-
-def _engine_count(args: Any) -> int:
-    if (count := getattr(args, "rollout_num_engines", None)) is not None:
-        return int(count)
-    gpus = getattr(args, "rollout_num_gpus", None) or 0
-    if gpus:
-        per_engine = getattr(args, "rollout_num_gpus_per_engine", None) or 1
-        return max(1, int(gpus) // int(per_engine))
-    return len(getattr(args, "rollout_external_engine_addrs", None) or ())

@@ -4,9 +4,9 @@ An HTTP session belongs to the loop in which it was created. Strands opens a new
 slime runs rollouts on the loop of another thread, and a forked child inherits a loop that it must not touch. So a
 client owns no session: it takes the pool of the running loop, which is created on first use.
 
-`exchange` sends one request. It neither retries nor interprets tokens, and follows no redirects: the prompt and the
-headers are sent to the given address only. It returns the whole body of a 200, or raises a `TransientFault` or the
-final error; exceptions of the HTTP library do not leave this module.
+`exchange` sends one request, and `exchange_json` also decodes the answer. They do not retry or interpret tokens, and
+follow no redirects: the prompt and the headers are sent to the given address only. The whole body of a 200 is returned;
+otherwise a `TransientFault` or the final error is raised. Exceptions of the HTTP library do not leave this module.
 
 Invariant: a pool is used only by the loop and the process that created it.
 """
@@ -22,11 +22,11 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any
 
 import aiohttp
+import orjson
 from yarl import URL
 
-from strands_sglang.engine import response as faults
 from strands_sglang.engine.cancellation import CancelPoller
-from strands_sglang.engine.response import TransientFault
+from strands_sglang.engine.response import TransientFault, from_status
 from strands_sglang.engine.retry import ServerHistory
 from strands_sglang.errors import (
     AttemptTimeoutError,
@@ -110,12 +110,9 @@ class LoopPool:
         self.server_history = ServerHistory("") if server_history is None else server_history
         """What is known about reaching the server."""
         self.loop = asyncio.get_running_loop()
-        """The loop this pool belongs to."""
         self.pid = os.getpid()
-        """The process this pool belongs to."""
         # The connector's own limit is off because it counts waiting for a slot as connecting.
         self.slots = Slots(max_connections)
-        """Limits the number of concurrent requests."""
         self.cancel_poller = CancelPoller(self.loop)
         """Polls the cancel signals of this loop's calls."""
         self.session = aiohttp.ClientSession(
@@ -127,7 +124,6 @@ class LoopPool:
             read_bufsize=_READ_BUFFER_BYTES,
             trust_env=False,
         )
-        """The HTTP session."""
         self.in_flight: set[str] = set()
         """Ids of the requests that the engine is processing."""
         self.closing = False
@@ -279,7 +275,31 @@ async def exchange(
                 return content
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
         raise translate(error, url, pool, timeout) from error
-    raise faults.from_status(response.status, content, str(url), response.headers)
+    raise from_status(response.status, content, str(url), response.headers)
+
+
+async def exchange_json(
+    pool: LoopPool,
+    method: str,
+    url: URL,
+    body: Mapping[str, Any] | None = None,
+    timeout: aiohttp.ClientTimeout | None = None,
+) -> Any:
+    """Send one request, with a JSON body if there is one, and return its decoded answer; see `exchange`.
+
+    Raises:
+        MalformedResponseError: The answer is not JSON, too long or compressed.
+    """
+    data, headers = (None, None) if body is None else (orjson.dumps(body), JSON_HEADERS)
+    try:
+        return orjson.loads(await exchange(pool, method, url, data, headers, timeout))
+    except orjson.JSONDecodeError as error:
+        raise not_json(url, error) from error
+
+
+def not_json(url: URL, error: Exception) -> MalformedResponseError:
+    """Return the error for a body that is incomplete or garbled."""
+    return MalformedResponseError(f"{url} sent a body that is not JSON: {error}")
 
 
 async def read(response: aiohttp.ClientResponse, most: int) -> bytes:

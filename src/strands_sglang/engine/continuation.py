@@ -2,7 +2,7 @@
 
 An engine may interrupt a turn (a weight update, an abort, a broken stream). Every caller that handles this feeds the
 parts it receives to a `Continuation` and follows the returned `NextStep`. The callers are `Call`, `StreamingCall`,
-the rollout's `PausableEngine` and the trainers' `TrainerEngine`; each adds only its own way of sending a request.
+`BaseEngine` and the rollout's `PausableEngine`; each adds only its own way of sending a request.
 
 Invariant: every sampled token is kept exactly once and in order, or counted in `Generation.discarded_tokens`.
 """

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 from yarl import URL
 
-from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange
+from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange, exchange_json
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
 from strands_sglang.errors import EngineError, EngineUnavailableError, MalformedResponseError, RequestRejectedError
@@ -74,7 +74,7 @@ class WorkerDirectory:
         try:
             self._known = await self._list(pool)
             self._known_at, self._failing = now, False
-        except (TransientFault, EngineError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (TransientFault, EngineError, KeyError, TypeError, AttributeError) as error:
             # A warning once per outage is enough: the calls that fail meanwhile log the rest.
             level = logging.DEBUG if self._failing else logging.WARNING
             logger.log(level, "base_url=<%s>, error=<%s> | could not list the workers", self._base, error)
@@ -83,7 +83,8 @@ class WorkerDirectory:
 
     async def _list(self, pool: LoopPool) -> tuple[Worker, ...]:
         try:
-            answer = await _get(pool, self._base / "workers")
+            limits = attempt_timeout(_WORKERS_SECONDS, _REQUEST_SECONDS)
+            answer = await exchange_json(pool, "GET", self._base / "workers", timeout=limits)
         except RequestRejectedError as error:
             if error.status not in (404, 405):
                 raise
@@ -94,11 +95,6 @@ class WorkerDirectory:
             Worker(url, bool(entry.get("is_healthy", True)), entry.get("worker_type", "regular") == "regular")
             for url, entry in listed.items()
         )
-
-
-async def _get(pool: LoopPool, url: URL) -> Any:
-    limits = attempt_timeout(_WORKERS_SECONDS, _REQUEST_SECONDS)
-    return orjson.loads(await exchange(pool, "GET", url, None, timeout=limits))
 
 
 def _without_rank(url: str) -> str:
@@ -152,6 +148,7 @@ class Aborter:
 
 _REQUEST_SECONDS = 30.0
 _CONNECT_SECONDS = 10.0
+_LIMITS = attempt_timeout(_REQUEST_SECONDS, _CONNECT_SECONDS)
 _FLUSH_POLL_SECONDS = 0.1
 _BACKOFF = Backoff(base=0.5, cap=15.0)
 
@@ -278,13 +275,11 @@ class EngineControl:
         url, waiting = base / "generate", Retries(RetryPolicy(retries, _BACKOFF), str(base / "generate"))
         while True:
             try:
-                return orjson.loads(await exchange(pool, "POST", url, orjson.dumps(body), JSON_HEADERS))
+                return await exchange_json(pool, "POST", url, body)
             except TransientFault as fault:
                 if not retries:
                     raise fault.error from fault
                 await waiting.after(fault)
-            except orjson.JSONDecodeError as error:
-                raise MalformedResponseError(f"{base} sent a body that is not JSON: {error}") from error
 
     async def context_length(self) -> int | None:
         """Return the maximum tokens of prompt plus turn; None if the server does not report it."""
@@ -298,9 +293,9 @@ class EngineControl:
 
         async def load_of(worker: Worker) -> tuple[str, int] | None:
             try:
-                answer = orjson.loads(await self._get(pool, URL(worker.url) / "v1" / "loads", _REQUEST_SECONDS))
-                return worker.url, sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in answer["loads"])
-            except (TransientFault, EngineError, orjson.JSONDecodeError, KeyError, TypeError):
+                answer = await exchange_json(pool, "GET", URL(worker.url) / "v1" / "loads", timeout=_LIMITS)
+                return worker.url, requests_in(answer)
+            except (TransientFault, EngineError, KeyError, TypeError):
                 return None
 
         answers = await asyncio.gather(*(load_of(worker) for worker in await self._directory.workers(pool)))
@@ -415,11 +410,11 @@ class EngineControl:
         for worker in await self._directory.workers(pool):
             for path in paths:
                 try:
-                    answer = orjson.loads(await self._get(pool, URL(worker.url) / path, _REQUEST_SECONDS))
+                    answer = await exchange_json(pool, "GET", URL(worker.url) / path, timeout=_LIMITS)
                 except TransientFault as fault:
                     last = fault.error
                     continue
-                except (RequestRejectedError, orjson.JSONDecodeError) as error:
+                except (RequestRejectedError, MalformedResponseError) as error:
                     last = error
                     continue
                 if isinstance(answer, dict):
@@ -430,6 +425,15 @@ class EngineControl:
 
     async def _get(self, pool: LoopPool, url: URL, timeout: float) -> bytes:
         return await exchange(pool, "GET", url, None, timeout=attempt_timeout(timeout, _CONNECT_SECONDS))
+
+
+def requests_in(loads: Any) -> int:
+    """Return the number of running and waiting requests in an answer of `/v1/loads`.
+
+    Raises:
+        KeyError, TypeError: It is not such an answer.
+    """
+    return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads["loads"])
 
 
 def _update(path: str, version: str | None, flush: bool) -> dict[str, Any]:

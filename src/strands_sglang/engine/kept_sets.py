@@ -22,6 +22,7 @@ import orjson
 
 from strands_sglang._async import in_thread
 from strands_sglang.engine.protocol import FinishReason, Generation
+from strands_sglang.engine.response import loads
 from strands_sglang.errors import KeptSetsMissingError, MalformedResponseError, TreeError
 from strands_sglang.tokens.arrays import logprob_array, token_array
 from strands_sglang.tokens.kept_sets import KeptSets
@@ -69,6 +70,15 @@ def cut_sets(body: bytes) -> tuple[bytes, SetsText | None]:
         return body, None
     rest = b"".join((body[:first], b"null", body[end:later], b"null", body[last:]))
     return rest, SetsText(body[slice(*sets)], body[slice(*logprobs)])
+
+
+def loads_with_sets(body: bytes) -> tuple[Any, SetsText | None]:
+    """Decode an answer without its kept sets, as `response.loads` does; return it and the sets, None if it has none."""
+    body, sets = cut_sets(body)
+    answer = loads(body)
+    if isinstance(answer, dict) and isinstance(meta := answer.get("meta_info"), dict):
+        sets = sets_in(meta) or sets
+    return answer, sets
 
 
 def sets_in(meta: dict[str, Any]) -> SetsText | None:

@@ -14,12 +14,10 @@ import asyncio
 import hashlib
 import logging
 import weakref
-from typing import Any
 
-import orjson
 from yarl import URL
 
-from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, attempt_timeout, exchange
+from strands_sglang.engine.connections import LoopPool, attempt_timeout, exchange_json
 from strands_sglang.engine.control import Worker, WorkerDirectory
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.errors import EngineError
@@ -72,7 +70,7 @@ class WorkerPin:
         return await asyncio.shield(running)
 
     async def _probe(self, pool: LoopPool) -> bool | None:
-        """Return whether there is a router that drops fields; None if that cannot be told now."""
+        """Return whether there is a router that drops fields; None if that is unknown now."""
         workers = await self._directory.workers(pool)
         if not self._directory.known or not workers:
             return None
@@ -82,10 +80,8 @@ class WorkerPin:
             return False  # prefill and decode servers take no calls of their own
         limits = attempt_timeout(_PROBE_SECONDS, _PROBE_SECONDS)
         try:
-            answer: Any = orjson.loads(
-                await exchange(pool, "POST", self._generate, orjson.dumps(_PROBE), JSON_HEADERS, limits)
-            )
-        except (TransientFault, EngineError, orjson.JSONDecodeError) as error:
+            answer = await exchange_json(pool, "POST", self._generate, _PROBE, limits)
+        except (TransientFault, EngineError) as error:
             logger.debug("base_url=<%s>, error=<%s> | router could not be probed", self._base, error)
             return None
         drops = not isinstance(answer, dict) or answer.get("prompt_token_ids") != _PROBE["input_ids"]

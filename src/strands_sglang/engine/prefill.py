@@ -1,4 +1,4 @@
-"""Logprobs of given tokens, without sampling: `prefill`, `Prefill`.
+"""Logprobs of given tokens, without sampling: `prefill`, the work of `SGLangClient.score`.
 
 One request computes the logprobs of a whole trajectory: its ids are the prompt. A teacher and `verify --rescore` use
 the same requests.
@@ -14,7 +14,6 @@ import math
 import re
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy.typing as npt
 
 from strands_sglang._async import in_thread
 from strands_sglang.engine.control import EngineControl
-from strands_sglang.engine.protocol import PromptImage
+from strands_sglang.engine.protocol import Prefill, PromptImage, TokenIds
 from strands_sglang.engine.request import image_url
 from strands_sglang.errors import (
     ConfigurationError,
@@ -47,47 +46,21 @@ _IMPOSSIBLE = -1e30
 _RANGE = re.compile(r"\[0, (\d+)\]")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Prefill:
-    """Logprobs of consecutive tokens of a prompt, one row per token."""
-
-    logprobs: npt.NDArray[np.float64]
-    """Logprob of each token after the tokens before it. Meaningless at the positions of an image."""
-    top_ids: npt.NDArray[np.int32]
-    """The likeliest ids at each position, likeliest first; shape (tokens, top)."""
-    top_logprobs: npt.NDArray[np.float64]
-    """Their logprobs; shape (tokens, top)."""
-
-    @property
-    def top(self) -> int:
-        """Number of likeliest ids at each position; 0 if they were not requested."""
-        return int(self.top_ids.shape[1])
-
-    def __len__(self) -> int:
-        """Return the number of tokens."""
-        return len(self.logprobs)
-
-
 async def prefill(
-    control: EngineControl, ids: Sequence[int], start: int, *, images: Sequence[PromptImage] = (), top: int = 0
+    control: EngineControl, ids: TokenIds, start: int, *, images: Sequence[PromptImage] = (), top: int = 0
 ) -> Prefill:
     """Return the engine's logprobs of `ids[start:]`.
 
     A request that the engine does not answer is sent again a few times.
 
-    Args:
-        control: Sends the requests.
-        ids: The ids, with a placeholder for every position of an image.
-        start: First position whose logprob is returned; at least 1, because the first token follows nothing.
-        images: The images among them.
-        top: Number of likeliest ids to return for each position. Must not be larger than the vocabulary: the engine
-            does not check it, and ends (`vocabulary_size`).
+    `ScoringEngine.score` explains the arguments. `top` must not be larger than the vocabulary (`vocabulary_size`): the
+    engine does not check it, and ends.
 
     Raises:
         ConfigurationError: `start` or `top` cannot work.
         EngineError: The engine did not answer, refused the request, or returned something else.
     """
-    whole = list(ids)
+    whole: list[int] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     if not 1 <= start < len(whole) or top < 0:
         raise ConfigurationError(f"start must be from 1 to {len(whole) - 1} and top at least 0, got {start} and {top}")
     rows = max(_MOST_VALUES // top, 1) if top else len(whole)
@@ -101,13 +74,6 @@ async def prefill(
         np.concatenate([part.top_ids for part in parts]),
         np.concatenate([part.top_logprobs for part in parts]),
     )
-
-
-async def prefill_logprobs(
-    control: EngineControl, ids: Sequence[int], start: int, images: Sequence[PromptImage] = ()
-) -> npt.NDArray[np.float64]:
-    """Return the engine's logprobs of `ids[start:]`; see `prefill`."""
-    return (await prefill(control, ids, start, images=images)).logprobs
 
 
 async def vocabulary_size(control: EngineControl) -> int | None:

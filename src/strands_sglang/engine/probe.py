@@ -16,15 +16,26 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import aiohttp
 import orjson
 from yarl import URL
 
 from strands_sglang.engine import response
-from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange
-from strands_sglang.engine.control import WorkerDirectory
+from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange, exchange_json
+from strands_sglang.engine.control import EngineControl, WorkerDirectory, requests_in
+from strands_sglang.engine.protocol import (
+    AbortPolicy,
+    CancelSignal,
+    Capability,
+    Generation,
+    PromptImage,
+    ScoringEngine,
+    TokenEngine,
+    TokenIds,
+    can,
+)
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.response import TransientFault, from_message
 from strands_sglang.engine.retry import never_answered
@@ -247,11 +258,9 @@ class Probe:
         """Return the ids that the server's tokenizer produces for text or messages; None if it has none."""
         pool = await self._pools.open()
         try:
-            raw = await exchange(
-                pool, "POST", URL(worker) / "tokenize", orjson.dumps(body), JSON_HEADERS, self._limits(_ROUTE_SECONDS)
-            )
-            tokens = orjson.loads(raw).get("tokens")
-        except (TransientFault, EngineError, orjson.JSONDecodeError, AttributeError) as error:
+            answer = await exchange_json(pool, "POST", URL(worker) / "tokenize", body, self._limits(_ROUTE_SECONDS))
+            tokens = answer.get("tokens")
+        except (TransientFault, EngineError, AttributeError) as error:
             logger.debug("server=<%s>, error=<%s> | server does not provide tokenization", worker, error)
             return None
         return tokens if isinstance(tokens, list) else None
@@ -307,11 +316,8 @@ class Probe:
 
     async def idle(self, worker: str) -> bool:
         """Return whether a server reports that it has no running or waiting requests."""
-        loads = (await self._first(await self._pools.open(), URL(worker), "v1/loads")).get("loads")
         try:
-            return isinstance(loads, list) and not sum(
-                one["num_running_reqs"] + one["num_waiting_reqs"] for one in loads
-            )
+            return requests_in(await self._first(await self._pools.open(), URL(worker), "v1/loads")) == 0
         except (KeyError, TypeError):
             return False
 
@@ -341,11 +347,7 @@ class Probe:
         return {}
 
     async def _get(self, pool: LoopPool, url: URL, seconds: float = 0.0) -> Any:
-        limits = self._limits(max(seconds, _ROUTE_SECONDS))
-        try:
-            return orjson.loads(await exchange(pool, "GET", url, None, timeout=limits))
-        except orjson.JSONDecodeError as error:
-            raise MalformedResponseError(f"{url} sent a body that is not JSON: {error}") from error
+        return await exchange_json(pool, "GET", url, timeout=self._limits(max(seconds, _ROUTE_SECONDS)))
 
     def _limits(self, most: float) -> aiohttp.ClientTimeout:
         seconds = min(most, self.left)
@@ -354,3 +356,64 @@ class Probe:
 
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
+
+
+class ServerEngine(ScoringEngine, Protocol):
+    """An engine with `Capability.CONTROL`: an SGLang server or router. It has all other capabilities too."""
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        routing_key: str | None = None,
+        deadline: float | None = None,
+        cancel_signal: CancelSignal | None = None,
+        on_abort: AbortPolicy = AbortPolicy.CONTINUE,
+        routed_experts_start: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+        images: Sequence[PromptImage] = (),
+        kept_sets: bool = False,
+    ) -> Generation:
+        """Sample a continuation of `input_ids`, as `TokenEngine.generate`; also with images and kept sets."""
+        ...
+
+    def at(self, base_url: str, **settings: Any) -> ServerEngine:
+        """Return an engine at another address, such as one worker of a router, with the settings of this one."""
+        ...
+
+    @property
+    def base_url(self) -> str:
+        """Its address, without a trailing slash."""
+        ...
+
+    @property
+    def first_contact(self) -> float | None:
+        """Seconds a call waits for a server that never answered this process; None: as long as for any other."""
+        ...
+
+    @property
+    def control(self) -> EngineControl:
+        """Health, information, pausing and weight updates, on every worker."""
+        ...
+
+    def probe(self, seconds: float) -> Probe:
+        """Return a `Probe` of the server that takes at most `seconds` in total."""
+        ...
+
+    def check_sampling(self, sampling_params: Mapping[str, Any] | None) -> None:
+        """Raise ConfigurationError for a sampling parameter that the server does not support."""
+        ...
+
+    def unreachable_seconds(self) -> float:
+        """Return how long the server has left this process's requests unanswered; 0 if it answers."""
+        ...
+
+    async def close(self) -> None:
+        """Close the running loop's connections."""
+        ...
+
+
+def is_server(engine: TokenEngine) -> TypeGuard[ServerEngine]:
+    """Return whether an engine is an SGLang server or router (`Capability.CONTROL`)."""
+    return can(engine, Capability.CONTROL)

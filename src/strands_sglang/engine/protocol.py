@@ -2,7 +2,8 @@
 
 `SGLangClient` is one implementation; a trainer's engine adapter and a replay of recorded answers are others. An engine
 takes the ids of the whole prompt and returns a complete `Generation`, or raises. It returns an incomplete turn only if
-the caller requested that; `finish_reason` is then `ABORT`.
+the caller requested that; `finish_reason` is then `ABORT`. What it can do beyond that it declares in `capabilities`;
+callers ask for a `Capability`, never for a class.
 
 Invariant: `token_ids`, `logprobs` and the union of `versions` have the same length, and position i in each of them is
 the i-th sampled token. Ids are not negative; logprobs are finite and not above zero (within rounding). A `Generation`
@@ -15,11 +16,11 @@ import base64
 import binascii
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, Protocol, TypeAlias, Union, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, Union, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -352,9 +353,37 @@ class CancelSignal(Protocol):
         ...
 
 
+class Capability(str, Enum):
+    """What an engine can do beyond `TokenEngine.generate` with ids and sampling parameters.
+
+    Example:
+        ```python
+        class MyEngine(BaseEngine):
+            capabilities = frozenset({Capability.ROUTED_EXPERTS})
+        ```
+    """
+
+    STREAMING = "streaming"
+    """It is a `StreamingEngine`: `stream` yields tokens as they are sampled."""
+    IMAGES = "images"
+    """`generate` accepts `images`, a sequence of `PromptImage`: the images of the prompt, in order."""
+    KEPT_SETS = "kept_sets"
+    """`generate` accepts `kept_sets`, and returns the tokens that were left to choose from."""
+    ROUTED_EXPERTS = "routed_experts"
+    """`generate` returns the routed experts that `routed_experts_start` requests."""
+    SCORING = "scoring"
+    """It is a `ScoringEngine`: `score` returns the logprobs of given tokens."""
+    CONTROL = "control"
+    """It is a `ServerEngine`: an SGLang server or router, with health, information, pausing and weight updates.
+    It has all other capabilities too."""
+
+
 @runtime_checkable
 class TokenEngine(Protocol):
     """Takes token ids, returns sampled ids and logprobs.
+
+    An engine with further capabilities has an attribute `capabilities`, a set of `Capability`; without it, it has none.
+    `BaseEngine` implements the protocol for engines that only need to send one request.
 
     Example:
         ```python
@@ -381,8 +410,8 @@ class TokenEngine(Protocol):
     ) -> Generation:
         """Sample a continuation of `input_ids`.
 
-        An engine that takes images also accepts `images`, a sequence of `PromptImage`: the images of the prompt, in
-        order. The argument is passed only if there are any.
+        `images` and `kept_sets` are passed only if they are used, so only engines that declare them need to accept
+        them (`Capability`).
 
         Args:
             input_ids: The whole prompt; sent exactly as given.
@@ -398,3 +427,96 @@ class TokenEngine(Protocol):
             The complete turn.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationChunk:
+    """Newly sampled tokens.
+
+    Example:
+        ```python
+        async for chunk in client.stream(prompt_ids, {"max_new_tokens": 64}):
+            print(list(chunk.token_ids))
+        ```
+    """
+
+    token_ids: array[int]
+    """The new ids."""
+    logprobs: array[float]
+    """Their logprobs, aligned with `token_ids`."""
+    generation: Generation | None = None
+    """The complete turn, in the last chunk; None before."""
+
+
+class StreamingEngine(TokenEngine, Protocol):
+    """An engine with `Capability.STREAMING`."""
+
+    def stream(
+        self,
+        input_ids: TokenIds,
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        routing_key: str | None = None,
+        deadline: float | None = None,
+        cancel_signal: CancelSignal | None = None,
+        on_abort: AbortPolicy = AbortPolicy.CONTINUE,
+        extra: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Sample a continuation and yield tokens as they are sampled; the last chunk carries the whole `Generation`.
+
+        `generate` explains the arguments.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefill:
+    """Logprobs of consecutive tokens of a prompt, one row per token."""
+
+    logprobs: npt.NDArray[np.float64]
+    """Logprob of each token after the tokens before it. Meaningless at the positions of an image."""
+    top_ids: npt.NDArray[np.int32]
+    """The likeliest ids at each position, likeliest first; shape (tokens, top)."""
+    top_logprobs: npt.NDArray[np.float64]
+    """Their logprobs; shape (tokens, top)."""
+
+    @property
+    def top(self) -> int:
+        """Number of likeliest ids at each position; 0 if they were not requested."""
+        return int(self.top_ids.shape[1])
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return len(self.logprobs)
+
+
+class ScoringEngine(TokenEngine, Protocol):
+    """An engine with `Capability.SCORING`."""
+
+    async def score(
+        self, input_ids: TokenIds, start: int, *, images: Sequence[PromptImage] = (), top: int = 0
+    ) -> Prefill:
+        """Return the engine's logprobs of `input_ids[start:]`, at temperature 1.
+
+        Args:
+            input_ids: The ids, with a placeholder for every position of an image.
+            start: First position whose logprob is returned; at least 1, because the first token follows nothing.
+            images: The images among them.
+            top: Number of likeliest ids to return for each position; at most the size of the vocabulary.
+        """
+        ...
+
+
+def can(engine: TokenEngine, capability: Capability) -> bool:
+    """Return whether an engine declares a capability."""
+    return capability in getattr(engine, "capabilities", ())
+
+
+def streams(engine: TokenEngine) -> TypeGuard[StreamingEngine]:
+    """Return whether an engine streams (`Capability.STREAMING`)."""
+    return can(engine, Capability.STREAMING)
+
+
+def scores(engine: TokenEngine) -> TypeGuard[ScoringEngine]:
+    """Return whether an engine scores given tokens (`Capability.SCORING`)."""
+    return can(engine, Capability.SCORING)

@@ -47,6 +47,8 @@ _RESERVED = frozenset(
 )
 _WITH_IMAGES = _RESERVED | {"image_data", "return_prompt_token_ids"}
 
+_WHOLE_VOCABULARY = 1 << 30  # SGLang's own number for top_k = -1
+
 # Parameters whose effect depends on the tokens already sampled in the same request, with the values that disable them.
 # A turn that uses one cannot be continued by another request, because the state is lost with the first.
 _STATEFUL: dict[str, tuple[Any, ...]] = {
@@ -78,6 +80,25 @@ def remaining_sampling(sampling: Mapping[str, Any], used: int) -> dict[str, Any]
         if rest.get(name):
             rest[name] = max(0, rest[name] - used)
     return rest
+
+
+def has_kept_sets(sampling: Mapping[str, Any]) -> bool:
+    """Return whether top-p, top-k or min-p leave out tokens, so that each sampled token has a kept set.
+
+    Greedy sampling (temperature 0) always takes the most likely token, so nothing is lost by not knowing the others.
+
+    Example:
+        >>> has_kept_sets({"top_p": 0.8}), has_kept_sets({"top_p": 1.0, "top_k": -1}), has_kept_sets({"top_k": 50})
+        (True, False, True)
+    """
+    if sampling.get("temperature") == 0:
+        return False
+    top_p, top_k, min_p = (sampling.get(name) for name in ("top_p", "top_k", "min_p"))
+    return (
+        (top_p is not None and top_p < 1.0)
+        or (top_k is not None and 0 < top_k < _WHOLE_VOCABULARY)
+        or (min_p is not None and min_p > 0)
+    )
 
 
 def request_fields(
@@ -117,15 +138,15 @@ class GenerateRequest:
 
     __slots__ = (
         "_body",
-        "_experts_start",
-        "_extra",
         "_image_data",
-        "_kept_sets",
-        "_sampling",
         "_stream",
         "call_id",
         "computed_ids",
+        "experts_start",
+        "extra",
+        "kept_sets",
         "prompt_tokens",
+        "sampling",
     )
 
     def __init__(
@@ -145,13 +166,16 @@ class GenerateRequest:
         """Tokens in the prompt, counting every position of its images; grows when the turn is continued."""
         self.computed_ids: array[int] | None = array("i", input_ids) if images else None
         """The ids that the engine must report to have computed; None without images."""
-        self._kept_sets = kept_sets
+        self.kept_sets = kept_sets
+        """Whether kept sets are requested."""
         self._image_data = [image_url(image.png) for image in images]
-        self._sampling = dict(sampling_params) if sampling_params else {}
+        self.sampling: Mapping[str, Any] = dict(sampling_params) if sampling_params else {}
+        """The sampling parameters; replaced, not modified, when the turn is continued."""
         self._stream = stream
-        self._experts_start = routed_experts_start
-        self._extra = extra
-        if not self.prompt_tokens or extra or "n" in self._sampling:
+        self.experts_start = routed_experts_start
+        """First position whose routed experts are requested; None: none are."""
+        self.extra = extra
+        if not self.prompt_tokens or extra or "n" in self.sampling:
             self._check()
         if self.computed_ids is not None:
             input_ids = _compact(self.computed_ids, images)
@@ -161,41 +185,21 @@ class GenerateRequest:
     def _check(self) -> None:
         if not self.prompt_tokens:
             raise ConfigurationError("input_ids must hold at least one token, got none")
-        if self._sampling.get("n", 1) != 1:
+        if self.sampling.get("n", 1) != 1:
             raise ConfigurationError(
-                f"sampling_params['n'] must be 1, got {self._sampling['n']!r}: make one call per sample"
+                f"sampling_params['n'] must be 1, got {self.sampling['n']!r}: make one call per sample"
             )
         reserved = _WITH_IMAGES if self._image_data else _RESERVED
-        if self._kept_sets:
+        if self.kept_sets:
             reserved = reserved | {"return_sampling_mask", "sampling_logprobs_mode"}
-        if self._extra and not reserved.isdisjoint(self._extra):
-            names = ", ".join(sorted(reserved.intersection(self._extra)))
+        if self.extra and not reserved.isdisjoint(self.extra):
+            names = ", ".join(sorted(reserved.intersection(self.extra)))
             raise ConfigurationError(f"extra must not contain {names}: the client sets it")
-
-    @property
-    def experts_start(self) -> int | None:
-        """First position whose routed experts are requested; None: none are."""
-        return self._experts_start
 
     @property
     def asks_for_more(self) -> bool:
         """Whether the answer must have something that not every router asks the engine for."""
-        return self._kept_sets or bool(self._image_data) or self._experts_start is not None
-
-    @property
-    def kept_sets(self) -> bool:
-        """Whether kept sets are requested."""
-        return self._kept_sets
-
-    @property
-    def sampling(self) -> Mapping[str, Any]:
-        """The sampling parameters; replaced, not modified, when the turn is continued."""
-        return self._sampling
-
-    @property
-    def extra(self) -> Mapping[str, Any] | None:
-        """Further fields of the request."""
-        return self._extra
+        return self.kept_sets or bool(self._image_data) or self.experts_start is not None
 
     def rid(self, attempt: int) -> str:
         """Return the request id of an attempt (counted from 0)."""
@@ -221,8 +225,8 @@ class GenerateRequest:
         if self.computed_ids is not None:
             self.computed_ids += token_ids
         if experts_start is not None:
-            self._experts_start = experts_start
-        self._sampling = remaining_sampling(self._sampling, len(token_ids))
+            self.experts_start = experts_start
+        self.sampling = remaining_sampling(self.sampling, len(token_ids))
         so_far = self._body[_IDS_AT : self._body.index(b"]", _IDS_AT)]
         new = orjson.dumps(_encodable(token_ids), option=orjson.OPT_SERIALIZE_NUMPY)
         self._body = self._encode(orjson.Fragment(b"".join((so_far, b",", new[1:]))))
@@ -232,21 +236,21 @@ class GenerateRequest:
         fields: dict[str, Any] = {
             "rid": self.rid(0),
             "input_ids": ids,
-            "sampling_params": self._sampling,
+            "sampling_params": self.sampling,
             "return_logprob": True,
             "stream": self._stream,
         }
-        if self._experts_start is not None:
+        if self.experts_start is not None:
             fields["return_routed_experts"] = True
-            fields["routed_experts_start_len"] = self._experts_start
+            fields["routed_experts_start_len"] = self.experts_start
         if self._image_data:
             fields["image_data"] = self._image_data
             fields["return_prompt_token_ids"] = True
-        if self._kept_sets:
+        if self.kept_sets:
             fields["return_sampling_mask"] = True
             fields["sampling_logprobs_mode"] = "selected"
-        if self._extra:
-            fields.update(self._extra)
+        if self.extra:
+            fields.update(self.extra)
         try:
             return orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
         except TypeError as error:

@@ -1,7 +1,7 @@
 """Retries: when a call is attempted again, after which delay, and when it fails.
 
-All retries go through this module; `runs/recording/pausable_engine.py` and `trainers/engine_adapter.py` use it with
-limits of their own. `Retries` counts the failures in a row of one call; `ServerRetries` also uses the observations of
+All retries go through this module; `engine/base.py` and `runs/recording/pausable_engine.py` use it with limits of
+their own. `Retries` counts the failures in a row of one call; `ServerRetries` also uses the observations of
 this process about the server (`ServerHistory`): an address that never answered is probably wrong, so a call to it fails
 early with a message about what to check; a server that did answer is down, and the call waits for it.
 

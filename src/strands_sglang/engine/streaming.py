@@ -11,23 +11,27 @@ delivered are never withdrawn: a broken stream is continued after them, or ends 
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import orjson
 
-from strands_sglang.engine import response
-from strands_sglang.engine import response as faults
-from strands_sglang.engine.call import Call, not_json
+from strands_sglang.engine.call import Call
 from strands_sglang.engine.cancellation import CancelScope
-from strands_sglang.engine.connections import MAX_ANSWER_BYTES, check_encoding, closed_error, read, translate
+from strands_sglang.engine.connections import (
+    MAX_ANSWER_BYTES,
+    check_encoding,
+    closed_error,
+    not_json,
+    read,
+    translate,
+)
 from strands_sglang.engine.continuation import is_interrupted, no_progress
-from strands_sglang.engine.kept_sets import SetsText, check_missing, cut_sets, sets_in, with_sets
-from strands_sglang.engine.protocol import Generation
-from strands_sglang.engine.response import TransientFault
+from strands_sglang.engine.kept_sets import SetsText, check_missing, cut_sets, loads_with_sets, with_sets
+from strands_sglang.engine.protocol import Generation, GenerationChunk
+from strands_sglang.engine.response import TransientFault, from_message, from_status, loads
 from strands_sglang.errors import (
     AttemptTimeoutError,
     ConnectionLostError,
@@ -43,25 +47,6 @@ MAX_EVENT_BYTES = 2**28
 _DATA = b"data:"
 _DONE = b"[DONE]"
 _ENDS = (b"\n\n", b"\n\r\n")
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationChunk:
-    """Newly sampled tokens.
-
-    Example:
-        ```python
-        async for chunk in client.stream(prompt_ids, {"max_new_tokens": 64}):
-            print(list(chunk.token_ids))
-        ```
-    """
-
-    token_ids: array[int]
-    """The new ids."""
-    logprobs: array[float]
-    """Their logprobs, aligned with `token_ids`."""
-    generation: Generation | None = None
-    """The complete turn, in the last chunk; None before."""
 
 
 class StreamingCall(Call):
@@ -145,7 +130,7 @@ class StreamingCall(Call):
                 )
                 if http.status != 200:
                     content = await read(http, MAX_ANSWER_BYTES)
-                    fault = faults.from_status(http.status, content, str(url), http.headers)
+                    fault = from_status(http.status, content, str(url), http.headers)
                     ended = not (isinstance(fault, TransientFault) and fault.in_flight)
                     if not isinstance(fault, TransientFault):
                         pool.server_history.record_answer(served=False)
@@ -164,7 +149,7 @@ class StreamingCall(Call):
                 if isinstance(answer, dict) and isinstance(error := answer.get("error"), dict):
                     ended = True
                     status = code if isinstance(code := error.get("code"), int) else None
-                    raise faults.from_message(status, str(error.get("message")), str(url))
+                    raise from_message(status, str(error.get("message")), str(url))
                 has_versions, ended = _has(answer, "weight_versions"), _has(answer, "finish_reason")
                 part = self._parsed(answer, rid, partial=True, ended=ended)
                 if self._request.kept_sets and not ended and not output.sets:
@@ -275,13 +260,7 @@ class Accumulator:
         return newest
 
     def _loads(self, event: bytes) -> tuple[Any, SetsText | None]:
-        if not self._kept_sets:
-            return response.loads(event), None
-        event, sets = cut_sets(event)
-        answer = response.loads(event)
-        if isinstance(answer, dict) and isinstance(meta := answer.get("meta_info"), dict):
-            sets = sets_in(meta) or sets
-        return answer, sets
+        return loads_with_sets(event) if self._kept_sets else (loads(event), None)
 
     def _add(self, answer: Any, sets: SetsText | None) -> None:
         if not isinstance(answer, dict) or not isinstance(meta := answer.get("meta_info"), dict):

@@ -24,9 +24,8 @@ import numpy.typing as npt
 
 from strands_sglang._async import run_bounded
 from strands_sglang._terminal import counted, escape_for_terminal
-from strands_sglang.engine.client import SGLangClient
-from strands_sglang.engine.control import EngineControl
-from strands_sglang.engine.prefill import prefill, vocabulary_size
+from strands_sglang.engine import ScoringEngine, SGLangClient
+from strands_sglang.engine.prefill import vocabulary_size
 from strands_sglang.engine.protocol import prompt_images
 from strands_sglang.errors import EngineError, LedgerError
 from strands_sglang.ledger.files import FileStore
@@ -230,7 +229,7 @@ async def rescore(
         vocabulary = await vocabulary_size(client.control)
         rescorer = _Rescorer(report, all_versions, sampling, FileStore(directory), vocabulary)
         chosen = (one for proof in proofs for one in rescorer.select(proof))
-        await run_bounded(lambda one: rescorer.compare(client.control, *one), chosen, at_once)
+        await run_bounded(lambda one: rescorer.compare(client, *one), chosen, at_once)
     report.turns.sort(key=lambda score: (score.episode, score.turn))
     return report
 
@@ -272,14 +271,14 @@ class _Rescorer:
                 chosen.append((flat, positions))
         return chosen
 
-    async def compare(self, control: EngineControl, flat: FlatTrajectory, positions: npt.NDArray[np.intp]) -> None:
+    async def compare(self, engine: ScoringEngine, flat: FlatTrajectory, positions: npt.NDArray[np.intp]) -> None:
         """Recompute the logprobs of a trajectory and report the differences at some positions."""
         first, last = int(positions[0]), int(positions[-1])
         kept = _part(flat.kept, positions)
         try:
             images = prompt_images((image for image in flat.images if image.start <= last), self._files.read)
             ids = flat.token_ids[: last + 1].tolist()
-            whole = await prefill(control, ids, first, images=images, top=self._top(kept))
+            whole = await engine.score(ids, first, images=images, top=self._top(kept))
         except (LedgerError, EngineError) as error:
             self._report.not_compared[NotCompared.REFUSED] += len(positions)
             self._report.failures.append(f"episode {flat.episode}, branch {flat.branch}: {error!r:.300}")

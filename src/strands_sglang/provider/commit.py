@@ -41,6 +41,7 @@ def commit_turn(
     Returns:
         The committed turn.
     """
+    latency_ms = int(1000 * (time.monotonic() - call.request.started))
     encoder, parser, request, plan = planner.bridge.encoder, planner.parser, call.request, call.plan
     episode, settings, conversation = request.episode, request.settings, request.conversation
     ids, schemas = generation.token_ids, conversation.preamble.schemas
@@ -68,9 +69,9 @@ def commit_turn(
         if live is not None:
             blocks = live.reconcile(blocks)
         native = {
-            call_id: call.id
-            for call, call_id in zip(calls, call_ids, strict=True)
-            if isinstance(call, ToolCall) and call.id is not None
+            call_id: made.id
+            for made, call_id in zip(calls, call_ids, strict=True)
+            if isinstance(made, ToolCall) and made.id is not None
         }
         uses = [block["toolUse"] for block in blocks if "toolUse" in block]
         call_names = tuple((template_call(use)[0], native.get(use["toolUseId"], use["toolUseId"])) for use in uses)
@@ -82,7 +83,7 @@ def commit_turn(
             generation.versions,
             finish_reason=generation.finish_reason.value,
             prompt_tokens=generation.prompt_tokens,
-            detail=_detail(generation, parsed, request),
+            detail=_detail(generation, parsed, request, latency_ms),
             status=TurnStatus.REJECTED if request.is_tracked else TurnStatus.KEPT,
             kept=generation.kept,
         )
@@ -124,10 +125,10 @@ def _update_replaced(call: PreparedCall, turn: Turn) -> None:
 
     Applies only to turns whose replies are not tracked.
     """
-    plan, tree, episode = call.plan, call.tree, call.request.episode
+    lineage, tree, episode = call.plan.lineage, call.tree, call.request.episode
     if episode.tree is not tree:
         return
-    parent, discarded, origin = plan.lineage.parent, plan.lineage.discarded, plan.lineage.rewritten_from
+    parent, discarded, origin = lineage.parent, lineage.discarded, lineage.rewritten_from
     if discarded is not None and _may_be_discarded(episode, tree, discarded.turn):
         tree.reject(tree[discarded.turn])
         episode.replaced[discarded.turn] = turn.id
@@ -144,13 +145,13 @@ def _may_be_discarded(episode: EpisodeTokens, tree: TokenTree, turn: int) -> boo
     return turn not in episode.tracked and all(child.rejected for child in tree.children(tree[turn]))
 
 
-def _detail(generation: Generation, parsed: ParsedTurn, request: TurnRequest) -> dict[str, Any]:
+def _detail(generation: Generation, parsed: ParsedTurn, request: TurnRequest, latency_ms: int) -> dict[str, Any]:
     """Return the details that are stored with a turn besides its tokens."""
     detail: dict[str, Any] = {
         "rid": generation.rid,
         "prompt_tokens": generation.prompt_tokens,
         "cached_tokens": generation.cached_tokens,
-        "latency_ms": int(1000 * (time.monotonic() - request.started)),
+        "latency_ms": latency_ms,
     }
     if request.agent is not None and (agent := name_of(request.agent)) is not None:
         detail["agent"] = agent

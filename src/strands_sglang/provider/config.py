@@ -72,7 +72,6 @@ DEFAULT_MAX_NEW_TOKENS = 4096
 """Default for `max_new_tokens`. The engine's own default, 128, truncates most turns."""
 MOST_KEPT = 4096
 """Largest `top_k` with which SGLang returns kept sets."""
-_WHOLE_VOCABULARY = 1 << 30  # SGLang's own number for top_k = -1
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token"}
 """Template variables that are always set from the conversation and cannot be options."""
 
@@ -259,25 +258,6 @@ def _checked_sampling(params: Any) -> dict[str, Any]:
     if checked.get("n", 1) != 1:
         raise ConfigurationError("sampling_params n must be 1, since a turn is one sample: run more episodes instead")
     return checked
-
-
-def has_kept_sets(sampling: Mapping[str, Any]) -> bool:
-    """Return whether top-p, top-k or min-p leave out tokens, so that each sampled token has a kept set.
-
-    Greedy sampling (temperature 0) always takes the most likely token, so nothing is lost by not knowing the others.
-
-    Example:
-        >>> has_kept_sets({"top_p": 0.8}), has_kept_sets({"top_p": 1.0, "top_k": -1}), has_kept_sets({"top_k": 50})
-        (True, False, True)
-    """
-    if sampling.get("temperature") == 0:
-        return False
-    top_p, top_k, min_p = (sampling.get(name) for name in ("top_p", "top_k", "min_p"))
-    return (
-        (top_p is not None and top_p < 1.0)
-        or (top_k is not None and 0 < top_k < _WHOLE_VOCABULARY)
-        or (min_p is not None and min_p > 0)
-    )
 
 
 def _chosen(name: str, value: Any, kind: Any) -> Any:

@@ -6,13 +6,15 @@ no other token that claims an image; otherwise the turn is refused before anythi
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from strands_sglang._async import in_thread
 from strands_sglang.chat.conversation import Conversation
-from strands_sglang.chat.image_files import ImageFile, sources_in
+from strands_sglang.chat.image_files import ImageFile, image_file, is_cheap, sources_in
 from strands_sglang.chat.image_geometry import ImageGeometry, image_geometry
 from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.errors import (
@@ -51,18 +53,25 @@ class ImageSupport:
             )
         return geometry
 
-    @property
-    def loaded(self) -> bool:
-        """Whether the settings were found already."""
-        return "geometry" in self.__dict__
+    async def read(self, conversation: Conversation, first: int) -> list[ImageFile | None]:
+        """Read the images of a conversation from a message on, in threads if that takes long.
 
-    def load(self) -> None:
-        """Find the settings; the first time, files may be read or downloaded.
+        Returns:
+            The images, None for one that cannot be sent: rendering the message says which one, and why.
 
         Raises:
-            ConfigurationError: They cannot be found, or images cannot be used with this model.
+            UnsupportedContentError: There are images, and they cannot be used with this model.
         """
-        _ = self.geometry
+        cheap, slow = list[bytes](), list[bytes]()
+        for source in conversation.images(first):
+            (cheap if is_cheap(source) else slow).append(source)
+        files = [*map(_file, cheap), *await asyncio.gather(*(in_thread(_file, source) for source in slow))]
+        if files and "geometry" not in self.__dict__:
+            try:
+                await in_thread(lambda support: support.geometry, self)  # may read or download files
+            except ConfigurationError as error:
+                raise _unusable(conversation, error) from error
+        return files
 
     @cached_property
     def reserved_ids(self) -> list[int]:
@@ -119,7 +128,14 @@ class ImageSupport:
         return [*asked, *(token for token in self.reserved_ids if token not in asked)]
 
 
-def unusable(conversation: Conversation, error: ConfigurationError) -> UnsupportedContentError:
+def _file(source: bytes) -> ImageFile | None:
+    try:
+        return image_file(source)
+    except UnsupportedContentError:
+        return None
+
+
+def _unusable(conversation: Conversation, error: ConfigurationError) -> UnsupportedContentError:
     """Return the error for images that this model cannot be shown, with the place of the last one."""
     places = [
         (number, at)

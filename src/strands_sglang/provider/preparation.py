@@ -1,19 +1,19 @@
 """Prepares a turn: turns a conversation into a prompt.
 
+Reads its images, asks for its lineage, plans the text that is appended, encodes it, and prepares the turn in the tree.
+
 Invariant: preparing a turn changes nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from strands_sglang._async import in_thread
 from strands_sglang.chat.conversation_index import IndexedTurn
-from strands_sglang.chat.image_files import ImageFile, image_file, is_cheap
-from strands_sglang.errors import ConfigurationError, TemplateRefusedError, UnsupportedContentError
+from strands_sglang.errors import TemplateRefusedError
 from strands_sglang.provider.config import RewritePolicy
-from strands_sglang.provider.images import ImageSupport, unusable
+from strands_sglang.provider.images import ImageSupport
 from strands_sglang.provider.planning import Planner
 from strands_sglang.provider.reply_tracking import restore_kept_turns
 from strands_sglang.provider.turn import PreparedCall, TurnRequest
@@ -21,14 +21,6 @@ from strands_sglang.tokens import ImageSpan
 
 STATE_KEY = "strands_sglang"
 """Key in an agent's model state that stores its last turn."""
-
-
-def _converted(source: bytes) -> ImageFile | None:
-    """Return an image as it is sent; None if it cannot be: rendering the message says which one, and why."""
-    try:
-        return image_file(source)
-    except UnsupportedContentError:
-        return None
 
 
 async def prepare(planner: Planner, images: ImageSupport, request: TurnRequest) -> PreparedCall:
@@ -41,15 +33,8 @@ async def prepare(planner: Planner, images: ImageSupport, request: TurnRequest) 
     """
     episode, conversation, settings = request.episode, request.conversation, request.settings
     turns_in_messages = () if request.agent is None else restore_kept_turns(request.agent, episode)
-    sources = list(conversation.images(_first_unseen(request)))
-    # Kept until the plan has them: a conversion is forgotten with its last user.
-    slow = [source for source in sources if not is_cheap(source)]
-    converted = await asyncio.gather(*(in_thread(_converted, source) for source in slow))
-    if sources and not images.loaded:
-        try:
-            await in_thread(ImageSupport.load, images)
-        except ConfigurationError as error:
-            raise unusable(conversation, error) from error
+    # Kept until the plan has them: an image that was read is forgotten with its last user.
+    read = await images.read(conversation, _first_unseen(request))
     with episode.lock:
         index, tree, files = episode.index, episode.tree, episode.images
         last, is_retry = _last_turn(request)
@@ -64,10 +49,9 @@ async def prepare(planner: Planner, images: ImageSupport, request: TurnRequest) 
         try:
             plan = planner.plan(conversation, lineage, settings)
         except TemplateRefusedError as error:
-            if not sources:
+            if not read:
                 raise
             raise images.refusal(error) from error
-        del converted
         parent, origin = plan.lineage.parent, plan.lineage.rewritten_from
         caller = episode.caller(conversation.question, last, side=request.is_side) if parent is None else None
     if planner.bridge.is_slow(plan.prompt):

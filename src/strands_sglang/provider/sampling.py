@@ -16,15 +16,16 @@ from typing import Any
 
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_sglang.engine import Generation, TokenEngine
+from strands_sglang.engine import Capability, Generation, TokenEngine, can, streams
 from strands_sglang.engine.protocol import prompt_images
+from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.errors import (
     ConfigurationError,
     ContextOverflowError,
     KeptSetsMissingError,
     RequestRejectedError,
 )
-from strands_sglang.provider.config import Settings, has_kept_sets, kept_top_k
+from strands_sglang.provider.config import Settings, kept_top_k
 from strands_sglang.provider.images import ImageSupport
 from strands_sglang.provider.stream_events import Event, LiveEvents
 from strands_sglang.provider.token_budget import Reservation, turn_budget
@@ -48,7 +49,7 @@ class Sampler:
 
     def streams(self, request: TurnRequest) -> bool:
         """Return whether the text of a turn is streamed while it is sampled."""
-        return bool(request.settings.streaming) and hasattr(self._engine_of(request), "stream")
+        return bool(request.settings.streaming) and streams(self._engine_of(request))
 
     async def sample(
         self, call: PreparedCall, live: LiveEvents | None, hold: Reservation
@@ -73,8 +74,9 @@ class Sampler:
                 if live is None:
                     yield await engine.generate(call.turn.ids, sampling, **arguments)
                     return
+                assert streams(engine)  # decided by `Sampler.streams`
                 arguments.pop("routed_experts_start", None)
-                chunks = engine.stream(call.turn.ids, sampling, **arguments)  # type: ignore[attr-defined]
+                chunks = engine.stream(call.turn.ids, sampling, **arguments)
                 async with aclosing(chunks):
                     async for chunk in chunks:
                         for event in live.feed(chunk.token_ids):
@@ -149,7 +151,7 @@ class Sampler:
         return sampling, arguments
 
     def _wants_kept_sets(self, settings: Settings, sampling: Mapping[str, Any], *, constrained: bool) -> bool:
-        wanted, possible = settings.kept_sets, getattr(self.engine, "gives_kept_sets", False)
+        wanted, possible = settings.kept_sets, can(self.engine, Capability.KEPT_SETS)
         if wanted is True and not possible:
             raise ConfigurationError(
                 f"kept_sets must not be True with a {type(self.engine).__name__}, which does not return kept sets: use "

@@ -10,9 +10,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from strands_sglang._slime_args import settings_from_slime_args
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine import SGLangClient
-from strands_sglang.engine.client import settings_from_slime_args
 
 _SETTINGS = ("max_connections", "timeout", "connect_timeout", "max_retries", "retry_delay")
 

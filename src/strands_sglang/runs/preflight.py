@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from strands_sglang._json import dump_bytes
-from strands_sglang.engine import SGLangClient
+from strands_sglang.engine import is_server
 from strands_sglang.errors import EngineUnavailableError
 from strands_sglang.runs.checks.catalogue import CHECKS, QUICK
 from strands_sglang.runs.checks.finding import Status, UnmetRequirement
@@ -40,7 +40,7 @@ async def preflight_run(
     *,
     needs_kept_sets: bool = False,
 ) -> None:
-    """Check that the server fits the episodes of a run. Does nothing for an engine that is not an `SGLangClient`.
+    """Check that the server fits the episodes of a run. Does nothing for an engine that is no server.
 
     Args:
         run_spec: Settings shared by the episodes.
@@ -52,7 +52,7 @@ async def preflight_run(
         ConfigurationError: As `preflight`.
         EngineError: As `preflight`.
     """
-    if not isinstance(client := run_spec.client, SGLangClient):
+    if not is_server(client := run_spec.client):
         return
     options = dict(run_spec.model_options)
     if sampling is not None:

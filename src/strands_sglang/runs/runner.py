@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
 from strands_sglang._async import run_async
 from strands_sglang._checks import check_int, closest_name
-from strands_sglang.engine import SGLangClient, TokenEngine
+from strands_sglang.engine import SGLangClient, TokenEngine, is_server
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.provider.config import ModelOptions
 from strands_sglang.runs.controller import RunController
@@ -80,7 +80,7 @@ def check_names(options: Collection[str], known: Collection[str]) -> None:
 
 
 def tracked_run(run_spec: RunSpec, samples_per_task: int, concurrency: int) -> TrackedRun:
-    """Return what a tracker is told about a run."""
+    """Return run metadata for a tracker."""
     settings = {"samples_per_task": samples_per_task, "concurrency": concurrency, **run_spec.settings()}
     if (tokenizer := run_spec.tokenizer_name()) is not None:
         settings["tokenizer"] = tokenizer
@@ -195,14 +195,15 @@ async def rollout(
             f"min_samples_per_task must be at most samples_per_task ({samples_per_task}), got {min_samples_per_task}"
         )
     checked = checked_tasks(tasks)
-    owns_client = client is None
-    engine = SGLangClient(str(base_url), max_connections=concurrency) if client is None else client
+    own_client = None
+    if client is None:
+        client = own_client = SGLangClient(str(base_url), max_connections=concurrency)
     path = None if directory is None else Path(directory)
     run_spec = RunSpec(
         build=build,
         reward=reward,
         tokenizer=tokenizer,
-        client=engine,
+        client=client,
         limits=limits or Limits(),
         model_options=dict(model_options),
         directory=path,
@@ -222,8 +223,8 @@ async def rollout(
     check_open_files(concurrency, raise_limit=options.tune_runtime)
     total = len(checked) * samples_per_task if isinstance(checked, list) else None
     totals = RunCounters(total)
-    if isinstance(engine, SGLangClient):
-        totals.unreachable = engine.unreachable_seconds
+    if is_server(client):
+        totals.unreachable = client.unreachable_seconds
     with ExitStack() as stack:
         interrupt = stack.enter_context(InterruptHandler())
         if options.tune_runtime:
@@ -259,8 +260,8 @@ async def rollout(
             interrupt.report(interrupted_line(totals.snapshot(), path))
             raise
         finally:
-            if owns_client and isinstance(engine, SGLangClient):
-                await engine.close()
+            if own_client is not None:
+                await own_client.close()
     return RunResult(
         controller.collector.groups(kept=True),
         totals.snapshot(),

@@ -32,7 +32,7 @@ _TIPS_KEPT = 8  # tips whose branch is kept as one array
 
 
 class TokenTree:
-    """The turns of an episode and the branches they form. An empty tree is false, like any empty collection.
+    """The turns of an episode and the branches they form. An empty tree is falsy, like any empty collection.
 
     Example:
         >>> tree = TokenTree()

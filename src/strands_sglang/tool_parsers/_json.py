@@ -55,12 +55,7 @@ def float_problem(value: float, digits: str) -> str | None:
 
 
 class JsonReader:
-    """Reads JSON values inside a text.
-
-    Example:
-        >>> JsonReader('CALL: {"a": 1} done').read(5)
-        ({'a': 1}, 14)
-    """
+    """Reads JSON values inside a text."""
 
     def __init__(self, text: str) -> None:
         self._text = _Text(text)
@@ -191,12 +186,9 @@ class TurnJson:
     def read(self, at: int, closing: str | None = None) -> tuple[Any, int]:
         """Read the value at `at`, or after whitespace there.
 
-        Returns the value and the offset at which it ends. Raises CallFault if there is no value, or none that can be
-        used as it is; `UNCLOSED` if the turn ends in the middle of it and there is no closing marker.
-
-        Args:
-            at: Offset at which to begin.
-            closing: Marker that ends such a call or begins the next; None if the format has none.
+        `at`: offset at which to begin. `closing`: marker that ends such a call or begins the next; None if the format
+        has none. Returns the value and the offset at which it ends. Raises CallFault if there is no value, or none that
+        can be used as it is; `UNCLOSED` if the turn ends in the middle of it and there is no closing marker.
         """
         try:
             return self._reader.read(at)
@@ -211,12 +203,9 @@ class TurnJson:
     def pass_over(self, at: int, stop: int) -> int:
         """Return where the first object in a part of a malformed call ends.
 
-        Returns the offset up to which the object could be read; `at` if there is no object, or no string in it. Only
-        markers after this offset count.
-
-        Args:
-            at: Offset at which the part begins.
-            stop: Offset at which it ends: at an apparent marker, which may be inside a string of the object.
+        `at`: offset at which the part begins. `stop`: offset at which it ends: at an apparent marker, which may be
+        inside a string of the object. Returns the offset up to which the object could be read; `at` if there is no
+        object, or no string in it. Only markers after this offset count.
         """
         begin = self._text.find("{", at, stop)
         if begin < 0 or self._text.find('"', begin, stop) < 0:

@@ -90,9 +90,8 @@ class CallList:
     def __init__(self, text: SampledText, json: TurnJson, end: ListEnd, id_key: str | None = None) -> None:
         """Create one.
 
-        Args:
-            end: What must follow a list.
-            id_key: The format's key for the optional id of a call; None: the format has no ids.
+        `end`: what must follow a list. `id_key`: the format's key for the optional id of a call; None: the format has
+        no ids.
         """
         self._text = text
         self._json = json
@@ -102,11 +101,8 @@ class CallList:
     def read(self, start: int, at: int) -> Generator[Found, None, int]:
         """Yield the contents of one block.
 
+        `start`: offset at which the block begins. `at`: offset at which its list must begin, apart from whitespace.
         Returns the offset at which the block ends.
-
-        Args:
-            start: Offset at which the block begins.
-            at: Offset at which its list must begin, apart from whitespace.
         """
         try:
             at = self._first(at)

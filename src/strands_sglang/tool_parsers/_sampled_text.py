@@ -18,13 +18,7 @@ _NOTHING = "\ufffd"
 
 
 class SampledText(str):
-    """A decoded turn, with the offsets of the control tokens in it.
-
-    Example:
-        >>> quoted = SampledText("<tool_call>", tokens=(), parts=lambda marker: [0])
-        >>> quoted.mark("<tool_call>", 0), SampledText("<tool_call>").mark("<tool_call>", 0)
-        (-1, 0)
-    """
+    """A decoded turn, with the offsets of the control tokens in it."""
 
     _tokens: Collection[int] | None
     _parts: Callable[[str], Collection[int]] | None
@@ -37,9 +31,8 @@ class SampledText(str):
     ) -> SampledText:
         """Create one.
 
-        Args:
-            tokens: Offset of each sampled control token, in characters; None if unknown.
-            parts: Returns the offset of each control token inside a marker, as the tokenizer splits it.
+        `tokens`: offset of each sampled control token, in characters; None if unknown. `parts`: returns the offset of
+        each control token inside a marker, as the tokenizer splits it.
         """
         made = super().__new__(cls, text)
         made._tokens, made._parts = tokens, parts

@@ -87,9 +87,8 @@ class CallTags:
     def __init__(self, *blocks: Block, call: Tag, parameter: Tag, several: bool) -> None:
         """Define a format.
 
-        Args:
-            blocks: Markers around calls; any of them may be used.
-            several: Whether a block may contain more than one call.
+        `blocks`: markers around calls; any of them may be used. `several`: whether a block may contain more than one
+        call.
         """
         self._blocks = {block.opening: block for block in blocks}
         self._closings = tuple(block.closing for block in blocks)

@@ -29,18 +29,7 @@ Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 class ToolParser(ABC):
-    r"""Parses a sampled turn. A parser has no state: one object serves any number of turns and threads at once.
-
-    Example:
-        class LineParser(ToolParser):
-            name = "line"
-            call_markers = markers = ("CALL ",)
-
-            def scan(self, text, at, schemas):
-                while (start := text.mark("CALL ", at)) >= 0:
-                    at = text.find("\n", start) if "\n" in text[start:] else len(text)
-                    yield ToolCall(text[start + 5 : at], {}, text[start:at], start)
-    """
+    """Parses a sampled turn. A parser has no state: one object serves any number of turns and threads at once."""
 
     name: ClassVar[str]
     """Name of the family, as users write it."""
@@ -151,12 +140,7 @@ class FramedToolParser(ToolParser):
 
 
 class PlainTextParser(ToolParser):
-    """The parser of models without tools: reasoning and text, no calls.
-
-    Example:
-        >>> PlainTextParser().parse("<tool_call>{}</tool_call>").text
-        '<tool_call>{}</tool_call>'
-    """
+    """The parser of models without tools: reasoning and text, no calls."""
 
     name: ClassVar[str] = "none"
 

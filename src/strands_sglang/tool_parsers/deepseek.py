@@ -57,15 +57,7 @@ _BLOCK = "\n```json\n"
 
 
 class DeepSeekV3ToolParser(SectionToolParser):
-    r"""Strict parser of `function<｜tool▁sep｜>NAME` and a block of JSON, between the markers of a call in a section.
-
-    Example:
-        parser = DeepSeekV3ToolParser()
-        parser.parse(
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n"
-            '{"a": 1}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
-        ).calls[0].arguments  # {'a': 1}
-    """
+    """Strict parser of `function<｜tool▁sep｜>NAME` and a block of JSON, between the markers of a call in a section."""
 
     name: ClassVar[str] = "deepseek_v3"
     call_markers: ClassVar[tuple[str, ...]] = (_BEGIN, _CALL_BEGIN, _SEPARATOR)
@@ -94,13 +86,7 @@ class DeepSeekV3ToolParser(SectionToolParser):
 
 
 class DeepSeekV31ToolParser(SectionToolParser):
-    """Strict parser of `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>` in a section.
-
-    Example:
-        >>> text = '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"x": 1}<｜tool▁call▁end｜>'
-        >>> DeepSeekV31ToolParser().parse(text).calls[0].arguments
-        {'x': 1}
-    """
+    """Strict parser of `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜>` in a section."""
 
     name: ClassVar[str] = "deepseek_v31"
     call_markers: ClassVar[tuple[str, ...]] = (_BEGIN, _CALL_BEGIN, _SEPARATOR)
@@ -125,16 +111,7 @@ _TAGS = CallTags(*_BLOCKS, call=_INVOKE, parameter=_PARAMETER, several=True)
 
 
 class DeepSeekV32ToolParser(ToolParser):
-    """Strict parser of blocks of `<｜DSML｜invoke name="..."><｜DSML｜parameter name="..." string="...">...`.
-
-    Example:
-        >>> text = (
-        ...     '<｜DSML｜function_calls><｜DSML｜invoke name="add"><｜DSML｜parameter name="a" string="false">1'
-        ...     "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>"
-        ... )
-        >>> DeepSeekV32ToolParser().parse(text).calls[0].arguments
-        {'a': 1}
-    """
+    """Strict parser of blocks of `<｜DSML｜invoke name="..."><｜DSML｜parameter name="..." string="...">...`."""
 
     name: ClassVar[str] = "deepseek_v32"
     call_markers: ClassVar[tuple[str, ...]] = (*(block.opening for block in _BLOCKS), _INVOKE.opening)

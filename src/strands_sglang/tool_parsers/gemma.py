@@ -64,12 +64,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class GemmaToolParser(ToolParser):
-    """Strict parser of `call:NAME{key:value}` between the markers of FunctionGemma or of Gemma 4.
-
-    Example:
-        >>> GemmaToolParser().parse('<|tool_call>call:f{city:<|"|>Rome<|"|>,days:3}<tool_call|>').calls[0].arguments
-        {'city': 'Rome', 'days': 3}
-    """
+    """Strict parser of `call:NAME{key:value}` between the markers of FunctionGemma or of Gemma 4."""
 
     name: ClassVar[str] = "gemma"
     reasoning_markers: ClassVar[tuple[str, str]] = (f"{_THOUGHT}thought", _THOUGHT_END)

@@ -35,13 +35,7 @@ _ANY = Markers(*_MARKERS)
 
 
 class GlmToolParser(ToolParser):
-    """Strict parser of `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`.
-
-    Example:
-        >>> text = "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"
-        >>> GlmToolParser().parse(text).calls[0].arguments
-        {'a': '1'}
-    """
+    """Strict parser of `<tool_call>name<arg_key>...</arg_key><arg_value>...</arg_value></tool_call>`."""
 
     name: ClassVar[str] = "glm"
     call_markers: ClassVar[tuple[str, ...]] = (_OPENING,)

@@ -50,13 +50,7 @@ _FUNCTION = re.compile(r"functions\.([\w.-]+)")
 
 
 class HarmonyToolParser(ToolParser):
-    """Strict parser of messages on channels; messages to `functions.NAME` are calls.
-
-    Example:
-        >>> text = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>'
-        >>> HarmonyToolParser().parse(text).calls[0].arguments
-        {'a': 1}
-    """
+    """Strict parser of messages on channels; messages to `functions.NAME` are calls."""
 
     name: ClassVar[str] = "harmony"
     reasoning_markers: ClassVar[tuple[str, str]] = (_ANALYSIS, _END)

@@ -26,13 +26,7 @@ _CLOSING = "</tool_call>"
 
 
 class HermesToolParser(ToolParser):
-    """Strict parser of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-
-    Example:
-        >>> turn = HermesToolParser().parse('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
-        >>> turn.calls[0].name, turn.calls[0].arguments
-        ('add', {'a': 1})
-    """
+    """Strict parser of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
     name: ClassVar[str] = "hermes"
     call_markers: ClassVar[tuple[str, ...]] = (_OPENING,)

@@ -24,14 +24,7 @@ _SPACE = "functions."
 
 
 class KimiK2ToolParser(SectionToolParser):
-    """Strict parser of calls with the head `functions.NAME:INDEX`, in a section.
-
-    Example:
-        >>> head = "<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
-        >>> turn = KimiK2ToolParser().parse("<|tool_calls_section_begin|>" + head + '{"a": 1}<|tool_call_end|>')
-        >>> turn.calls[0].name, turn.calls[0].id
-        ('add', 'functions.add:0')
-    """
+    """Strict parser of calls with the head `functions.NAME:INDEX`, in a section."""
 
     name: ClassVar[str] = "kimi_k2"
     call_markers: ClassVar[tuple[str, ...]] = (_BEGIN, _CALL_BEGIN, _SEPARATOR)

@@ -35,12 +35,7 @@ _LIKE_A_CALL = re.compile(r'\{[ \t\n\r]*"name"[ \t\n\r]*:')
 
 
 class Llama3JsonToolParser(ToolParser):
-    """Strict parser of a turn of the form `{"name": ..., "parameters": {...}}`.
-
-    Example:
-        >>> Llama3JsonToolParser().parse('{"name": "add", "parameters": {"a": 1}}').calls[0].arguments
-        {'a': 1}
-    """
+    """Strict parser of a turn of the form `{"name": ..., "parameters": {...}}`."""
 
     name: ClassVar[str] = "llama3_json"
     call_markers: ClassVar[tuple[str, ...]] = (_TAG, "{")

@@ -36,13 +36,7 @@ _TAGS = CallTags(_BLOCK, call=_INVOKE, parameter=_PARAMETER, several=True)
 
 
 class MiniMaxM2ToolParser(ToolParser):
-    """Strict parser of `<minimax:tool_call><invoke name="..."><parameter name="...">...`.
-
-    Example:
-        >>> text = '<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke></minimax:tool_call>'
-        >>> MiniMaxM2ToolParser().parse(text).calls[0].arguments
-        {'a': '1'}
-    """
+    """Strict parser of `<minimax:tool_call><invoke name="..."><parameter name="...">...`."""
 
     name: ClassVar[str] = "minimax_m2"
     call_markers: ClassVar[tuple[str, ...]] = (_BLOCK.opening, _INVOKE.opening)

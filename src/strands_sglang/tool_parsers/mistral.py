@@ -36,12 +36,7 @@ _END = ListEnd(_OPENING, closes=False)
 
 
 class MistralToolParser(FramedToolParser):
-    """Strict parser of `[TOOL_CALLS][{...}, ...]` and `[TOOL_CALLS]NAME[ARGS]{...}`.
-
-    Example:
-        >>> MistralToolParser().parse('[TOOL_CALLS]add[ARGS]{"a": 1}').calls[0].arguments
-        {'a': 1}
-    """
+    """Strict parser of `[TOOL_CALLS][{...}, ...]` and `[TOOL_CALLS]NAME[ARGS]{...}`."""
 
     name: ClassVar[str] = "mistral"
     reasoning_markers: ClassVar[tuple[str, str]] = ("[THINK]", "[/THINK]")

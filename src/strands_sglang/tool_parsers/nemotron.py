@@ -25,12 +25,7 @@ _CLOSING = "</TOOLCALL>"
 
 
 class NemotronToolParser(FramedToolParser):
-    """Strict parser of `<TOOLCALL>[{"name": ..., "arguments": {...}}, ...]</TOOLCALL>`.
-
-    Example:
-        >>> NemotronToolParser().parse('<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>').calls[0].name
-        'f'
-    """
+    """Strict parser of `<TOOLCALL>[{"name": ..., "arguments": {...}}, ...]</TOOLCALL>`."""
 
     name: ClassVar[str] = "nemotron"
     call_markers: ClassVar[tuple[str, ...]] = (_OPENING,)

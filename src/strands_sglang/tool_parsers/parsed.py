@@ -48,12 +48,7 @@ class ParseFailure(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A well-formed call, ready to be executed.
-
-    Example:
-        >>> ToolCall(name="add", arguments={"a": 1}, raw="add(a=1)", start=0).arguments
-        {'a': 1}
-    """
+    """A well-formed call, ready to be executed."""
 
     name: str
     """Name of the tool as the model wrote it. The parser does not check that such a tool exists."""
@@ -69,20 +64,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class FailedCall:
-    """A malformed call: it is counted and answered, never executed.
-
-    Example:
-        >>> failed = FailedCall("<tool_call>{", 0, ParseFailure.UNCLOSED, "The tool call has no </tool_call>.")
-        >>> failed.failure.value
-        'unclosed'
-    """
+    """A malformed call: it is counted and answered, never executed."""
 
     raw: str
     """The exact text from the opening marker to the closing one, or to the end of the turn if that is missing."""
     start: int
     """Offset of `raw` in the parsed text, in characters."""
     failure: ParseFailure
-    """The kind of error, for counting."""
     detail: str
     """The error and its position, in a sentence for the model; always encodable as UTF-8."""
     name: str | None = None
@@ -93,7 +81,6 @@ class Frame(NamedTuple):
     """Text of the format that surrounds calls and belongs to none of them; it is removed from the turn's text."""
 
     raw: str
-    """The exact text."""
     start: int
     """Offset in the parsed text, in characters."""
 
@@ -104,12 +91,7 @@ Found: TypeAlias = ToolCall | FailedCall | Frame
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """One parsed turn.
-
-    Example:
-        >>> ParsedTurn(reasoning=None, text="Hello").calls
-        ()
-    """
+    """One parsed turn."""
 
     reasoning: str | None
     """The reasoning without surrounding newlines; None if there is no reasoning block, "" if it is empty."""
@@ -138,17 +120,11 @@ def quoted(text: str) -> str:
 
 
 class CallFault(Exception):
-    """Raised while a call is read, and turned into a `FailedCall` before the parser returns.
-
-    Example:
-        >>> CallFault(ParseFailure.UNCLOSED, "The call has no END", past=4).failed("CALL", 0, 4).detail
-        'The call has no END.'
-    """
+    """Raised while a call is read, and turned into a `FailedCall` before the parser returns."""
 
     def __init__(self, failure: ParseFailure, message: str, *, past: int, at: int | None = None) -> None:
         super().__init__(message)
         self.failure = failure
-        """The kind of error, for counting."""
         self.message = message
         """The error, without a full stop and without the position."""
         self.past = past
@@ -213,9 +189,8 @@ def outside_reasoning(
 ) -> list[Found]:
     """Return the items that a scan finds in a turn outside of later reasoning blocks.
 
-    Args:
-        at: Offset at which the reasoning at its beginning ends.
-        scan: Finds calls, failed calls and frames in a turn, in text order.
+    `at`: offset at which the reasoning at its beginning ends. `scan`: finds calls, failed calls and frames in a turn,
+    in text order.
     """
     found = list(scan(text))
     if not found or text.mark(opening, at) < 0:

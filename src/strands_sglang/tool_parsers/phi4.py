@@ -30,12 +30,7 @@ _FUNCTOOLS = "functools["
 
 
 class Phi4ToolParser(FramedToolParser):
-    """Strict parser of `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>` and `functools[...]`.
-
-    Example:
-        >>> Phi4ToolParser().parse('functools[{"name": "add", "arguments": {"a": 1}}]').calls[0].arguments
-        {'a': 1}
-    """
+    """Strict parser of `<|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>` and `functools[...]`."""
 
     name: ClassVar[str] = "phi4"
     call_markers: ClassVar[tuple[str, ...]] = (_OPENING, _FUNCTOOLS)

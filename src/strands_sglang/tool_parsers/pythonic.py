@@ -41,12 +41,7 @@ _NAME = re.compile(r"[\w.-]*")
 
 
 class PythonicToolParser(ToolParser):
-    """Strict parser of `[f(a=1), g()]`, with or without `<|python_start|>` and `<|python_end|>` around it.
-
-    Example:
-        >>> [(call.name, call.arguments) for call in PythonicToolParser().parse("[f(a=1), g()]").calls]
-        [('f', {'a': 1}), ('g', {})]
-    """
+    """Strict parser of `[f(a=1), g()]`, with or without `<|python_start|>` and `<|python_end|>` around it."""
 
     name: ClassVar[str] = "pythonic"
     call_markers: ClassVar[tuple[str, ...]] = ("[", _OPENING)

@@ -37,13 +37,7 @@ _TAGS = CallTags(_BLOCK, call=_FUNCTION, parameter=_PARAMETER, several=False)
 
 
 class Qwen3CoderToolParser(ToolParser):
-    """Strict parser of `<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`.
-
-    Example:
-        >>> text = "<tool_call><function=add><parameter=a>1</parameter></function></tool_call>"
-        >>> Qwen3CoderToolParser().parse(text).calls[0].arguments
-        {'a': '1'}
-    """
+    """Strict parser of `<tool_call><function=...><parameter=...>...</parameter></function></tool_call>`."""
 
     name: ClassVar[str] = "qwen3_coder"
     call_markers: ClassVar[tuple[str, ...]] = (_BLOCK.opening, _FUNCTION.opening)

@@ -68,8 +68,7 @@ class Values:
     def __init__(self, schemas: Mapping[str, Any]) -> None:
         """Create one.
 
-        Args:
-            schemas: JSON schema of each tool's parameters, by tool name.
+        `schemas`: JSON schema of each tool's parameters, by tool name.
         """
         self._schemas = schemas
         self._tools: dict[str, _Tool] = {}
@@ -256,8 +255,7 @@ _LONG = 200
 def checked_by_schema(parsed: ParsedTurn, schemas: Schemas) -> ParsedTurn:
     """Return a turn in which calls that violate their tool's schema are failed calls.
 
-    Args:
-        schemas: JSON schema of each tool's parameters, by tool name; a tool without one is not checked.
+    `schemas`: JSON schema of each tool's parameters, by tool name; a tool without one is not checked.
     """
     calls: list[ToolCall] = []
     failures = list(parsed.failures)

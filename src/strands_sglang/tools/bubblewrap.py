@@ -61,9 +61,8 @@ def bwrap_command(
 ) -> list[str]:
     """Return the command line of one call.
 
-    Args:
-        filter_fd: Descriptor from which bubblewrap reads the seccomp filter.
-        info_fd: Descriptor to which bubblewrap writes the id of the sandbox's init process; None: not written.
+    `filter_fd`: descriptor from which bubblewrap reads the seccomp filter. `info_fd`: descriptor to which bubblewrap
+    writes the id of the sandbox's init process; None: not written.
     """
     arguments = [*arguments, *[f"path={PACKAGES}"] * bool(interpreter.packages)]
     command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -165,10 +164,8 @@ def find_bubblewrap(bwrap: str = "bwrap") -> str:
 def probe_privileges(bwrap: str, interpreter: Interpreter, requested: Privileges | None = None) -> Privileges:
     """Return the best privileges with which a sandbox works on this machine, after running one.
 
-    Raises SandboxUnavailableError if no sandbox works; the message has bubblewrap's errors and possible solutions.
-
-    Args:
-        requested: The only privileges to try; None: all that this process can have, best first.
+    `requested`: the only privileges to try; None: all that this process can have, best first. Raises
+    SandboxUnavailableError if no sandbox works; the message has bubblewrap's errors and possible solutions.
     """
     errors = []
     for privileges in (requested,) if requested is not None else _candidates():

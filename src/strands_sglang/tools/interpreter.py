@@ -59,11 +59,9 @@ class Interpreter:
 def find_interpreter(python: str, packages: tuple[str, ...]) -> Interpreter:
     """Return the mounts for an interpreter.
 
-    Raises ConfigurationError if the executable cannot be run, or a distribution is not installed.
-
-    Args:
-        python: Path of the executable; empty: the one that runs this process.
-        packages: Names of distributions installed for it; their requirements are included.
+    `python`: path of the executable; empty: the one that runs this process. `packages`: names of distributions
+    installed for it; their requirements are included. Raises ConfigurationError if the executable cannot be run, or a
+    distribution is not installed.
     """
     info = _interpreter_info(python or sys.executable, packages)
     stdlib, executable = Path(info["stdlib"]), Path(info["executable"])

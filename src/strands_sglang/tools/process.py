@@ -41,8 +41,7 @@ class BoundedOutput:
     def __init__(self, shown: int) -> None:
         """Create an empty buffer.
 
-        Args:
-            shown: Total number of bytes to keep.
+        `shown`: total number of bytes to keep.
         """
         self._half = shown // 2
         self._head = bytearray()
@@ -199,7 +198,7 @@ class SandboxCall:
     start_signal: StartSignal | None = None
     """Signals the start of the code and of its time limit; None: both start at once."""
     process: asyncio.subprocess.Process | None = None
-    """The started process; None before the start."""
+    """None before the start."""
     stdout: BoundedOutput = field(init=False)
     stderr: BoundedOutput = field(init=False)
     exceeded: SandboxEndReason | None = None
@@ -211,8 +210,7 @@ class SandboxCall:
     async def run(self, command: Sequence[str], code: bytes, **settings: Any) -> SandboxResult:
         """Run a command that reads code from stdin.
 
-        Args:
-            **settings: Arguments of `subprocess.Popen`: `env`, `cwd`, `pass_fds`, the user.
+        `**settings`: arguments of `subprocess.Popen`: `env`, `cwd`, `pass_fds`, the user.
         """
         began = time.monotonic()
         process = await self._start(command, settings)

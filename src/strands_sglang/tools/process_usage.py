@@ -31,9 +31,8 @@ def descendants(pid: int) -> list[int]:
 def memory_of(pids: list[int], limit: int) -> int:
     """Return the bytes of memory that processes use together.
 
-    Args:
-        limit: If an upper bound, which counts shared pages once per process, is at most this value, the upper bound is
-            returned, because it is cheaper to read.
+    `limit`: if an upper bound, which counts shared pages once per process, is at most this value, the upper bound is
+    returned, because it is cheaper to read.
     """
     bound = sum(int(words[1]) for pid in pids if (words := _read(f"/proc/{pid}/statm").split())) * _PAGE
     return bound if bound <= limit else sum(_proportional_memory(pid) for pid in pids)

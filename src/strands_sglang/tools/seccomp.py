@@ -198,10 +198,8 @@ def _refuse_second_argument(number: int, values: tuple[int, int]) -> list[bytes]
 def seccomp_filter(machine: str = "") -> bytes:
     """Return the filter in the format that the kernel loads.
 
-    Raises ConfigurationError if the architecture is not supported.
-
-    Args:
-        machine: Architecture as in `platform.machine()`; empty: this machine.
+    `machine`: architecture as in `platform.machine()`; empty: this machine. Raises ConfigurationError if the
+    architecture is not supported.
     """
     machine = machine or platform.machine()
     if machine not in MACHINES:

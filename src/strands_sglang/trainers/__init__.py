@@ -4,7 +4,7 @@
 trainer            entry points
 =================  ===========================================================================================
 slime              `slime_rollout`; `grpo_by_group`, `check_reward_nonzero_std`,
-                   `check_reward_nonzero_std_with_fallback`; `validate_sample`, `validate_batch`
+                   `check_reward_nonzero_std_with_fallback`
 Miles              `miles_rollout`
 TRL                `trl_rollout`, `trl_reward`, `DiskSync`, `logprob_drift`
 verl               `StrandsAgentLoop`
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
         grpo_by_group,
         miles_rollout,
         slime_rollout,
-        validate_batch,
-        validate_sample,
     )
     from strands_sglang.trainers.statuses import TrainerStatus
     from strands_sglang.trainers.trl import DiskSync, logprob_drift, trl_reward, trl_rollout
@@ -51,8 +49,6 @@ __all__ = [
     "grpo_by_group",
     "check_reward_nonzero_std",
     "check_reward_nonzero_std_with_fallback",
-    "validate_sample",
-    "validate_batch",
     "trl_rollout",
     "trl_reward",
     "DiskSync",
@@ -83,8 +79,6 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "grpo_by_group",
         "miles_rollout",
         "slime_rollout",
-        "validate_batch",
-        "validate_sample",
     ),
     ".statuses": ("TrainerStatus",),
     ".trl": ("DiskSync", "logprob_drift", "trl_reward", "trl_rollout"),

@@ -1,9 +1,11 @@
-"""Workers that run a trainer's episodes, kept per event loop: `PerLoop`, `run_episode`.
+"""Workers that run a trainer's episodes and teachers that score them, kept per event loop: `PerLoop`, `run_episode`.
 
 Trainers create their own objects for every sample, or call from several event loops. The model is set up once per loop,
 because locks and connections belong to one loop.
 
-Invariant: an object kept here is only used on the event loop that it was made on.
+Invariants: an object kept here is only used on the event loop that it was made on. An episode that failed, or that the
+teacher could not score, is logged and returned; a teacher raises only at the first contact, where a wrong address is a
+setting that cannot work.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from collections.abc import Callable, Hashable
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
+from strands_sglang.engine import ScoringEngine, SGLangClient
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.offline.teacher import TeacherScorer
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec
 
@@ -90,6 +94,68 @@ def log_failure(episode: Episode) -> None:
         )
     elif episode.reward_detail.error is not None:
         logger.warning("episode=<%s>, error=<%s> | reward function failed", episode.id, episode.reward_detail.error)
+
+
+class EpisodeTeacher:
+    """Scores the sampled tokens of episodes with another model of the same vocabulary.
+
+    Example:
+        >>> teacher = EpisodeTeacher("http://teacher:30000", top=8)
+        >>> await teacher.score(episode)
+        >>> episode.trajectories[0].teacher.logprobs
+    """
+
+    def __init__(self, teacher: ScoringEngine | str, top: int = 0) -> None:
+        """Keep the settings; nothing is sent before the first episode.
+
+        Args:
+            teacher: The teacher's engine, or its base URL.
+            top: Number of the teacher's likeliest ids to keep for each token; 0: none.
+        """
+        self._client = SGLangClient(teacher) if isinstance(teacher, str) else teacher
+        self.top = top
+        """Number of likeliest ids per token."""
+        self._scorers: PerLoop[asyncio.Future[TeacherScorer]] = PerLoop()
+
+    async def score(self, episode: Episode) -> None:
+        """Set the teacher's logprobs in the tree of an episode.
+
+        Raises:
+            EngineError: The teacher did not answer at the first contact.
+            ConfigurationError: `top` is larger than its vocabulary.
+        """
+        opening = self._scorers.get(lambda: asyncio.ensure_future(TeacherScorer.open(self._client, self.top)))
+        try:
+            scorer = await asyncio.shield(opening)
+        except Exception:
+            self._scorers.discard()  # the next episode tries again
+            raise
+        await scorer.score_episode(episode)
+        if (why := scorer.report.failures.pop(episode.id, None)) is not None:
+            logger.warning("episode=<%s>, error=<%s> | teacher could not score the episode", episode.id, why)
+
+
+def pad_id_of(tokenizer: Any) -> int:
+    """Return the id that a tokenizer pads with: its padding token, or its end token, or 0."""
+    return next((id for id in (tokenizer.pad_token_id, tokenizer.eos_token_id) if id is not None), 0)
+
+
+def agent_functions(build: Any, reward: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return the functions that make an agent and score an episode.
+
+    Args:
+        build: The function, or its dotted path.
+        reward: The same.
+
+    Raises:
+        ConfigurationError: If one of them is not a function.
+    """
+    made, scored = import_by_path(build), import_by_path(reward)
+    if not callable(made) or not callable(scored):
+        raise ConfigurationError(
+            f"build and reward must be functions or their dotted paths, got {build!r} and {reward!r}"
+        )
+    return made, scored
 
 
 def import_by_path(target: Any) -> Any:

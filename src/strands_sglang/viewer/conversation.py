@@ -40,9 +40,8 @@ def items_by_turn(
 ) -> dict[int, TurnItems]:
     """Return the items of every turn that a recorded conversation covers.
 
-    Args:
-        conversations: Conversations of the branches, as the end event has them.
-        final: Last turn of the branch that the agent's own messages belong to (None: unknown), and these messages.
+    `conversations`: conversations of the branches, as the end event has them. `final`: last turn of the branch that the
+    agent's own messages belong to (None: unknown), and these messages.
     """
     found: dict[int, TurnItems] = {}
     end = tree.main_leaf()
@@ -267,8 +266,7 @@ class TurnText:
         A header is a control token, with the name of the role and another control token after it or not. It is read
         from its end: text before it may contain control tokens, such as the examples in definitions of tools.
 
-        Args:
-            after: First token that may belong to it.
+        `after`: first token that may belong to it.
         """
         start, at = None, self._without_blanks(after, before)
         while at > after:

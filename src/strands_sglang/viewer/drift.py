@@ -34,12 +34,9 @@ def drift_view(record: EpisodeRecord, texts: TokenTexts | None) -> dict[str, Any
 
     Encoding takes longer than everything else that is shown of an episode, so the page asks for it later.
 
-    Args:
-        texts: The tokenizer; None: nothing is known.
-
-    Returns:
-        `turns`: by id of the turn, `[start, end, ids]` by position among its sampled tokens, [] if nothing changes;
-        turns that cannot be encoded are absent. `words`: text of each new id, or its bytes as hex in a list of one.
+    `texts`: the tokenizer; None: nothing is known. Returns `turns`: by id of the turn, `[start, end, ids]` by position
+    among its sampled tokens, [] if nothing changes; turns that cannot be encoded are absent. `words`: text of each new
+    id, or its bytes as hex in a list of one.
     """
     turns: dict[str, list[list[Any]]] = {}
     words: dict[str, Any] = {}
@@ -69,9 +66,8 @@ def reencoded(ids: Sequence[int], texts: TokenTexts) -> list[ChangedSpan]:
 def changed_spans(before: list[int], after: list[int], texts: TokenTexts) -> list[ChangedSpan]:
     """Return the differences between two lists of ids: by their text if it is the same, by ids otherwise.
 
-    Args:
-        after: The other ids.
-        texts: The tokenizer. Long lists are divided at its control tokens and line breaks before they are aligned.
+    `after`: the other ids. `texts`: the tokenizer. Long lists are divided at its control tokens and line breaks before
+    they are aligned.
     """
     if before == after:
         return []

@@ -28,7 +28,6 @@ from strands_sglang.viewer.verdict import episode_verdict, shortened_certificate
 MAX_EPISODES = 200
 """Maximum number of episodes that are exported without being chosen."""
 MAX_TOKENS = 5_000_000
-"""Maximum number of tokens in an exported file."""
 
 MAX_IMAGE_BYTES = 100 << 20
 """Maximum size of all images in an exported file, in bytes."""

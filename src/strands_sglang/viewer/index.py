@@ -133,10 +133,7 @@ class RunIndex:
 
         Events that were read in the last seconds are returned again, unless there are more by now.
 
-        Raises LedgerError if the ledger has no such episode.
-
-        Args:
-            timeout: Maximum time to wait in seconds.
+        `timeout`: maximum time to wait in seconds. Raises LedgerError if the ledger has no such episode.
         """
         self.served.set()
         until = time.monotonic() + timeout
@@ -238,8 +235,7 @@ class RunIndex:
     def _publish(self, *, final: bool) -> None:
         """Make the rows of episodes that were read public.
 
-        Args:
-            final: Whether all events on disk were read: rows of other origin are then compared with them.
+        `final`: whether all events on disk were read: rows of other origin are then compared with them.
         """
         for id in list(self._touched):
             entry, known = self._entries[id], self._rows.get(id)

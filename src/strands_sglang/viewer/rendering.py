@@ -23,12 +23,9 @@ def rendered_view(
 ) -> dict[str, Any]:
     """Return where the rendering of a branch's conversation differs from the prompt of its last turn.
 
-    Args:
-        texts: The tokenizer; None: nothing can be rendered.
-        run: Content of run.json, for the options of the template; None if it is unknown.
-
-    Returns:
-        `spans`: `[start, end, text, ids]` by position in the branch; `error`: why there is none, otherwise "".
+    `texts`: the tokenizer; None: nothing can be rendered. `run`: content of run.json, for the options of the template;
+    None if it is unknown. Returns `spans`: `[start, end, text, ids]` by position in the branch; `error`: why there is
+    none, otherwise "".
     """
     if texts is None:
         return {"spans": [], "error": "the tokenizer is unknown: start the viewer with --tokenizer"}

@@ -20,13 +20,10 @@ _MAX_DEPTH = 8
 def timeline(events: Sequence[Event], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the time line of an episode.
 
-    Args:
-        metrics: Metrics of its end event; empty if it has not ended.
-
-    Returns:
-        `spans`: lists of kind ("engine", "tool" or "error"), start and duration in seconds, depth (0: the agent itself,
-        1: inside a tool), a label, and the id of the turn or of the tool call. `placed`: seconds that the spans cover.
-        `total`: seconds of the whole episode; None if it has not ended. `rest`: seconds that no span covers.
+    `metrics`: metrics of its end event; empty if it has not ended. Returns `spans`: lists of kind ("engine", "tool" or
+    "error"), start and duration in seconds, depth (0: the agent itself, 1: inside a tool), a label, and the id of the
+    turn or of the tool call. `placed`: seconds that the spans cover. `total`: seconds of the whole episode; None if it
+    has not ended. `rest`: seconds that no span covers.
     """
     by_within: dict[tuple[str, ...], list[Event]] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""Verdicts for the page: of one episode at once, of the whole run in a process of its own (`RunVerdict`).
+"""Verdicts for the page: of one episode at once, of the whole run in a separate process (`RunVerdict`).
 
 Invariants: the verdict is that of `proof`, computed from the bytes on disk. The verdict of a run is kept for as long as
 name, size and modification time of all its files stay the same, and is computed again when they change. The process
@@ -40,10 +40,7 @@ _LIVE_SECONDS = 20.0  # a run that grows is verified again at most this often
 def episode_verdict(index: RunIndex, id: str, run: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the verdict of one episode: its value, and all findings with their location.
 
-    Raises LedgerError if the ledger has no such episode.
-
-    Args:
-        run: Content of run.json; None if it is unknown.
+    `run`: content of run.json; None if it is unknown. Raises LedgerError if the ledger has no such episode.
     """
     source = InMemoryEvents(place.data for place in index.places(id))
     [proof] = list(prove_episodes(source, run, None, False))
@@ -134,7 +131,7 @@ def shortened_certificate(directory: Path) -> dict[str, Any]:
 
 
 def write_certificate(directory: str) -> None:
-    """Verify a run and write its certificate to the standard output as JSON. Runs in a process of its own.
+    """Verify a run and write its certificate to the standard output as JSON. Runs in a separate process.
 
     The process ends when its standard input does: a viewer that was killed leaves no verification behind.
     """

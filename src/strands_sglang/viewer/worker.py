@@ -1,6 +1,6 @@
 """A process that loads the tokenizer and computes what the page shows of an episode: `EpisodeWorker`.
 
-Loading a tokenizer takes seconds, and for parts of them no other thread of its process runs. In a process of its own,
+Loading a tokenizer takes seconds, and for parts of them no other thread of its process runs. In a separate process,
 it delays neither the table nor any other answer of the server.
 
     request:  size of the head (4 bytes), head (JSON), encoded events one after the other
@@ -47,8 +47,7 @@ class EpisodeWorker:
     def __init__(self, tokenizer: str) -> None:
         """Prepare the worker; the process is started by the first request.
 
-        Args:
-            tokenizer: Name or path of the tokenizer.
+        `tokenizer`: name or path of the tokenizer.
         """
         self.tokenizer = tokenizer
         self.loaded = False
@@ -60,10 +59,8 @@ class EpisodeWorker:
     async def ask(self, head: Mapping[str, Any], places: Sequence[Placed] = ()) -> bytes:
         """Return the answer to a request, as JSON. A caller that is cancelled leaves the worker in order.
 
-        Raises LedgerError if the request failed, or the process ended.
-
-        Args:
-            head: `do` ("load", "episode", "drift" or "rendered") and its arguments.
+        `head`: `do` ("load", "episode", "drift" or "rendered") and its arguments. Raises LedgerError if the request
+        failed, or the process ended.
         """
         return await asyncio.shield(asyncio.ensure_future(self._ask(head, places)))
 
@@ -123,8 +120,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def work(tokenizer: str) -> None:
     """Answer requests from the standard input until it ends.
 
-    Args:
-        tokenizer: Name or path of the tokenizer.
+    `tokenizer`: name or path of the tokenizer.
     """
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries that print must not write into an answer

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from strands_sglang.engine import Capability
 from strands_sglang.runs.recording.clock import EngineMonitor, EpisodeClock, report_call
 
 
@@ -26,6 +27,8 @@ class Control:
 
 
 class Engine:
+    capabilities = frozenset({Capability.CONTROL})
+
     def __init__(self) -> None:
         self.control = Control()
 

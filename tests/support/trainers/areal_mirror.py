@@ -134,7 +134,7 @@ def areal_installed() -> Iterator[Stats]:
     for name, content in names.items():
         sys.modules[name] = ModuleType(name)
         vars(sys.modules[name]).update(content)
-    workflow = import_module("strands_sglang.trainers.areal.workflow")
+    workflow = import_module("strands_sglang.trainers.areal")
     vars(workflow)["_torch"] = lambda: Torch
     try:
         yield stats
@@ -143,7 +143,12 @@ def areal_installed() -> Iterator[Stats]:
             sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
-        sys.modules.pop("strands_sglang.trainers.areal.workflow", None)
+        sys.modules.pop("strands_sglang.trainers.areal", None)
+
+
+with areal_installed():
+    adapter: Any = import_module("strands_sglang.trainers.areal")
+"""Our adapter, imported as if its trainer were installed; for tests of the parts that need nothing of it."""
 
 
 @dataclass

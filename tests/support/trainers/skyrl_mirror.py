@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -114,7 +115,12 @@ def skyrl_installed() -> Iterator[None]:
             sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
-        sys.modules.pop("strands_sglang.trainers.skyrl.generator", None)
+        sys.modules.pop("strands_sglang.trainers.skyrl", None)
+
+
+with skyrl_installed():
+    adapter: Any = import_module("strands_sglang.trainers.skyrl")
+"""Our adapter, imported as if its trainer were installed; for tests of the parts that need nothing of it."""
 
 
 @dataclass

@@ -19,7 +19,7 @@ import transformers
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker
 
 from strands_sglang.trainers.rows import plain_rows
-from strands_sglang.trainers.verl.output import output_fields
+from strands_sglang.trainers.verl import output_fields
 from support.trainers.grown_episodes import PLACEHOLDER, episode_of, grown
 
 MARK = "<image>"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -105,7 +106,12 @@ def verl_installed() -> Iterator[None]:
             sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
-        sys.modules.pop("strands_sglang.trainers.verl.agent_loop", None)
+        sys.modules.pop("strands_sglang.trainers.verl", None)
+
+
+with verl_installed():
+    adapter: Any = import_module("strands_sglang.trainers.verl")
+"""Our adapter, imported as if its trainer were installed; for tests of the parts that need nothing of it."""
 
 
 @dataclass

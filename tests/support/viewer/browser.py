@@ -1,4 +1,4 @@
-"""A viewer in a process of its own, and a browser that watches what the page does."""
+"""A viewer in a separate process, and a browser that watches what the page does."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import Episode
 from support.rollout.agent_kinds import step
 from support.rollout.scripts import PromptEngine, steps
-from support.trainers.areal_mirror import Engine, GenerationHyperparameters, Stats, areal_installed
+from support.trainers.areal_mirror import Engine, GenerationHyperparameters, Stats, adapter, areal_installed
 
 ROW = {"messages": [{"role": "user", "content": "go"}], "answer": np.int64(3), "split": "train"}
 TYPES = {
@@ -150,6 +150,5 @@ def test_invalid_settings_are_refused(areal: Stats) -> None:
     [({}, False), ({"top_p": 0.9}, True), ({"top_k": 50}, True), ({"top_p": 0.9, "greedy": True}, False)],
 )
 def test_kept_sets_are_recognised(changed: dict[str, Any], lost: bool) -> None:
-    module = importlib.import_module("strands_sglang.trainers.areal.engine")
-    engine = module.ArealEngine(None, None, GenerationHyperparameters(**changed), None)
+    engine = adapter.ArealEngine(None, None, GenerationHyperparameters(**changed), None)
     assert engine.loses_kept_sets({"max_new_tokens": 9, "stop": None}) is lost

@@ -24,6 +24,7 @@ from support.trainers.skyrl_mirror import (
     InferenceEngineConfig,
     SamplingParams,
     TrajectoryID,
+    adapter,
     skyrl_installed,
 )
 
@@ -221,7 +222,7 @@ async def test_kept_sets_are_not_requested_without_a_bound() -> None:
 
 
 def test_answers_without_kept_sets_are_refused() -> None:
-    parse = importlib.import_module("strands_sglang.trainers.skyrl.engine").kept_sets_of
+    parse = adapter.kept_sets_of
     assert parse([np.array([[7, 8, -1], [9, -1, -1]])], [-0.5, 0.0]).token_ids.tolist() == [7, 8, 9]
     assert len(parse(None, [])) == 0
     for wrong in (None, [np.zeros((1, 3))], [np.zeros(2)]):
@@ -230,11 +231,10 @@ def test_answers_without_kept_sets_are_refused() -> None:
 
 
 async def test_rows_that_are_trained_need_their_kept_sets() -> None:
-    module = importlib.import_module("strands_sglang.trainers.skyrl.output")
     row = PlainRow([1], [2, 3], [1, 0], [-0.1, 0.0], [None, None], 1.0, 1)
-    options = module.OutputOptions(support_width=4)
+    options = adapter.OutputOptions(support_width=4)
     with pytest.raises(ConfigurationError, match="a row that is trained has none"):
-        module.generator_output([(None, [row])], options, trajectory_ids=None)
+        adapter.generator_output([(None, [row])], options, trajectory_ids=None)
     masked = dataclasses.replace(row, loss_mask=[0, 0])
-    output = module.generator_output([(None, [masked])], options, trajectory_ids=None)
+    output = adapter.generator_output([(None, [masked])], options, trajectory_ids=None)
     assert output["rollout_sample_support"][0].tolist() == [[-1] * 4] * 2

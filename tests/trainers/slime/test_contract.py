@@ -17,12 +17,12 @@ from strands_sglang.trainers import slime as ours
 from strands_sglang.trainers.rows import Branches
 from strands_sglang.trainers.slime.samples import samples_of
 from strands_sglang.trainers.slime.types import SlimeSample, SlimeStatus
-from strands_sglang.trainers.slime.validation import InvalidSampleError, validate_batch, validate_sample
 from strands_sglang.trainers.statuses import STATUS_BY_END
 from support.rollout_agent import build, score
 from support.trainers import slime_mirror
 from support.trainers.grown_episodes import ENDS, LAYERS, TOP_K, episode_of, experts_of, grown, text_of
 from support.trainers.slime_checks import check_sample
+from support.trainers.slime_validation import InvalidSampleError, validate_batch, validate_sample
 from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld, slime
 
 pytestmark = [pytest.mark.slime, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]

@@ -25,7 +25,6 @@ from strands_sglang.trainers.images import ImageFeatures
 from strands_sglang.trainers.rows import Branches
 from strands_sglang.trainers.slime.kept_sets import KeptSetsForm
 from strands_sglang.trainers.slime.samples import samples_of
-from strands_sglang.trainers.slime.validation import problems_of, validate_sample
 from support.lab_servers import LAB
 from support.pictures import png
 from support.rollout.agent_kinds import plain
@@ -33,6 +32,7 @@ from support.rollout.scripts import PromptEngine, steps
 from support.rollout_agent import build
 from support.trainers.grown_episodes import ENDS, PLACEHOLDER, VOCABULARY, episode_of, grown, text_of
 from support.trainers.slime_checks import check_sample
+from support.trainers.slime_validation import problems_of, validate_sample
 from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld, slime, slime_trainer
 
 pytestmark = [pytest.mark.slime, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]

@@ -27,7 +27,7 @@ from strands_sglang.ledger.seal import seal
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.runs import Episode, Limits, Task
-from strands_sglang.trainers.slime import grpo_by_group, slime_rollout, validate_batch, validate_sample
+from strands_sglang.trainers.slime import grpo_by_group, slime_rollout
 from strands_sglang.trainers.slime.samples import METADATA_KEY, SampleGroup
 from support.families import tokenizer
 from support.rollout.agent_kinds import build_helper, helper_script
@@ -35,6 +35,7 @@ from support.rollout.scripts import PromptEngine, steps
 from support.scripted_engine import Answer, Reply, tool_call
 from support.scripted_sglang import Served
 from support.trainers.slime_mirror import Sample, Status
+from support.trainers.slime_validation import validate_batch, validate_sample
 
 SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "max_new_tokens": 400, "stop": None, "no_stop_trim": True}
 WAITING = threading.Event()

@@ -11,9 +11,10 @@ import pytest
 
 from runs.test_pause import InterruptingEngine
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.trainers.slime import SampleGroup, miles_rollout, slime_rollout, validate_sample
+from strands_sglang.trainers.slime import SampleGroup, miles_rollout, slime_rollout
 from support.rollout.scripts import PromptEngine, steps
 from support.trainers.slime_mirror import Status
+from support.trainers.slime_validation import validate_sample
 from trainers.slime.test_generate import SAMPLING, State, arguments, build, sample, score
 
 

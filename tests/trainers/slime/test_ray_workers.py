@@ -19,11 +19,12 @@ from strands_sglang.ledger.seal import seal
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.runs import Episode, Task
-from strands_sglang.trainers.slime import slime_rollout, validate_sample
+from strands_sglang.trainers.slime import slime_rollout
 from strands_sglang.trainers.slime.samples import METADATA_KEY
 from support.local_ray import ray_here
 from support.rollout.scripts import PromptEngine, steps
 from support.trainers.slime_mirror import Sample, Status
+from support.trainers.slime_validation import validate_sample
 from trainers.slime.test_generate import SAMPLING, State, arguments, sample
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from strands_sglang.runs import Episode
 from strands_sglang.trainers.slime import slime_rollout
-from strands_sglang.trainers.slime.validation import Stage, validate_sample
 from support.rollout_agent import build, score
 from support.trainers.slime_agents import Seen, Slow
 from support.trainers.slime_checks import check_batch, check_sample, leaves
+from support.trainers.slime_validation import Stage, validate_sample
 from support.trainers.slime_wire import Fault, Request
 from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
 

@@ -11,11 +11,11 @@ import pytest
 from strands_sglang import SGLangClient
 from strands_sglang.engine import PauseMode
 from strands_sglang.trainers.slime import slime_rollout
-from strands_sglang.trainers.slime.validation import validate_batch
 from support.lab_servers import Routed
 from support.rollout_agent import TOKENIZER, WAYS, build, score
 from support.trainers.slime_agents import Seen, second_thoughts
 from support.trainers.slime_checks import check_batch, check_sample, check_witnessed, leaves
+from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
 
 pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from strands_sglang.trainers.slime import slime_rollout
-from strands_sglang.trainers.slime.validation import validate_batch
 from support.lab_servers import Routed
 from support.rollout_agent import build, score
 from support.trainers.slime_agents import second_thoughts
 from support.trainers.slime_checks import check_batch, check_rescored, check_witnessed
+from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_world import IMPORTABLE, MISSING, Batch, SlimeWorld, slime
 
 pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]

@@ -12,10 +12,10 @@ import pytest
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.runs import Task
 from strands_sglang.trainers.slime import slime_rollout
-from strands_sglang.trainers.slime.validation import validate_batch
 from support.lab_servers import LabProcess, engine
 from support.rollout_agent import agent_for
 from support.trainers.slime_checks import check_batch
+from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
 
 pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]

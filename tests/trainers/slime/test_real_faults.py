@@ -9,10 +9,10 @@ import pytest
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.runs import Episode, Task
 from strands_sglang.trainers.slime import slime_rollout
-from strands_sglang.trainers.slime.validation import validate_sample
 from support.rollout_agent import build, score
 from support.trainers.slime_agents import Seen
 from support.trainers.slime_checks import check_batch, check_witnessed, statuses
+from support.trainers.slime_validation import validate_sample
 from support.trainers.slime_wire import Fault, Request
 from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
 

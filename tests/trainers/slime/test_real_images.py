@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from strands_sglang.trainers.slime import slime_rollout
-from strands_sglang.trainers.slime.validation import validate_batch
 from support.lab_servers import LAB, LabProcess, engine
 from support.rollout_agent import TOKENIZER, build, score
 from support.trainers.slime_checks import check_batch
+from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_world import IMPORTABLE, MISSING, Batch, SlimeWorld, slime_trainer
 from trainers.slime.test_contract_images import micro_batches
 

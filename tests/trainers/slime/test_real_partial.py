@@ -13,11 +13,11 @@ from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import verify
 from strands_sglang.runs import Task
 from strands_sglang.trainers.slime import slime_rollout
-from strands_sglang.trainers.slime.validation import validate_batch
 from support.lab_servers import Routed
 from support.rollout_agent import TOKENIZER, build, score
 from support.trainers.slime_agents import Seen, Slow, second_thoughts
 from support.trainers.slime_checks import check_batch, check_sample, check_witnessed, leaves
+from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_wire import Request
 from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
 

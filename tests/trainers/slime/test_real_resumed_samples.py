@@ -21,10 +21,11 @@ from strands_sglang.ledger.seal import seal
 from strands_sglang.proof import rescore, verify
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.rescore import RescoreVerdict
-from strands_sglang.trainers.slime import slime_rollout, validate_batch, validate_sample
+from strands_sglang.trainers.slime import slime_rollout
 from support.lab_servers import LabProcess
 from support.rollout_agent import TOKENIZER, build, score, tasks
 from support.trainers.slime_mirror import Sample, Status
+from support.trainers.slime_validation import validate_batch, validate_sample
 
 pytestmark = pytest.mark.engine
 

@@ -11,11 +11,11 @@ from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import verify
 from strands_sglang.runs import Episode
 from strands_sglang.trainers.slime import slime_rollout
-from strands_sglang.trainers.slime.validation import validate_batch
 from support.lab_servers import Routed
 from support.rollout_agent import build, score
 from support.trainers.slime_agents import Seen
 from support.trainers.slime_checks import check_batch, check_rescored, check_sample, check_witnessed, statuses
+from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld, slime
 
 pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]

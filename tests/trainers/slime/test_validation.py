@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 import time
 from collections import Counter
@@ -17,14 +16,6 @@ from strands_sglang.tokens import TokenTree, TurnPurpose
 from strands_sglang.trainers.rows import Branches
 from strands_sglang.trainers.slime.samples import METADATA_KEY, samples_of
 from strands_sglang.trainers.slime.types import flatten
-from strands_sglang.trainers.slime.validation import (
-    InvalidSampleError,
-    Stage,
-    batch_problems,
-    problems_of,
-    validate_batch,
-    validate_sample,
-)
 from support.trainers.grown_episodes import (
     ENDS,
     LAYERS,
@@ -37,6 +28,14 @@ from support.trainers.grown_episodes import (
     text_of,
 )
 from support.trainers.slime_mirror import Sample, Status, good, slime_args
+from support.trainers.slime_validation import (
+    InvalidSampleError,
+    Stage,
+    batch_problems,
+    problems_of,
+    validate_batch,
+    validate_sample,
+)
 
 CHOSEN = np.ones((6, 2, 2), np.int32)
 
@@ -159,13 +158,10 @@ def test_reward_may_be_missing_if_slime_scores() -> None:
         validate_sample(aborted, slime_args(), stage=Stage.RETURNED)
 
 
-def test_error_lists_all_problems_and_can_be_pickled() -> None:
+def test_error_lists_all_problems() -> None:
     with pytest.raises(InvalidSampleError) as raised:
         validate_sample(good(loss_mask=[1], reward=None, status=Status.PENDING), slime_args())
-    error = pickle.loads(pickle.dumps(raised.value))
-    assert len(error.problems) == 3 and all(problem in str(error) for problem in error.problems)
-    with pytest.raises(InvalidSampleError, match="and 5 more"):
-        validate_sample([good(reward=None)] * 25)
+    assert len(raised.value.problems) == 3 and all(problem in str(raised.value) for problem in raised.value.problems)
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------

@@ -44,8 +44,7 @@ def broken(task: Any, model: Any) -> Any:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr("strands_sglang.trainers.engine_adapter._DELAY_SECONDS", 0.01)
-    monkeypatch.setattr("strands_sglang.trainers.verl.engine.VerlEngine.newest_step", None)
+    monkeypatch.setattr("strands_sglang.engine.base._DELAY_SECONDS", 0.01)
     with verl_installed():
         yield importlib.import_module("strands_sglang.trainers.verl").StrandsAgentLoop
 

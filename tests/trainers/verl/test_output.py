@@ -6,14 +6,15 @@ import random
 from typing import Any
 
 from strands_sglang.trainers.rows import PlainRow, plain_rows
-from strands_sglang.trainers.verl.output import output_fields
 from support.trainers.grown_episodes import LAYERS, TOP_K, episode_of, experts_of, grown
+from support.trainers.verl_mirror import adapter
 
 ROW = PlainRow([1, 2, 3, 4], [5, 6, 7], [1, 0, 1], [-0.1, 0.0, -0.2], ["3", None, "4..5"], 1.0, 2)
 
 
 def fields(row: PlainRow, prompt: int = 10, response: int = 10, **more: Any) -> dict[str, Any]:
-    return output_fields(row, None, prompt_length=prompt, response_length=response, logprobs=True, steps=9, **more)
+    lengths = {"prompt_length": prompt, "response_length": response}
+    return dict(adapter.output_fields(row, None, **lengths, logprobs=True, steps=9, **more))
 
 
 def test_row_that_fits_is_unchanged() -> None:

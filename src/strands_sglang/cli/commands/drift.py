@@ -1,4 +1,4 @@
-"""`strands-sglang drift`: measures how turns would differ had they not been recorded as tokens.
+"""`strands-sglang drift`: measures how turns would differ if they were re-tokenised.
 
 Invariant: differences are a result, not a failure: the exit code is 0 if everything could be measured.
 """
@@ -19,8 +19,8 @@ MEASURED, INCOMPLETE, NOTHING = 0, 1, 3
 """Exit codes: everything was measured; something could not be read; there is nothing to measure."""
 
 _DESCRIPTION = """\
-Measure how many turns and tokens would differ had they not been recorded: had the text of each turn been tokenized
-again, or the messages been rendered again by the chat template. Differences are counted by cause, with examples.
+Measure how many turns and tokens would differ if they were not recorded: if the text of each turn was
+re-tokenised, or the messages were rendered again by the chat template. Differences are counted by cause, with examples.
 
 SOURCE is the directory of a run, or a JSON Lines file with one conversation per line: {"messages": [...]} in the form
 of OpenAI or Strands, or an exported trajectory.

@@ -23,7 +23,7 @@ DONE, FAILED, NOTHING = 0, 1, 3
 _DESCRIPTION = """\
 Run an agent on every task of a JSON Lines file and record the episodes in a directory. Each line of TASKS is an object
 with "prompt", and optionally "answer", "id" and other data, or a string; - reads standard input. If the directory has
-an interrupted run, it is continued: give the same command again.
+an interrupted run, it is continued: run the same command again.
 
 The server's API key is read from the environment variable STRANDS_SGLANG_API_KEY.
 """

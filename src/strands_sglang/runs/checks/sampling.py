@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from strands_sglang.engine import FinishReason, Generation
-from strands_sglang.engine.prefill import prefill_logprobs
+from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.errors import (
     ConfigurationError,
     ContextOverflowError,
@@ -27,7 +27,7 @@ from strands_sglang.errors import (
     RequestRejectedError,
 )
 from strands_sglang.proof.rescore import TOLERANCE
-from strands_sglang.provider.config import has_kept_sets, kept_top_k
+from strands_sglang.provider.config import kept_top_k
 from strands_sglang.runs.checks.finding import Finding, failed, passed, skipped, warned
 from strands_sglang.runs.checks.setup import Setup, model_config
 
@@ -178,7 +178,7 @@ async def logprobs(setup: Setup) -> Finding:
     if len(prompt) < 2 or not len(turn):
         return skipped("no prompt to sample from")
     try:
-        again = await prefill_logprobs(setup.client.control, [*prompt, *turn.token_ids], len(prompt))
+        again = (await setup.client.score([*prompt, *turn.token_ids], len(prompt))).logprobs
     except (LedgerError, EngineError) as error:
         return failed(
             f"the engine does not score a prompt: {error!s:.200}",

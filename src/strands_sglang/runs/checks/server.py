@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from strands_sglang._terminal import counted
 from strands_sglang._version import __version__
-from strands_sglang.engine import SGLangClient
+from strands_sglang.engine import ServerEngine
 from strands_sglang.engine.probe import WorkerReport
 from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.runs.checks.finding import Finding, UnmetRequirement, failed, passed, skipped, warned
@@ -289,7 +289,7 @@ async def _places(
     return count, " (routed by prefix: cache_aware)"
 
 
-async def _worker_of(clients: Sequence[SGLangClient], prompt: list[int]) -> int | None:
+async def _worker_of(clients: Sequence[ServerEngine], prompt: list[int]) -> int | None:
     """Return the index of the only worker that has a prompt in its cache; None if it is not exactly one."""
     sampling = {"max_new_tokens": 1, "temperature": 0.0}
     turns = await asyncio.gather(*(client.generate(prompt, sampling) for client in clients))

@@ -23,7 +23,7 @@ from typing import Any, TypeVar, cast
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.soundness import Soundness, sound_bridge
 from strands_sglang.chat.tokenization import load_tokenizer
-from strands_sglang.engine import SGLangClient
+from strands_sglang.engine import ServerEngine
 from strands_sglang.engine.probe import ServerFacts, WorkerReport
 from strands_sglang.engine.retry import server_history
 from strands_sglang.errors import EngineBusyError, EngineUnavailableError
@@ -51,7 +51,7 @@ _TEMPLATE_OPTIONS = ("enable_thinking", "chat_template_kwargs")
 class Setup:
     """One server or router, one tokenizer, and what a run does with them."""
 
-    client: SGLangClient
+    client: ServerEngine
     tokenizer: Any
     """The tokenizer, or the name or path to load it from."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -61,9 +61,7 @@ class LiveView:
     def __init__(self, title: str = "rollout", stream: TextIO | None = None, console: Console | None = None) -> None:
         """Choose where to draw.
 
-        Args:
-            stream: Where to draw; None: stderr.
-            console: A rich console to use instead of a stream.
+        `stream`: where to draw; None: stderr. `console`: a rich console to use instead of a stream.
         """
         self._title = title
         self._console = console or Console(file=stream or sys.stderr)

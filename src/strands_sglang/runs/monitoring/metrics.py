@@ -112,18 +112,7 @@ _VERSIONS = 32
 
 @dataclass(frozen=True, slots=True)
 class RunMetrics:
-    """The metrics of a run at one moment.
-
-    Example:
-        ```python
-        def track(metrics: RunMetrics) -> None:
-            wandb.log(metrics.to_dict())  # {"rollout/done": 12, "rollout/reward_mean": 0.4, ...}
-
-
-        run = await rollout(build, tasks, ..., options=RunOptions(on_metrics=track, metrics_interval=30))
-        print(run.metrics.reward_mean)
-        ```
-    """
+    """The metrics of a run at one moment."""
 
     seconds: float = 0.0
     """Seconds since the run started in this process."""
@@ -202,9 +191,8 @@ class RunCounters:
     def __init__(self, total: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Start counting.
 
-        Args:
-            total: Number of episodes of the run; None: not known (the attribute `total` may be set later).
-            clock: Monotonic time in seconds.
+        `total`: number of episodes of the run; None: not known (the attribute `total` may be set later). `clock`:
+        monotonic time in seconds.
         """
         self.total = total
         self.filter_errors = 0
@@ -234,8 +222,7 @@ class RunCounters:
     def turn(self, sampled: int, cached: int | None, prompt: int) -> None:
         """Count an engine call.
 
-        Args:
-            cached: Number of prompt tokens served from the engine's prefix cache; None: the engine did not report it.
+        `cached`: number of prompt tokens served from the engine's prefix cache; None: the engine did not report it.
         """
         self._turns += 1
         self._tokens += sampled
@@ -253,8 +240,7 @@ class RunCounters:
     def finished(self, episode: Episode, *, restored: bool = False) -> None:
         """Count an episode that ended.
 
-        Args:
-            restored: Whether it ended in a previous run, so that its duration is not counted.
+        `restored`: whether it ended in a previous run, so that its duration is not counted.
         """
         began = self._remove_live(episode.id)
         if began is not None and not restored and episode.end_reason is not EndReason.NOT_NEEDED:

@@ -138,11 +138,9 @@ def display_for(
 ) -> Display:
     """Return the display for the `progress` argument of `rollout`.
 
-    Raises ConfigurationError if the kind is unknown, the object lacks a method, or rich is required and not installed.
-
-    Args:
-        progress: A kind, or an object with the methods of `Progress`; None: nothing is shown.
-        stream: Where to write; None: stderr, so that stdout has only what the program itself prints.
+    `progress`: a kind, or an object with the methods of `Progress`; None: nothing is shown. `stream`: where to write;
+    None: stderr, so that stdout has only what the program itself prints. Raises ConfigurationError if the kind is
+    unknown, the object lacks a method, or rich is required and not installed.
     """
     if progress is None or isinstance(progress, str):
         try:

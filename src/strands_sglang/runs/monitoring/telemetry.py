@@ -87,9 +87,7 @@ def recorded() -> bool:
 def run_span(run: str, *, samples_per_task: int = 1, total: int | None = None) -> Iterator[RunSpan]:
     """Open the span of a run.
 
-    Args:
-        samples_per_task: Number of episodes of each task.
-        total: Number of episodes of the run; None: not known.
+    `samples_per_task`: number of episodes of each task. `total`: number of episodes of the run; None: not known.
     """
     attributes = {"rollout.run": run, "rollout.samples_per_task": samples_per_task, "rollout.total": total}
     with _current("rollout", attributes, {}) as span:
@@ -104,9 +102,8 @@ def episode_span(
 
     It is the current span of this asyncio task and of the tasks it starts; it is not visible to other episodes.
 
-    Args:
-        sample: Number among the samples of its task, from 0.
-        parent: `RunSpan.carrier` of its run; empty or None: the current span is the parent.
+    `sample`: number among the samples of its task, from 0. `parent`: `RunSpan.carrier` of its run; empty or None: the
+    current span is the parent.
     """
     attributes = {"rollout.episode": episode, "rollout.task": task, "rollout.sample": sample, "rollout.run": run}
     with _current("rollout.episode", {**attributes, "rollout.end_reason": _UNFINISHED}, parent or {}) as span:

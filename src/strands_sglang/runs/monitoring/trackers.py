@@ -1,4 +1,4 @@
-"""Sends the metrics of a run to an experiment tracker: Weights & Biases, MLflow, TensorBoard, or an object of yours.
+"""Sends the metrics of a run to an experiment tracker: Weights & Biases, MLflow, TensorBoard, or your own object.
 
 A tracker receives `RunMetrics.to_dict()` every `RunOptions.metrics_interval` seconds and at the end. The step is the
 number of episodes that ended: it never decreases, also when a run is resumed, and it is the axis that a reward curve is

@@ -24,11 +24,8 @@ _WORKERS = ("score", "teacher")
 async def appending(folder: Path, worker: str) -> AsyncIterator[LedgerWriter]:
     """Lock a run, yield a writer for further events, and seal the run again if it was sealed.
 
-    Raises LedgerError if the ledger does not match its seal. Raises ConfigurationError if another process uses the
-    directory.
-
-    Args:
-        worker: Name of the writer, one of `_WORKERS`.
+    `worker`: name of the writer, one of `_WORKERS`. Raises LedgerError if the ledger does not match its seal. Raises
+    ConfigurationError if another process uses the directory.
     """
     loop = asyncio.get_running_loop()
     with directory_lock(folder):

@@ -112,16 +112,7 @@ class TaskEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The figures of a run.
-
-    Example:
-        ```python
-        run = await rollout(build, tasks, ..., reward=reward, samples_per_task=8)
-        evaluation = evaluate(run, ks=(1, 4, 8))
-        print(evaluation.text())
-        print(evaluation.reward.value, evaluation.pass_at[4].interval)
-        ```
-    """
+    """The figures of a run."""
 
     tasks: list[TaskEvaluation]
     """The figures of each task, in the order of its first episode."""
@@ -307,7 +298,7 @@ def _checked_ks(ks: Iterable[int] | None, most: int) -> list[int]:
         return sorted({*powers, max(most, 1)})
     chosen = sorted(set(ks))
     if not chosen or any(type(k) is not int or k < 1 for k in chosen):
-        raise ConfigurationError(f"ks must be integers from 1 up, got {chosen!r:.100}")
+        raise ConfigurationError(f"ks must be positive integers, got {chosen!r:.100}")
     return chosen
 
 
@@ -358,9 +349,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     It is the share of all subsets of `k` of the samples that contain one that passed: 1 - C(n-c, k) / C(n, k). Raising
     the pass rate to a power instead, 1 - (1 - c/n)^k, is biased.
 
-    Args:
-        passed: How many of them passed.
-        k: Size of a subset, at most `samples`.
+    `passed`: how many of them passed. `k`: size of a subset, at most `samples`.
     """
     if not 0 <= passed <= samples or not 1 <= k <= samples:
         raise ValueError(f"passed must be 0 to {samples} and k 1 to {samples}, got {passed} and {k}")
@@ -370,10 +359,8 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
     """Return the interval of the mean of independent values, by Student's t distribution.
 
-    Returns None if there are fewer than two values, or all are equal.
-
-    Args:
-        confidence: Probability that the interval covers the mean, between 0 and 1.
+    `confidence`: probability that the interval covers the mean, between 0 and 1. Returns None if there are fewer than
+    two values, or all are equal.
     """
     count = len(values)
     if count < 2:
@@ -389,10 +376,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 def wilson_interval(passed: float, count: int, confidence: float = 0.95) -> Interval | None:
     """Return Wilson's score interval of a proportion, which is right for few samples and at 0 and 1.
 
-    Returns None without trials.
-
-    Args:
-        confidence: Probability that the interval covers the proportion, between 0 and 1.
+    `confidence`: probability that the interval covers the proportion, between 0 and 1. Returns None without trials.
     """
     if count < 1:
         return None
@@ -409,9 +393,7 @@ def t_quantile(confidence: float, freedom: int) -> float:
     The distribution function of an integer number of degrees of freedom is a finite sum (Abramowitz and Stegun 26.7.3
     and 26.7.4), which is inverted by bisection.
 
-    Args:
-        confidence: The probability, between 0 and 1.
-        freedom: Degrees of freedom, from 1 up.
+    `confidence`: the probability, between 0 and 1. `freedom`: degrees of freedom, at least 1.
     """
     if not 0 < confidence < 1 or freedom < 1:
         raise ValueError(f"confidence must be between 0 and 1 and freedom at least 1, got {confidence} and {freedom}")

@@ -25,7 +25,7 @@ import numpy as np
 
 from strands_sglang._strands_compat.tracing import quiet_tracing
 from strands_sglang.chat.canonical import canonical
-from strands_sglang.engine import Generation
+from strands_sglang.engine import Capability, Generation
 from strands_sglang.errors import ConfigurationError, DivergedError
 from strands_sglang.ledger.event import CallArrays, CallData, EndData, Event, EventKind, arrays_of, data_of
 from strands_sglang.ledger.reader import Ledger
@@ -79,11 +79,9 @@ def prompt_difference(
 ) -> PromptDifference | None:
     """Return the difference between a prompt and the recorded prompt with the longest common prefix.
 
-    Returns the difference; None if no recorded prompt is left, or if the comparison failed (which is logged).
-
-    Args:
-        pending: Recorded events that were not replayed yet; at most 32 calls of them are compared.
-        agent: The agent that made the call; None if it is not known.
+    `pending`: recorded events that were not replayed yet; at most 32 calls of them are compared. `agent`: the agent
+    that made the call; None if it is not known. Returns the difference; None if no recorded prompt is left, or if the
+    comparison failed (which is logged).
     """
     try:
         calls = {data_of(call, CallData)["turn"]: call for call in record.calls}
@@ -217,15 +215,7 @@ class ReplayVerdict(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The result of replaying one episode.
-
-    Example:
-        ```python
-        for result in await replay(build, "runs/first", tokenizer="Qwen/Qwen3-8B"):
-            if result.verdict is not ReplayVerdict.IDENTICAL:
-                print(result.id, result.event, result.message)
-        ```
-    """
+    """The result of replaying one episode."""
 
     id: str
     verdict: ReplayVerdict
@@ -248,8 +238,7 @@ class ReplayResult:
 class NoEngine:
     """The engine of a replay; every call raises."""
 
-    gives_kept_sets = True
-    """Whether recorded answers may have kept sets."""
+    capabilities = frozenset({Capability.KEPT_SETS})  # recorded answers may have them
 
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         """Raise DivergedError."""
@@ -352,8 +341,7 @@ def compare(
 ) -> ReplayResult:
     """Compare a replayed episode with its record.
 
-    Args:
-        replay_log: The recorded answers that were not returned.
+    `replay_log`: the recorded answers that were not returned.
     """
     trajectories = tuple(episode_run.tokens.trajectories())
     diverged = episode_run.recorder.diverged

@@ -30,14 +30,7 @@ _BATCH = 64  # episodes that are read and scored at the same time
 
 @dataclass(frozen=True, slots=True)
 class ScoreRunResult:
-    """An episode that was scored again.
-
-    Example:
-        ```python
-        for result in await score_run(reward, "runs/first"):
-            print(result.id, result.before.value, result.now.value, result.now.error)
-        ```
-    """
+    """An episode that was scored again."""
 
     id: str
     before: Reward

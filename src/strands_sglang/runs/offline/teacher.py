@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,8 @@ import numpy as np
 
 from strands_sglang._async import run_bounded
 from strands_sglang._terminal import counted, escape_for_terminal
-from strands_sglang.engine.client import SGLangClient
-from strands_sglang.engine.prefill import prefill, vocabulary_size
+from strands_sglang.engine import ScoringEngine, ServerEngine, SGLangClient, is_server, scores
+from strands_sglang.engine.prefill import vocabulary_size
 from strands_sglang.engine.protocol import prompt_images
 from strands_sglang.errors import ConfigurationError, EngineError, LedgerError
 from strands_sglang.ledger.encoding import ids_digest
@@ -50,14 +50,7 @@ _IMPLAUSIBLE = -9.0
 
 @dataclass(slots=True)
 class TeacherReport:
-    """What a teacher scored. `text` is for people, `to_dict` for programs.
-
-    Example:
-        ```python
-        report = await teacher_logprobs("runs/first", "http://localhost:30001")
-        print(report.episodes, report.tokens, report.mean_difference)
-        ```
-    """
+    """What a teacher scored. `text` is for people, `to_dict` for programs."""
 
     url: str
     model: str
@@ -143,7 +136,7 @@ class TeacherReport:
 
 async def teacher_logprobs(
     source: str | Path | Episode | Iterable[Episode],
-    teacher: SGLangClient | str,
+    teacher: ScoringEngine | str,
     *,
     top: int = 0,
     episodes: Collection[str] | None = None,
@@ -182,8 +175,8 @@ async def teacher_logprobs(
     """
     if at_once < 1 or top < 0:
         raise ConfigurationError(f"at_once must be at least 1 and top at least 0, got {at_once} and {top}")
-    async with _client(teacher) as client:
-        scorer = await TeacherScorer.open(client, top, progress)
+    async with _engine(teacher) as engine:
+        scorer = await TeacherScorer.open(engine, top, progress)
         if isinstance(source, str | Path):
             await _score_run(scorer, Path(source), episodes, again, at_once)
         else:
@@ -193,12 +186,20 @@ async def teacher_logprobs(
 
 
 @asynccontextmanager
-async def _client(teacher: SGLangClient | str) -> Any:
-    if isinstance(teacher, SGLangClient):
-        yield teacher
-    else:
+async def _engine(teacher: ScoringEngine | str) -> AsyncIterator[ScoringEngine]:
+    if isinstance(teacher, str):
         async with SGLangClient(teacher) as client:
             yield client
+    else:
+        yield teacher
+
+
+async def _server_report(engine: ServerEngine, top: int) -> TeacherReport:
+    await engine.probe(_REACH_SECONDS).reach(engine.first_contact or 0.0)  # raises with what to check
+    info = await engine.control.model_info()
+    if top and (size := await vocabulary_size(engine.control)) is not None and top > size:
+        raise ConfigurationError(f"top must be at most the {size} ids of the teacher's vocabulary, got {top}")
+    return TeacherReport(engine.base_url, info.model_path, info.weight_version, top)
 
 
 @dataclass(slots=True)
@@ -213,30 +214,29 @@ class TeacherScorer:
     """Scores episodes with one teacher, and reports what was scored."""
 
     def __init__(
-        self, client: SGLangClient, report: TeacherReport, progress: Callable[[TeacherReport], None] | None
+        self, engine: ScoringEngine, report: TeacherReport, progress: Callable[[TeacherReport], None] | None
     ) -> None:
         self.report = report
-        self._client, self._progress = client, progress
+        self._engine, self._progress = engine, progress
         self._began = time.monotonic()
 
     @classmethod
     async def open(
-        cls, client: SGLangClient, top: int, progress: Callable[[TeacherReport], None] | None = None
+        cls, engine: ScoringEngine, top: int, progress: Callable[[TeacherReport], None] | None = None
     ) -> TeacherScorer:
         """Return a scorer after asking the teacher about its model.
 
-        Raises ConfigurationError if `top` is larger than the teacher's vocabulary. Raises EngineError if the teacher
-        does not answer.
-
-        Args:
-            top: Number of likeliest ids to keep for each token.
-            progress: Called with the report so far, after each episode.
+        `top`: number of likeliest ids to keep for each token. `progress`: called with the report so far, after each
+        episode. Raises ConfigurationError if it does not score tokens, or `top` is larger than its vocabulary. Raises
+        EngineError if it does not answer.
         """
-        await client.probe(_REACH_SECONDS).reach(client.first_contact or 0.0)  # raises with what to check
-        info = await client.control.model_info()
-        if top and (size := await vocabulary_size(client.control)) is not None and top > size:
-            raise ConfigurationError(f"top must be at most the {size} ids of the teacher's vocabulary, got {top}")
-        return cls(client, TeacherReport(client.base_url, info.model_path, info.weight_version, top), progress)
+        if not scores(engine):
+            raise ConfigurationError(
+                f"a teacher must score given tokens (Capability.SCORING), got a {type(engine).__name__}: pass an "
+                "SGLangClient or a base URL"
+            )
+        plain = TeacherReport("", type(engine).__name__, None, top)
+        return cls(engine, await _server_report(engine, top) if is_server(engine) else plain, progress)
 
     async def score_episode(self, episode: Episode) -> None:
         """Score an episode in memory."""
@@ -274,7 +274,7 @@ class TeacherScorer:
                 first, end = int(new[0]), int(new[-1]) + 1
                 shown = prompt_images((image for image in flat.images if image.start < end), images.__getitem__)
                 ids = flat.token_ids[:end].tolist()
-                answer = await prefill(self._client.control, ids, first, images=shown, top=report.top)
+                answer = await self._engine.score(ids, first, images=shown, top=report.top)
                 rows = new - first
                 for number in np.unique(flat.turns[new]):
                     own = rows[flat.turns[new] == number]

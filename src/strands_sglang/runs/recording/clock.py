@@ -5,7 +5,7 @@ outage, and would be scored and trained on.
 
 If the engine hangs, no attempt fails: it looks like an engine that samples for a long time. Therefore `EngineMonitor`
 sends the engine a health request whenever calls are outstanding and it has not answered any call for some time, and
-reports a silence to every clock with an outstanding call, from the last sign of life on. An engine that keeps answering
+reports a silence to every clock with an outstanding call, since its last response. An engine that keeps answering
 gets a health request at the start, and at most one a minute later. If one of several engine workers is silent, the
 engine counts as silent, because that worker may have the outstanding calls.
 
@@ -25,13 +25,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from strands_sglang.engine import TokenEngine, is_server
 from strands_sglang.engine.protocol import outages
 from strands_sglang.errors import EngineUnreachableError
 
 _KEPT_WAITS = 64  # finished waits to keep, for silences that are reported later
 _POLL_SECONDS = 0.25  # seconds between two checks of a stopped clock
 LONGEST_SILENCE = 900.0
-"""Seconds to wait, after the time limit, for an engine that gives no sign of life."""
+"""Seconds to wait, after the time limit, for an engine that is unresponsive."""
 
 
 class EpisodeClock:
@@ -107,7 +108,7 @@ class EpisodeClock:
                 self._finished_waits.append((self._waiting_since, time.monotonic()))
 
     def exclude_silence(self, since: float) -> None:
-        """Exclude the time since `since` in which a call was outstanding: the engine gave no sign of life."""
+        """Exclude the time since `since` in which a call was outstanding: the engine was unresponsive."""
         now = time.monotonic()
         with self._lock:
             if self._failing:
@@ -165,20 +166,20 @@ async def wait_in_time(
 ) -> bool:
     """Wait until one of several futures is done, or until a clock reaches its limit.
 
-    If the limit is reached while an engine call is outstanding, the engine is checked with `alive`; while it gives no
-    sign of life, the wait continues.
+    If the limit is reached while an engine call is outstanding, the engine is checked with `alive`; while it is
+    unresponsive, the wait continues.
 
     Args:
         futures: The futures.
         clock: Measures the time.
         limit: Limit of the clock in seconds; None: no limit.
-        alive: Returns whether the engine gives a sign of life, and excludes the time of its silence from the clock.
+        alive: Returns whether the engine responds, and excludes the time of its silence from the clock.
 
     Returns:
         Whether a future was done in time.
 
     Raises:
-        EngineUnreachableError: The engine gave no sign of life for 15 minutes (`LONGEST_SILENCE`).
+        EngineUnreachableError: The engine was unresponsive for 15 minutes (`LONGEST_SILENCE`).
     """
     pending = set(futures)
     silent_since: float | None = None
@@ -231,7 +232,7 @@ class EngineMonitor:
 
     def __init__(
         self,
-        engine: Any,
+        engine: TokenEngine | None,
         *,
         check_seconds: float = _CHECK_SECONDS,
         quiet_seconds: float = _QUIET_SECONDS,
@@ -240,12 +241,14 @@ class EngineMonitor:
         """Set the engine to watch; nothing is started.
 
         Args:
-            engine: An engine with `control.signs_of_life`; any other engine counts as alive.
+            engine: The engine; one that is not a server (`Capability.CONTROL`), or None, counts as alive.
             check_seconds: Seconds between two checks.
             quiet_seconds: Seconds without an answer after which a health request is sent.
             sign_timeout: Seconds to wait for the answer to a health request.
         """
-        self._signs_of_life: _SignsOfLife | None = getattr(getattr(engine, "control", None), "signs_of_life", None)
+        self._signs_of_life: _SignsOfLife | None = None
+        if engine is not None and is_server(engine):
+            self._signs_of_life = engine.control.signs_of_life
         self._reachable: set[str] = set()
         self._check_seconds, self._quiet_seconds, self._sign_timeout = check_seconds, quiet_seconds, sign_timeout
         self._clocks: set[EpisodeClock] = set()
@@ -256,7 +259,7 @@ class EngineMonitor:
         self._request: asyncio.Future[bool] | None = None
 
     def answered(self) -> None:
-        """Register an answer of the engine, which is a sign of life."""
+        """Register an answer of the engine, which ends a silence."""
         self._last_sign = time.monotonic()
 
     @contextmanager
@@ -285,7 +288,7 @@ class EngineMonitor:
         """
         if self._signs_of_life is None:
             return True
-        # Answers arrive together with the sign that ends a silence, so read the last sign of life before the request.
+        # Answers arrive together with the sign that ends a silence, so read the last response before the request.
         began, last_sign = time.monotonic(), self._last_sign
         try:
             signs = await self._signs_of_life(self._sign_timeout)

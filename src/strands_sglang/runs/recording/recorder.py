@@ -152,7 +152,7 @@ class EpisodeRecorder(TurnRecorder):
             self._tool_clocks.pop(call_id, None)
 
     async def alive(self) -> bool:
-        """Return whether the engine gives a sign of life."""
+        """Return whether the engine responds."""
         return await self._engine_monitor.alive()
 
     async def stop_on_engine_failure(self, error: EngineError) -> None:

@@ -99,10 +99,8 @@ class LocalWorker:
     def pause(self, id: str, seconds: float = ABORT_TIMEOUT) -> bool:
         """Pause an episode: it ends as `PAUSED`, with the record that it can be resumed from.
 
+        `seconds`: seconds to wait for engine calls that were already made; complete and partial answers are kept.
         Returns whether the episode was running.
-
-        Args:
-            seconds: Seconds to wait for engine calls that were already made; complete and partial answers are kept.
         """
         paused = self._pauses.get(id)
         if paused is not None and not paused.done():

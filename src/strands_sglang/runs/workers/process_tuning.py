@@ -58,8 +58,7 @@ class ToolThreads(ThreadPoolExecutor):
     def __init__(self, limit: int = 1024) -> None:
         """Prepare the executor; no thread is started.
 
-        Args:
-            limit: Maximum number of threads, including those of tools that hang; further calls wait.
+        `limit`: maximum number of threads, including those of tools that hang; further calls wait.
         """
         super().__init__(1)
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -134,8 +133,7 @@ def threads_for(concurrency: int) -> int:
 def tool_threads(limit: int) -> Iterator[None]:
     """Make `ToolThreads` the default executor of the running event loop while the `with` block runs.
 
-    Args:
-        limit: Maximum number of threads; ignored if the event loop has `ToolThreads` already.
+    `limit`: maximum number of threads; ignored if the event loop has `ToolThreads` already.
     """
     loop = asyncio.get_running_loop()
     with _lock:
@@ -225,9 +223,8 @@ def open_files(connections: int) -> OpenFiles | None:
 def check_open_files(connections: int, *, raise_limit: bool) -> None:
     """Log a warning if the limit of open files is too low for the connections of a run.
 
-    Args:
-        raise_limit: Whether to raise the soft limit first, up to the hard limit. It is not lowered again, because
-            connections may stay open after the run.
+    `raise_limit`: whether to raise the soft limit first, up to the hard limit. It is not lowered again, because
+    connections may stay open after the run.
     """
     if resource is None:
         return

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from strands_sglang._checks import install
-from strands_sglang.engine.client import SGLangClient
+from strands_sglang.engine import is_server
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger.encoding import encoded, episode_of, first_link
 from strands_sglang.ledger.reader import Ledger, Placed, resolved
@@ -117,9 +117,8 @@ class RayWorker:
     async def pause(self, id: str, epoch: int, seconds: float) -> None:
         """Pause an episode; see `LocalWorker.pause`.
 
-        Args:
-            epoch: `EpisodeSpec.next_epoch` of the attempt to pause; a later attempt is not paused.
-            seconds: Seconds to wait for engine calls that were already made.
+        `epoch`: `EpisodeSpec.next_epoch` of the attempt to pause; a later attempt is not paused. `seconds`: seconds to
+        wait for engine calls that were already made.
         """
         if self._local is None or not self._local.pause(id, seconds):
             self._early_pauses[id] = (epoch, seconds)  # its `run` has not started, or has just ended
@@ -132,7 +131,7 @@ class RayWorker:
         """
         turns, self._turns = self._turns, {}
         client = self._run_spec.client
-        return turns, client.unreachable_seconds() if isinstance(client, SGLangClient) else 0.0
+        return turns, client.unreachable_seconds() if is_server(client) else 0.0
 
     async def close(self) -> None:
         """Write the remaining events, close the ledger shard, and restore the settings of the process."""
@@ -160,11 +159,9 @@ class RayPool:
     def __init__(self, run_spec: RunSpec, workers: int, concurrency: int) -> None:
         """Start the workers on the Ray cluster this process is connected to; without one, start Ray on this machine.
 
-        Raises ConfigurationError if ray is not installed, or `run_spec` cannot be pickled.
-
-        Args:
-            run_spec: Settings shared by all episodes; must be picklable.
-            concurrency: Number of episodes that run at the same time, in all processes together.
+        `run_spec`: settings shared by all episodes; must be picklable. `concurrency`: number of episodes that run at
+        the same time, in all processes together. Raises ConfigurationError if ray is not installed, or `run_spec`
+        cannot be pickled.
         """
         try:
             ray: Any = importlib.import_module("ray")
@@ -337,8 +334,7 @@ class RayPool:
     def _fetch(self, reference: Any, episode: Episode, of: Callable[[Episode], _Part]) -> _Part:
         """Return the turns or messages of an episode, from Ray's object store or from the ledger.
 
-        Args:
-            of: Returns the part from the episode read from the ledger; used if Ray no longer has the object.
+        `of`: returns the part from the episode read from the ledger; used if Ray no longer has the object.
         """
         try:
             part: _Part = self._ray.get(reference)
@@ -409,11 +405,9 @@ def recorded_by(
     The cost depends on what this worker wrote and not on the size of the run: events that other processes wrote before
     are in the record that the worker resumed the episode from.
 
-    Returns the records by episode id, without episodes of which the worker wrote nothing that can be used.
-
-    Args:
-        specs: The episodes, as they were given to the worker.
-        earlier_shards: Names of shards that are not read, because other processes wrote them.
+    `specs`: the episodes, as they were given to the worker. `earlier_shards`: names of shards that are not read,
+    because other processes wrote them. Returns the records by episode id, without episodes of which the worker wrote
+    nothing that can be used.
     """
     before = {spec.id: spec.record for spec in specs}
     written: dict[str, list[Placed]] = {}
@@ -442,11 +436,8 @@ def recorded_by(
 def _continued(id: str, earlier: EpisodeRecord | None, places: list[Placed]) -> EpisodeRecord:
     """Return a record with further events of its episode.
 
+    `earlier`: the record; None: `places` are all events. `places`: the further events; may repeat events of the record.
     Raises LedgerError if the events of the record cannot be encoded to the bytes they were read from.
-
-    Args:
-        earlier: The record; None: `places` are all events.
-        places: The further events; may repeat events of the record.
     """
     if earlier is None:
         return resolved(id, places)

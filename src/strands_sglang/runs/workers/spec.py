@@ -177,14 +177,7 @@ None: no reward."""
 
 
 class BuildAgent(Protocol):
-    """Type of the function that builds the agent of an episode.
-
-    Example:
-        ```python
-        def build(task: Task, model: SGLangModel) -> Agent:
-            return Agent(model=model, tools=[calculator], callback_handler=None)
-        ```
-    """
+    """Type of the function that builds the agent of an episode."""
 
     def __call__(self, task: Task, model: SGLangModel, /) -> Built | Awaitable[Built]:
         """Return the agent for a task, using this model; may be async."""

@@ -1,8 +1,7 @@
 """slime and its fork Miles: a generate function from a Strands agent, and what goes with it.
 
 `slime_rollout` makes the function for slime, `miles_rollout` the one for Miles. `grpo_by_group` and the two filters are
-for slime's flags where an episode becomes several samples. `validate_sample` and `validate_batch` check samples of any
-origin. slime and Miles themselves are never imported.
+for slime's flags where an episode becomes several samples. slime and Miles themselves are never imported.
 """
 
 from strands_sglang.trainers.slime.generate import slime_rollout
@@ -13,7 +12,6 @@ from strands_sglang.trainers.slime.groups import (
 )
 from strands_sglang.trainers.slime.miles import miles_rollout
 from strands_sglang.trainers.slime.samples import SampleGroup
-from strands_sglang.trainers.slime.validation import InvalidSampleError, Stage, validate_batch, validate_sample
 
 __all__ = [
     "slime_rollout",
@@ -21,9 +19,5 @@ __all__ = [
     "grpo_by_group",
     "check_reward_nonzero_std",
     "check_reward_nonzero_std_with_fallback",
-    "validate_sample",
-    "validate_batch",
-    "Stage",
-    "InvalidSampleError",
     "SampleGroup",
 ]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from strands_sglang.engine import SGLangClient, TokenEngine
+from strands_sglang.engine import ScoringEngine, TokenEngine
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.record import PortableRecord
 from strands_sglang.runs.agent_runner import failure_of
@@ -38,8 +38,7 @@ from strands_sglang.trainers.slime.samples import (
     samples_of,
     with_partial_turn,
 )
-from strands_sglang.trainers.teacher import EpisodeTeacher
-from strands_sglang.trainers.worker_pool import log_failure
+from strands_sglang.trainers.worker_pool import EpisodeTeacher, log_failure
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ def slime_rollout(
     tokenizer: Any = None,
     client: TokenEngine | None = None,
     preflight: bool = True,
-    teacher: SGLangClient | str | None = None,
+    teacher: ScoringEngine | str | None = None,
     **model_options: Any,
 ) -> Generate:
     """Make the function that slime calls for every sample.
@@ -146,7 +145,7 @@ class SampleRunner:
         tokenizer: Any = None,
         client: TokenEngine | None = None,
         preflight: bool = True,
-        teacher: SGLangClient | str | None = None,
+        teacher: ScoringEngine | str | None = None,
         session_field: SessionField = SessionField.SLIME,
         **model_options: Any,
     ) -> None:

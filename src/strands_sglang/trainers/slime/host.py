@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from strands_sglang._slime_args import settings_from_slime_args
 from strands_sglang._version import __version__
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine import SGLangClient, TokenEngine
-from strands_sglang.engine.client import settings_from_slime_args
 from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.runs.episode import Episode

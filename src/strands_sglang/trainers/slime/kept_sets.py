@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.provider.config import has_kept_sets
 from strands_sglang.tokens import KeptSets
 from strands_sglang.tokens.kept_sets import empty_sets
 

@@ -62,8 +62,7 @@ class Completion:
     def of(cls, episode: Episode, version: str | None = None) -> Completion:
         """Return the completion of an episode.
 
-        Args:
-            version: Weights that must have sampled every token to train; None accepts any.
+        `version`: weights that must have sampled every token to train; None accepts any.
         """
         row = next(iter(rows(episode)), None)
         masked = None

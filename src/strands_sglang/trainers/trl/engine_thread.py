@@ -13,7 +13,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from strands_sglang.engine import SGLangClient, TokenEngine
+from strands_sglang.engine import TokenEngine, is_server
 from strands_sglang.engine.control import EngineControl
 from strands_sglang.errors import ConfigurationError
 
@@ -46,9 +46,9 @@ class EngineThread:
         """Control calls to the engine's workers.
 
         Raises:
-            ConfigurationError: If the client is not an `SGLangClient`.
+            ConfigurationError: If the client is not a server (`Capability.CONTROL`).
         """
-        if not isinstance(self.client, SGLangClient):
+        if not is_server(self.client):
             raise ConfigurationError(
                 f"client must be an SGLangClient to update weights, got a {type(self.client).__name__}: pass base_url= "
                 "or client=SGLangClient(...), or sync='none' and update the engine's weights yourself"
@@ -72,7 +72,7 @@ class EngineThread:
             loop, self._loop = self._loop, None
         if loop is None:
             return
-        if self._owned and isinstance(self.client, SGLangClient):
+        if self._owned and is_server(self.client):
             asyncio.run_coroutine_threadsafe(self.client.close(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
 

@@ -29,10 +29,10 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from strands_sglang.chat.tokenization import load_tokenizer
-from strands_sglang.engine import SGLangClient, TokenEngine
+from strands_sglang.engine import ServerEngine, SGLangClient, TokenEngine, is_server
 from strands_sglang.engine.probe import ServerFacts
+from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.errors import ConfigurationError, EngineError
-from strands_sglang.provider.config import has_kept_sets
 from strands_sglang.runs import Limits, RunOptions, Task, rollout
 from strands_sglang.runs.preflight import SECONDS
 from strands_sglang.trainers.rows import Row
@@ -40,6 +40,7 @@ from strands_sglang.trainers.trl.batch import METRICS, Completion, MaskReason, b
 from strands_sglang.trainers.trl.engine_thread import EngineThread
 from strands_sglang.trainers.trl.tasks import Plan, TaskFinder
 from strands_sglang.trainers.trl.weight_sync import SyncKind, WeightSync, WeightUpdater, sharded_by
+from strands_sglang.trainers.worker_pool import pad_id_of
 
 _HUB_PATH = re.compile(r"models--(?:.+--)?(?P<name>[^/]+)/snapshots/[^/]+$")
 _SAVED = re.compile(r"^weights-")  # saved by an earlier training
@@ -103,7 +104,7 @@ def check_served_model(engine: EngineThread, trainer: Any) -> None:
     """
     client = engine.client
     trained = model_name(trainer)
-    if not isinstance(client, SGLangClient):
+    if not is_server(client):
         return
     facts = engine.run(_facts(client))
     if facts is None or facts.model_path is None or not trained:
@@ -118,7 +119,7 @@ def check_served_model(engine: EngineThread, trainer: Any) -> None:
     )
 
 
-async def _facts(client: SGLangClient) -> ServerFacts | None:
+async def _facts(client: ServerEngine) -> ServerFacts | None:
     probe = client.probe(SECONDS)
     if not await probe.reach(client.first_contact or 0.0):
         return None
@@ -241,8 +242,7 @@ class TrlRollout:
         self.last = TrlStep(trainer.state.global_step, version, directory, completions, metrics)
         self._report_masked(self.last)
         self._measure_drift(self.last, trainer)
-        pad = next((id for id in (tokenizer.pad_token_id, tokenizer.eos_token_id) if id is not None), 0)
-        return {**batch_of(completions, pad=pad, longest=longest), METRICS: metrics}
+        return {**batch_of(completions, pad=pad_id_of(tokenizer), longest=longest), METRICS: metrics}
 
     def close(self) -> None:
         """Stop the thread, close the client and remove saved weights. A later call starts again."""
@@ -351,9 +351,8 @@ def trl_rollout(
         raise ConfigurationError(
             f"{sorted(fixed)[0]} cannot be given: TRL needs exactly one completion per prompt. Remove it"
         )
-    owned = client is None
     used = SGLangClient(str(base_url), max_connections=concurrency) if client is None else client
-    engine = EngineThread(used, owned=owned)
+    engine = EngineThread(used, owned=client is None)
     check = check_served_model if options.get("options", RunOptions()).preflight else None
     given = {"reward": reward, "directory": directory, "concurrency": concurrency, "sampling_params": sampling_params}
     return TrlRollout(

@@ -32,7 +32,6 @@ class Plan:
     tasks: list[Task]
     """Tasks with different ids; a task that is needed more often than `samples` occurs several times."""
     samples: int
-    """Number of episodes of each task."""
     slots: list[tuple[str, int]]
     """For each prompt, the id of a task and the number of a sample."""
 
@@ -67,8 +66,7 @@ class TaskFinder:
     def __init__(self, tasks: Callable[[Any], Task] | None = None) -> None:
         """Keep the settings.
 
-        Args:
-            tasks: Makes the task of a prompt. None: the row of the trainer's dataset with this prompt is the task.
+        `tasks`: makes the task of a prompt. None: the row of the trainer's dataset with this prompt is the task.
         """
         self._own = tasks
         self._rows: dict[int, _Rows] = {}
@@ -77,12 +75,9 @@ class TaskFinder:
     def find(self, prompts: Sequence[Any], datasets: Any) -> list[Task]:
         """Return the task of each prompt.
 
-        Raises ConfigurationError if a prompt cannot become a task.
-
-        Args:
-            prompts: The prompts that the trainer passed: texts or conversations.
-            datasets: The trainer's dataset that they came from, or a dict of several. None, or a dataset without a
-                length, is not searched.
+        `prompts`: the prompts that the trainer passed: texts or conversations. `datasets`: the trainer's dataset that
+        they came from, or a dict of several. None, or a dataset without a length, is not searched. Raises
+        ConfigurationError if a prompt cannot become a task.
         """
         if self._own is not None:
             return [Task.of(self._own(prompt)) for prompt in prompts]

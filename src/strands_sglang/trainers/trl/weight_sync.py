@@ -166,10 +166,8 @@ def _succeeded(message: str) -> bool:
 def save_weights(model: Any, path: Path) -> None:
     """Save a Hugging Face model, or a PEFT model with its adapters merged, as a checkpoint.
 
-    Raises ConfigurationError if the adapters cannot be merged exactly.
-
-    Args:
-        model: The unwrapped model, complete on this process.
+    `model`: the unwrapped model, complete on this process. Raises ConfigurationError if the adapters cannot be merged
+    exactly.
     """
     if hasattr(model, "get_base_model"):  # PEFT's
         with merged(model):
@@ -260,10 +258,8 @@ class WeightUpdater:
     ) -> None:
         """Keep the settings; the first `update` always updates.
 
-        Raises ConfigurationError if `sync` is not valid, or the engine's weights cannot be updated.
-
-        Args:
-            check: Called once, on the main process, before the first update; raises if it is the wrong engine.
+        `check`: called once, on the main process, before the first update; raises if it is the wrong engine. Raises
+        ConfigurationError if `sync` is not valid, or the engine's weights cannot be updated.
         """
         try:
             kind = sync if callable(sync) else SyncKind(sync)

@@ -48,7 +48,7 @@ export class GroupView {
     clear(this.node).append(
       el("div", { class: "title-line" }, el("h1", { text: this.task }), el("span", { class: "soft", text: plural(rows.length, "sample") })),
       rows.length ? el("p", { class: "task-prompt", text: rows[0].prompt }) : el("p", { class: "empty", text: "This task has no episodes." }),
-      el("div", { class: "facts" }, el("span", {}, "mean reward ", el("b", { text: rewardText(mean) })), el("span", {}, "spread ", el("b", { text: rewardText(spread) })),
+      el("div", { class: "facts" }, el("span", {}, "mean reward ", el("b", { text: rewardText(mean) })), el("span", {}, "std ", el("b", { text: rewardText(spread) })),
         scored.length > 1 && spread === 0 ? el("span", { class: "tag tone-text-warn", text: "all rewards are equal: no advantage to learn from" }) : null),
       el("div", { class: "samples" }, rows.map((row) => this.sample(row, mean, high))),
       this.compare);
@@ -119,7 +119,7 @@ export class GroupView {
       return;
     }
     const at = partingPoint(branches[0], branches[1]);
-    compare.append(el("h2", { text: at === null ? "Both have the same tokens" : `They part at token ${whole(at)}` }));
+    compare.append(el("h2", { text: at === null ? "Both have the same tokens" : `They diverge at token ${whole(at)}` }));
     if (at !== null) compare.append(el("div", { class: "two" }, branches.map((branch) => this.side(branch, at))));
   }
 

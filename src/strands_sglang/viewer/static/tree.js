@@ -76,6 +76,6 @@ export function timeChart(episode, goToTurn) {
     el("span", {}, el("i", { class: "engine" }), `engine ${secondsText(engine)}`),
     el("span", {}, el("i", { class: "tool" }), `tools ${secondsText(tools)}`),
     rest !== null ? el("span", { title: TIME_NOTE }, el("i", { class: "rest" }), `waiting and the agent's own code ${secondsText(rest)}`) : null,
-    el("span", { class: "soft", text: total ? `${secondsText(total)} in all` : "so far" }));
+    el("span", { class: "soft", text: total ? `${secondsText(total)} total` : "so far" }));
   return el("div", { class: "time" }, lanes, key);
 }

@@ -1,12 +1,17 @@
-"""A Strands agent as a rollout workflow of AReaL: `StrandsWorkflow`.
+"""AReaL: a Strands agent as a rollout workflow, `StrandsWorkflow`, on AReaL's inference engine.
 
     trainer.train(
         workflow="strands_sglang.trainers.areal.StrandsWorkflow",
         workflow_kwargs=dict(build="my_agent.build", reward="my_agent.score", gconfig=..., tokenizer=...),
     )
 
-Invariant: `arun_episode` returns a valid trajectory however the episode ends, or None if failed episodes are rejected.
-It raises nothing but cancellation. All per-token tensors of a trajectory have the same length.
+AReaL's engines continue a request that a weight update interrupted, and report the weight version of every token.
+
+Invariants:
+
+- `arun_episode` returns a valid trajectory however the episode ends, or None if failed episodes are rejected. It raises
+  nothing but cancellation. All per-token tensors of a trajectory have the same length.
+- Sampling follows AReaL's generation parameters; a parameter that they do not have raises, and is not dropped silently.
 """
 
 from __future__ import annotations
@@ -15,18 +20,19 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
+from strands_sglang.engine import BaseEngine, Generation
+from strands_sglang.engine.base import finished, sampled, spans_of
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import Episode, Limits, Task
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
-from strands_sglang.trainers.areal.engine import ArealEngine, InferenceEngine
 from strands_sglang.trainers.chat_tasks import chat_task
 from strands_sglang.trainers.rows import PlainRow, plain_rows
 from strands_sglang.trainers.statuses import is_trainable
-from strands_sglang.trainers.worker_pool import PerLoop, import_by_path, run_episode
+from strands_sglang.trainers.worker_pool import PerLoop, agent_functions, import_by_path, pad_id_of, run_episode
 
 try:
     from areal import workflow_context
@@ -38,6 +44,88 @@ except ImportError as error:
         "StrandsWorkflow requires AReaL (tested with 1.0): pip install areal, or import it in the environment that "
         "AReaL runs in"
     ) from error
+
+__all__ = ["StrandsWorkflow"]
+
+_ALL_TOKENS = 10**8  # AReaL's `top_k` for all tokens
+
+
+class ModelResponse(Protocol):
+    """The response of AReaL's engines, as far as it is read."""
+
+    output_tokens: list[int]
+    """The sampled tokens."""
+    output_logprobs: list[float]
+    """One per token."""
+    output_versions: list[int]
+    """One per token: the version of the weights that sampled it."""
+    stop_reason: str
+    """ "stop", "length", "tool_calls" or "abort"."""
+
+
+class InferenceEngine(Protocol):
+    """AReaL's engine, as far as it is used here."""
+
+    async def agenerate(self, req: Any) -> ModelResponse:
+        """Sample; requests with the same `rid` go to the same server."""
+        ...
+
+
+class ArealEngine(BaseEngine):
+    """Sends requests to AReaL's engine.
+
+    Example:
+        >>> engine = ArealEngine(areal_engine, ModelRequest, gconfig, tokenizer)
+    """
+
+    owner = "AReaL"
+
+    def __init__(self, engine: InferenceEngine, request: Callable[..., Any], gconfig: Any, tokenizer: Any) -> None:
+        """Wrap AReaL's engine.
+
+        Args:
+            engine: The engine that AReaL passes to workflows.
+            request: AReaL's `ModelRequest`.
+            gconfig: AReaL's `GenerationHyperparameters`.
+            tokenizer: Passed on with every request, as AReaL's own workflows do.
+        """
+        super().__init__()
+        self._engine, self._request, self._gconfig, self._tokenizer = engine, request, gconfig, tokenizer
+
+    def loses_kept_sets(self, sampling: Mapping[str, Any]) -> bool:
+        """Return whether sampling has kept sets; the parameters that decide are in `gconfig`."""
+        own = self._gconfig
+        top_k = -1 if own.top_k >= _ALL_TOKENS else own.top_k
+        return not own.greedy and super().loses_kept_sets({"top_p": own.top_p, "top_k": top_k, **sampling})
+
+    async def request(
+        self, input_ids: list[int], sampling: dict[str, Any], key: str, experts_start: int | None
+    ) -> Generation:
+        """Send one request."""
+        unknown = [name for name in sampling if not hasattr(self._gconfig, name)]
+        if unknown:
+            raise ConfigurationError(
+                "sampling parameters must be fields of AReaL's GenerationHyperparameters, got "
+                f"{', '.join(unknown)}: remove them"
+            )
+        budget, count = int(sampling["max_new_tokens"]), len(input_ids)
+        request = self._request(
+            rid=key,
+            input_ids=input_ids,
+            gconfig=self._gconfig.new(n_samples=1, **sampling),
+            tokenizer=self._tokenizer,
+        )
+        response = await self._engine.agenerate(request)
+        ids = response.output_tokens
+        return sampled(
+            self.owner,
+            ids,
+            response.output_logprobs,
+            spans_of(response.output_versions),
+            finished(response.stop_reason, ids, budget),
+            prompt_tokens=count,
+            rid=key,
+        )
 
 
 class Failed(str, Enum):
@@ -94,11 +182,7 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
         Raises:
             ConfigurationError: If an argument cannot work.
         """
-        self._build, self._reward = import_by_path(build), import_by_path(reward)
-        if not callable(self._build) or not callable(self._reward):
-            raise ConfigurationError(
-                f"build and reward must be functions or their dotted paths, got {build!r} and {reward!r}"
-            )
+        self._build, self._reward = agent_functions(build, reward)
         self._task, self._reward_timeout = import_by_path(task) or row_task, reward_timeout
         self._failed = Failed(failed)
         self.tokenizer = _loaded(tokenizer)
@@ -124,8 +208,7 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
         episode = await run_episode(self._worker(engine), lambda: self._episode_spec(data))
         if self._failed is Failed.REJECT and not is_trainable(episode, scored=True):
             return None
-        pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.tokenizer.eos_token_id
-        (row,) = plain_rows(episode, pad_id=pad or 0, scored=True)
+        (row,) = plain_rows(episode, pad_id=pad_id_of(self.tokenizer), scored=True)
         self._log_stats(episode, row.reward or 0.0)
         return trajectory(row)
 

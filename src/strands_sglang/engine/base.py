@@ -1,11 +1,11 @@
-"""Adapts a trainer's own engine client to the `TokenEngine` protocol: `TrainerEngine`.
+"""`BaseEngine`: a `TokenEngine` for anything that takes ids and returns sampled ids and logprobs.
 
-verl, SkyRL and AReaL each give their users an object that takes ids and returns sampled ids. This module holds what
-their adapters have in common; each adapter implements `request`.
+A subclass implements `request` and declares its `capabilities`. The engines of verl, SkyRL and AReaL are made this way;
+`examples/other_engine` runs a model of `transformers` in this process.
 
 Invariant: a turn is returned complete, every token with its logprob, or an error is raised. Tokens of an interrupted
-turn are kept and continued, or discarded and counted. Any exception of a trainer's client is raised as an
-`EngineError`.
+turn are kept and continued, or discarded and counted. What an engine does not declare is refused before a request is
+sent, and any exception of `request` is raised as an `EngineError`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from uuid import uuid4
 
 import numpy as np
 
-from strands_sglang.engine import (
+from strands_sglang.engine.cancellation import CancelPoller, CancelScope
+from strands_sglang.engine.continuation import Continuation, NextStep, no_progress
+from strands_sglang.engine.protocol import (
     AbortPolicy,
     CancelSignal,
+    Capability,
     FinishReason,
     Generation,
     PromptImage,
     RoutedExperts,
     TokenIds,
 )
-from strands_sglang.engine.cancellation import CancelPoller, CancelScope
-from strands_sglang.engine.continuation import Continuation, NextStep, no_progress
+from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
 from strands_sglang.errors import ConfigurationError, CountMismatchError, EngineUnavailableError, StrandsSGLangError
-from strands_sglang.provider.config import has_kept_sets
 from strands_sglang.tokens.arrays import VersionSpan
 
 logger = logging.getLogger(__name__)
@@ -44,18 +45,31 @@ _DELAY_SECONDS = 1.0
 _MAX_RETRIES = 60  # requests in a row that the engine may interrupt before a token is kept
 
 
-class TrainerEngine(ABC):
-    """An engine that is reached through a trainer's client.
+class BaseEngine(ABC):
+    """An engine that samples one request at a time.
 
-    That client retries failed requests; only interrupted turns are sent again here.
+    `request` retries failed requests if it can; only interrupted turns are sent again here.
+
+    Example:
+        ```python
+        class MyEngine(BaseEngine):
+            owner = "my server"
+
+            async def request(self, input_ids, sampling, key, experts_start):
+                answer = await my_server.sample(input_ids, **sampling)
+                ends = finished(answer.stop_reason, answer.ids, sampling["max_new_tokens"])
+                return sampled(self.owner, answer.ids, answer.logprobs, spans_of(answer.versions), ends)
+        ```
     """
 
-    owner = "the trainer"
-    """Name of the trainer, for error messages."""
+    owner = "the engine's owner"
+    """Whose engine it is, for error messages: "verl"."""
+    capabilities: frozenset[Capability] = frozenset()
+    """What `request` can do; `Capability.ROUTED_EXPERTS` is the only one that this class passes on."""
 
     def __init__(self) -> None:
         self.delay = _DELAY_SECONDS
-        """Seconds to wait before an interrupted turn is continued: the trainer is updating its weights."""
+        """Seconds to wait before an interrupted turn is continued, since weights are being updated."""
         self._poller: tuple[asyncio.AbstractEventLoop, CancelPoller] | None = None
 
     @abstractmethod
@@ -94,7 +108,8 @@ class TrainerEngine(ABC):
         """Sample a continuation of `input_ids`; `TokenEngine.generate` explains the arguments.
 
         Raises:
-            EngineUnavailableError: The trainer's client failed (`__cause__` is its error), or only interrupts the turn.
+            EngineUnavailableError: `request` failed (`__cause__` is its error), or only interrupts the turn.
+            ConfigurationError: An argument asks for something that the engine cannot do.
             CountMismatchError: The counts of ids, logprobs or versions do not match.
             DeadlineExceededError: The deadline passed.
             CallCancelledError: The cancel signal was set.
@@ -109,6 +124,8 @@ class TrainerEngine(ABC):
                 "nothing proves that the trainer has images at the same positions. Train with slime or Miles, or make "
                 "your own batches of rollout(client=SGLangClient(...))"
             )
+        if routed_experts_start is not None and Capability.ROUTED_EXPERTS not in self.capabilities:
+            raise ConfigurationError(f"routed experts must not be requested: {self.owner}'s engine returns none")
         sampling = dict(sampling_params or {})
         if not isinstance(sampling.get("max_new_tokens"), int):
             raise ConfigurationError(
@@ -117,8 +134,8 @@ class TrainerEngine(ABC):
         if self.loses_kept_sets(sampling) and self.owner not in _logged:
             _logged.add(self.owner)
             logger.warning(
-                "trainer=<%s> | sampling with top_p, top_k or min_p has kept sets that the engine does not "
-                "return, so importance ratios are biased: sample without them, or train with slime or "
+                "engine=<%s> | sampling with top_p, top_k or min_p has kept sets that the engine does not return, "
+                "so importance ratios are biased: sample without them, or train with slime or "
                 "Miles (logged once)",
                 self.owner,
             )
@@ -155,7 +172,7 @@ class TrainerEngine(ABC):
     async def _part(
         self, input_ids: list[int], sampling: dict[str, Any], key: str, experts_start: int | None
     ) -> Generation:
-        """Send one request; raise any exception of the trainer's client as an error of this package."""
+        """Send one request; raise any exception as an error of this package."""
         try:
             return await self.request(input_ids, sampling, key, experts_start)
         except StrandsSGLangError:
@@ -182,7 +199,7 @@ def sampled(
     finish: tuple[FinishReason, int | str | None],
     **more: Any,
 ) -> Generation:
-    """Return a `Generation` for what a trainer's client returned.
+    """Return a `Generation` for what an engine returned.
 
     Raises:
         CountMismatchError: There are tokens without logprobs.

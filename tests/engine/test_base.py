@@ -1,4 +1,4 @@
-"""A trainer's engine as a `TokenEngine`: interrupted turns continue exactly, and errors are engine errors."""
+"""`BaseEngine`, and verl's engine on it: interrupted turns continue exactly, and errors are engine errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_sglang.engine import AbortPolicy, FinishReason, Generation, TokenEngine, VersionSpan
+from strands_sglang.engine import (
+    AbortPolicy,
+    BaseEngine,
+    Capability,
+    FinishReason,
+    Generation,
+    TokenEngine,
+    VersionSpan,
+    base,
+)
+from strands_sglang.engine.base import experts_from, finished, sampled, spans_of
 from strands_sglang.errors import (
     CallCancelledError,
     ConfigurationError,
@@ -17,16 +27,15 @@ from strands_sglang.errors import (
     DeadlineExceededError,
     EngineUnavailableError,
 )
-from strands_sglang.trainers import engine_adapter
-from strands_sglang.trainers.engine_adapter import TrainerEngine, experts_from, finished, sampled, spans_of
-from strands_sglang.trainers.verl.engine import VerlEngine, global_steps
-from support.trainers.verl_mirror import TokenOutput
+from support.trainers.verl_mirror import TokenOutput, adapter
 
 PROMPT = [5, 6, 7]
 
 
-class CountingEngine(TrainerEngine):
+class CountingEngine(BaseEngine):
     """Samples 100, 101, 102, ... by position; interrupted after the given numbers of tokens."""
+
+    capabilities = frozenset({Capability.ROUTED_EXPERTS})
 
     def __init__(self, interruptions: list[int], until: int = 20) -> None:
         super().__init__()
@@ -93,12 +102,12 @@ async def test_abort_policy_return_returns_the_partial_turn() -> None:
 
 
 async def test_engine_that_only_interrupts_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_adapter, "_MAX_RETRIES", 3)
+    monkeypatch.setattr(base, "_MAX_RETRIES", 3)
     with pytest.raises(EngineUnavailableError, match="4 times"):
         await CountingEngine([0] * 9).generate(PROMPT, {"max_new_tokens": 10})
 
 
-class FailingEngine(TrainerEngine):
+class FailingEngine(BaseEngine):
     owner = "somebody"
 
     def __init__(self, error: BaseException | None) -> None:
@@ -124,6 +133,8 @@ async def test_errors_of_the_client_are_engine_errors() -> None:
         await FailingEngine(None).generate(PROMPT, {})
     with pytest.raises(ConfigurationError, match="lora_path"):
         await FailingEngine(None).generate(PROMPT, {"max_new_tokens": 1}, extra={"lora_path": "x"})
+    with pytest.raises(ConfigurationError, match="somebody's engine returns none"):
+        await FailingEngine(None).generate(PROMPT, {"max_new_tokens": 1}, routed_experts_start=0)
 
 
 async def test_deadline_and_cancel_signal_end_a_call() -> None:
@@ -177,14 +188,16 @@ async def test_verl_versions_are_steps_or_ranges() -> None:
 
     names = []
     for fields in ({"global_steps": 4}, {"min_global_steps": 4, "max_global_steps": 6}, {}, {"global_steps": None}):
-        names.append((await VerlEngine(Servers(**fields)).generate(PROMPT, {"max_new_tokens": 4})).weight_version)
+        names.append(
+            (await adapter.VerlEngine(Servers(**fields)).generate(PROMPT, {"max_new_tokens": 4})).weight_version
+        )
     assert names == ["4", "4..6", None, None]
-    assert global_steps(["5", None, "4..6", "2"]) == (2, 6) and global_steps([None]) is None
+    assert adapter.global_steps(["5", None, "4..6", "2"]) == (2, 6) and adapter.global_steps([None]) is None
 
 
 async def test_kept_sets_are_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_adapter, "_logged", set())
+    monkeypatch.setattr(base, "_logged", set())
     for sampling in ({}, {"top_p": 1.0, "top_k": -1}, {"top_p": 0.9}, {"top_p": 0.9}, {"top_k": 20}):
         await CountingEngine([]).generate(PROMPT, {"max_new_tokens": 3, **sampling})
     (record,) = caplog.records
-    assert "trainer=<the trainer> | sampling with top_p" in record.getMessage()
+    assert "engine=<the engine's owner> | sampling with top_p" in record.getMessage()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from strands_sglang import SGLangClient
-from strands_sglang.engine.client import settings_from_slime_args
+from strands_sglang._slime_args import settings_from_slime_args
 from strands_sglang.errors import ConfigurationError
 
 
