@@ -22,7 +22,7 @@ from support.lab_servers import LabProcess, Routed
 from support.rollout.scripts import PromptEngine, assert_proved
 from support.rollout.scripts import run as run_episodes
 from support.scripted_engine import Answer, tool_call
-from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld, slime
+from support.trainers.slime_world import SlimeWorld, slime
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "slime_math"
@@ -306,7 +306,7 @@ def test_the_script_is_well_formed() -> None:
     assert sorted(used) == sorted([*made, "MODEL_ARGS"])
 
 
-@pytest.mark.skipif(not IMPORTABLE, reason=MISSING)
+@pytest.mark.slime
 def test_every_flag_is_one_of_slimes() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     slime("utils.arguments").get_slime_extra_args_provider()(parser)
@@ -316,7 +316,7 @@ def test_every_flag_is_one_of_slimes() -> None:
     assert not MEGATRON & known - {"--optimizer"}, "slime has these itself now"
 
 
-@pytest.mark.skipif(not IMPORTABLE, reason=MISSING)
+@pytest.mark.slime
 def test_evaluation_is_described_as_slime_reads_it() -> None:
     yaml = pytest.importorskip("yaml")
     about = yaml.safe_load((EXAMPLE / "aime.yaml").read_text())["eval"]
@@ -330,7 +330,7 @@ def test_evaluation_is_described_as_slime_reads_it() -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.skipif(not IMPORTABLE, reason=MISSING)
+@pytest.mark.slime
 def test_slimes_own_rollout_and_evaluation_with_it(
     routed: Routed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

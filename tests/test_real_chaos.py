@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
+pytestmark = [pytest.mark.engine, pytest.mark.own_servers, pytest.mark.soak]
 
 CHAOS = Path(__file__).resolve().parent.parent / "scripts" / "chaos"
 PLAN = {"episodes": 60, "runner_kills": 3, "engine_kills": 1, "weight_updates": 2, "outages": 0}

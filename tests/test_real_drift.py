@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,17 @@ from strands_sglang import SGLangClient
 from strands_sglang.drift import Cause, Method, html_page, measure
 from strands_sglang.runs import Limits, rollout
 from support.agent_episodes import Played, drift
+from support.examples import size
 from support.lab_servers import LAB, LabProcess
 from support.rollout_agent import SAMPLING, TURNS, build, score, tasks
 
 pytestmark = pytest.mark.engine
 
-EPISODES = int(os.environ.get("STRANDS_SGLANG_TEST_EPISODES", "500"))
+EPISODES = size(250, 500)
 
 
 @pytest.mark.parametrize("checkpoint", ["canonical", "noncanonical"])
-async def test_five_hundred_episodes(checkpoint: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+async def test_many_episodes(checkpoint: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     server: LabProcess = request.getfixturevalue("tool_policy" if checkpoint == "canonical" else "noncanonical")
     tokenizer = AutoTokenizer.from_pretrained(str(LAB / "tool_policy" / checkpoint))
     async with SGLangClient(server.url) as client:

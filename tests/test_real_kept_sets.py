@@ -15,6 +15,7 @@ from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.proof.verify import verify
 from strands_sglang.runs import EndReason, Limits, Task, rollout
 from strands_sglang.tokens import Origin, Trajectory
+from support.examples import size
 from support.lab_servers import LAB, LabProcess
 from support.rollout_agent import TURNS, agent_for, build, tasks
 
@@ -54,11 +55,11 @@ async def ratios(client: SGLangClient, flat: Trajectory, width: int) -> tuple[li
     return with_sets, without
 
 
-async def test_five_hundred_episodes(tool_policy: LabProcess, tmp_path: Path) -> None:
+async def test_many_episodes(tool_policy: LabProcess, tmp_path: Path) -> None:
     async with SGLangClient(tool_policy.url) as client:
         run = await rollout(
             build,
-            tasks(500),
+            tasks(size(120, 500)),
             client=client,
             tokenizer=TOKENIZER,
             directory=tmp_path / "run",

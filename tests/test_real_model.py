@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
+import math
 import random
 import urllib.request
 from typing import Any, Literal
@@ -26,12 +26,15 @@ from support.agent_episodes import (
     play,
     play_tasks,
 )
+from support.examples import size
 from support.lab_servers import LAB, LabProcess, task
 from support.wire_tap import Tap
 
 pytestmark = pytest.mark.engine
 
-EPISODES = int(os.environ.get("STRANDS_SGLANG_TEST_EPISODES", "500"))
+EPISODES = size(120, 500)
+MARGIN = 2.25 / math.sqrt(EPISODES)
+"""4.5 standard deviations of a share of so many episodes: luck is not among the reasons to fail."""
 AT_ONCE = 64
 SAMPLING = {"max_new_tokens": 64, "temperature": 1.0}
 
@@ -42,7 +45,7 @@ def show(name: str, figures: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["canonical", "noncanonical"])
-async def test_five_hundred_episodes(checkpoint: str, request: pytest.FixtureRequest) -> None:
+async def test_many_episodes(checkpoint: str, request: pytest.FixtureRequest) -> None:
     server: LabProcess = request.getfixturevalue("tool_policy" if checkpoint == "canonical" else "noncanonical")
     tokenizer = AutoTokenizer.from_pretrained(str(LAB / "tool_policy" / checkpoint))
     with Tap(server.url) as tap:
@@ -55,7 +58,7 @@ async def test_five_hundred_episodes(checkpoint: str, request: pytest.FixtureReq
     assert all(turn.join in (Join.ROOT, Join.PROVED) for one in played for turn in one.episode.tree)
     right = sum(one.reward for one in played) / EPISODES
     # About 55 % and 30 % come out right when every prompt is as it was in training; a wrong prompt would show here.
-    assert right > (0.45 if checkpoint == "canonical" else 0.2)
+    assert right > (0.55 if checkpoint == "canonical" else 0.3) - MARGIN
     worst = await largest_difference(server.url, played)
     assert worst < 1e-3
     covered, total = covered_by_cache(played)

@@ -30,13 +30,14 @@ from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.proof.verify import verify
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict, RunResult, Task, replay, rollout
 from support import rollout_agent
+from support.examples import size
 from support.lab_servers import LabProcess, task
 from support.rollout_agent import SAMPLING, TOKENIZER, TURNS, WAYS, agent_for, build, calculator, score, tasks
 from support.wire_tap import Passed, Tap
 
 pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
 
-EPISODES = int(os.environ.get("STRANDS_SGLANG_TEST_EPISODES", "500"))
+EPISODES = size(120, 500)
 GREEDY = {**SAMPLING, "temperature": 0.0}
 RUNNER = [sys.executable, rollout_agent.__file__]
 

@@ -24,6 +24,7 @@ import pytest
 from strands_sglang.chat.control_tokens import ControlTokens
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
+from support.examples import size
 from support.families import tokenizer
 from support.lab_servers import LAB, engine
 from support.tool_parsers.grammars import GRAMMARS, SCHEMAS, Call, Grammar
@@ -31,7 +32,7 @@ from support.tool_parsers.mutations import turn
 
 pytestmark = pytest.mark.engine
 
-EACH = 300
+EACH = size(100, 300)
 """Outputs of each pair."""
 
 TOOLS = [

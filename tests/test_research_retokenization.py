@@ -23,7 +23,7 @@ from strands_sglang.runs import EndReason, Episode, Task
 from strands_sglang.tokens import KeptSets, TokenTree
 from strands_sglang.tokens.turn import Join
 from strands_sglang.trainers.rows import Row, rows
-from support.trainers.slime_world import IMPORTABLE, MISSING, slime
+from support.trainers.slime_world import slime
 from support.trainers.trainer_environment import python_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -606,7 +606,7 @@ def test_the_script_of_the_recipe_is_well_formed(recipe: Any) -> None:
         assert f"`{arm}`" in (RECIPE / "README.md").read_text()
 
 
-@pytest.mark.skipif(not IMPORTABLE, reason=MISSING)
+@pytest.mark.slime
 def test_every_flag_of_the_recipe_is_one_of_slimes(recipe: Any) -> None:
     from test_example_slime_math import MEGATRON, SGLANG
 

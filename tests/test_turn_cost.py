@@ -8,7 +8,7 @@ from support.families import tokenizer
 from turn import measure
 
 
-@pytest.mark.timing
+@pytest.mark.soak
 def test_a_late_turn_costs_little_more_than_an_early_one() -> None:
     # Two things grow: the messages are compared with those on record, and the ids are copied. Measured: 1.2 to 1.6.
     figures = measure(tokenizer("qwen3"), turns=128)

@@ -6,6 +6,7 @@ import pytest
 
 from attack.awkward import AWKWARD
 from attack.random_conversations import Subject, attack
+from support.examples import long_families
 from support.families import FAMILIES, tokenizer
 
 
@@ -15,7 +16,7 @@ def test_awkward_templates(name: str) -> None:
     assert not found.counts["differences"] or found.withdrawn, found.examples
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", long_families(FAMILIES))
 def test_families(family: str) -> None:
     found = attack(Subject(family, tokenizer(family)), 2, seed=4, turns=8)
     assert not found.counts["differences"], found.examples

@@ -45,8 +45,8 @@ def test_python_calls_of_a_turn(server: AgentLoopback, contestant: Contestant, w
     assert ours <= MOST_CALLS[way] * bare, f"{ours:.0f} calls a turn, the bare SDK makes {bare:.0f}"
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize("turns", MOST_CPU)
+@pytest.mark.soak
 def test_cpu_of_a_turn(server: AgentLoopback, contestant: Contestant, turns: int) -> None:
     job: dict[str, Any] = {"url": server.urls[turns - 1], "turns": turns, "episodes": max(4, 160 // turns)}
     found = alternate(["bare", "rollout"], 3, lambda way, number: contestant.run(way=way, **job))
@@ -54,7 +54,7 @@ def test_cpu_of_a_turn(server: AgentLoopback, contestant: Contestant, turns: int
     assert statistics.median(ratios) <= MOST_CPU[turns], ratios
 
 
-@pytest.mark.timing
+@pytest.mark.soak
 def test_a_client_call_costs_little_more_than_a_bare_one(server: AgentLoopback, contestant: Contestant) -> None:
     job: dict[str, Any] = {"url": server.urls[0], "prompt_tokens": 16_000, "count": 20, "at_once": 4}
     found = alternate(["ours", "bare"], 3, lambda client, number: contestant.run(client=client, **job))

@@ -137,7 +137,7 @@ def test_nested_literals_do_not_recombine() -> None:
     assert not list(_CONTROL.find(safe)) and escapes.restore(safe) == text
 
 
-@pytest.mark.timing
+@pytest.mark.soak
 def test_many_private_use_characters_are_fast_and_too_many_are_refused() -> None:
     """A table of icons can have seven thousand of them."""
     escapes, started = Escapes(_CONTROL), time.perf_counter()
@@ -208,7 +208,7 @@ def test_tokens_that_strip_white_space() -> None:
 @pytest.mark.parametrize(
     "text", ["<p class='x'>word</q> " * 50_000, "<" * 1_000_000, "plain words, no marks " * 50_000]
 )
-@pytest.mark.timing
+@pytest.mark.soak
 def test_six_thousand_control_tokens_in_a_megabyte_take_one_pass(text: str) -> None:
     control = ControlTokens(tokenizer("gemma-3"))
     assert len(control.ids) > 6_000

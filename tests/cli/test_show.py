@@ -15,10 +15,8 @@ import pytest
 from strands import Agent, tool
 
 from strands_sglang._terminal import natural_key
-from strands_sglang.cli._episode_steps import EpisodeView, token_texts
-from strands_sglang.cli._episode_text import WHY, probability_style
+from strands_sglang.cli._episode_text import WHY, probability_style, shown_episode
 from strands_sglang.cli._output import Paint
-from strands_sglang.cli.commands import show
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
@@ -168,6 +166,7 @@ def test_hostile_text_stays_inert(tmp_path: Path, capsys: pytest.CaptureFixture[
         printed = capsys.readouterr()
         for text in (printed.out, printed.err):
             assert text.replace("\n", "").isprintable(), arguments
+        assert arguments != ["t"] or "  call     (not recorded)\n" in printed.out
 
 
 def test_malformed_events_are_shown_as_absent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,13 +250,14 @@ def test_json_of_one_episode(recorded: Path, capsys: pytest.CaptureFixture[str])
     printed = capsys.readouterr().out
     assert printed.isascii()
     view = json.loads(printed)
-    assert (view["end_reason"], view["reward"], view["reward_detail"]["parts"]) == ("answered", 0.5, {"format": 1.0})
+    assert view["end"]["end_reason"] == "answered"
+    assert (view["reward"]["value"], view["reward"]["parts"]) == (0.5, {"format": 1.0})
     turns = [one for one in view["steps"] if one["kind"] == "call"]
     assert "".join(turns[-1]["tokens"]["texts"]) == "the end\nof it – 好 🙂<|im_end|>"
     (record,) = Ledger(recorded).episodes()
     assert [turn["tokens"]["ids"] for turn in turns] == [list(call.arrays["sampled"]) for call in record.calls]
     assert [turn["tokens"]["logprobs"] for turn in turns] == [list(call.arrays["logprobs"]) for call in record.calls]
-    assert view["branches"][0]["turns"] == [0, 1] and view["branches"][0]["main"]
+    assert view["branches"][0]["path"] == [0, 1] and view["branches"][0]["main"]
 
 
 def test_a_tool_that_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -316,7 +316,7 @@ def test_tokens_are_coloured_by_logprob(recorded: Path, capsys: pytest.CaptureFi
     shown = "\n".join(lines(capsys, 0, str(recorded), "one", "--tokenizer", TOKENIZER))
     assert "sampled tokens by probability: " in shown
     (record,) = Ledger(recorded).episodes()
-    texts = token_texts(list(record.calls[-1].arrays["sampled"]), TokenTexts(tokenizer(FAMILY)))
+    texts = TokenTexts(tokenizer(FAMILY)).texts_of(list(record.calls[-1].arrays["sampled"]))
     first = Paint(True)(texts[0], probability_style(record.calls[-1].arrays["logprobs"][0]))
     assert first in shown
 
@@ -333,7 +333,7 @@ def test_levels() -> None:
 
 
 def test_end_reasons_are_those_of_the_package() -> None:
-    assert set(show.END_REASONS) == {one.value for one in EndReason} | {"unfinished"} == set(WHY)
+    assert set(WHY) == {one.value for one in EndReason} | {"unfinished"}
 
 
 @pytest.mark.parametrize("text", ["plain words", "好🙂é\n\n  x", "<|im_end|>", "", "a\u200bb"])
@@ -341,11 +341,11 @@ def test_end_reasons_are_those_of_the_package() -> None:
 def test_texts_of_tokens_make_the_text(family: str, text: str) -> None:
     known = tokenizer(family)
     ids = known.encode(text, add_special_tokens=False)
-    assert "".join(token_texts(ids, TokenTexts(known))) == text
+    assert "".join(TokenTexts(known).texts_of(ids)) == text
 
 
 def test_ids_that_the_tokenizer_does_not_have() -> None:
-    assert token_texts([10**6, -5], TokenTexts(tokenizer(FAMILY))) == ["<1000000>", "<-5>"]
+    assert TokenTexts(tokenizer(FAMILY)).texts_of([10**6, -5]) == ["<1000000>", "<-5>"]
 
 
 def test_natural_order() -> None:
@@ -356,5 +356,5 @@ def test_natural_order() -> None:
 def test_a_view_never_raises_without_a_begin(tmp_path: Path) -> None:
     from strands_sglang.ledger.record import EpisodeRecord
 
-    view = EpisodeView.of(EpisodeRecord("x/0", ()), None)
-    assert view.end_reason == "unfinished" and view.branches == [] and not view.steps
+    shown = shown_episode(EpisodeRecord("x/0", ()), None)
+    assert shown["end"] is None and shown["branches"] == [] and not shown["steps"]

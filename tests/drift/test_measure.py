@@ -89,7 +89,7 @@ async def test_parts_add_up(tmp_path: Path) -> None:
     assert all(kinds.count(kind) <= 2 for kind in kinds)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 async def test_processes_give_the_same_counts(tmp_path: Path) -> None:
     await recorded(tmp_path)
     name = tokenizer(FAMILY).name_or_path

@@ -98,7 +98,7 @@ async def test_events_are_split_at_any_chunk_boundary(end: str, size: int) -> No
     assert [event for arrived in found for event in arrived] == [f"{{{number}}}".encode() for number in range(20)]
 
 
-@pytest.mark.timing
+@pytest.mark.soak
 async def test_unterminated_event_takes_linear_time() -> None:
     piece, times = b"x" * 2**16, []
     for count in (100, 400):

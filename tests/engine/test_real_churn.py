@@ -17,7 +17,7 @@ from strands_sglang.engine import FinishReason, PauseMode
 from support.engine_probes import prefill_logprobs
 from support.lab_servers import LAB, Routed
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
+pytestmark = [pytest.mark.engine, pytest.mark.own_servers, pytest.mark.soak]
 
 CALLS = 512
 UPDATES = 10

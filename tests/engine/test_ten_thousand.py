@@ -28,9 +28,10 @@ from strands_sglang.errors import (
     MalformedResponseError,
     RequestRejectedError,
 )
+from support.examples import size
 from support.scripted import ScriptedServer, Wire, answer, encoded, head, serve_rest
 
-REQUESTS = 10_000
+REQUESTS = size(2_500, 10_000)
 AT_ONCE = 250
 DEADLINE = 30.0
 SHORT_DEADLINE = 0.5
@@ -236,10 +237,11 @@ def playing() -> tuple[ScriptedServer, Counter[str]]:
     return ScriptedServer(handle), seen
 
 
-async def test_ten_thousand_requests_through_every_fault() -> None:
+async def test_thousands_of_requests_through_every_fault() -> None:
     server, seen = playing()
-    order = random.Random(7).choices(range(len(CASES)), WEIGHTS, k=REQUESTS)
-    assert set(order) == set(range(len(CASES)))
+    dice = random.Random(7)
+    order = [*range(len(CASES)), *dice.choices(range(len(CASES)), WEIGHTS, k=REQUESTS - len(CASES))]
+    dice.shuffle(order)
     wrong: list[str] = []
     ended: Counter[str] = Counter()
     late: dict[str, float] = defaultdict(float)

@@ -13,11 +13,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from strands_sglang import Generation, SGLangClient
 from strands_sglang.engine import FinishReason
+from support.examples import size
 from support.lab_servers import LAB, LabProcess, task
 
 pytestmark = pytest.mark.engine
 
-EPISODES = 256
+EPISODES = size(96, 256)
 AT_ONCE = 64
 PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
 

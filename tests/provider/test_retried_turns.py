@@ -120,7 +120,7 @@ def test_a_tokenizer_with_a_changed_template_is_checked_again() -> None:
     assert before.soundness.digest != after.soundness.digest
 
 
-@pytest.mark.timing
+@pytest.mark.soak
 def test_live_text_cost_is_linear() -> None:
     """Twice the tokens, about twice the time."""
     tok = tokenizer("qwen3")

@@ -215,7 +215,7 @@ def test_commits_from_several_threads() -> None:
     assert len(tree) == 801 and len(tree.leaves()) == 8 and [turn.id for turn in tree] == list(range(801))
 
 
-@pytest.mark.timing
+@pytest.mark.soak
 def test_step_on_long_branch_is_fast() -> None:
     tree = TokenTree()
     tip = grow(tree, None, range(128 * 1024), [1])

@@ -503,13 +503,14 @@ MEGABYTE = 1_000_000
     ],
     ids=lambda value: ascii(value)[:20],
 )
+@pytest.mark.soak
 def test_megabyte_is_parsed_in_seconds(before: str, unit: str, after: str) -> None:
     text = before + unit * ((MEGABYTE - len(before)) // len(unit)) + after
     assert cpu_seconds(lambda: PythonReader(text).read(0)) < SECONDS
 
 
 @pytest.mark.parametrize("unit", ["[],", "[1],", "[" * 90 + "]" * 90 + ","], ids=len)
-@pytest.mark.timing
+@pytest.mark.soak
 def test_brackets_take_linear_time(unit: str) -> None:
     """Eight times as many lists take about eight times as long: 64 would be quadratic."""
     few, many = ("[" + unit * (size // len(unit)) + "]" for size in (MEGABYTE // 32, MEGABYTE // 4))
@@ -525,6 +526,7 @@ def test_brackets_take_linear_time(unit: str) -> None:
 @pytest.mark.parametrize(
     "text", ["a" * MEGABYTE, "a" + " " * MEGABYTE, ",".join(f"a{i}=1" for i in range(100_000)) + ")"]
 )
+@pytest.mark.soak
 def test_megabyte_of_arguments_is_parsed_in_seconds(text: str) -> None:
     assert cpu_seconds(lambda: PythonReader(text).read_keywords(0)) < SECONDS
 

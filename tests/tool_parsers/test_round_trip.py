@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from strands_sglang.tool_parsers import ParsedTurn, get_tool_parser
+from support.examples import long_families, size
 from support.tool_parsers.generated import Call, turn
 from support.tool_parsers.grammars import GRAMMARS
 from support.tool_parsers.grammars import Call as Written
 from support.tool_parsers.written import WITH_TOOLS, bridge_of, most_of, read
 
-CASES = 1000
+CASES = size(250, 1000)
 
 
 def exact(value: Any) -> str:
@@ -29,7 +30,7 @@ def same_calls(parsed: ParsedTurn, calls: list[Call]) -> bool:
     ]
 
 
-@pytest.mark.parametrize("family", WITH_TOOLS)
+@pytest.mark.parametrize("family", long_families(WITH_TOOLS))
 def test_template_output_round_trips(family: str) -> None:
     for seed in range(CASES):
         calls = turn(seed, most=most_of(family))
@@ -39,19 +40,19 @@ def test_template_output_round_trips(family: str) -> None:
             assert text[call.start :].startswith(call.raw)
 
 
-@pytest.mark.parametrize("family", WITH_TOOLS)
+@pytest.mark.parametrize("family", long_families(WITH_TOOLS))
 def test_markers_inside_values_never_become_another_call(family: str) -> None:
     """Formats that quote nothing cannot carry their own words: such a call fails, and is never a different one."""
     read_back = 0
-    for seed in range(200):
+    for seed in range(size(100, 200)):
         calls = turn(seed, most=1, structure=True)
         text, parsed = read(family, calls)
         assert same_calls(parsed, calls) or (not parsed.calls and parsed.failures), (seed, text, parsed)
         read_back += bool(parsed.calls)
-    assert read_back > 100
+    assert read_back > size(50, 100)
 
 
-@pytest.mark.parametrize("family", WITH_TOOLS)
+@pytest.mark.parametrize("family", long_families(WITH_TOOLS))
 def test_draft_in_reasoning_is_not_a_call(family: str) -> None:
     if not bridge_of(family).template.writes_reasoning:
         return  # found out here: asking all families as the file is read takes a minute of every test process

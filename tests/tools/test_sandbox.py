@@ -151,7 +151,7 @@ MAPPINGS = """
     time.sleep(60)"""
 
 
-@pytest.mark.timing
+@pytest.mark.soak
 async def test_slow_samples_do_not_block_the_event_loop() -> None:
     hostile = PythonSandbox(limits=limits(seconds=4))
     outcome, late = await lateness(hostile.run(textwrap.dedent(MAPPINGS)))

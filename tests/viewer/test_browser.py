@@ -480,8 +480,7 @@ def best(name: str, unit: str, attempts: list[float]) -> float:
     return min(attempts)
 
 
-@pytest.mark.slow
-@pytest.mark.timing
+@pytest.mark.soak
 def test_first_table_of_ten_thousand_episodes(browser: Any, large_run: Path) -> None:
     """From asking for the page until rows are on the screen, each time with a viewer that has just started."""
     taken = []
@@ -517,8 +516,7 @@ def wait_until_read(page: Any) -> None:
     wait_until(page, "!document.querySelector('.count').textContent.includes('reading')", timeout=240)
 
 
-@pytest.mark.slow
-@pytest.mark.timing
+@pytest.mark.soak
 def test_scrolling_ten_thousand_rows(browser: Any, large_address: str) -> None:
     with watched_page(browser, large_address) as watched:
         page = watched.page
@@ -535,8 +533,7 @@ def test_scrolling_ten_thousand_rows(browser: Any, large_address: str) -> None:
         assert best("longest task while scrolling the table", "ms", tasks) <= LONGEST_TASK
 
 
-@pytest.mark.slow
-@pytest.mark.timing
+@pytest.mark.soak
 def test_episodes_of_a_hundred_thousand_tokens(browser: Any, large_address: str) -> None:
     """Each attempt opens another episode, which the viewer has not read before; its tokenizer is loaded."""
     with watched_page(browser, large_address) as watched:

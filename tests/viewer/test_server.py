@@ -292,7 +292,7 @@ async def test_a_worker_answers_as_the_viewer_itself_does(recorded_run: Path) ->
             async with client.get("/api/episode", params={"id": id, "wait": "1"}) as response:
                 assert await response.json() == orjson.loads(direct.episode(id))
             async with client.get("/api/drift", params={"id": id}) as response:
-                assert await response.json() == orjson.loads(direct.drift(id))
+                assert await response.json() == orjson.loads(direct.answer({"do": "drift", "id": id}))
         async with client.get("/api/rendered?id=errors-1/0&branch=2") as response:
             assert (await response.json())["spans"]
         async with client.get("/api/episode?id=none/0") as response:

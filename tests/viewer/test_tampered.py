@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from strands_sglang.errors import StrandsSGLangError
-from strands_sglang.viewer.rendering import rendered_view
+from strands_sglang.viewer.drift import rendered_view
 from strands_sglang.viewer.search import search_run
 from strands_sglang.viewer.server import RunViewer
 from strands_sglang.viewer.verdict import episode_verdict, run_state, shortened_certificate

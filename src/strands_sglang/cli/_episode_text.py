@@ -1,21 +1,30 @@
-"""`show`'s text: a list of episodes, and one episode turn by turn.
+"""`show`'s text: a list of episodes, and one episode turn by turn, from the viewer's `episode_view`.
 
-Invariant: everything from a ledger is escaped before it is coloured; line breaks are kept, each line indented by us.
+Invariants: everything from a ledger is escaped before it is coloured; line breaks are kept, each line indented by us.
+Nothing in a ledger makes it raise: what has another type than declared is left out.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from strands_sglang._terminal import counted, escape_for_terminal, table
-from strands_sglang.cli._episode_steps import UNFINISHED, EpisodeView, TokenText, tool_failed
 from strands_sglang.cli._output import Paint, escape_lines, number, shorten
-from strands_sglang.ledger.summary import SummaryRow
 
+if TYPE_CHECKING:
+    from strands_sglang.ledger.record import EpisodeRecord
+    from strands_sglang.ledger.summary import SummaryRow
+    from strands_sglang.viewer.token_text import TokenTexts
+
+UNFINISHED = "unfinished"
+"""End reason of an episode that has not ended."""
 WHY = {
     "answered": ("the agent finished by itself", ()),
     "stopped": ("the agent's own code stopped it: a hook, cancel() or an interrupt", ()),
@@ -30,13 +39,23 @@ WHY = {
     "paused": ("it was paused and can be resumed", ()),
     "engine_error": ("the engine failed; the same rollout continues it", ()),
     "agent_error": ("the agent's code, or build, raised; the same rollout continues it", ()),
-    "unfinished": ("it has not ended: it is running, or its process was killed; the same rollout continues it", ()),
+    UNFINISHED: ("it has not ended: it is running, or its process was killed; the same rollout continues it", ()),
 }
 """What each end reason means, and the limits that cause it."""
 
 _LEVELS = ((0.9, "likely"), (0.5, "probable"), (0.1, "possible"), (0.01, "unlikely"))
 """Least probability of a token, and the name of its colour; any other token is "improbable"."""
 _LEAST_LOGPROBS = tuple((math.log(least), name) for least, name in _LEVELS)
+_METRICS = (
+    *("turns", "branches", "tokens", "sampled_tokens", "prompt_tokens", "cached_tokens", "tool_calls", "tool_errors"),
+    *("tool_timeouts", "failed_calls", "requests", "replayed_turns", "seconds", "engine_seconds", "tool_seconds"),
+)
+_FOR_THE_PAGE = {"at", "rows", "reply", "known", "routed_experts"}  # of a step: places in the page's arrays, messages
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping of a record; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def probability_style(logprob: float) -> str:
@@ -51,51 +70,37 @@ def end_style(ended: str) -> str:
     return "red" if ended.endswith("_error") else "yellow"
 
 
-# --- the list ---------------------------------------------------------------------------------------------------------
-
-
-def summary_line(name: str, rows: Sequence[SummaryRow], paint: Paint) -> str:
-    """Return the line about all episodes of a run.
-
-    Args:
-        name: The run's directory.
-        rows: Its episodes.
-        paint: Colours.
-    """
+def list_lines(
+    name: str, rows: Sequence[SummaryRow], found: Sequence[SummaryRow], most: int | None, paint: Paint
+) -> list[str]:
+    """Return a line about all episodes of a run, and a table of those that were found; `most` of them, None: all."""
     ends = Counter(row["end_reason"] or UNFINISHED for row in rows)
     parts = [paint(f"{count:,} {escape_for_terminal(ended)}", end_style(ended)) for ended, count in ends.most_common()]
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     mean = f"; mean reward {number(math.fsum(rewards) / len(rewards))} of {len(rewards):,}" if rewards else ""
     start = paint(escape_for_terminal(name), "bold")
-    return f"{start}  {counted(len(rows), 'episode')}: {', '.join(parts)}{mean}" if rows else f"{start}  no episodes"
+    if not rows:
+        return [f"{start}  no episodes"]
+    lines = [f"{start}  {counted(len(rows), 'episode')}: {', '.join(parts)}{mean}"]
+    if not found:
+        return [*lines, "no episode matches"]
+    more = 0 if most is None else len(found) - most
+    lines += ["", *_table(found[:most], paint)]
+    return [*lines, "", f"and {more:,} more: --limit 0 shows all"] if more > 0 else lines
 
 
-def list_lines(rows: Sequence[SummaryRow], paint: Paint, width: int) -> list[str]:
-    """Return a table of episodes.
-
-    Args:
-        rows: The episodes; at least one.
-        paint: Colours.
-        width: Columns of the terminal.
-    """
+def _table(rows: Sequence[SummaryRow], paint: Paint) -> list[str]:
+    cells: list[tuple[str, ...]]
     cells = [("episode", "ended", "reward", "turns", "tokens", "sampled", "tools", "errors", "seconds")]
-    cells += [
-        (
-            shorten(row["id"], 40),
-            shorten(row["end_reason"] or UNFINISHED, 40),
-            "failed" if row["reward_error"] else number(row["reward"]),
-            f"{row['turns']:,}",
-            f"{row['tokens']:,}",
-            f"{row['sampled_tokens']:,}",
-            f"{row['tool_calls']:,}",
-            f"{row['tool_errors']:,}",
-            "-" if row["end_reason"] is None else f"{row['seconds']:.1f}",
-        )
-        for row in rows
-    ]
+    for row in rows:
+        reward = "failed" if row["reward_error"] else number(row["reward"])
+        counts = (row["turns"], row["tokens"], row["sampled_tokens"], row["tool_calls"], row["tool_errors"])
+        seconds = "-" if row["end_reason"] is None else f"{row['seconds']:.1f}"
+        ended = shorten(row["end_reason"] or UNFINISHED, 40)
+        cells.append((shorten(row["id"], 40), ended, reward, *(f"{count:,}" for count in counts), seconds))
     head, *lines = table(cells, right=range(2, 9))
     longest = max(map(len, (head, *lines)))
-    room = max(width - longest - 2, 20)
+    room = max(shutil.get_terminal_size((120, 24)).columns - longest - 2, 20)
     found = [paint(f"{head.ljust(longest)}  text", "dim")]
     for row, line, (id, ended, *_) in zip(rows, lines, cells[1:], strict=True):
         at = line.index(ended, len(id))
@@ -105,283 +110,242 @@ def list_lines(rows: Sequence[SummaryRow], paint: Paint, width: int) -> list[str
     return found
 
 
-# --- one episode ------------------------------------------------------------------------------------------------------
+def shown_episode(record: EpisodeRecord, texts: TokenTexts | None) -> dict[str, Any]:
+    """Return the facts of `episode_view`, and as `steps` what happened, in order, with the tokens of each turn."""
+    from strands_sglang.viewer.episode import episode_view
+
+    view = episode_view(record, texts, max_result=sys.maxsize)
+    steps = [{**turn, "kind": "call", "rolled_back": False} for turn in view["turns"]]
+    steps += [{**turn, "id": turn["turn"], "kind": "call", "rolled_back": True} for turn in view["rolled_back"]]
+    steps += [{**tool, "kind": "tool"} for tool in view["tools"]]
+    steps += [{**error, "kind": "call_error"} for error in view["call_errors"]]
+    steps += view["others"]
+    steps = [{name: step[name] for name in step if name not in _FOR_THE_PAGE} for step in steps]
+    arrays_of = {event.number: event.arrays for event in record.events}
+    for step in steps:
+        if step["kind"] in ("call", "partial_call"):
+            arrays = arrays_of[step["event"]]
+            ids = list(map(int, arrays.get("sampled", ())))
+            pieces = None if texts is None else texts.texts_of(ids)
+            step["tokens"] = {"ids": ids, "logprobs": list(arrays.get("logprobs", ())), "texts": pieces}
+            added = [int(id) for name in ("closing", "context") for id in arrays.get(name, ())]
+            step["added"] = {"ids": added, "text": None if texts is None else "".join(texts.texts_of(added))}
+    names = ("id", "task", "sample", "epoch", "problems", "end", "reward", "metrics", "branches")
+    return {**{name: view[name] for name in names}, "steps": sorted(steps, key=lambda step: int(step["event"]))}
 
 
+@dataclass(frozen=True, slots=True)
 class EpisodePrinter:
     """Prints one episode as lines."""
 
-    def __init__(
-        self, paint: Paint, *, limits: Mapping[str, Any], longest: int | None, context: bool, tokens: bool
-    ) -> None:
-        """Set what is printed.
+    paint: Paint
+    limits: Mapping[str, Any]
+    """Limits of the run, by name."""
+    longest: int | None
+    """Characters of a text after which it is cut; None: it is not."""
+    context: bool
+    """Whether to print the tokens that were added before each turn."""
+    tokens: bool
+    """Whether to print a table of the sampled tokens instead of their text."""
 
-        Args:
-            paint: Colours.
-            limits: Limits of the run, by name.
-            longest: Characters of a text after which it is cut; None: it is not.
-            context: Whether to print the tokens that were added before each turn.
-            tokens: Whether to print a table of the sampled tokens instead of their text.
-        """
-        self._paint, self._limits, self._longest = paint, limits, longest
-        self._context, self._tokens = context, tokens
-
-    def lines(self, view: EpisodeView) -> list[str]:
-        """Return the lines of an episode."""
-        lines = [*self._head(view), ""]
-        if self._paint.coloured and not self._tokens:
+    def lines(self, shown: Mapping[str, Any]) -> list[str]:
+        """Return the lines of what `shown_episode` returns."""
+        task, end = mapping(shown["task"]), mapping(shown["end"])
+        ended = str(end.get("end_reason") or UNFINISHED)
+        lines = [f"{self._said(shown['id'], 'bold')}  {self._ended(ended)}"]
+        lines += self._block("task", _prompt_text(task.get("prompt")))
+        if task.get("answer") is not None:
+            lines += self._block("answer", json.dumps(task["answer"], ensure_ascii=False))
+        lines += [*(f"problem  {self._said(problem, 'red')}" for problem in shown["problems"]), ""]
+        if self.paint.coloured and not self.tokens:
             levels = [*((f"{least:g} or more", name) for least, name in _LEVELS), ("less", "improbable")]
-            legend = "  ".join(self._paint(text, style) for text, style in levels)
+            legend = "  ".join(self.paint(text, style) for text, style in levels)
             lines += [f"sampled tokens by probability: {legend}", ""]
-        for step in view.steps:
-            made = self._step(step)
-            lines += [*made, ""] if made else []
-        return [*lines, *self._branches(view.branches), *self._end(view)]
+        for step in shown["steps"]:
+            within = step.get("within")
+            indent = "  " * len(within) if isinstance(within, list) else ""
+            lines += [*(indent + line for line in self._step(step)), ""]
+        return [*lines, *self._branches(shown["branches"]), *self._end(shown, end, ended)]
 
-    def _head(self, view: EpisodeView) -> list[str]:
-        paint = self._paint
-        lines = [f"{paint(escape_for_terminal(view.id), 'bold')}  {self._ended(view.end_reason)}"]
-        lines += self._block("task", view.prompt)
-        if view.answer is not None:
-            lines += self._block("answer", _json(view.answer))
-        lines += [f"problem  {paint(escape_for_terminal(problem), 'red')}" for problem in view.problems]
-        return lines
+    def _said(self, text: str, *styles: str) -> str:
+        return self.paint(escape_for_terminal(text), *styles)
 
     def _ended(self, ended: str) -> str:
-        return self._paint(escape_for_terminal(ended), end_style(ended), "bold")
+        return self._said(ended, end_style(ended), "bold")
 
     def _block(self, name: str, text: str, indent: str = "") -> list[str]:
         """Return a text under a name, cut if it is long."""
-        cut = text if self._longest is None or len(text) <= self._longest else text[: self._longest]
+        cut = text if self.longest is None or len(text) <= self.longest else text[: self.longest]
         first, *rest = escape_lines(cut)
         label = f"{indent}{name:<9}"
         lines = [label + first, *(" " * len(label) + line for line in rest)]
         if len(cut) < len(text):
             more = f"... {counted(len(text) - len(cut), 'more character')} (--full)"
-            lines.append(" " * len(label) + self._paint(more, "dim"))
+            lines.append(" " * len(label) + self.paint(more, "dim"))
         return lines
 
     def _step(self, step: Mapping[str, Any]) -> list[str]:
-        within = step.get("within")
-        indent = "  " * len(within) if isinstance(within, list) else ""
         kind = step["kind"]
-        if kind in ("call", "partial_call"):
-            return [indent + line for line in self._turn(step)]
         if kind == "tool":
-            return [indent + line for line in self._tool(step)]
+            return self._tool(step)
         if kind == "call_error":
-            text = f"engine call failed: {step.get('error')}: {step.get('message')}"
-            return [indent + self._paint(escape_for_terminal(text), "red")]
+            return [self._said(f"engine call failed: {step['error']}: {step['message']}", "red")]
         if kind == "teacher":
-            counts = [turn[1] for turn in step.get("turns") or () if isinstance(turn, list) and len(turn) == 2]
-            tokens = counted(sum(count for count in counts if isinstance(count, int)), "sampled token")
-            return [self._paint(escape_for_terminal(f"teacher  {step.get('model')} scored {tokens}"), "dim")]
+            turns = step["turns"] if isinstance(step["turns"], list) else []
+            counts = [one[1] for one in turns if isinstance(one, list) and len(one) == 2 and type(one[1]) is int]
+            return [self._said(f"teacher  {step['model']} scored {counted(sum(counts), 'sampled token')}", "dim")]
         if kind == "resume":
-            return [self._paint(escape_for_terminal(f"resumed by worker {step.get('worker')}"), "magenta")]
+            return [self._said(f"resumed by worker {step['worker']}", "magenta")]
         if kind == "rollback":
-            text = f"rolled back to {step.get('turns')} turns: {step.get('reason')}"
-            return [self._paint(escape_for_terminal(text), "magenta")]
-        return []  # the score that counts is printed at the end
+            return [self._said(f"rolled back to {step['turns']} turns: {step['reason']}", "magenta")]
+        return self._turn(step)
 
     def _turn(self, step: Mapping[str, Any]) -> list[str]:
-        paint, tokens = self._paint, step["tokens"]
-        name = "partial turn" if step["kind"] == "partial_call" else f"turn {step['turn']}"
-        about = [counted(len(tokens.ids), "token")]
-        about += [
-            text for text in (_place(step), _prompt(step), _seconds(step), _finish(step), _versions(step)) if text
-        ]
-        head = paint(name, "bold", "cyan") + (f" {escape_for_terminal(step['agent'])}" if step["agent"] else "")
-        lines = [f"{head}  {paint(escape_for_terminal(', '.join(about)), 'dim')}"]
-        for flag, text in (("rejected", "rejected by the agent: never trained"), ("rolled_back", "rolled back")):
-            if step.get(flag):
-                lines.append("  " + paint(text, "magenta"))
-        if self._context and step.get("context_ids") is not None:
-            added = step.get("context_text")
-            shown = " ".join(map(str, step["closing_ids"] + step["context_ids"])) if added is None else str(added)
-            lines += [paint(line, "dim") for line in self._block("context", shown, "  ")]
-        lines += ["  " + line for line in (self._token_table(tokens) if self._tokens else self._sampled(tokens))]
-        lines += [
-            "  " + paint(escape_for_terminal(f"malformed tool call, not executed: {why}"), "red")
-            for why in step["failed_calls"]
-        ]
-        if tokens.logprobs:
-            lines.append("  " + paint(_logprob_summary(tokens), "dim"))
+        kind, tokens, added, detail = step["kind"], step["tokens"], step["added"], mapping(step.get("detail"))
+        name = "partial turn" if kind == "partial_call" else f"turn {step['id']}"
+        agent = f" {escape_for_terminal(str(detail['agent']))}" if detail.get("agent") else ""
+        about = self._said(", ".join(_about_turn(step, detail)), "dim")
+        lines = [f"{self._said(name, 'bold', 'cyan')}{agent}  {about}"]
+        lines += ["  " + self.paint("rejected by the agent: never trained", "magenta")] if step.get("rejected") else []
+        lines += ["  " + self.paint("rolled back", "magenta")] if step.get("rolled_back") else []
+        if self.context and kind != "partial_call":
+            text = " ".join(map(str, added["ids"])) if added["text"] is None else added["text"]
+            lines += [self.paint(line, "dim") for line in self._block("context", text, "  ")]
+        lines += ["  " + line for line in (self._token_table(tokens) if self.tokens else self._sampled(tokens))]
+        failed = detail.get("failed_calls")
+        for why in failed if isinstance(failed, list) else ():
+            lines.append("  " + self._said(f"malformed tool call, not executed: {why}", "red"))
+        if tokens["logprobs"]:
+            lines.append("  " + self.paint(_logprob_summary(tokens), "dim"))
         return lines
 
-    def _sampled(self, tokens: TokenText) -> list[str]:
+    def _sampled(self, tokens: Mapping[str, Any]) -> list[str]:
         """Return sampled tokens as lines, each token coloured by its logprob."""
-        if not tokens.ids:
-            return [self._paint("(nothing was sampled)", "dim")]
-        if tokens.texts is None:
-            pieces = [
-                self._paint(str(id), probability_style(logprob)) for id, logprob in _pairs(tokens.ids, tokens.logprobs)
-            ]
-            return [" ".join(pieces)]
-        lines: list[str] = []
-        line: list[str] = []
-        lowest = 0.0
-        for text, logprob in _pairs(tokens.texts, tokens.logprobs):
+        if not tokens["ids"]:
+            return [self.paint("(nothing was sampled)", "dim")]
+        if tokens["texts"] is None:
+            pairs = zip(tokens["ids"], tokens["logprobs"], strict=False)
+            return [" ".join(self.paint(str(id), probability_style(logprob)) for id, logprob in pairs)]
+        found, lowest = "", 0.0
+        for text, logprob in zip(tokens["texts"], tokens["logprobs"], strict=False):
             lowest = min(lowest, logprob)
-            if not text:
-                continue
-            for place, part in enumerate(text.split("\n")):
-                if place:
-                    lines.append("".join(line))
-                    line = []
-                line.append(self._paint(escape_for_terminal(part), probability_style(lowest)))
-            lowest = 0.0
-        return [*lines, "".join(line)]
+            if text:  # otherwise the character ends in a later token
+                found += "\n".join(self._said(part, probability_style(lowest)) for part in text.split("\n"))
+                lowest = 0.0
+        return found.split("\n")
 
-    def _token_table(self, tokens: TokenText) -> list[str]:
-        texts = tokens.texts or [""] * len(tokens.ids)
+    def _token_table(self, tokens: Mapping[str, Any]) -> list[str]:
+        ids, logprobs, texts = tokens["ids"], tokens["logprobs"], tokens["texts"] or [""] * len(tokens["ids"])
         rows = [
             (str(place), str(id), f"{logprob:.4f}", f"{math.exp(min(logprob, 0.0)):.4f}", _quoted(text))
-            for place, (id, logprob, text) in enumerate(zip(tokens.ids, tokens.logprobs, texts, strict=False))
+            for place, (id, logprob, text) in enumerate(zip(ids, logprobs, texts, strict=False))
         ]
         head, *lines = table([("token", "id", "logprob", "p", "text"), *rows], right=range(4))
-        coloured = [self._paint(line, probability_style(one)) for line, one in _pairs(lines, tokens.logprobs)]
-        return [self._paint(head, "dim"), *coloured]
+        coloured = [self.paint(line, probability_style(one)) for line, one in zip(lines, logprobs, strict=False)]
+        return [self.paint(head, "dim"), *coloured]
 
     def _tool(self, step: Mapping[str, Any]) -> list[str]:
-        paint, failed = self._paint, tool_failed(step)
-        seconds = step.get("seconds")
-        took = f", {seconds:.3g} s" if isinstance(seconds, (int, float)) else ""
-        outcome = "error" if step.get("outcome") == "result" and failed else str(step.get("outcome"))
-        turns = step.get("calls")
-        inside = f", {counted(turns, 'turn')} inside" if isinstance(turns, int) and turns else ""
-        head = paint(f"tool {escape_for_terminal(str(step.get('name')))}", "bold", "red" if failed else "blue")
-        lines = [f"{head}  {paint(escape_for_terminal(f'{outcome}{took}{inside}'), 'dim')}"]
-        arguments = step.get("arguments")
-        lines += self._block("call", "(not recorded)" if arguments is None else _json(arguments), "  ")
-        lines += self._block("result", _result_text(step.get("result")), "  ")
-        if step.get("raised"):
-            place = f" ({step['raised_at']})" if step.get("raised_at") else ""
-            lines.append("  " + paint(escape_for_terminal(f"raised   {step['raised']}{place}"), "red"))
+        outcome, seconds, turns, arguments = step["outcome"], step["seconds"], step["calls"], step["arguments"]
+        failed = outcome != "result" or step["status"] == "error"
+        about = "error" if outcome == "result" and failed else str(outcome)
+        about += f", {seconds:.3g} s" if isinstance(seconds, (int, float)) else ""
+        about += f", {counted(turns, 'turn')} inside" if isinstance(turns, int) and turns else ""
+        head = self._said(f"tool {step['name']}", "bold", "red" if failed else "blue")
+        lines = [f"{head}  {self._said(about, 'dim')}"]
+        call = "(not recorded)" if arguments is None else json.dumps(arguments, ensure_ascii=False)
+        lines += self._block("call", call, "  ")
+        lines += self._block("result", "(not recorded)" if step["text"] is None else step["text"], "  ")
+        if step["raised"]:
+            place = f" ({step['raised_at']})" if step["raised_at"] else ""
+            lines.append("  " + self._said(f"raised   {step['raised']}{place}", "red"))
         return lines
 
     def _branches(self, branches: Iterable[Mapping[str, Any]]) -> list[str]:
         rows = [("turns", "tokens", "trained", "agent", "")]
-        for one in branches:
-            if "error" in one:
-                return [self._paint(escape_for_terminal(one["error"]), "red"), ""]
+        for one in (branch for branch in branches if branch["exported"]):
             notes = ["main"] if one["main"] else []
             if one["caller"] is not None:
                 notes.append(f"called by turn {one['caller'][0]}")
             if one["forked_from"] is not None:
                 notes.append(f"history of turn {one['forked_from']} was rewritten")
-            path = shorten(" > ".join(map(str, one["turns"])), 60)
-            rows.append(
-                (path, f"{one['tokens']:,}", f"{one['trained_tokens']:,}", one["agent"] or "", ", ".join(notes))
-            )
+            path, trained = shorten(" > ".join(map(str, one["path"])), 60), f"{one['trained_tokens']:,}"
+            rows.append((path, f"{one['tokens']:,}", trained, one["agent"] or "", ", ".join(notes)))
         if len(rows) == 1:
             return []
         head, *lines = table([tuple(map(escape_for_terminal, row)) for row in rows], right=(1, 2))
-        title = self._paint(counted(len(lines), "branch", "branches"), "bold")
-        return [title, "  " + self._paint(head, "dim"), *("  " + line for line in lines), ""]
+        title = self.paint(counted(len(lines), "branch", "branches"), "bold")
+        return [title, "  " + self.paint(head, "dim"), *("  " + line for line in lines), ""]
 
-    def _end(self, view: EpisodeView) -> list[str]:
-        meaning, names = WHY.get(view.end_reason, ("", ()))
-        limits = [f"{name}={self._limits[name]}" for name in names if self._limits.get(name) is not None]
+    def _end(self, shown: Mapping[str, Any], end: Mapping[str, Any], ended: str) -> list[str]:
+        meaning, names = WHY.get(ended, ("", ()))
+        limits = [f"{name}={self.limits[name]}" for name in names if self.limits.get(name) is not None]
         meaning += f" ({', '.join(limits)})" if limits else ""
-        lines = [f"ended    {self._ended(view.end_reason)}: {escape_for_terminal(meaning)}"]
-        if view.failure is not None:
-            error = f"{view.failure.get('kind')}: {view.failure.get('message')}"
-            lines.append("         " + self._paint(escape_for_terminal(error), "red"))
-            lines += [
-                "         " + line for line in escape_lines(str(view.failure.get("where") or "").rstrip()) if line
-            ]
-        lines += self._reward(view.reward)
-        if view.text:
-            lines += self._block("text", view.text)
-        used = [f"{name}={_number(view.metrics[name])}" for name in _METRICS if view.metrics.get(name)]
-        used += [f"epoch={view.epoch}"] if view.epoch else []
+        lines = [f"ended    {self._ended(ended)}: {escape_for_terminal(meaning)}"]
+        if failure := mapping(end.get("failure")):
+            lines.append("         " + self._said(f"{failure.get('kind')}: {failure.get('message')}", "red"))
+            lines += ["         " + line for line in escape_lines(str(failure.get("where") or "").rstrip()) if line]
+        lines += self._reward(shown["reward"])
+        lines += self._block("text", str(end["text"])) if end.get("text") else []
+        metrics = shown["metrics"]
+        used = [f"{name}={_number(metrics[name])}" for name in _METRICS if metrics.get(name)]
+        used += [f"epoch={shown['epoch']}"] if shown["epoch"] else []
         return [*lines, f"metrics  {escape_for_terminal(', '.join(used) or 'none')}"]
 
     def _reward(self, reward: Mapping[str, Any] | None) -> list[str]:
         if reward is None:
             return ["reward   not scored"]
-        if reward.get("error"):
-            return ["reward   " + self._paint(escape_for_terminal(f"failed: {reward['error']}"), "red")]
-        lines = [f"reward   {self._paint(_number(reward.get('value')), 'bold')}"]
-        parts = reward.get("parts")
-        if isinstance(parts, dict):
-            lines += [f"         {escape_for_terminal(str(name))} {_number(value)}" for name, value in parts.items()]
-        steps = reward.get("steps")
+        if reward["error"]:
+            return ["reward   " + self._said(f"failed: {reward['error']}", "red")]
+        lines = [f"reward   {self.paint(_number(reward['value']), 'bold')}"]
+        parts, steps = mapping(reward["parts"]), reward["steps"]
+        lines += [f"         {escape_for_terminal(str(name))} {_number(value)}" for name, value in parts.items()]
         if isinstance(steps, list) and steps:
             lines.append(f"         by turn: {', '.join(map(_number, steps))}")
         return lines
 
 
-_METRICS = (
-    *("turns", "branches", "tokens", "sampled_tokens", "prompt_tokens", "cached_tokens", "tool_calls", "tool_errors"),
-    *("tool_timeouts", "failed_calls", "requests", "replayed_turns", "seconds", "engine_seconds", "tool_seconds"),
-)
-
-
-def _pairs(values: Sequence[Any], logprobs: Sequence[float]) -> Iterable[tuple[Any, float]]:
-    return zip(values, logprobs, strict=False)
-
-
-def _place(step: Mapping[str, Any]) -> str:
-    parts = [] if step.get("parent") is None else [f"after turn {step['parent']}"]
-    if step.get("join") not in (None, "", "root", "proved"):
+def _about_turn(step: Mapping[str, Any], detail: Mapping[str, Any]) -> list[str]:
+    """Return the place of a turn in its tree, and figures of its call."""
+    parts = [counted(len(step["tokens"]["ids"]), "token")]
+    if step.get("parent") is not None:
+        parts.append(f"after turn {step['parent']}")
+    if step.get("join") not in (None, "root", "proved"):
         parts.append("history kept as sampled" if step["join"] == "kept" else str(step["join"]))
-    if step.get("purpose") not in (None, "", "episode"):
+    if step.get("purpose") not in (None, "episode"):
         parts.append(str(step["purpose"]))
     if step.get("forked_from") is not None:
         parts.append(f"rewrites the history of turn {step['forked_from']}")
     if step.get("caller"):
         parts.append(f"called by turn {step['caller'][0]}")
-    return ", ".join(parts)
+    sent, cached, latency = step["prompt_tokens"], detail.get("cached_tokens"), detail.get("latency_ms")
+    if isinstance(sent, int):
+        parts.append(f"prompt {sent:,}" + (f" ({cached / sent:.0%} cached)" if type(cached) is int and sent else ""))
+    if isinstance(latency, (int, float)) and math.isfinite(latency):
+        parts.append(f"{latency / 1000:.3g} s")
+    finish, why = step["finish_reason"], step["finish_detail"]
+    parts.append(str(finish) + (f" ({why})" if why is not None and finish != "stop" else ""))
+    spans = step["versions"] if isinstance(step.get("versions"), list) else []
+    names = dict.fromkeys(str(span[0]) for span in spans if isinstance(span, list) and span and span[0] is not None)
+    return [*parts, f"weights {' then '.join(names)}"] if names else parts
 
 
-def _prompt(step: Mapping[str, Any]) -> str:
-    sent, cached = step["prompt_tokens"], step["cached_tokens"]
-    if sent is None:
-        return ""
-    return f"prompt {sent:,}" + (f" ({cached / sent:.0%} cached)" if cached is not None and sent else "")
-
-
-def _seconds(step: Mapping[str, Any]) -> str:
-    return "" if step["seconds"] is None else f"{step['seconds']:.3g} s"
-
-
-def _finish(step: Mapping[str, Any]) -> str:
-    detail = step["finish_detail"]
-    return str(step["finish_reason"]) + (
-        f" ({detail})" if detail is not None and step["finish_reason"] != "stop" else ""
-    )
-
-
-def _versions(step: Mapping[str, Any]) -> str:
-    names = list(dict.fromkeys(str(span[0]) for span in step["versions"] if span[0] is not None))
-    return f"weights {' then '.join(names)}" if names else ""
-
-
-def _logprob_summary(tokens: TokenText) -> str:
-    logprobs = tokens.logprobs
+def _logprob_summary(tokens: Mapping[str, Any]) -> str:
+    logprobs, texts = tokens["logprobs"], tokens["texts"]
     at = min(range(len(logprobs)), key=logprobs.__getitem__)
-    text = f" {_quoted(tokens.texts[at])}" if tokens.texts is not None and at < len(tokens.texts) else ""
-    mean = math.fsum(logprobs) / len(logprobs)
-    return f"logprob mean {mean:.3f}, lowest {logprobs[at]:.3f} at token {at}{text}"
+    text = f" {_quoted(texts[at])}" if texts is not None and at < len(texts) else ""
+    return f"logprob mean {math.fsum(logprobs) / len(logprobs):.3f}, lowest {logprobs[at]:.3f} at token {at}{text}"
+
+
+def _prompt_text(prompt: Any) -> str:
+    """Return the text of a prompt: a string, or the text blocks of a list of content blocks."""
+    if isinstance(prompt, str):
+        return prompt
+    blocks = map(mapping, prompt if isinstance(prompt, list) else [])
+    return "\n".join(str(block.get("text") or f"[{', '.join(block)}]") for block in blocks)
 
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\x7f") if text.isprintable() else json.dumps(text)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _result_text(result: Any) -> str:
-    content = result.get("content") if isinstance(result, dict) else None
-    if not isinstance(content, list):
-        return "(not recorded)" if result is None else _json(result)
-    parts = [
-        one["text"] if isinstance(one, dict) and isinstance(one.get("text"), str) else _json(one) for one in content
-    ]
-    return "\n".join(parts)
 
 
 def _number(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""One episode as compact JSON for the page: `episode_view`.
+"""One episode as plain data: `episode_view`, which the page and `strands-sglang show` render.
 
 Every token is sent once, in the order of turns, as an index into the distinct ids of the episode; arrays are base64 of
 little-endian numbers. An episode of 100,000 tokens is about a megabyte, and the page needs no parsing per token. What
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strands_sglang._json import jsonable
+from strands_sglang._json import dump_text, jsonable
 from strands_sglang.errors import StrandsSGLangError
 from strands_sglang.ledger.event import EndData, Event, EventKind, data_of
 from strands_sglang.ledger.record import EpisodeRecord
@@ -26,21 +26,24 @@ from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.resume import messages_of
 from strands_sglang.tokens import TokenTree, Turn
 from strands_sglang.viewer.conversation import TurnItems, TurnText, items_by_turn
-from strands_sglang.viewer.timeline import timeline
 from strands_sglang.viewer.token_text import TokenTexts
 
 FORMAT = 2
 """Version of the JSON, which the page checks."""
 _LARGEST_ID = 1 << 22  # ids up to this one are numbered by a table
+_MAX_DEPTH = 8  # of the time line: tools inside of tools
 _MAX_RESULT = 200_000  # characters of a tool result that are sent to the page
 
 
-def episode_view(record: EpisodeRecord, texts: TokenTexts | None = None) -> dict[str, Any]:
+def episode_view(
+    record: EpisodeRecord, texts: TokenTexts | None = None, *, max_result: int = _MAX_RESULT
+) -> dict[str, Any]:
     """Return everything the page shows of one episode.
 
     Args:
         record: The episode.
         texts: The tokenizer; None: tokens are shown as ids.
+        max_result: Characters of a tool result after which it is cut.
 
     Example:
         ```python
@@ -54,9 +57,12 @@ def episode_view(record: EpisodeRecord, texts: TokenTexts | None = None) -> dict
     begin: Mapping[str, Any] = {} if record.begin is None else record.begin.data
     problems = [str(problem) for problem in record.problems]
     calls: dict[int, Event] = {}
+    rolled_back: list[Event] = []
     try:
         tree = record.tree()
         calls = {event.data["turn"]: event for event in record.calls}
+        kept = {event.number for event in calls.values()}
+        rolled_back = [event for event in record.events if event.kind is EventKind.CALL and event.number not in kept]
     except StrandsSGLangError as error:
         problems.append(f"the turns cannot be read: {error}")
         tree = TokenTree(record.id)
@@ -76,7 +82,10 @@ def episode_view(record: EpisodeRecord, texts: TokenTexts | None = None) -> dict
         "vocabulary": store.vocabulary(),
         "turns": [_turn(turn, calls.get(turn.id), items.get(turn.id), store) for turn in tree],
         "branches": _branches(tree),
-        "tools": [_tool(event) for event in record.tools],
+        "rolled_back": [
+            _plain(event, "turn", "finish_reason", "finish_detail", "prompt_tokens", "within") for event in rolled_back
+        ],
+        "tools": [_tool(event, max_result) for event in record.tools],
         "call_errors": [_plain(event, "error", "message", "prompt_tokens", "within") for event in record.call_errors],
         "others": _other_events(record.events, texts),
         "rewards": [
@@ -187,6 +196,7 @@ def _turn(turn: Turn, event: Event | None, items: TurnItems | None, store: _Toke
         "versions": [list(span) for span in turn.versions],
         "detail": turn.detail if isinstance(turn.detail, dict) else {},
         "requests": data.get("requests"),
+        "prompt_tokens": turn.sampled_start,
         "within": data.get("within", []),
         "event": None if event is None else event.number,
         "routed_experts": event is not None and "routed_experts" in event.arrays,
@@ -209,6 +219,10 @@ def _branches(tree: TokenTree) -> list[dict[str, Any]]:
                 "id": trajectory.branch,
                 "path": path,
                 "trained": [path[number] for number in trained],
+                "tokens": len(trajectory),
+                "trained_tokens": int(trajectory.loss_mask.sum()),
+                "caller": tree[path[0]].caller,
+                "forked_from": next((one for id in reversed(path) if (one := tree[id].forked_from) is not None), None),
                 "main": trajectory.main,
                 "agent": trajectory.agent,
                 "exported": True,
@@ -217,33 +231,43 @@ def _branches(tree: TokenTree) -> list[dict[str, Any]]:
     for leaf in tree.leaves():
         if leaf.id not in covered:
             path = [turn.id for turn in tree.path(leaf)]
+            tokens = sum(len(tree[id]) for id in path)
             branches.append(
-                {"id": leaf.id, "path": path, "trained": [], "main": False, "agent": leaf.agent, "exported": False}
+                {
+                    **{"id": leaf.id, "path": path, "trained": [], "tokens": tokens, "trained_tokens": 0},
+                    **{"main": False, "agent": leaf.agent, "exported": False},
+                }
             )
     return branches
 
 
-def _tool(event: Event) -> dict[str, Any]:
+def _tool(event: Event, max_result: int) -> dict[str, Any]:
     tool = _plain(event, "id", "name", "arguments", "outcome", "raised", "raised_at", "seconds", "calls", "within")
     result = event.data.get("result")
     if isinstance(result, dict):
         content = result.get("content")
         blocks = content if isinstance(content, list) else []
-        text = "\n".join(str(block.get("text", block)) if isinstance(block, dict) else str(block) for block in blocks)
-        tool |= {"status": result.get("status"), "text": text[:_MAX_RESULT]}
+        tool |= {"status": result.get("status"), "text": "\n".join(map(_block_text, blocks))[:max_result]}
     else:
         tool |= {"status": None, "text": None}
     return tool
 
 
+def _block_text(block: Any) -> str:
+    text = block.get("text") if isinstance(block, dict) else None
+    return text if isinstance(text, str) else dump_text(jsonable(block))
+
+
 def _other_events(events: Sequence[Event], texts: TokenTexts | None) -> list[dict[str, Any]]:
-    """Return what else happened: takeovers, rollbacks and turns that were interrupted by a pause."""
+    """Return what else happened: takeovers, rollbacks, scores of a teacher, turns that were interrupted by a pause."""
     found = []
     for event in events:
         if event.kind is EventKind.ROLLBACK:
             about = _plain(event, "turns", "cause", "reason")
         elif event.kind is EventKind.RESUME:
             about = {**_plain(event, "from_event", "pid", "worker"), "epoch": event.epoch}
+        elif event.kind is EventKind.TEACHER:
+            about = _plain(event, "model", "turns")
         elif event.kind is EventKind.PARTIAL_CALL:
             sampled = event.arrays.get("sampled")
             text = None
@@ -251,12 +275,69 @@ def _other_events(events: Sequence[Event], texts: TokenTexts | None) -> list[dic
                 with suppress(OverflowError, TypeError, ValueError):
                     text = texts.decode(sampled)
             count = 0 if sampled is None else len(sampled)
-            about = _plain(event, "finish_reason", "finish_detail", "versions", "prompt_tokens")
+            about = _plain(event, "finish_reason", "finish_detail", "versions", "prompt_tokens", "within")
             about |= {"count": count, "text": text}
         else:
             continue
         found.append({**about, "kind": event.kind.value})
     return found
+
+
+def timeline(events: Sequence[Event], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where the seconds of an episode went, from the durations that its events state.
+
+    The ledger records how long each engine call and each tool call took, not when it began. Calls of one conversation
+    follow each other; tools of one turn run beside each other, after the call; calls of a sub-agent are inside their
+    tool. Time that no event accounts for (scheduling, hooks, the agent's own code) is the rest and not placed anywhere.
+
+    Args:
+        events: Its events.
+        metrics: Metrics of its end event; empty if it has not ended.
+
+    Returns:
+        `spans`: lists of kind ("engine", "tool" or "error"), start and duration in seconds, depth (0: the agent itself,
+        1: inside a tool), a label, and the id of the turn or of the tool call. `placed`: seconds that the spans cover.
+        `total`: seconds of the whole episode; None if it has not ended. `rest`: seconds that no span covers.
+    """
+    by_within: dict[tuple[str, ...], list[Event]] = {}
+    for event in events:
+        if event.kind in (EventKind.CALL, EventKind.TOOL, EventKind.CALL_ERROR):
+            within = event.data.get("within")
+            key = tuple(map(str, within)) if isinstance(within, list) else ()
+            by_within.setdefault(key, []).append(event)
+    spans: list[list[Any]] = []
+    placed = _lay_out((), 0.0, by_within, spans)
+    total = _seconds(metrics.get("seconds")) or None
+    rest = None if total is None else max(0.0, round(total - placed, 4))
+    return {"spans": spans, "placed": round(placed, 4), "total": total, "rest": rest}
+
+
+def _lay_out(
+    within: tuple[str, ...], start: float, events: Mapping[tuple[str, ...], list[Event]], spans: list[list[Any]]
+) -> float:
+    """Add the spans of the events inside a tool call, or of the agent itself; return when the last one ends."""
+    cursor = after_call = start
+    depth = len(within)
+    for event in events.get(within, ()):
+        data = event.data
+        if event.kind is EventKind.CALL:
+            detail = data.get("detail")
+            seconds = _seconds(detail.get("latency_ms") if isinstance(detail, dict) else None) / 1000
+            spans.append(["engine", round(cursor, 4), seconds, depth, f"turn {data.get('turn')}", data.get("turn")])
+            cursor = after_call = cursor + seconds
+        elif event.kind is EventKind.TOOL:
+            id, seconds = str(data.get("id")), _seconds(data.get("seconds"))
+            spans.append(["tool", round(after_call, 4), seconds, depth, str(data.get("name")), id])
+            cursor = max(cursor, after_call + seconds)
+            if depth < _MAX_DEPTH:
+                _lay_out((*within, id), after_call, events, spans)
+        else:
+            spans.append(["error", round(cursor, 4), 0.0, depth, str(data.get("error")), event.number])
+    return cursor
+
+
+def _seconds(value: Any) -> float:
+    return float(value) if type(value) in (int, float) and value > 0 else 0.0
 
 
 def _plain(event: Event, *names: str) -> dict[str, Any]:

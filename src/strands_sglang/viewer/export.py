@@ -33,7 +33,7 @@ MAX_IMAGE_BYTES = 100 << 20
 """Maximum size of all images in an exported file, in bytes."""
 
 MODULES = (
-    *("dom.js", "format.js", "source.js", "rows.js", "charts.js", "table.js", "run_view.js"),
+    *("dom.js", "format.js", "source.js", "columns.js", "rows.js", "charts.js", "table.js", "run_view.js"),
     *("episode_data.js", "colours.js", "token_strip.js", "messages.js", "tree.js", "episode_view.js"),
     *("group_view.js", "keys.js", "main.js"),
 )
@@ -78,7 +78,7 @@ def export_html(
     data: dict[str, Any] = {
         "rows": list(rows.values()),
         "episodes": {id: orjson.Fragment(viewer.episode(id)) for id in chosen},
-        "drifts": {id: orjson.Fragment(viewer.drift(id)) for id in chosen},
+        "drifts": {id: orjson.Fragment(viewer.answer({"do": "drift", "id": id})) for id in chosen},
         "verdicts": {id: jsonable(episode_verdict(viewer.index, id, viewer.run)) for id in chosen},
         "verdict": {"certificate": shortened_certificate(viewer.directory), "running": False, "error": ""},
         "whole": episodes is None,

@@ -23,7 +23,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import resources
@@ -39,14 +39,12 @@ from strands_sglang.errors import ConfigurationError, LedgerError, StrandsSGLang
 from strands_sglang.ledger.encoding import decoded_head
 from strands_sglang.ledger.files import FileStore
 from strands_sglang.ledger.run_dir import read_run, shard_paths
-from strands_sglang.viewer.drift import drift_view
 from strands_sglang.viewer.episode import episode_view
 from strands_sglang.viewer.index import RunIndex
-from strands_sglang.viewer.rendering import rendered_view
 from strands_sglang.viewer.search import MAX_QUERY, search_run
 from strands_sglang.viewer.token_text import TokenTexts
 from strands_sglang.viewer.verdict import RunVerdict, episode_verdict
-from strands_sglang.viewer.worker import EpisodeWorker
+from strands_sglang.viewer.worker import EpisodeWorker, answer
 
 logger = logging.getLogger(__name__)
 
@@ -149,14 +147,21 @@ class RunViewer:
             "now": time.time(),
         }
 
+    def answer(self, request: Mapping[str, Any]) -> bytes:
+        """Return the answer to a request of `worker.py`, computed here, as JSON.
+
+        Raises:
+            LedgerError: The ledger has no such episode.
+        """
+        return orjson.dumps(answer(request, self.index.places(request["id"]), self.texts(), self.tokenizer_error))
+
     def episode(self, id: str) -> bytes:
         """Return one episode as JSON.
 
         Raises:
             LedgerError: The ledger has no such episode.
         """
-        view = episode_view(self.index.record(id), self.texts())
-        return orjson.dumps({**view, **jsonable({"row": self.index.row(id), "tokenizer_error": self.tokenizer_error})})
+        return self.answer({"do": "episode", "id": id, "row": self.index.row(id)})
 
     def episode_as_ids(self, id: str) -> bytes:
         """Return one episode as JSON, without the texts of tokens: for as long as the tokenizer is loading.
@@ -177,14 +182,6 @@ class RunViewer:
         if not data.startswith(b"\x89PNG\r\n\x1a\n"):
             raise LedgerError(f"file {digest:.80} is not an image that the page shows")
         return data
-
-    def drift(self, id: str) -> bytes:
-        """Return what encoding again would have made of the tokens of one episode, as JSON.
-
-        Raises:
-            LedgerError: The ledger has no such episode.
-        """
-        return orjson.dumps(jsonable(drift_view(self.index.record(id), self.texts())))
 
     def events(self, id: str) -> bytes:
         """Return the events of an episode as JSON, without their arrays.
@@ -209,6 +206,116 @@ class RunViewer:
         return dump_text(jsonable(plain)).encode()
 
 
+class _Handlers:
+    """Answers the requests about one run: one method for each address."""
+
+    def __init__(self, viewer: RunViewer) -> None:
+        self.viewer = viewer
+        self.threads = ThreadPoolExecutor(4, "viewer")
+        named = isinstance(viewer.tokenizer, (str, Path))
+        self.worker = EpisodeWorker(str(viewer.tokenizer)) if named else None  # a tokenizer that is loaded needs none
+        self.loading: asyncio.Task[None] | None = None
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/", self.page),
+            web.get("/static/{name}", self.page),
+            web.get("/api/run", self.about),
+            web.get("/api/rows", self.rows),
+            web.get("/api/episode", self.episode),
+            web.get("/api/drift", self.drift),
+            web.get("/api/events", self.events),
+            web.get("/api/image", self.image),
+            web.get("/api/rendered", self.rendered),
+            web.get("/api/verdict", self.verdict),
+            web.get("/api/search", self.search),
+        ]
+
+    async def start(self, app: web.Application) -> None:
+        self.viewer.index.start()
+        if self.worker is not None:
+            self.loading = asyncio.create_task(self._load_tokenizer(self.worker))
+
+    async def stop(self, app: web.Application) -> None:
+        self.viewer.index.stop()
+        if self.loading is not None:
+            self.loading.cancel()
+        if self.worker is not None:
+            await self.worker.close()
+        await self.viewer.verdict.close()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    async def page(self, request: web.Request) -> web.StreamResponse:
+        return _static(request.match_info.get("name", "index.html"))
+
+    async def about(self, request: web.Request) -> web.StreamResponse:
+        return _json(orjson.dumps(jsonable(self.viewer.about())))
+
+    async def rows(self, request: web.Request) -> web.StreamResponse:
+        index = self.viewer.index
+        # Not in `threads`: the table never waits for episodes that are being read.
+        version, lines = await asyncio.to_thread(index.rows_since, _number(request.query.get("since", "")) or 0)
+        complete = b"true" if index.complete.is_set() else b"false"
+        parts = (b'{"version":%d,"complete":%s,"rows":[' % (version, complete), b",".join(lines), b"]}")
+        return _json(b"".join(parts))
+
+    async def episode(self, request: web.Request) -> web.StreamResponse:
+        id = request.query.get("id", "")
+        if self.worker is not None and not self.worker.loaded and request.query.get("wait") != "1":
+            return _json(await self._in_thread(self.viewer.episode_as_ids, id))
+        await self._in_thread(self.viewer.index.places, id)  # an episode that is found has its row
+        return await self._computed({"do": "episode", "id": id, "row": self.viewer.index.row(id)})
+
+    async def drift(self, request: web.Request) -> web.StreamResponse:
+        return await self._computed({"do": "drift", "id": request.query.get("id", "")})
+
+    async def rendered(self, request: web.Request) -> web.StreamResponse:
+        id, branch = request.query.get("id", ""), _number(request.query.get("branch", ""))
+        if branch is None:
+            raise LedgerError(f"branch must be the id of a turn, got {request.query.get('branch', '')!r:.50}")
+        return await self._computed({"do": "rendered", "id": id, "branch": branch, "run": self.viewer.run})
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        return _json(await self._in_thread(self.viewer.events, request.query.get("id", "")))
+
+    async def image(self, request: web.Request) -> web.StreamResponse:
+        data = await self._in_thread(self.viewer.image, request.query.get("digest", ""))
+        # Its address is its content: it never changes.
+        return web.Response(body=data, content_type="image/png", headers={**HEADERS, "Cache-Control": _FOREVER})
+
+    async def verdict(self, request: web.Request) -> web.StreamResponse:
+        id, viewer = request.query.get("id"), self.viewer
+        if id is None:
+            return _json(orjson.dumps(jsonable(viewer.verdict.current())))
+        return _json(orjson.dumps(jsonable(await self._in_thread(episode_verdict, viewer.index, id, viewer.run))))
+
+    async def search(self, request: web.Request) -> web.StreamResponse:
+        query = request.query.get("q", "")[:MAX_QUERY]
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        found = search_run(self.viewer.directory, query)
+        with suppress(ConnectionError):  # the page asks for something else
+            while (ids := await self._in_thread(_some, found)) is not None:
+                await response.write(b"".join(orjson.dumps(id) + b"\n" for id in ids) or b"\n")
+            await response.write_eof()
+        return response
+
+    async def _computed(self, head: Mapping[str, Any]) -> web.Response:
+        if self.worker is None:
+            return _json(await self._in_thread(self.viewer.answer, head))
+        return _json(await self.worker.ask(head, await self._in_thread(self.viewer.index.places, head["id"])))
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
+
+    async def _load_tokenizer(self, worker: EpisodeWorker) -> None:
+        viewer = self.viewer
+        with suppress(LedgerError):
+            viewer.tokenizer_error = orjson.loads(await worker.ask({"do": "load"}))["error"]
+        if reason := viewer.tokenizer_error:
+            logger.warning("tokenizer=<%s> | tokens are shown as ids: %s", viewer.tokenizer_name, reason)
+
+
 def create_app(viewer: RunViewer, *, hosts: tuple[str, ...] = HOSTS) -> web.Application:
     """Return the web application of a run.
 
@@ -216,125 +323,10 @@ def create_app(viewer: RunViewer, *, hosts: tuple[str, ...] = HOSTS) -> web.Appl
         viewer: The run.
         hosts: Accepted names in the Host header, without port.
     """
-    app = web.Application(middlewares=[_guard(hosts)])
-    threads = ThreadPoolExecutor(4, "viewer")
-    named = isinstance(viewer.tokenizer, (str, Path))
-    worker = EpisodeWorker(str(viewer.tokenizer)) if named else None  # a tokenizer that is loaded needs none
-    loading: list[asyncio.Task[None]] = []
-
-    async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
-
-    async def page(request: web.Request) -> web.StreamResponse:
-        return _static(request.match_info.get("name", "index.html"))
-
-    async def about(request: web.Request) -> web.StreamResponse:
-        return _json(orjson.dumps(jsonable(viewer.about())))
-
-    async def rows(request: web.Request) -> web.StreamResponse:
-        since = request.query.get("since", "0")
-        known = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else 0
-        # Not in `threads`: the table never waits for episodes that are being read.
-        version, lines = await asyncio.to_thread(viewer.index.rows_since, known)
-        complete = b"true" if viewer.index.complete.is_set() else b"false"
-        parts = (b'{"version":%d,"complete":%s,"rows":[' % (version, complete), b",".join(lines), b"]}")
-        return _json(b"".join(parts))
-
-    async def episode(request: web.Request) -> web.StreamResponse:
-        id = request.query.get("id", "")
-        if worker is None:
-            return _json(await in_thread(viewer.episode, id))
-        places = await in_thread(viewer.index.places, id)
-        if not worker.loaded and request.query.get("wait") != "1":
-            return _json(await in_thread(viewer.episode_as_ids, id))
-        return _json(await worker.ask({"do": "episode", "id": id, "row": viewer.index.row(id)}, places))
-
-    async def drift(request: web.Request) -> web.StreamResponse:
-        id = request.query.get("id", "")
-        if worker is None:
-            return _json(await in_thread(viewer.drift, id))
-        return _json(await worker.ask({"do": "drift", "id": id}, await in_thread(viewer.index.places, id)))
-
-    async def events(request: web.Request) -> web.StreamResponse:
-        return _json(await in_thread(viewer.events, request.query.get("id", "")))
-
-    async def image(request: web.Request) -> web.StreamResponse:
-        data = await in_thread(viewer.image, request.query.get("digest", ""))
-        # Its address is its content: it never changes.
-        return web.Response(body=data, content_type="image/png", headers={**HEADERS, "Cache-Control": _FOREVER})
-
-    async def rendered(request: web.Request) -> web.StreamResponse:
-        branch = request.query.get("branch", "")
-        if not (branch.isascii() and branch.isdigit() and len(branch) < 10):
-            raise LedgerError(f"branch must be the id of a turn, got {branch!r:.50}")
-        id = request.query.get("id", "")
-        if worker is not None:
-            places = await in_thread(viewer.index.places, id)
-            return _json(
-                await worker.ask({"do": "rendered", "id": id, "branch": int(branch), "run": viewer.run}, places)
-            )
-
-        def compute() -> bytes:
-            record = viewer.index.record(id)
-            return orjson.dumps(jsonable(rendered_view(record, int(branch), viewer.texts(), viewer.run)))
-
-        return _json(await in_thread(compute))
-
-    async def verdict(request: web.Request) -> web.StreamResponse:
-        id = request.query.get("id")
-        if id is None:
-            return _json(orjson.dumps(jsonable(viewer.verdict.current())))
-        return _json(orjson.dumps(jsonable(await in_thread(episode_verdict, viewer.index, id, viewer.run))))
-
-    async def search(request: web.Request) -> web.StreamResponse:
-        query = request.query.get("q", "")[:MAX_QUERY]
-        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        found = search_run(viewer.directory, query)
-        with suppress(ConnectionError):  # the page asks for something else
-            while (ids := await in_thread(_some, found)) is not None:
-                await response.write(b"".join(orjson.dumps(id) + b"\n" for id in ids) or b"\n")
-            await response.write_eof()
-        return response
-
-    async def load_tokenizer(process: EpisodeWorker) -> None:
-        with suppress(LedgerError):
-            viewer.tokenizer_error = orjson.loads(await process.ask({"do": "load"}))["error"]
-        if viewer.tokenizer_error:
-            reason = viewer.tokenizer_error
-            logger.warning("tokenizer=<%s> | tokens are shown as ids: %s", viewer.tokenizer_name, reason)
-
-    async def start(app: web.Application) -> None:
-        viewer.index.start()
-        if worker is not None:
-            loading.append(asyncio.create_task(load_tokenizer(worker)))
-
-    async def stop(app: web.Application) -> None:
-        viewer.index.stop()
-        for task in loading:
-            task.cancel()
-        if worker is not None:
-            await worker.close()
-        await viewer.verdict.close()
-        threads.shutdown(wait=False, cancel_futures=True)
-
-    app.add_routes(
-        [
-            web.get("/", page),
-            web.get("/static/{name}", page),
-            web.get("/api/run", about),
-            web.get("/api/rows", rows),
-            web.get("/api/episode", episode),
-            web.get("/api/drift", drift),
-            web.get("/api/events", events),
-            web.get("/api/image", image),
-            web.get("/api/rendered", rendered),
-            web.get("/api/verdict", verdict),
-            web.get("/api/search", search),
-        ]
-    )
-    app.on_startup.append(start)
-    app.on_cleanup.append(stop)
+    app, handlers = web.Application(middlewares=[_guard(hosts)]), _Handlers(viewer)
+    app.add_routes(handlers.routes())
+    app.on_startup.append(handlers.start)
+    app.on_cleanup.append(handlers.stop)
     return app
 
 
@@ -414,6 +406,10 @@ def _json(content: bytes, status: int = 200) -> web.Response:
 
 def _error(status: int, message: str) -> web.Response:
     return _json(orjson.dumps({"error": jsonable(message)}), status)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
 def _some(found: Any) -> list[str] | None:

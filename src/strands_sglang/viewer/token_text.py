@@ -7,6 +7,7 @@ Decoders treat added tokens as any other token: Gemma's `▁▁` is two spaces.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -60,6 +61,18 @@ class TokenTexts:
         if self._backend is not None:
             return str(self._backend.decode(list(ids), skip_special_tokens=False))
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def texts_of(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token, so that the texts together are the text of all.
+
+        A character of several tokens is the text of the last of them. An id that the tokenizer does not have is `<id>`.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        found = []
+        for at, id in enumerate(ids, 1):
+            data = self.bytes_of(id)
+            found.append(decoder.decode(data, at == len(ids)) if data else f"{decoder.decode(b'', True)}<{id}>")
+        return found
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text as a client that only has the text encodes it."""

@@ -25,9 +25,8 @@ import orjson
 from strands_sglang._json import jsonable
 from strands_sglang.errors import LedgerError, StrandsSGLangError
 from strands_sglang.ledger.reader import Placed, resolved
-from strands_sglang.viewer.drift import drift_view
+from strands_sglang.viewer.drift import drift_view, rendered_view
 from strands_sglang.viewer.episode import episode_view
-from strands_sglang.viewer.rendering import rendered_view
 from strands_sglang.viewer.token_text import TokenTexts
 
 _HEAD = struct.Struct("<I")
@@ -133,7 +132,7 @@ def work(tokenizer: str) -> None:
         head = orjson.loads(_exactly(source, _HEAD.unpack(size)[0]))
         places = [Placed(_exactly(source, count), shard, byte) for shard, byte, count in head["places"]]
         try:
-            failed, content = 0, orjson.dumps(_answer(head, places, texts, error))
+            failed, content = 0, orjson.dumps(answer(head, places, texts, error))
         except Exception as problem:  # anything that a damaged record causes is an answer
             told = str(problem) if isinstance(problem, StrandsSGLangError) else f"{type(problem).__name__}: {problem}"
             failed, content = 1, told.encode(errors="replace")
@@ -144,7 +143,18 @@ def work(tokenizer: str) -> None:
             os._exit(0)  # the parent ended
 
 
-def _answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts | None, error: str) -> Any:
+def answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts | None, error: str) -> Any:
+    """Return the answer to a request, in this process.
+
+    Args:
+        head: As for `EpisodeWorker.ask`.
+        places: Events of the episode.
+        texts: The tokenizer; None: there is none.
+        error: Why the tokenizer could not be loaded; "" if it was.
+
+    Raises:
+        LedgerError: The events cannot be read.
+    """
     if head["do"] == "load":
         return {"error": error}
     record = resolved(head["id"], places)
@@ -152,7 +162,7 @@ def _answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts
         return jsonable(rendered_view(record, head["branch"], texts, head["run"]))
     if head["do"] == "drift":
         return jsonable(drift_view(record, texts))
-    return {**episode_view(record, texts), "row": head["row"], "tokenizer_error": jsonable(error)}
+    return {**episode_view(record, texts), "row": jsonable(head["row"]), "tokenizer_error": jsonable(error)}
 
 
 def _exactly(source: BinaryIO, size: int) -> bytes:

@@ -121,7 +121,7 @@ def test_first_and_final_panel() -> None:
     assert "8/8  100 %" in end and "ETA" not in end and "ended after 1:15" in end
 
 
-@pytest.mark.timing
+@pytest.mark.soak
 def test_update_is_fast() -> None:
     view = LiveView(
         "run", console=Console(file=io.StringIO(), force_terminal=True, width=120, color_system="truecolor")

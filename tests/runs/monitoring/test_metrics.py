@@ -118,7 +118,7 @@ def test_stopped_and_restored_episodes_do_not_count_for_eta() -> None:
     assert totals.snapshot().eta is None
 
 
-@pytest.mark.timing
+@pytest.mark.soak
 def test_counting_takes_constant_time() -> None:
     totals = RunCounters(200_000)
     episode = finished("t", 0, 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -39,7 +39,7 @@ def quick(engine: Any) -> EngineMonitor:
 
 async def test_answering_engine_gets_one_health_request() -> None:
     engine, clock = Engine(), EpisodeClock()
-    monitor = EngineMonitor(engine, check_seconds=0.02, quiet_seconds=30)
+    monitor = EngineMonitor(cast(Any, engine), check_seconds=0.02, quiet_seconds=30)
     with monitor.watching(clock):
         await asyncio.sleep(0.3)  # no call is outstanding
         assert engine.control.asked == 1  # finds which workers can be reached
@@ -78,7 +78,7 @@ async def test_engine_without_health_requests_counts_as_alive() -> None:
 
 async def test_many_short_watches_share_one_health_request() -> None:
     engine = Engine()
-    monitor = EngineMonitor(engine)
+    monitor = EngineMonitor(cast(Any, engine))
     for _ in range(20):  # every tool call is watched, and between two of them nothing is
         with monitor.watching(EpisodeClock()):
             await asyncio.sleep(0.001)

@@ -32,6 +32,8 @@ class Slow:
     """Whether slow tasks are slow at this time."""
     calls: list[float] = field(default_factory=list)
     """When it was called, on the monotonic clock."""
+    waiting: int = 0
+    """How many slow calls were begun."""
 
     def build(self, given: Task, model: SGLangModel) -> Any:
         """Return the agent of an episode."""
@@ -46,6 +48,7 @@ class Slow:
             """
             self.calls.append(time.monotonic())
             if slow and self.now:
+                self.waiting += 1
                 await asyncio.sleep(self.seconds)
             return lab.calculate(expression)
 
@@ -58,6 +61,7 @@ class Slow:
             """
             self.calls.append(time.monotonic())
             if slow and self.now:
+                self.waiting += 1
                 time.sleep(self.seconds)
             return lab.calculate(expression)
 

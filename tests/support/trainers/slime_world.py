@@ -30,18 +30,6 @@ USER = "slime_user_code"
 """The module in which slime finds the functions of a test."""
 
 
-def _importable() -> bool:
-    try:
-        importlib.import_module("slime.utils.types")
-    except ImportError:
-        return False
-    return True
-
-
-IMPORTABLE = _importable()
-MISSING = "slime is not importable (slime.utils.types): put a checkout of it on PYTHONPATH and install what it imports"
-
-
 def slime(name: str) -> Any:
     """Return a module of slime."""
     _stand_in_for_sglang()
@@ -145,12 +133,26 @@ class SlimeWorld:
 
         return timed
 
-    def prompts(self, count: int = 64, questions: int = 1, mark: Callable[[int], dict[str, Any]] | None = None) -> Path:
-        """Write a dataset and return its file; `mark` says what else is in the metadata of the n-th prompt."""
+    def prompts(
+        self, count: int = 64, mark: Callable[[int], dict[str, Any]] | None = None, *, solvable: bool = False
+    ) -> Path:
+        """Write a dataset and return its file.
+
+        Every second prompt has a label that no answer can have, so that wrong answers do not depend on luck.
+
+        Args:
+            count: Number of prompts.
+            mark: What else is in the metadata of the n-th prompt.
+            solvable: Whether all labels are the right ones.
+        """
         file = self.folder / f"prompts-{next(self._numbers)}.jsonl"
         lines = [
-            {"text": one.prompt, "label": str(one.answer), "metadata": {**one.data, **(mark(number) if mark else {})}}
-            for number, one in enumerate(tasks(count, questions=questions))
+            {
+                "text": one.prompt,
+                "label": str(one.answer) if solvable or number % 2 == 0 else "a secret",
+                "metadata": {**one.data, **(mark(number) if mark else {})},
+            }
+            for number, one in enumerate(tasks(count))
         ]
         file.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return file

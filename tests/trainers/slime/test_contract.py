@@ -23,9 +23,9 @@ from support.trainers import slime_mirror
 from support.trainers.grown_episodes import ENDS, LAYERS, TOP_K, episode_of, experts_of, grown, text_of
 from support.trainers.slime_checks import check_sample
 from support.trainers.slime_validation import InvalidSampleError, validate_batch, validate_sample
-from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld, slime
+from support.trainers.slime_world import SlimeWorld, slime
 
-pytestmark = [pytest.mark.slime, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+pytestmark = [pytest.mark.slime]
 
 
 def slime_types() -> Any:

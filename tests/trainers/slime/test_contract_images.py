@@ -33,9 +33,9 @@ from support.rollout_agent import build
 from support.trainers.grown_episodes import ENDS, PLACEHOLDER, VOCABULARY, episode_of, grown, text_of
 from support.trainers.slime_checks import check_sample
 from support.trainers.slime_validation import problems_of, validate_sample
-from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld, slime, slime_trainer
+from support.trainers.slime_world import SlimeWorld, slime, slime_trainer
 
-pytestmark = [pytest.mark.slime, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+pytestmark = [pytest.mark.slime]
 
 GROUPS, SAMPLES = 3, 4
 WORDS = PLACEHOLDER + 1

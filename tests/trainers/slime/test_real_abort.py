@@ -15,9 +15,9 @@ from support.trainers.slime_agents import Seen, Slow
 from support.trainers.slime_checks import check_batch, check_sample, leaves
 from support.trainers.slime_validation import Stage, validate_sample
 from support.trainers.slime_wire import Fault, Request
-from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
+from support.trainers.slime_world import SlimeWorld
 
-pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+pytestmark = [pytest.mark.slime, pytest.mark.engine]
 
 ON_THE_WAY = 0.15
 """Seconds that a request may take from the function under test to the wire, on a busy machine."""

@@ -14,9 +14,9 @@ from support.rollout_agent import build, score
 from support.trainers.slime_agents import second_thoughts
 from support.trainers.slime_checks import check_batch, check_rescored, check_witnessed
 from support.trainers.slime_validation import validate_batch
-from support.trainers.slime_world import IMPORTABLE, MISSING, Batch, SlimeWorld, slime
+from support.trainers.slime_world import Batch, SlimeWorld, slime
 
-pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+pytestmark = [pytest.mark.slime, pytest.mark.engine]
 
 OURS = "strands_sglang.trainers.slime"
 POST_PROCESS = ["--custom-reward-post-process-path", f"{OURS}.grpo_by_group"]
@@ -39,7 +39,8 @@ def check_advantages(batch: Batch) -> None:
 def test_every_branch_is_trained_once(slime_world: SlimeWorld, routed: Routed) -> None:
     world = slime_world
     generate = slime_rollout(second_thoughts, reward=score, branches="all")
-    args = world.configure(generate, *POST_PROCESS, *FILTER)
+    # The filter drops groups that nobody can solve.
+    args = world.configure(generate, *POST_PROCESS, *FILTER, "--prompt-data", world.prompts(solvable=True))
     batch = world.step()
     check_batch(batch, rollouts=16)
     validate_batch(batch.groups, args)

@@ -16,9 +16,9 @@ from support.lab_servers import LabProcess, engine
 from support.rollout_agent import agent_for
 from support.trainers.slime_checks import check_batch
 from support.trainers.slime_validation import validate_batch
-from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
+from support.trainers.slime_world import SlimeWorld
 
-pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+pytestmark = [pytest.mark.slime, pytest.mark.engine]
 
 LAYERS, TOP_K = 3, 2
 

@@ -14,9 +14,9 @@ from support.trainers.slime_agents import Seen
 from support.trainers.slime_checks import check_batch, check_witnessed, statuses
 from support.trainers.slime_validation import validate_sample
 from support.trainers.slime_wire import Fault, Request
-from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
+from support.trainers.slime_world import SlimeWorld
 
-pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+pytestmark = [pytest.mark.slime, pytest.mark.engine]
 
 
 def client_with_short_retries(world: SlimeWorld, retries: int = 4) -> SGLangClient:

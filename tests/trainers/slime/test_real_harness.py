@@ -10,9 +10,9 @@ import pytest
 
 from support.lab_servers import Routed, task
 from support.trainers.slime_checks import check_batch, check_rescored, check_witnessed
-from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld, slime
+from support.trainers.slime_world import SlimeWorld, slime
 
-pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+pytestmark = [pytest.mark.slime, pytest.mark.engine]
 
 
 class MinimalGenerate:

@@ -21,10 +21,10 @@ from support.lab_servers import LAB, LabProcess, engine
 from support.rollout_agent import TOKENIZER, build, score
 from support.trainers.slime_checks import check_batch
 from support.trainers.slime_validation import validate_batch
-from support.trainers.slime_world import IMPORTABLE, MISSING, Batch, SlimeWorld, slime_trainer
+from support.trainers.slime_world import Batch, SlimeWorld, slime_trainer
 from trainers.slime.test_contract_images import micro_batches
 
-pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+pytestmark = [pytest.mark.slime, pytest.mark.engine]
 
 VISION = str(engine.MODELS["tiny-qwen3-vl"].folder)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,9 +20,9 @@ from support.trainers.slime_agents import Seen, Slow, second_thoughts
 from support.trainers.slime_checks import check_batch, check_sample, check_witnessed, leaves
 from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_wire import Request
-from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
+from support.trainers.slime_world import SlimeWorld
 
-pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+pytestmark = [pytest.mark.slime, pytest.mark.engine]
 
 LIMIT = 950  # the model takes 1024 tokens in all
 LONG = {"ignore_eos": True}
@@ -101,9 +102,21 @@ def test_turns_over_three_weight_versions(slime_world: SlimeWorld, routed: Route
             )
 
 
+def wait_for(world: SlimeWorld, seen: Seen, ready: Callable[[], bool]) -> None:
+    """Hold the requests of prompts that are not slow until something is so: slime then stops the slow ones there."""
+
+    def held(request: Request) -> bool:
+        slow = {call["session"] for call in seen.given if call["metadata"].get("slow")}
+        return request.key not in slow and not ready()
+
+    world.wire.hold = held
+
+
 @pytest.mark.parametrize("branches", ["main", "all"])
 def test_paused_in_a_tool(slime_world: SlimeWorld, routed: Routed, branches: str) -> None:
-    world, seen, slow = slime_world, Seen(), Slow(5.0)
+    world, seen, slow = slime_world, Seen(), Slow(120.0)
+    # Each of the four slow episodes is in its tool, or came to its end without.
+    wait_for(world, seen, lambda: slow.waiting + len(seen.results) >= 4)
     generate = seen.around(slime_rollout(slow.build, reward=score, branches=branches, directory=world.folder / "runs"))
     prompts = world.prompts(mark=lambda number: {"slow": number in (2, 3)})
     flags: list[Any] = ["--partial-rollout", "--over-sampling-batch-size", 4, "--prompt-data", prompts]
@@ -132,7 +145,8 @@ def test_paused_in_a_tool(slime_world: SlimeWorld, routed: Routed, branches: str
 
 def test_group_with_some_finished_episodes(slime_world: SlimeWorld) -> None:
     """Whole groups are put back: finished episodes in them are returned unchanged and not run again."""
-    world, seen, slow = slime_world, Seen(), Slow(5.0)
+    world, seen, slow = slime_world, Seen(), Slow(120.0)
+    wait_for(world, seen, lambda: slow.waiting + len(seen.results) >= 4)
     calls: list[int] = []
 
     def one_of_two(given: Any, model: Any) -> Any:
@@ -159,7 +173,8 @@ def test_group_with_some_finished_episodes(slime_world: SlimeWorld) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_finished_branches_are_returned_unchanged(slime_world: SlimeWorld, masked: bool) -> None:
     """A finished episode in such a group may be several samples of different lengths; slime writes to all of them."""
-    world, slow = slime_world, Slow(5.0)
+    world, seen, slow = slime_world, Seen(), Slow(120.0)
+    wait_for(world, seen, lambda: slow.waiting + len(seen.results) >= 4)
     begun: list[int] = []
 
     def one_of_two(given: Task, model: SGLangModel) -> Any:
@@ -168,19 +183,14 @@ def test_finished_branches_are_returned_unchanged(slime_world: SlimeWorld, maske
             return slow.build(given, model)
         return second_thoughts(given, model)
 
-    generate = slime_rollout(one_of_two, reward=lambda episode: 0.0, branches="all")
+    generate = seen.around(slime_rollout(one_of_two, reward=lambda episode: 0.0, branches="all"))
     prompts = world.prompts(mark=lambda number: {"slow": number in (2, 3)})
     flags: list[Any] = ["--partial-rollout", "--over-sampling-batch-size", 4, "--prompt-data", prompts]
     flags += ["--custom-reward-post-process-path", "strands_sglang.trainers.slime.grpo_by_group"]
     flags += ["--mask-offpolicy-in-partial-rollout"] if masked else []
     args = world.configure(generate, *flags, groups=2, samples=2)
-    for _ in range(5):
-        world.step(0)
-        done = [rollout for group in world.source.buffer for rollout in group if rollout[0].status.value != "aborted"]
-        if any(len(rollout) > 1 for rollout in done):
-            break
-        world.source.buffer.clear()
-        world.source.sample_offset = 0
+    world.step(0)
+    done = [rollout for group in world.source.buffer for rollout in group if rollout[0].status.value != "aborted"]
     assert any(len(rollout) > 1 for rollout in done), "no rollout with branches was put back"
     tokens = {id(sample): list(sample.tokens) for rollout in done for sample in rollout}
     slow.now = False

@@ -65,7 +65,7 @@ def other_weights(folder: Path, number: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
+@pytest.mark.parametrize("top_p", [pytest.param(1.0, marks=pytest.mark.soak), 0.8])
 async def test_episodes_paused_five_times_over_five_versions(
     tool_policy: LabProcess, tmp_path: Path, state: State, top_p: float
 ) -> None:

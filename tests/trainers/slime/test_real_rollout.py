@@ -16,9 +16,9 @@ from support.rollout_agent import build, score
 from support.trainers.slime_agents import Seen
 from support.trainers.slime_checks import check_batch, check_rescored, check_sample, check_witnessed, statuses
 from support.trainers.slime_validation import validate_batch
-from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld, slime
+from support.trainers.slime_world import SlimeWorld, slime
 
-pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+pytestmark = [pytest.mark.slime, pytest.mark.engine]
 
 
 def test_tool_turns_become_training_data(slime_world: SlimeWorld, routed: Routed) -> None:

@@ -16,9 +16,9 @@ from support.rollout_agent import build, score
 from support.trainers.slime_agents import Seen, Slow
 from support.trainers.slime_checks import check_batch, check_rescored, check_sample, check_witnessed, leaves
 from support.trainers.slime_validation import validate_batch
-from support.trainers.slime_world import IMPORTABLE, MISSING, SlimeWorld
+from support.trainers.slime_world import SlimeWorld
 
-pytestmark = [pytest.mark.slime, pytest.mark.engine, pytest.mark.skipif(not IMPORTABLE, reason=MISSING)]
+pytestmark = [pytest.mark.slime, pytest.mark.engine]
 
 TESTS = Path(__file__).resolve().parents[2]
 

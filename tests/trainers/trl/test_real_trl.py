@@ -18,6 +18,7 @@ import pytest
 
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.proof.verify import verify
+from support.examples import size
 from support.lab_servers import LAB, LabProcess, serve
 
 pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
 ROOT = LAB.parent
 EXAMPLE = ROOT / "examples" / "trl_calculator" / "train.py"
 MODEL = str(LAB / "tool_policy" / "canonical")
-STEPS, GROUPS, SAMPLES = 10, 4, 8
+STEPS, GROUPS, SAMPLES = size(4, 10), 4, 8
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ Invariant: nothing is written, and no server is needed. Without a tokenizer, tok
 from __future__ import annotations
 
 import operator
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from strands_sglang._terminal import escape_for_terminal, natural_key
+from strands_sglang.cli import _episode_text, _output
 from strands_sglang.cli._command import RUN_DIRECTORY, Command, json_option, tokenizer_option
 from strands_sglang.errors import ConfigurationError, LedgerError
 
@@ -24,12 +25,6 @@ if TYPE_CHECKING:
 
 SHOWN, NOTHING = 0, 3
 """Exit codes: something was shown; no episode matches."""
-
-END_REASONS = (
-    *("answered", "stopped", "turn_limit", "tool_limit", "token_limit", "turn_truncated", "context_length"),
-    *("failed_call", "timeout", "not_needed", "paused", "engine_error", "agent_error", "unfinished"),
-)
-"""Values of `--ended`: the end reasons, and "unfinished". Listed here because their module imports much."""
 
 _SORT = {
     **{"id": "id", "reward": "reward", "turns": "turns", "tokens": "tokens", "sampled": "sampled_tokens"},
@@ -48,12 +43,7 @@ EPISODE is an episode id such as task-7/0, or the start of one.
 
 
 def run(directory: str, episode: str | None, **options: Any) -> int:
-    """Show a run or an episode; return the exit code.
-
-    Raises:
-        LedgerError: There is no such run or episode.
-        ConfigurationError: An argument is invalid, or the tokenizer cannot be loaded.
-    """
+    """Show a run or an episode; return the exit code."""
     from strands_sglang.cli._recorded_run import open_run
 
     run_file = open_run(directory)
@@ -72,7 +62,7 @@ def _record(directory: Path, start: str) -> EpisodeRecord:
         return ledger.episode(found[0])
     if not found:
         raise LedgerError(f"the ledger in {directory} has no episode {start!r}")
-    some = ", ".join(map(repr, found[:8])) + (", ..." if len(found) > 8 else "")
+    some = ", ".join(map(repr, found[:8])) + ", ..." * (len(found) > 8)
     raise LedgerError(f"several episodes start with {start!r}: {some}; give more of the id")
 
 
@@ -90,16 +80,13 @@ def _show_list(
     as_json: bool,
     **_: Any,
 ) -> int:
-    from strands_sglang.cli._episode_steps import UNFINISHED
-    from strands_sglang.cli._episode_text import list_lines, summary_line
-    from strands_sglang.cli._output import Paint, json_text, wants_colours
     from strands_sglang.ledger.summary import run_rows
 
     rows = run_rows(directory)
     found = [
         row
         for row in rows
-        if (not ended or (row["end_reason"] or UNFINISHED) in ended)
+        if (not ended or (row["end_reason"] or _episode_text.UNFINISHED) in ended)
         and (not task or row["task_id"] in task)
         and (min_reward is None or (row["reward"] is not None and row["reward"] >= min_reward))
         and (max_reward is None or (row["reward"] is not None and row["reward"] <= max_reward))
@@ -109,20 +96,11 @@ def _show_list(
         found = [row for row in found if row["id"] in matching]
     found = _sorted(found, sort, reverse)
     if as_json:
-        for row in found[: limit or None]:
-            print(json_text(row))
-        return SHOWN if found else NOTHING
-    paint = Paint(wants_colours())
-    most = _ROWS if limit is None else limit or None
-    lines = [summary_line(str(directory), rows, paint)]
-    if found:
-        width = shutil.get_terminal_size((120, 24)).columns
-        lines += ["", *list_lines(found[:most], paint, width)]
-    if most is not None and len(found) > most:
-        lines += ["", f"and {len(found) - most:,} more: --limit 0 shows all"]
-    elif not found and rows:
-        lines.append("no episode matches")
-    print("\n".join(lines))
+        print(*(_output.json_text(row) + "\n" for row in found[: limit or None]), sep="", end="")
+    else:
+        most = _ROWS if limit is None else limit or None
+        paint = _output.Paint(_output.wants_colours())
+        print("\n".join(_episode_text.list_lines(str(directory), rows, found, most, paint)))
     return SHOWN if found else NOTHING
 
 
@@ -137,8 +115,6 @@ def _containing(directory: Path, words: str) -> set[str]:
 
 def _sorted(rows: list[SummaryRow], by: str, reverse: bool) -> list[SummaryRow]:
     """Return rows in order; those without a value come last in either direction."""
-    from strands_sglang._terminal import natural_key
-
     rows = sorted(rows, key=lambda row: natural_key(row["id"]))
     name = _SORT[by]
     if name == "id":
@@ -160,42 +136,24 @@ def _show_episode(
     as_json: bool,
     **_: Any,
 ) -> int:
-    from strands_sglang.cli._episode_steps import EpisodeView
-    from strands_sglang.cli._episode_text import EpisodePrinter
-    from strands_sglang.cli._output import Paint, json_text, wants_colours
-
-    view = EpisodeView.of(record, None if ids else _token_texts(tokenizer, run_file))
+    shown = _episode_text.shown_episode(record, None if ids else _token_texts(tokenizer, run_file))
     if as_json:
-        print(json_text(view.to_dict(), indent=2))
+        print(_output.json_text(shown, indent=2))
         return SHOWN
-    settings = run_file.get("settings")
-    limits = settings.get("limits") if isinstance(settings, dict) else None
-    printer = EpisodePrinter(
-        Paint(wants_colours()),
-        limits=limits if isinstance(limits, dict) else {},
-        longest=None if full else _CHARACTERS,
-        context=context,
-        tokens=tokens,
-    )
-    print("\n".join(printer.lines(view)))
+    limits = _episode_text.mapping(_episode_text.mapping(run_file.get("settings")).get("limits"))
+    paint, longest = _output.Paint(_output.wants_colours()), None if full else _CHARACTERS
+    printer = _episode_text.EpisodePrinter(paint, limits=limits, longest=longest, context=context, tokens=tokens)
+    print("\n".join(printer.lines(shown)))
     return SHOWN
 
 
 def _token_texts(tokenizer: str | None, run_file: dict[str, Any]) -> TokenTexts | None:
-    """Return the tokenizer; None if there is none, or the recorded one cannot be loaded any more.
-
-    Args:
-        tokenizer: Name or path that the user gave; None: the one in run.json.
-        run_file: Content of run.json.
-    """
-    from strands_sglang._terminal import escape_for_terminal
+    """Return the given tokenizer or that of the run; None if there is none, or that of the run cannot be loaded."""
     from strands_sglang.cli._recorded_run import tokenizer_of
+    from strands_sglang.viewer.token_text import TokenTexts
 
     try:
-        name = tokenizer_of(run_file, tokenizer)
-        from strands_sglang.viewer.token_text import TokenTexts
-
-        return TokenTexts.load(name)
+        return TokenTexts.load(tokenizer_of(run_file, tokenizer))
     except ConfigurationError as error:
         if tokenizer is not None:
             raise
@@ -212,10 +170,10 @@ command = Command(
         click.Argument(["episode"], metavar="[EPISODE]", required=False),
         click.Option(
             ["--ended"],
-            type=click.Choice(END_REASONS),
+            type=click.Choice(list(_episode_text.WHY)),
             metavar="REASON",
             multiple=True,
-            help=f"only episodes with this end reason: {', '.join(END_REASONS)}; can be repeated",
+            help=f"only episodes with this end reason: {', '.join(_episode_text.WHY)}; can be repeated",
         ),
         click.Option(["--min-reward"], type=float, metavar="X", help="only episodes with at least this reward"),
         click.Option(["--max-reward"], type=float, metavar="X", help="only episodes with at most this reward"),
@@ -241,11 +199,7 @@ command = Command(
         click.Option(["--full"], is_flag=True, help="do not cut long texts"),
         json_option("print JSON: one object per episode and line, or one object for EPISODE"),
     ],
-    exit_codes={
-        0: "something was shown",
-        2: "invalid arguments, or no such run or episode",
-        3: "no episode matches",
-    },
+    exit_codes={0: "something was shown", 2: "invalid arguments, or no such run or episode", 3: "no episode matches"},
     examples=[
         "show runs/first",
         "show runs/first --ended timeout --ended agent_error",

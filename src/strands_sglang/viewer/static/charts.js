@@ -1,7 +1,8 @@
 // Small charts of the run. Each returns an element; a click reports what was chosen.
 import { el, svg } from "./dom.js";
 import { brief, clockText, endText, endTone, percent, plural, rewardText, versionText, whole } from "./format.js";
-import { METRICS, counted, histogramBars, rewardOverTime } from "./rows.js";
+import { METRICS } from "./columns.js";
+import { counted, histogramBars, rewardOverTime } from "./rows.js";
 
 function metricText(metric, value) {
   if (metric === "cached") return `${Math.round(100 * value)} %`;

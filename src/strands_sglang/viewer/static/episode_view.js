@@ -590,5 +590,6 @@ function tokenOf(target) {
 function otherText(one) {
   if (one.kind === "rollback") return `rolled back to ${plural(one.turns, "turn")}: ${one.reason}`;
   if (one.kind === "resume") return `taken over by process ${one.pid} (worker ${one.worker}), epoch ${one.epoch}`;
+  if (one.kind === "teacher") return `scored by the teacher ${one.model}`;
   return `paused while sampling, after ${plural(one.count, "token")}${one.text ? `: ${one.text}` : ""}`;
 }

@@ -1,7 +1,8 @@
 // The page: what is shown follows from the address; a click or a key changes the address.
 import { byId, clear, el, toast } from "./dom.js";
 import { plural } from "./format.js";
-import { METRICS, RowStore } from "./rows.js";
+import { METRICS } from "./columns.js";
+import { RowStore } from "./rows.js";
 import { openSource } from "./source.js";
 import { RunView } from "./run_view.js";
 import { COLOUR_MODES } from "./colours.js";

@@ -1,28 +1,5 @@
 // The rows of the table: what is known, which are shown, in which order. No elements here.
-
-export const METRICS = {
-  reward: { label: "reward", value: (row) => row.reward },
-  turns: { label: "turns", value: (row) => row.turns },
-  tokens: { label: "tokens", value: (row) => row.tokens },
-  sampled: { label: "sampled tokens", value: (row) => row.sampled_tokens },
-  cached: { label: "cached share", value: (row) => (row.prompt_tokens ? row.cached_tokens / row.prompt_tokens : null) },
-  seconds: { label: "seconds", value: (row) => row.seconds || null },
-  branches: { label: "branches", value: (row) => row.branches || null },
-};
-
-const SORT_KEYS = {
-  id: null,
-  reward: METRICS.reward.value,
-  end: (row) => row.end_reason || "",
-  turns: METRICS.turns.value,
-  tokens: METRICS.tokens.value,
-  sampled: METRICS.sampled.value,
-  cached: METRICS.cached.value,
-  seconds: METRICS.seconds.value,
-  branches: METRICS.branches.value,
-  weights: (row) => (row.versions.length ? String(row.versions[row.versions.length - 1]) : ""),
-  ended: (row) => row.end_time,
-};
+import { COLUMN, METRICS } from "./columns.js";
 
 const naturalOrder = new Intl.Collator("en", { numeric: true });
 
@@ -86,10 +63,10 @@ export class RowStore {
   shown() {
     const rows = this.filtered();
     const { key, descending } = this.sort;
-    if (!key) return rows.sort((one, other) => one.order - other.order);
-    const value = SORT_KEYS[key];
+    const value = COLUMN[key] && COLUMN[key].value;
+    if (!value) return rows.sort((one, other) => one.order - other.order);
     const sign = descending ? -1 : 1;
-    if (value === null) return rows.sort((one, other) => sign * naturalOrder.compare(one.id, other.id));
+    if (key === "id") return rows.sort((one, other) => sign * naturalOrder.compare(one.id, other.id));
     return rows.sort((one, other) => {
       const left = value(one);
       const right = value(other);

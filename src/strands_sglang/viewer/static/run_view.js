@@ -1,7 +1,7 @@
 // The run: figures, charts that filter, search, and the table.
 import { clear, el, toast } from "./dom.js";
 import { plural, whole } from "./format.js";
-import { METRICS } from "./rows.js";
+import { COLUMN, METRICS } from "./columns.js";
 import { barRangeText, endChart, figures, histogramChart, rewardChart, weightsChart } from "./charts.js";
 import { EpisodeTable } from "./table.js";
 
@@ -76,8 +76,9 @@ export class RunView {
 
   sortBy(key) {
     const { sort } = this.store;
-    if (sort.key !== key) Object.assign(sort, { key, descending: key !== "id" && key !== "end" && key !== "weights" });
-    else if (sort.descending === (key !== "id" && key !== "end" && key !== "weights")) sort.descending = !sort.descending;
+    const descending = !COLUMN[key].ascending;
+    if (sort.key !== key) Object.assign(sort, { key, descending });
+    else if (sort.descending === descending) sort.descending = !sort.descending;
     else Object.assign(sort, { key: "", descending: false });
     this.changed();
   }

@@ -1,23 +1,11 @@
 // The table of episodes. Only the rows in view exist as elements, however many there are.
 import { clear, el } from "./dom.js";
-import { endText, endTone, percent, rewardText, secondsText, versionRange, whole } from "./format.js";
+import { COLUMNS, columnClass, setGrids } from "./columns.js";
 
 const ROW_HEIGHT = 32;
 const FRAME_MILLISECONDS = 5;
 
-const COLUMNS = [
-  { key: "id", label: "episode", class: "col-id", cell: (row) => row.id, title: (row) => row.id },
-  { key: "reward", label: "reward", class: "col-reward num", cell: (row) => rewardText(row.reward) },
-  { key: "end", label: "ended", class: "col-end" },
-  { key: "turns", label: "turns", class: "col-turns num", cell: (row) => whole(row.turns) },
-  { key: "tokens", label: "tokens", class: "col-tokens num", cell: (row) => whole(row.tokens) },
-  { key: "sampled", label: "sampled", class: "col-sampled num", cell: (row) => whole(row.sampled_tokens) },
-  { key: "cached", label: "cached", class: "col-cached num", cell: (row) => percent(row.cached_tokens, row.prompt_tokens) },
-  { key: "weights", label: "weights", class: "col-weights", cell: (row) => versionRange(row.versions) },
-  { key: "branches", label: "branches", class: "col-branches num", cell: (row) => (row.branches ? whole(row.branches) : "–") },
-  { key: "seconds", label: "time", class: "col-seconds num", cell: (row) => (row.seconds ? secondsText(row.seconds) : "–") },
-  { key: "", label: "task and answer", class: "col-prompt" },
-];
+const CLASSES = new Map(COLUMNS.map((column) => [column, columnClass(column)]));
 
 export class EpisodeTable {
   /** `open(id)` is called for a chosen row, `sortBy(key)` for a click on a column. */
@@ -27,14 +15,15 @@ export class EpisodeTable {
     this.sort = { key: "", descending: false };
     this.open = open;
     this.head = el("div", { class: "table-head", role: "row" }, COLUMNS.map((column) => {
-      const button = column.key
+      const button = column.value
         ? el("button", { type: "button", text: column.label, on: { click: () => sortBy(column.key) } })
         : el("span", { text: column.label });
-      return el("div", { class: column.class, role: "columnheader", data: { key: column.key } }, button);
+      return el("div", { class: CLASSES.get(column), role: "columnheader", data: { key: column.key } }, button);
     }));
     this.body = el("div", { class: "table-body", role: "rowgroup" });
     this.view = el("div", { class: "table-view", tabindex: "0", role: "presentation", on: { scroll: () => this.drawSoon() } }, this.body);
     this.node = el("div", { class: "table", role: "grid", "aria-label": "Episodes" }, this.head, this.view);
+    setGrids(this.node);
     this.drawn = new Map();
     this.frame = 0;
     new ResizeObserver(() => this.draw()).observe(this.view);
@@ -110,16 +99,9 @@ export class EpisodeTable {
   }
 
   cell(column, row) {
-    if (column.key === "end") {
-      return el("div", { class: column.class, role: "gridcell", title: row.failure || endText(row.end_reason) },
-        el("b", { class: `dot tone-${endTone(row.end_reason)}` }), el("span", { text: endText(row.end_reason) }));
-    }
-    if (column.class === "col-prompt") {
-      const answer = row.failure || row.text;
-      return el("div", { class: column.class, role: "gridcell" }, el("span", { class: "asked", text: oneLine(row.prompt) }),
-        answer ? el("span", { class: row.failure ? "wrong" : "said", text: oneLine(answer) }) : null);
-    }
-    return el("div", { class: column.class, role: "gridcell", title: column.title ? column.title(row) : null, text: column.cell(row) });
+    const content = column.cell(row);
+    const about = { class: CLASSES.get(column), role: "gridcell", title: column.title ? column.title(row) : null };
+    return Array.isArray(content) ? el("div", about, content) : el("div", { ...about, text: content });
   }
 
   reveal(id) {
@@ -130,8 +112,4 @@ export class EpisodeTable {
     if (top < scrollTop || top + ROW_HEIGHT > scrollTop + clientHeight) this.view.scrollTop = Math.max(0, top - clientHeight / 2);
     this.draw();
   }
-}
-
-function oneLine(text) {
-  return text.replace(/\s+/g, " ");
 }
