@@ -221,7 +221,7 @@ async def test_an_abort_that_does_nothing_is_found(stack: ExitStack) -> None:
     assert found.status is Status.FAIL and "open their ports" in found.advice, found
 
 
-async def test_truncated_sampling_is_named(stack: ExitStack) -> None:
+async def test_kept_sets_are_named(stack: ExitStack) -> None:
     given = {"sampling_params": {"top_p": 0.8, "temperature": 1.0}}
     found = (await checked(served(stack), "return_logprob", **given))["return_logprob"]
     assert found.status is Status.WARN and "top_p=0.8" in found.found and "biased" in found.advice

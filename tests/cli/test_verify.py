@@ -70,7 +70,7 @@ def test_json_is_ascii(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert any(finding["episode"] == f"{id}/0" for finding in json.loads(printed)["findings"])
 
 
-def test_broken_and_truncated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_and_data_lost(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = shard(folder).read_bytes()
     shard(folder).write_bytes(whole[:-20])
     assert main(["verify", str(folder)]) == 3

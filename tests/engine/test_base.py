@@ -195,11 +195,9 @@ async def test_verl_versions_are_steps_or_ranges() -> None:
     assert adapter.global_steps(["5", None, "4..6", "2"]) == (2, 6) and adapter.global_steps([None]) is None
 
 
-async def test_truncated_sampling_is_logged_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_kept_sets_are_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_logged", set())
     for sampling in ({}, {"top_p": 1.0, "top_k": -1}, {"top_p": 0.9}, {"top_p": 0.9}, {"top_k": 20}):
         await CountingEngine([]).generate(PROMPT, {"max_new_tokens": 3, **sampling})
     (record,) = caplog.records
-    assert "engine=<the engine's owner> | sampling is truncated" in record.getMessage()
+    assert "engine=<the engine's owner> | sampling with top_p" in record.getMessage()

@@ -1,4 +1,4 @@
-"""Kept sets of truncated sampling: requested, read, joined over continuations, and never missing in silence."""
+"""Kept sets: requested, read, joined over continuations, and never missing in silence."""
 
 from __future__ import annotations
 

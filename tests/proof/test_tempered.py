@@ -66,7 +66,7 @@ def test_bounds_are_narrow_below_temperature_one_and_wide_above() -> None:
 
 
 def sampled_sets(rng: np.random.Generator, logits: Any, sampling: Sampling, top_k_first: bool) -> tuple[KeptFacts, Any]:
-    """Return the kept sets of truncated sampling, and tokens sampled from them."""
+    """Return kept sets, and tokens sampled from them."""
     probabilities = np.exp(log_softmax(logits * sampling.inverse))
     ids, offsets, logprobs, sampled = [], [0], [], []
     for row in probabilities:
@@ -97,7 +97,7 @@ SAMPLINGS = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(seed=RNG_SEEDS, sampling=SAMPLINGS, top_k_first=st.booleans(), whole=st.booleans())
-def test_sets_that_truncation_keeps_are_accepted(seed: int, sampling: Sampling, top_k_first: bool, whole: bool) -> None:
+def test_sets_that_sampling_keeps_are_accepted(seed: int, sampling: Sampling, top_k_first: bool, whole: bool) -> None:
     rng = np.random.default_rng(seed)
     logits = rng.normal(0.0, 3.0, (TOKENS, 60))
     kept, sampled = sampled_sets(rng, logits, sampling, top_k_first)

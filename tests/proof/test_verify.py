@@ -191,7 +191,7 @@ def test_torn_file_of_a_dead_process_is_accepted_after_a_takeover(tmp_path: Path
     assert verify(tmp_path).proved
 
 
-def test_events_lost_with_the_end_of_a_file_are_truncation(tmp_path: Path) -> None:
+def test_events_lost_with_the_end_of_a_file_are_lost_data(tmp_path: Path) -> None:
     write_run(tmp_path, {"run": RUN, "samples_per_task": 1})
     first, later = LedgerWriter(tmp_path, worker="a"), LedgerWriter(tmp_path, worker="b")
     editor: list[bytes] = []

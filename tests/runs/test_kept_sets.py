@@ -1,4 +1,4 @@
-"""Runs with truncated sampling: sets are requested when they matter, recorded, proved, resumed, replayed, exported."""
+"""Runs with top-p sampling: kept sets are requested when they matter, recorded, proved, resumed, replayed, exported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.rollout.scripts import PromptEngine, assert_proved, assert_same, cr
 from support.trainers.slime_mirror import Sample
 
 TASK = Task("go", id="t")
-TRUNCATED: dict[str, Any] = {"sampling_params": {"top_p": 0.8}}
+TOP_P: dict[str, Any] = {"sampling_params": {"top_p": 0.8}}
 
 
 def build(task: Task, model: SGLangModel) -> Any:
@@ -54,25 +54,25 @@ async def test_sets_are_requested_when_they_matter(sampling: dict[str, Any], wan
 
 async def test_the_choice_is_the_users() -> None:
     engine = PromptEngine(steps(1))
-    await run(build, [TASK], engine, None, kept_sets=False, **TRUNCATED)
+    await run(build, [TASK], engine, None, kept_sets=False, **TOP_P)
     assert not any("kept_sets" in call.asked for call in engine.calls)
     with pytest.raises(ConfigurationError, match="kept_sets must be True, False or 'auto'"):
         await run(build, [TASK], engine, None, kept_sets="always")
 
 
 async def test_run_is_recorded_proved_resumed_and_replayed(tmp_path: Path) -> None:
-    whole = await run(build, [TASK], PromptEngine(steps(3)), tmp_path / "run", **TRUNCATED)
+    whole = await run(build, [TASK], PromptEngine(steps(3)), tmp_path / "run", **TOP_P)
     assert_proved(tmp_path / "run")
     assert_same(tmp_path / "run", whole)
     (trajectory,) = whole[0].trajectories
     assert trajectory.kept is not None
-    (again,) = await replay(build, tmp_path / "run", tokenizer=PromptEngine(steps(1)).tokenizer, **TRUNCATED)
+    (again,) = await replay(build, tmp_path / "run", tokenizer=PromptEngine(steps(1)).tokenizer, **TOP_P)
     assert again.verdict is ReplayVerdict.IDENTICAL
     assert list(again.trajectories) == [trajectory]
     for kept in range(1, len(record_of(tmp_path / "run", "t/0").events)):
         folder = crashed(tmp_path / "run", tmp_path / f"crash{kept}", {"t/0": kept})
         engine = PromptEngine(steps(3)).follows(record_of(folder, "t/0").events)
-        assert summaries(await run(build, [TASK], engine, folder, **TRUNCATED)) == summaries(whole)
+        assert summaries(await run(build, [TASK], engine, folder, **TOP_P)) == summaries(whole)
         assert_proved(folder)
 
 
@@ -100,7 +100,7 @@ def rewritten(record: EpisodeRecord, call: Event, arrays: dict[str, Any]) -> lis
 
 async def test_a_thousand_tamperings_are_noticed(tmp_path: Path) -> None:
     """Every digest is made anew after each: only what the sets themselves say can give it away."""
-    await run(build, [TASK], PromptEngine(steps(3)), tmp_path / "run", **TRUNCATED)
+    await run(build, [TASK], PromptEngine(steps(3)), tmp_path / "run", **TOP_P)
     record = record_of(tmp_path / "run", "t/0")
     calls = [event for event in record.events if event.kind is EventKind.CALL]
     rng, caught = random.Random(7), 0
@@ -141,7 +141,7 @@ async def test_a_thousand_tamperings_are_noticed(tmp_path: Path) -> None:
 async def test_exports_and_slime(tmp_path: Path) -> None:
     engine = PromptEngine(steps(2))
     (episode,) = await run(
-        build, [TASK], engine, tmp_path / "run", reward=lambda episode: 1.0, limits=Limits(max_turns=5), **TRUNCATED
+        build, [TASK], engine, tmp_path / "run", reward=lambda episode: 1.0, limits=Limits(max_turns=5), **TOP_P
     )
     write_jsonl(tmp_path / "run", tmp_path / "rows.jsonl")
     (branch,) = read_jsonl(tmp_path / "rows.jsonl")

@@ -30,7 +30,7 @@ def test_stop_reasons() -> None:
     assert reasons[EndReason.ANSWERED] == reasons[EndReason.STOPPED] == reasons[EndReason.FAILED_CALL] == "stop"
     assert reasons[EndReason.CONTEXT_LENGTH] == reasons[EndReason.TURN_LIMIT] == reasons[EndReason.TIMEOUT] == "length"
     assert reasons[EndReason.ENGINE_ERROR] == reasons[EndReason.NOT_NEEDED] == status_of(None).stop_reason == "abort"
-    assert {name.name for name in TrainerStatus} == set(SlimeStatus.__members__) - {"PENDING"}
+    assert {one.slime_name for one in TrainerStatus} == set(SlimeStatus.__members__) - {"PENDING"}
 
 
 @pytest.mark.parametrize("ended", list(EndReason))
@@ -38,7 +38,7 @@ def test_all_adapters_use_the_same_status(ended: EndReason) -> None:
     tree, _ = forked()
     episode, status = episode_of(tree, ended, 0.5), STATUS_BY_END[ended]
     [sample] = samples_of(Sample(), episode, decode=text_of)
-    assert sample.status.name == status.name and sample.remove_sample is not status.trained
+    assert sample.status.name == status.slime_name and sample.remove_sample is not status.trained
     rows = plain_rows(episode, pad_id=0, scored=True)
     assert any(rows[0].loss_mask) is status.trained is is_trainable(episode, scored=True)
     assert (Completion.of(episode).masked is None) is status.trained

@@ -146,7 +146,13 @@ def test_search_finds_everything_that_went_wrong(tmp_path: Path) -> None:
         ),
         "engine error": lambda made: made.append(
             EventKind.CALL_ERROR,
-            {"error": "EngineTimeoutError", "message": "no answer in 3 s", "prompt": "", "sent": 1, "within": []},
+            {
+                "error": "EngineTimeoutError",
+                "message": "no answer in 3 s",
+                "prompt_digest": "",
+                "prompt_tokens": 1,
+                "within": [],
+            },
         ),
         "rollback": lambda made: made.append(EventKind.ROLLBACK, {"turns": 0, "reason": "the agent took another path"}),
         "failure": lambda made: made.append(

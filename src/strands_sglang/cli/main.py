@@ -57,7 +57,7 @@ _EXIT_CODES = {
     0: "success",
     1: "the run is broken or differs; an episode, reward, request or check failed",
     2: "invalid arguments, no such run or episode, or the server cannot be used",
-    3: "no result: the run is unfinished or truncated, or there was nothing to do; doctor: warnings only",
+    3: "no result: the run is unfinished or files are missing, or there was nothing to do; doctor: warnings only",
     130: "interrupted by Ctrl-C",
     141: "the reader of standard output closed it",
 }

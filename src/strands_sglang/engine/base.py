@@ -34,7 +34,7 @@ from strands_sglang.engine.protocol import (
     RoutedExperts,
     TokenIds,
 )
-from strands_sglang.engine.request import truncates
+from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
 from strands_sglang.errors import ConfigurationError, CountMismatchError, EngineUnavailableError, StrandsSGLangError
 from strands_sglang.tokens.arrays import VersionSpan
@@ -89,8 +89,8 @@ class BaseEngine(ABC):
         """
 
     def loses_kept_sets(self, sampling: Mapping[str, Any]) -> bool:
-        """Return whether sampling is truncated without an answer that says which tokens were kept."""
-        return truncates(sampling)
+        """Return whether sampling has kept sets that the answer does not tell."""
+        return has_kept_sets(sampling)
 
     async def generate(
         self,
@@ -134,8 +134,8 @@ class BaseEngine(ABC):
         if self.loses_kept_sets(sampling) and self.owner not in _logged:
             _logged.add(self.owner)
             logger.warning(
-                "engine=<%s> | sampling is truncated (top_p, top_k, min_p) and the engine does not return the tokens "
-                "that were kept, so importance ratios are biased: sample without truncation, or train with slime or "
+                "engine=<%s> | sampling with top_p, top_k or min_p has kept sets that the engine does not return, "
+                "so importance ratios are biased: sample without them, or train with slime or "
                 "Miles (logged once)",
                 self.owner,
             )

@@ -180,7 +180,7 @@ class SGLangClient:
 
         `fields` are fields of SGLang's own request, as the published package accepts them: `return_routed_experts=True`
         requests the experts of every token, `return_logprob` has no effect, `stream` must not be set, and all others
-        are treated like `extra`. `kept_sets` requests the tokens that truncated sampling left to choose from
+        are treated like `extra`. `kept_sets` requests the tokens that were left to choose from
         (`Generation.kept`); `top_k` must then be 1 to 4096.
 
         Raises:

@@ -298,7 +298,7 @@ async def exchange_json(
 
 
 def not_json(url: URL, error: Exception) -> MalformedResponseError:
-    """Return the error for a body that is truncated or garbled."""
+    """Return the error for a body that is incomplete or garbled."""
     return MalformedResponseError(f"{url} sent a body that is not JSON: {error}")
 
 

@@ -64,7 +64,7 @@ class Continuation:
         extra: Further fields of the request.
         on_abort: What to do when the engine ends a part with `abort`.
         kept: A part of the turn from an earlier call; None if there is none.
-        kept_sets: Whether the turn must have the kept sets of truncated sampling. A part that lacks them is discarded:
+        kept_sets: Whether the turn must have kept sets. A part that lacks them is discarded:
             the rest of the turn has sets, and only a turn that has all of them can be trained.
     """
 

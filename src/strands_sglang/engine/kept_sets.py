@@ -1,10 +1,10 @@
-"""The kept sets of truncated sampling in an answer: cut out of its bytes, and decoded once.
+"""The kept sets of top-p, top-k and min-p in an answer: cut out of its bytes, and decoded once.
 
 The sets are the largest part of an answer by far, and a stream repeats them in every event. So they are cut out before
 the rest is decoded. They are decoded when the turn, or a part of it, has ended, and in a thread if they are large.
 
 An answer to a request that was aborted while it waited in the engine's queue, such as one that the engine had retracted
-before, has its tokens without their sets. The tokens of such a part must not be trained under truncated sampling.
+before, has its tokens without their sets. The tokens of such a part must not be trained.
 
 Invariant: sets are returned for every token of a part, or not at all. Only an aborted part may lack them.
 """
@@ -123,12 +123,12 @@ def check_missing(part: Generation) -> Generation:
         return replace(part, kept=KeptSets.of((), ()))
     if part.finish_reason is not FinishReason.ABORT:
         raise KeptSetsMissingError(
-            "the answer has no kept sets, which truncated sampling needs for exact training: SGLang 0.5.21 and newer "
+            "the answer has no kept sets, which exact training with top_p or top_k needs: SGLang 0.5.21 and newer "
             "return them; is there a proxy in between that drops fields of the request? kept_sets=False samples without"
         )
     logger.warning(
         "rid=<%s>, tokens=<%d>, message=<%s> | the engine aborted a request in its queue and returned the tokens "
-        "without their kept sets: they cannot be trained under truncated sampling",
+        "without their kept sets: they cannot be trained",
         part.rid,
         len(part),
         part.finish_detail,

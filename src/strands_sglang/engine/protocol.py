@@ -180,7 +180,7 @@ class Generation:
     meta: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     """The rest of the engine's `meta_info` of the last request."""
     kept: KeptSets | None = None
-    """The tokens that truncated sampling left to choose from, for each sampled token, and its logprob under that
+    """The tokens that top-p, top-k and min-p left to choose from, for each sampled token, and its logprob under that
     behaviour policy; None if not requested."""
     text: str | None = field(default=None, compare=False, repr=False)
     """The tokens decoded by the engine (`skip_special_tokens` applies); None if the turn took several requests or does
@@ -368,7 +368,7 @@ class Capability(str, Enum):
     IMAGES = "images"
     """`generate` accepts `images`, a sequence of `PromptImage`: the images of the prompt, in order."""
     KEPT_SETS = "kept_sets"
-    """`generate` accepts `kept_sets`, and returns the tokens that truncated sampling left to choose from."""
+    """`generate` accepts `kept_sets`, and returns the tokens that were left to choose from."""
     ROUTED_EXPERTS = "routed_experts"
     """`generate` returns the routed experts that `routed_experts_start` requests."""
     SCORING = "scoring"

@@ -82,13 +82,13 @@ def remaining_sampling(sampling: Mapping[str, Any], used: int) -> dict[str, Any]
     return rest
 
 
-def truncates(sampling: Mapping[str, Any]) -> bool:
-    """Return whether sampling parameters leave out some tokens of the vocabulary.
+def has_kept_sets(sampling: Mapping[str, Any]) -> bool:
+    """Return whether top-p, top-k or min-p leave out tokens, so that each sampled token has a kept set.
 
     Greedy sampling (temperature 0) always takes the most likely token, so nothing is lost by not knowing the others.
 
     Example:
-        >>> truncates({"top_p": 0.8}), truncates({"top_p": 1.0, "top_k": -1}), truncates({"top_k": 50})
+        >>> has_kept_sets({"top_p": 0.8}), has_kept_sets({"top_p": 1.0, "top_k": -1}), has_kept_sets({"top_k": 50})
         (True, False, True)
     """
     if sampling.get("temperature") == 0:
@@ -167,7 +167,7 @@ class GenerateRequest:
         self.computed_ids: array[int] | None = array("i", input_ids) if images else None
         """The ids that the engine must report to have computed; None without images."""
         self.kept_sets = kept_sets
-        """Whether the kept sets of truncated sampling are requested."""
+        """Whether kept sets are requested."""
         self._image_data = [image_url(image.png) for image in images]
         self.sampling: Mapping[str, Any] = dict(sampling_params) if sampling_params else {}
         """The sampling parameters; replaced, not modified, when the turn is continued."""

@@ -6,7 +6,7 @@ one flat list is decoded. If the bytes do not look as expected, the body is deco
 only, never the result.
 
 Failures: a fault is transient if the same request may succeed later: no connection, a lost connection, a body that is
-truncated or garbled, status 408, 409, 425, 429 and every 5xx. Any other error answer is final and is raised with the
+incomplete or garbled, status 408, 409, 425, 429 and every 5xx. Any other error answer is final and is raised with the
 server's message. A context overflow is recognised by the exact sentences that SGLang writes, not by single words:
 "top_k exceeds vocab size" is an ordinary refusal.
 
@@ -77,7 +77,7 @@ def loads(body: bytes) -> Any:
     """Decode an answer; the logprobs of the output become one flat list.
 
     Raises:
-        orjson.JSONDecodeError: The body is not JSON: truncated, garbled, or not from the engine.
+        orjson.JSONDecodeError: The body is not JSON: incomplete, garbled, or not from the engine.
         MalformedResponseError: Decoding it would take far more memory than the body itself.
     """
     if len(body) > _LARGE_BODY_BYTES and body.count(b",") > _MOST_VALUES:
@@ -135,7 +135,7 @@ def parse(
         _check_computed(answer.get("prompt_token_ids"), computed_ids)
     if counted != sent_tokens and counted is not None:
         raise CountMismatchError(
-            f"the engine counted {counted} prompt tokens but {sent_tokens} were sent: it truncated or changed the "
+            f"the engine counted {counted} prompt tokens but {sent_tokens} were sent: it shortened or changed the "
             "prompt (is it running with --allow-auto-truncate?)"
         )
     try:

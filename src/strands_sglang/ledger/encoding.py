@@ -189,9 +189,7 @@ class HashChain:
         self._head = first_link(episode) if head is None else head
         self._number = number
         self.episode = episode
-        """Id of the episode."""
         self.epoch = epoch
-        """Epoch of the events to be written."""
 
     @property
     def head(self) -> bytes:
@@ -280,15 +278,10 @@ class EventHead(NamedTuple):
     """An event without its arrays."""
 
     episode: str
-    """Id of the episode."""
     epoch: int
-    """Epoch of the event."""
     number: int
-    """Position in the episode, from 0."""
     kind: EventKind
-    """What happened."""
     data: dict[str, Any]
-    """JSON data, as `event.py` declares it for the kind."""
     counts: dict[str, int]
     """Number of values of each array, by name."""
 

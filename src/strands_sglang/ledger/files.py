@@ -52,7 +52,6 @@ class FileStore:
     def __init__(self, directory: Path | str) -> None:
         """Open the files of a run directory. Nothing is created before the first file."""
         self.folder = Path(directory) / FOLDER
-        """Where the files are."""
 
     def find(self, digest: str) -> Path | None:
         """Return the path of a file; None if it is not stored."""

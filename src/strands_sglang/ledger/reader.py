@@ -39,7 +39,6 @@ class Ledger:
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
-        """The run directory."""
         self._states: list[ShardState] = []
         self._problems: list[ChainProblem] = []
 
@@ -162,9 +161,7 @@ class Placed(NamedTuple):
     """An encoded event and its location."""
 
     data: bytes
-    """The encoded event."""
     shard: str
-    """Name of the shard."""
     byte: int
     """Offset in the shard of the block that holds it, in bytes."""
 

@@ -43,9 +43,7 @@ class ChainFault(str, Enum):
     """What can be wrong with an event of an episode."""
 
     MISSING = "missing"
-    """The previous event is missing."""
     BROKEN = "broken"
-    """Its digest does not match the previous event."""
     TAKEOVER = "takeover"
     """Its epoch differs from that of the previous event, and it is not a valid takeover from it."""
     CONFLICT = "conflict"
@@ -55,7 +53,6 @@ class ChainFault(str, Enum):
     ORDER = "order"
     """It comes after a later event of its epoch in its shard."""
     UNREADABLE = "unreadable"
-    """Its bytes are not an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +60,14 @@ class ChainProblem:
     """Something wrong with an event, and where."""
 
     kind: ChainFault
-    """What is wrong."""
     episode: str
     """Id of the episode; "" if it cannot be read."""
     number: int | None
     """Number of the event; None if it cannot be read."""
     shard: str
-    """Name of the shard."""
     byte: int
     """Offset in the shard of the block that holds the event, in bytes."""
     message: str
-    """Explanation for people."""
 
     def __str__(self) -> str:
         event = "an event" if self.number is None else f"event {self.number}"
@@ -87,7 +81,6 @@ class EpisodeRecord:
     """The valid events of one episode, and what is wrong with the others."""
 
     id: str
-    """Id of the episode."""
     events: tuple[Event, ...]
     """The events of the valid chain with the highest epoch, in order."""
     problems: list[ChainProblem] = field(default_factory=list)

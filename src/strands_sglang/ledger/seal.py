@@ -27,11 +27,9 @@ class SealFault(str, Enum):
     """How a shard differs from the seal."""
 
     MISSING = "missing"
-    """The file does not exist."""
     SHORTER = "shorter"
     """Its end is missing; the rest is unchanged."""
     CHANGED = "changed"
-    """Its content was changed."""
     LONGER = "longer"
     """Bytes were appended; the sealed part is unchanged."""
     NEW = "new"
@@ -43,13 +41,10 @@ class SealFinding:
     """A shard that differs from the seal."""
 
     kind: SealFault
-    """How it differs."""
     shard: str
-    """Name of the shard."""
     byte: int | None
     """Offset of the first difference, rounded down to a MiB if changed; None: the shard is missing or new."""
     message: str
-    """Explanation for people."""
 
 
 def seal(directory: Path | str) -> dict[str, Any]:

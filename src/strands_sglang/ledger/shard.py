@@ -51,7 +51,6 @@ class BlockKind(int, Enum):
     """Content of a block."""
 
     EVENTS = 0
-    """Events, compressed."""
     HEADER = 1
     """JSON: who wrote the shard."""
     CLOSING = 2
@@ -139,7 +138,6 @@ class ShardVerdict(str, Enum):
     """Condition of a shard."""
 
     WHOLE = "whole"
-    """Everything in it can be read."""
     TORN = "torn"
     """It ends inside a block, as after the death of a process: the events of the last block are lost."""
     DAMAGED = "damaged"
@@ -151,11 +149,8 @@ class ShardState:
     """Condition of a shard when it was read."""
 
     path: Path
-    """The file."""
     bytes: int
-    """Its size in bytes."""
     verdict: ShardVerdict
-    """Its condition."""
     at: int | None = None
     """Offset of the first byte that cannot be read; None: everything can be read."""
     message: str = ""

@@ -41,9 +41,7 @@ class SummaryRow(TypedDict):
     """What a table shows of one episode. The row of an episode that has not ended covers its events so far."""
 
     id: str
-    """Id of the episode."""
     task_id: str
-    """Id of the task."""
     sample: int
     """Number among the samples of the task, from 0."""
     reward: float | None
@@ -300,9 +298,7 @@ class SummaryBuilder:
 
     def __init__(self, id: str) -> None:
         self.id = id
-        """Id of the episode."""
         self.count = 0
-        """Number of events that were added."""
         self._heads: list[EventHead] = []
 
     def add(self, head: EventHead) -> None:

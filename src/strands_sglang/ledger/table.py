@@ -86,7 +86,6 @@ class FinishedEpisode(Protocol):
     id: str
     """Id of the episode: task id, "/", sample number."""
     sample: int
-    """Number among the samples of the task, from 0."""
 
     @property
     def task(self) -> Any:

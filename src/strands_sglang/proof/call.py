@@ -25,7 +25,6 @@ MAX_LOGPROB = 1e-3
 logprob above 0 by this much."""
 
 PURPOSES = ("episode", "side", "constrained")
-"""Values of `purpose` in a call event."""
 
 _COMPARABLE = (0.0, 1.0)
 """Temperatures at which the logprob over the vocabulary does not depend on how the engine is started. Engines report it
@@ -44,7 +43,6 @@ class ImageFacts(NamedTuple):
     start: int
     """Offset of its first placeholder token in the context of its turn."""
     positions: int
-    """Number of its placeholder tokens."""
     digest: str
     """SHA-256 of the file that was sent, 64 hex digits."""
     grid: tuple[int, int, int]
@@ -59,7 +57,6 @@ class KeptFacts(NamedTuple):
     offsets: npt.NDArray[np.int32]
     """Where each set begins, and where the last one ends."""
     logprobs: npt.NDArray[np.float64]
-    """Logprob of each token over its set."""
 
     def problem(
         self, sampled: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float64], temperature: Any = None
@@ -102,9 +99,7 @@ class CallFacts:
     """One turn, decoded from its call event."""
 
     number: int
-    """Number of the event."""
     turn: int
-    """Id of the turn."""
     parent: int | None
     """Id of the turn it continues; None for the first turn of a branch."""
     start: int
@@ -112,23 +107,15 @@ class CallFacts:
     purpose: str
     """Purpose it was sampled for, one of `PURPOSES`."""
     join: str
-    """How it was joined to its parent."""
     referenced_turns: tuple[int, ...]
     """Ids of other turns it refers to: the turn it was forked from, and its caller."""
     prompt_digest: str
-    """Digest of the prompt that was sent."""
     prompt_tokens: int
-    """Number of tokens in that prompt."""
     detail: Mapping[str, Any]
-    """Further recorded details of the call."""
     closing: npt.NDArray[np.int32]
-    """Tokens that close the parent's turn."""
     context: npt.NDArray[np.int32]
-    """Tokens rendered from the template."""
     sampled: npt.NDArray[np.int32]
-    """Tokens sampled by the engine."""
     logprobs: npt.NDArray[np.float64]
-    """Logprob of each sampled token."""
     spans: tuple[tuple[str | None, int], ...]
     """Weight versions with the number of sampled tokens of each, in order."""
     images: tuple[ImageFacts, ...] = ()

@@ -26,9 +26,7 @@ class SealState(str, Enum):
     NONE = "none"
     """There is no seal, so missing episodes are undetectable."""
     AGREES = "agrees"
-    """Files and episodes match the seal."""
     DIFFERS = "differs"
-    """Files or episodes differ from the seal."""
     UNCHECKED = "unchecked"
     """There is a seal; it was not checked because only some episodes were verified."""
 
@@ -40,7 +38,6 @@ class FileState:
     name: str
     """File name within the run's directory."""
     bytes: int
-    """Size in bytes."""
     state: str
     """State of its bytes: "whole", "torn" (ends within a block) or "damaged"."""
     digest: str
@@ -75,7 +72,6 @@ class Certificate:
     run: str | None = None
     """Id of the run; None if it is unknown."""
     episodes: Counter[Verdict] = field(default_factory=Counter)
-    """Episodes by verdict."""
     turns: int = 0
     """Recorded turns, without those that were rolled back."""
     trajectories: int = 0
@@ -85,7 +81,6 @@ class Certificate:
     orphans: int = 0
     """Events written by processes that lost an episode to another; they are ignored."""
     tokens: TokenCounts = field(default_factory=TokenCounts)
-    """Token counts."""
     audits: int = 0
     """Conversations compared with a full rendering of the chat template during the run."""
     audit_differences: int = 0
@@ -100,15 +95,12 @@ class Certificate:
     content_files: int = 0
     """Images and other files that events refer to, each compared with its digest."""
     teacher_tokens: int = 0
-    """Sampled tokens that a teacher scored."""
     seal: SealState = SealState.NONE
-    """State of the run's seal."""
     exported: ExportedState | None = None
     """Result of comparing an export; None if none was given."""
     findings: list[Finding] = field(default_factory=list)
     """Problems in the order they were found, at most `FINDINGS_KEPT` of each kind."""
     found: Counter[FindingKind] = field(default_factory=Counter)
-    """Number of findings of each kind."""
 
     @property
     def verdict(self) -> Verdict:

@@ -23,7 +23,6 @@ class RawEvent:
     """Bytes of one event and the location they were read from."""
 
     raw: bytes
-    """Encoded event."""
     file: str | None = None
     """Name of the file; None for events in memory."""
     byte: int | None = None
@@ -35,13 +34,9 @@ class ChainEntry:
     """One decoded event and its predecessor."""
 
     event: Event
-    """Decoded event."""
     body: bytes
-    """Bytes covered by its digest."""
     file: str | None
-    """Name of its file."""
     byte: int | None
-    """Offset of its block in the file."""
     before: ChainEntry | None = None
     """Preceding event; None if this is the first event or all events before it are missing."""
 

@@ -40,34 +40,27 @@ class EpisodeProof:
     """Result of verifying one episode."""
 
     id: str
-    """Id of the episode."""
     head: bytes = b""
-    """Digest of its last event."""
     last: EventKind | None = None
     """Kind of the last event that was checked, ignoring rewards after an end; None if there is no event."""
     finished: bool = False
     """Whether it has a well-formed end event."""
     reward: float | None = None
-    """Its reward; None if it has none."""
     turns: list[CallFacts] = field(default_factory=list)
     """Its turns, by id, without those that were rolled back."""
     trajectories: list[FlatTrajectory] = field(default_factory=list)
     """Trajectories that its end must declare, or would have to declare if it ended here."""
     findings: list[Finding] = field(default_factory=list)
-    """Problems that were found."""
     events: Counter[EventKind] = field(default_factory=Counter)
-    """Events on the winning chain, by kind."""
     orphans: int = 0
     """Number of events written by processes that lost the episode to another."""
     tokens: TokenCounts = field(default_factory=TokenCounts)
-    """Its token counts."""
     versions: Counter[str | None] = field(default_factory=Counter)
     """Sampled tokens by weight version, including those that were rolled back."""
 
     files: set[str] = field(default_factory=set)
     """Digests of the files that its events refer to: images, and bytes in its task, tool calls and messages."""
     teacher_tokens: int = 0
-    """Number of sampled tokens that a teacher scored."""
     audits: int = 0
     """Conversations compared with a full rendering during the run, as declared in its end event."""
     audit_differences: int = 0

@@ -46,11 +46,9 @@ class ExportComparison:
             LedgerError: The file does not exist or cannot be read.
         """
         self.rows = 0
-        """Number of trajectories in the export."""
         self.agreed = 0
         """Number of these that equal the recorded trajectory."""
         self.findings: list[Finding] = []
-        """Differences found so far."""
         self.left_out = 0
         """Finished episodes missing from the export; counted only if that is allowed."""
         self._part = part
@@ -245,7 +243,6 @@ class _RowPlace:
     """Location of a row in an export."""
 
     number: int
-    """Row number, from 0."""
     byte: int | None = None
     """Offset in the file; None if it is unknown or there is no file."""
 

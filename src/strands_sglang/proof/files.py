@@ -43,11 +43,8 @@ class RunFiles:
             LedgerError: The directory contains no run, or one of another format.
         """
         self.findings: list[Finding] = []
-        """Problems with the files."""
         self.counts: Counter[str] = Counter()
-        """Number of events of each episode."""
         self.states: list[FileState] = []
-        """Files, by name."""
         if not directory.is_dir():
             raise LedgerError(f"{directory} is not the directory of a run: it does not exist")
         check_format(directory)

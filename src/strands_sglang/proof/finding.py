@@ -62,7 +62,6 @@ class FindingKind(str, Enum):
     EXPORTED = "exported"
     """An exported trajectory differs from the recorded one."""
     FILE_SHORTENED = "file_shortened"
-    """A file ends early."""
     FILE_MISSING = "file_missing"
     """A sealed file does not exist."""
     EVENTS_LOST = "events_lost"
@@ -74,9 +73,7 @@ class FindingKind(str, Enum):
     UNSEALED = "unsealed"
     """The run has no seal, so missing episodes are undetectable."""
     NO_END = "no_end"
-    """An episode has no end event."""
     NOT_BEGUN = "not_begun"
-    """A sample of a task has no events."""
 
     @property
     def verdict(self) -> Verdict:
@@ -100,19 +97,14 @@ class Finding:
     """One problem. A location field is None if it is unknown or does not apply."""
 
     kind: FindingKind
-    """Category of the problem."""
     message: str
-    """Description of the problem."""
     episode: str | None = None
-    """Id of the episode."""
     event: int | None = None
-    """Number of the event within the episode."""
     turn: int | None = None
     """Id of the turn, or of the last turn of a trajectory."""
     token: int | None = None
     """Position of the first affected token within its branch."""
     file: str | None = None
-    """Name of the file."""
     byte: int | None = None
     """Offset in the file of the block that contains the problem."""
 

@@ -4,7 +4,7 @@ Each trajectory is sent to the engine once as a prompt, and the engine's logprob
 the recorded one. This detects a changed token even if every digest was recomputed: the model assigns it another
 probability than the recorded one.
 
-At a temperature other than 1, and for the kept sets of truncated sampling, the likeliest ids of every position are
+At a temperature other than 1, and for kept sets, the likeliest ids of every position are
 requested too: `tempered.py` says what they prove.
 
 Invariant: every sampled token of the selected trajectories is compared once, or counted with the reason why not.
@@ -77,15 +77,10 @@ class TurnScore:
     """Differences between recomputed and recorded logprobs of one turn."""
 
     episode: str
-    """Id of the episode."""
     turn: int
-    """Id of the turn."""
     tokens: int
-    """Number of compared tokens."""
     largest: float
-    """Largest absolute difference."""
     mean: float
-    """Mean absolute difference."""
     beyond: int
     """Number of tokens whose difference exceeds the tolerance."""
     token: int
@@ -93,7 +88,7 @@ class TurnScore:
     sets: int = 0
     """Number of kept sets that were derived again."""
     wrong_sets: int = 0
-    """Number of these that truncation would not have kept."""
+    """Number of these that sampling would not have kept."""
 
 
 @dataclass(slots=True)
@@ -101,7 +96,6 @@ class RescoreReport:
     """Recorded logprobs compared with those of a live engine. `text` is for people, `to_dict` for programs."""
 
     url: str
-    """Base URL of the engine."""
     model: str
     """Model that the engine reports."""
     weight_version: str | None
@@ -113,7 +107,6 @@ class RescoreReport:
     turns: list[TurnScore] = field(default_factory=list)
     """Turns with compared tokens, by episode and turn."""
     temperature: float = 1.0
-    """Temperature of sampling."""
     not_compared: Counter[NotCompared] = field(default_factory=Counter)
     """Sampled tokens that were not compared, by reason."""
     failures: list[str] = field(default_factory=list)

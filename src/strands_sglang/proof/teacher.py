@@ -29,7 +29,6 @@ class TeacherFacts:
     """The scores of a teacher, decoded from its event."""
 
     model: str
-    """The teacher."""
     top: int
     """Number of likeliest ids per token."""
     turns: list[tuple[int, int]]
@@ -37,7 +36,6 @@ class TeacherFacts:
     branches: list[tuple[int, int, str]]
     """Last turn, number of tokens and digest of each branch that was sent."""
     logprobs: npt.NDArray[np.float64]
-    """Logprob of each scored token."""
     top_ids: npt.NDArray[np.int32]
     """Likeliest ids, shape (tokens, top)."""
     top_logprobs: npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ none of them is likelier than the last one (`logprob_bounds`). Below temperature
 above it they are wide, unless K is nearly the vocabulary.
 
 The logprob over a kept set is exact: it needs the ids of the set alone, and those are the likeliest ones
-(`SetCheck`). So truncated sampling can be checked at any temperature.
+(`SetCheck`). So kept sets can be checked at any temperature.
 
 Invariant: a value that the engine could have computed is never reported as wrong, up to the tolerance.
 """
@@ -36,7 +36,6 @@ class PrefillFacts(NamedTuple):
     """What a prefill says about some tokens, at temperature 1."""
 
     logprobs: Floats
-    """Logprob of each token."""
     top_ids: npt.NDArray[np.int32]
     """The likeliest ids at each position, likeliest first; shape (tokens, K)."""
     top_logprobs: Floats
@@ -139,7 +138,7 @@ class SetCheck:
     """Difference between the recorded logprob over the set and the recomputed one; infinity if an id of the set is not
     among the likeliest."""
     wrong: npt.NDArray[np.bool_]
-    """Whether truncation would have kept another set."""
+    """Whether sampling would have kept another set."""
 
 
 def check_sets(
@@ -188,7 +187,7 @@ def _wrong_sets(
     everything: npt.NDArray[np.bool_],
     sampling: Sampling,
 ) -> npt.NDArray[np.bool_]:
-    """Return which sets truncation cannot have kept: not the likeliest ids, too many of them, or too few.
+    """Return which sets sampling cannot have kept: not the likeliest ids, too many of them, or too few.
 
     Some engines apply top_p to all ids, others to those that top_k kept: a set is accepted if either gives it.
 
@@ -207,8 +206,8 @@ def _wrong_sets(
     wrong: npt.NDArray[np.bool_] = next_out > least * slack
     if not sampling.known:
         return wrong
-    truncates = sampling.top_k >= 1 or sampling.top_p < 1.0 or sampling.min_p > 0.0
-    enough = np.full(len(sizes), True) if not truncates else everything.copy()
+    limited = sampling.top_k >= 1 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    enough = np.full(len(sizes), True) if not limited else everything.copy()
     if sampling.top_k >= 1:
         wrong |= sizes > sampling.top_k
         enough |= sizes == sampling.top_k

@@ -36,13 +36,11 @@ class FlatTrajectory:
     """One branch as flat arrays, one element per token."""
 
     episode: str
-    """Id of the episode."""
     turn_ids: tuple[int, ...]
     """Ids of the turns of the branch, first to last."""
     version_names: tuple[str | None, ...]
     """Weight versions in order of first use."""
     token_ids: npt.NDArray[np.int32]
-    """Token ids."""
     loss_mask: npt.NDArray[np.int8]
     """1 for tokens to train."""
     logprobs: npt.NDArray[np.float64]
@@ -187,7 +185,6 @@ class TokenCounts:
     unfinished: int = 0
     """Sampled tokens of episodes without an end, whatever their purpose."""
     context: int = 0
-    """Tokens rendered from the template."""
     closing: int = 0
     """Tokens added to close interrupted turns."""
     shared: int = 0

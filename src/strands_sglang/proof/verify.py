@@ -254,7 +254,6 @@ class EventSource(Protocol):
     """Events that can be iterated more than once."""
 
     counts: Counter[str]
-    """Number of events of each episode."""
 
     def __iter__(self) -> Iterator[RawEvent]:
         """Iterate over all events."""
@@ -267,7 +266,6 @@ class InMemoryEvents:
     def __init__(self, events: Iterable[bytes]) -> None:
         self._events = [RawEvent(event) for event in events]
         self.counts: Counter[str] = Counter()
-        """Number of events of each episode."""
         self.findings: list[Finding] = []
         """Events whose episode cannot be read."""
         for one in self._events:

@@ -114,8 +114,8 @@ class SGLangConfig(BaseModelConfig, total=False):
     streaming: bool
     """Whether text is streamed while it is sampled, for serving. The recorded tokens are the same."""
     kept_sets: bool | str
-    """Whether the tokens that truncated sampling left to choose from are requested and recorded. "auto" (the default):
-    if `top_p`, `top_k` or `min_p` truncate."""
+    """Whether kept sets (the tokens that were left to choose from) are requested and recorded. "auto" (the default): if
+    `top_p`, `top_k` or `min_p` leave out tokens."""
     routed_experts: bool
     """Whether the experts of every token are requested and recorded (mixture-of-experts models)."""
     return_routed_experts: bool

@@ -18,7 +18,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_sglang.engine import Capability, Generation, TokenEngine, can, streams
 from strands_sglang.engine.protocol import prompt_images
-from strands_sglang.engine.request import truncates
+from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.errors import (
     ConfigurationError,
     ContextOverflowError,
@@ -159,7 +159,7 @@ class Sampler:
             )
         if wanted is True:
             return True
-        return wanted == "auto" and possible and not self._no_kept_sets and not constrained and truncates(sampling)
+        return wanted == "auto" and possible and not self._no_kept_sets and not constrained and has_kept_sets(sampling)
 
     def _without_kept_sets(self, error: Exception, settings: Settings, hold: Reservation) -> None:
         """Sample without kept sets from now on, because the engine does not return them; raise if that is no reason."""
@@ -169,7 +169,7 @@ class Sampler:
         hold.release()
         self._no_kept_sets = True
         logger.warning(
-            "error=<%s> | the engine returns no kept sets, so truncated sampling (top_p, top_k, min_p) is recorded "
+            "error=<%s> | the engine returns no kept sets, so sampling with top_p, top_k or min_p is recorded "
             "without them, and importance ratios are biased. SGLang 0.5.21 and newer have them; kept_sets=True makes "
             "this an error (logged once)",
             error,

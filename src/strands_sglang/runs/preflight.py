@@ -46,7 +46,7 @@ async def preflight_run(
         run_spec: Settings shared by the episodes.
         sampling: Sampling parameters; None: those of the run.
         limits: Limits of an episode; None: those of the run.
-        needs_kept_sets: Whether the trainer cannot train truncated turns without their kept sets.
+        needs_kept_sets: Whether the trainer cannot train turns of top-p sampling without their kept sets.
 
     Raises:
         ConfigurationError: As `preflight`.

@@ -1,7 +1,7 @@
-"""Kept sets: which tokens truncated sampling (top-p, top-k, min-p) left to choose from at every position.
+"""Kept sets: which tokens top-p, top-k and min-p left to choose from at every position.
 
-With truncation, the engine samples from a smaller set of tokens than the model's distribution has, with probabilities
-scaled up to add to 1. A trainer that does not know the set compares with the wrong probability. So each sampled token
+The engine then samples from a smaller set of tokens than the model's distribution has, with probabilities scaled up to
+add to 1. A trainer that does not know the set compares with the wrong probability. So each sampled token
 has its set, and two logprobs that are never mixed: over the whole vocabulary (`Turn.logprobs`), and of the behaviour
 policy, over the set (`KeptSets.logprobs`).
 

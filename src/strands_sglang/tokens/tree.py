@@ -193,7 +193,7 @@ class TokenTree:
             detail: Plain JSON data to store with the turn; copied.
             status: REJECTED if the output becomes part of a conversation only later, if at all; `restore` keeps it
                 then.
-            kept: The kept set of each sampled token; None: sampling was not truncated, or they were not requested.
+            kept: The kept set of each sampled token; None: sampling has none, or they were not requested.
 
         Returns:
             The turn, now part of the tree.

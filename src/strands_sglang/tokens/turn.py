@@ -184,7 +184,7 @@ class Turn:
     images: tuple[ImageSpan, ...] = ()
     """Images in `context`, in order; positions count from its first token. Empty without images."""
     kept: KeptSets | None = None
-    """The kept set of each sampled token, and its logprob under the behaviour policy; None: sampling was not truncated,
+    """The kept set of each sampled token, and its logprob under the behaviour policy; None: sampling has none,
     or the sets were not requested."""
     teacher: TeacherLogprobs | None = None
     """A teacher's logprobs of the sampled tokens; None: no teacher scored them. May be set later

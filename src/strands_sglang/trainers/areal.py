@@ -93,7 +93,7 @@ class ArealEngine(BaseEngine):
         self._engine, self._request, self._gconfig, self._tokenizer = engine, request, gconfig, tokenizer
 
     def loses_kept_sets(self, sampling: Mapping[str, Any]) -> bool:
-        """Return whether sampling is truncated; the parameters that decide are in `gconfig`."""
+        """Return whether sampling has kept sets; the parameters that decide are in `gconfig`."""
         own = self._gconfig
         top_k = -1 if own.top_k >= _ALL_TOKENS else own.top_k
         return not own.greedy and super().loses_kept_sets({"top_p": own.top_p, "top_k": top_k, **sampling})

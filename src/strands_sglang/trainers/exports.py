@@ -82,7 +82,7 @@ class PaddedBatch(dict[str, Any]):
     rollout_ids      (rows,)   int64    the same for rows of one episode, from 0
     main             (rows,)   bool     whether it is the branch in which the task's agent finished
     advantages       (rows, L) float32  on tokens to train, else 0.0; only if requested
-    kept_ids         (sum,)    int32    the kept sets of all tokens, one after the other; only if sampling was truncated
+    kept_ids         (sum,)    int32    the kept sets of all tokens, one after the other; only if sampling has them
     kept_offsets     (rows, L+1) int64  where the kept set of each token begins in `kept_ids`, and where the last ends
     kept_logprobs    (rows, L) float32  logprobs over the kept sets, of the policy that sampled
     kept_known       (rows,)   bool     whether the kept sets of the row are known; if not, its loss mask is 0
@@ -151,7 +151,7 @@ def padded_batch(
         advantages: Which advantages to compute.
         train_unscored: Whether episodes without a reward keep their loss mask, for runs without a reward function.
             Failed and aborted episodes are not trained in any case.
-        kept_block: Whether to add the kept sets of truncated sampling as one padded block. `K` is the size of the
+        kept_block: Whether to add the kept sets as one padded block. `K` is the size of the
             largest set, so one token with 4,096 candidates makes it 16 KB per token.
 
     Raises:
@@ -192,14 +192,14 @@ def padded_batch(
 
 
 def _add_kept(batch: PaddedBatch, items: list[_Item], lengths: list[int], side: Side, *, padded: bool) -> None:
-    """Add the kept sets of truncated sampling, if some row has them. Rows without them are not trained."""
+    """Add the kept sets, if some row has them. Rows without them are not trained."""
     sets = [item.row.trajectory.kept for item in items]
     known = np.array([kept is not None for kept in sets])
     if not known.any():
         return
     if not known.all():
         logger.warning(
-            "rows=<%d>, without_sets=<%d> | rows whose kept sets of truncated sampling are unknown are not trained",
+            "rows=<%d>, without_sets=<%d> | rows whose kept sets are unknown are not trained",
             len(items),
             int((~known).sum()),
         )

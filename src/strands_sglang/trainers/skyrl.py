@@ -84,7 +84,7 @@ class SkyrlEngine(BaseEngine):
         Args:
             client: The client that SkyRL gives its generators.
             model: Name of the model to sample from; None: the servers' base model.
-            kept_sets: Whether the servers return the kept sets of truncated sampling
+            kept_sets: Whether the servers return kept sets
                 (`enable_return_sample_support_set`).
         """
         super().__init__()
@@ -100,7 +100,7 @@ class SkyrlEngine(BaseEngine):
         return getattr(self._client, "weight_version", None)
 
     def loses_kept_sets(self, sampling: Mapping[str, Any]) -> bool:
-        """Return whether sampling is truncated without an answer that says which tokens were kept."""
+        """Return whether sampling has kept sets that the answer does not tell."""
         return super().loses_kept_sets(sampling) and not (self._kept_sets and has_bounded_support(sampling))
 
     async def request(
@@ -189,9 +189,9 @@ class OutputOptions:
     experts: bool = False
     """`enable_return_routed_experts`."""
     zero_reward_on_non_stop: bool = False
-    """Reward 0 for episodes that a limit truncated."""
+    """Reward 0 for episodes that a limit ended."""
     overlong_filtering: bool = False
-    """`apply_overlong_filtering`: loss mask 0 for episodes that a limit truncated."""
+    """`apply_overlong_filtering`: loss mask 0 for episodes that a limit ended."""
     support_width: int = 0
     """`enable_return_sample_support_set`: size of the largest kept set, which is the `top_k`; 0: sets are not used."""
 

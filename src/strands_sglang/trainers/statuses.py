@@ -2,14 +2,14 @@
 
 Every adapter reads this table, so that an end reason means the same to all trainers. The status decides three things:
 
-==========  =======  ===================  ===============  ====================================================
-status      trained  slime, Miles         stop reason      meaning
-==========  =======  ===================  ===============  ====================================================
-COMPLETED   yes      `Status.COMPLETED`   "stop"           the agent ended the episode
-TRUNCATED   yes      `Status.TRUNCATED`   "length"         a limit ended the episode
-ABORTED     no       `Status.ABORTED`     "abort"          the run ended the episode; it may continue later
-FAILED      no       `Status.FAILED`      "abort"          the engine or the agent's code failed
-==========  =======  ===================  ===============  ====================================================
+=============  =======  ===================  ===============  ====================================================
+status         trained  slime, Miles         stop reason      meaning
+=============  =======  ===================  ===============  ====================================================
+COMPLETED      yes      `Status.COMPLETED`   "stop"           the agent ended the episode
+LIMIT_REACHED  yes      `Status.TRUNCATED`   "length"         a limit ended the episode
+ABORTED        no       `Status.ABORTED`     "abort"          the run ended the episode; it may continue later
+FAILED         no       `Status.FAILED`      "abort"          the engine or the agent's code failed
+=============  =======  ===================  ===============  ====================================================
 
 SkyRL gets the stop reason, which its `zero_reward_on_non_stop` and `apply_overlong_filtering` act on.
 verl, AReaL and TRL have no status field: an episode that is not trained gets loss mask 0 (verl, AReaL: and reward 0;
@@ -31,13 +31,13 @@ class TrainerStatus(str, Enum):
     """Status of an episode, as trainers distinguish it.
 
     Example:
-        >>> TrainerStatus.TRUNCATED.trained, TrainerStatus.TRUNCATED.stop_reason
+        >>> TrainerStatus.LIMIT_REACHED.trained, TrainerStatus.LIMIT_REACHED.stop_reason
         (True, 'length')
     """
 
     COMPLETED = "completed"
     """The agent ended the episode itself."""
-    TRUNCATED = "truncated"
+    LIMIT_REACHED = "limit_reached"
     """A limit on turns, tool calls, tokens or seconds ended the episode."""
     ABORTED = "aborted"
     """The run or the trainer ended the episode from outside."""
@@ -47,7 +47,12 @@ class TrainerStatus(str, Enum):
     @property
     def trained(self) -> bool:
         """Whether the tokens of the episode may be trained."""
-        return self in (TrainerStatus.COMPLETED, TrainerStatus.TRUNCATED)
+        return self in (TrainerStatus.COMPLETED, TrainerStatus.LIMIT_REACHED)
+
+    @property
+    def slime_name(self) -> str:
+        """Name of the status in slime and Miles."""
+        return "TRUNCATED" if self is TrainerStatus.LIMIT_REACHED else self.name
 
     @property
     def stop_reason(self) -> str:
@@ -57,7 +62,7 @@ class TrainerStatus(str, Enum):
 
 _STOP_REASONS: Mapping[TrainerStatus, str] = {
     TrainerStatus.COMPLETED: "stop",
-    TrainerStatus.TRUNCATED: "length",
+    TrainerStatus.LIMIT_REACHED: "length",
     TrainerStatus.ABORTED: "abort",
     TrainerStatus.FAILED: "abort",
 }
@@ -66,12 +71,12 @@ STATUS_BY_END: Mapping[EndReason, TrainerStatus] = {
     EndReason.ANSWERED: TrainerStatus.COMPLETED,
     EndReason.STOPPED: TrainerStatus.COMPLETED,
     EndReason.FAILED_CALL: TrainerStatus.COMPLETED,
-    EndReason.TURN_LIMIT: TrainerStatus.TRUNCATED,
-    EndReason.TOOL_LIMIT: TrainerStatus.TRUNCATED,
-    EndReason.TOKEN_LIMIT: TrainerStatus.TRUNCATED,
-    EndReason.TURN_TRUNCATED: TrainerStatus.TRUNCATED,
-    EndReason.CONTEXT_LENGTH: TrainerStatus.TRUNCATED,
-    EndReason.TIMEOUT: TrainerStatus.TRUNCATED,
+    EndReason.TURN_LIMIT: TrainerStatus.LIMIT_REACHED,
+    EndReason.TOOL_LIMIT: TrainerStatus.LIMIT_REACHED,
+    EndReason.TOKEN_LIMIT: TrainerStatus.LIMIT_REACHED,
+    EndReason.TURN_TRUNCATED: TrainerStatus.LIMIT_REACHED,
+    EndReason.CONTEXT_LENGTH: TrainerStatus.LIMIT_REACHED,
+    EndReason.TIMEOUT: TrainerStatus.LIMIT_REACHED,
     EndReason.NOT_NEEDED: TrainerStatus.ABORTED,
     EndReason.PAUSED: TrainerStatus.ABORTED,
     EndReason.ENGINE_ERROR: TrainerStatus.FAILED,

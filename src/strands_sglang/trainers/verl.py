@@ -165,7 +165,7 @@ def output_fields(
         teacher_top: Number of a teacher's likeliest ids per token; None if there is no teacher. A row that the teacher
             could not score is not trained.
     """
-    # verl would truncate a first prompt longer than prompt_length, but the model has seen all of it. The excess becomes
+    # verl would shorten a first prompt longer than prompt_length, but the model has seen all of it. The excess becomes
     # the start of the response, which may contain tokens that are not trained.
     cut = min(len(row.prompt_ids), prompt_length)
     before = row.prompt_ids[cut:]

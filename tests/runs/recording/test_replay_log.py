@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_sglang import errors
+from strands_sglang.errors import EngineUnreachableError
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.runs.recording import replay_log as replay_log_module
-from strands_sglang.runs.recording.replay_log import ReplayLog
+from strands_sglang.runs.recording.replay_log import LostCalls, ReplayLog, got_no_tokens
 
 
 def call(number: int, turn: int, prompt: str, within: tuple[str, ...] = (), join: str = "root") -> Event:
@@ -41,8 +43,8 @@ def tool(number: int, id: str, name: str = "step", input: str = "x") -> Event:
     )
 
 
-def rollback(number: int, turns: int, **more: Any) -> Event:
-    return Event("t/0", 0, number, EventKind.ROLLBACK, {"turns": turns, **more})
+def rollback(number: int, turns: int, event: int | None = None) -> Event:
+    return Event("t/0", 0, number, EventKind.ROLLBACK, {"turns": turns, "cause": "diverged", "event": event})
 
 
 def replay_log_of(*events: Event, replay_trailing_errors: bool = False) -> ReplayLog:
@@ -215,3 +217,33 @@ def test_empty_log() -> None:
     replay_log = ReplayLog()
     assert (len(replay_log), replay_log.turns, replay_log.next_event) == (0, 0, None)
     assert not replay_log.has_calls_within("x")
+
+
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("EngineUnreachableError", True),
+        ("EngineBusyError", True),
+        ("DeadlineExceededError", True),
+        ("CountMismatchError", True),
+        ("RequestRejectedError", False),
+        ("ContextOverflowError", False),
+        ("CallCancelledError", False),
+        ("TokenBudgetError", False),
+    ],
+)
+def test_got_no_tokens(name: str, lost: bool) -> None:
+    assert got_no_tokens(getattr(errors, name)("away")) is lost
+
+
+def test_call_is_lost_until_answered_inside_the_same_tool_calls() -> None:
+    calls, error = LostCalls(), EngineUnreachableError("away")
+    calls.add("a", (), errors.ContextOverflowError("too long"))
+    assert calls.first is None
+    calls.add("a", ("outer", "inner"), error)
+    calls.answered("a", ("outer",))
+    calls.answered("b", ("outer", "inner"))
+    assert calls.first is error and calls.inside_of("outer") is error and calls.inside_of("inner") is error
+    assert calls.inside_of("other") is None
+    calls.answered("a", ("outer", "inner"))
+    assert calls.first is None and calls.inside_of("outer") is None

@@ -149,6 +149,6 @@ def test_invalid_settings_are_refused(areal: Stats) -> None:
     ("changed", "lost"),
     [({}, False), ({"top_p": 0.9}, True), ({"top_k": 50}, True), ({"top_p": 0.9, "greedy": True}, False)],
 )
-def test_truncated_sampling_is_recognised(changed: dict[str, Any], lost: bool) -> None:
+def test_kept_sets_are_recognised(changed: dict[str, Any], lost: bool) -> None:
     engine = adapter.ArealEngine(None, None, GenerationHyperparameters(**changed), None)
     assert engine.loses_kept_sets({"max_new_tokens": 9, "stop": None}) is lost

@@ -327,7 +327,7 @@ async def test_invalid_arguments_are_refused() -> None:
         slime_rollout(build, sampling_params={"temperature": 0})
 
 
-async def test_truncated_sampling_has_its_kept_sets() -> None:
+async def test_top_p_sampling_has_its_kept_sets() -> None:
     args = arguments()
     args.rollout_top_p = 0.8
     done = await generator(PromptEngine(steps(2)))(args, sample(), {**SAMPLING, "top_p": 0.8})

@@ -215,11 +215,11 @@ def test_given_client_is_not_closed(weights: Weights) -> None:
         asyncio.run(still())
 
 
-def test_truncated_sampling_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_kept_sets_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     for top_p, expected in ((1.0, 0), (0.9, 1)):
         caplog.clear()
         func = rollouts(steps(1))
         for _ in range(2):
             func(prompts(0), trainer(args=arguments(top_p=top_p)))
-        found = [record for record in caplog.records if "sampling is truncated" in record.getMessage()]
+        found = [record for record in caplog.records if "sampling has kept sets" in record.getMessage()]
         assert len(found) == expected

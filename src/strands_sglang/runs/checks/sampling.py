@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from strands_sglang.engine import FinishReason, Generation
-from strands_sglang.engine.request import truncates
+from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.errors import (
     ConfigurationError,
     ContextOverflowError,
@@ -37,7 +37,7 @@ _ABORT_TOKENS, _ABORT_AFTER, _ABORT_AGAIN = 4096, 0.2, 0.5  # tokens requested; 
 _LAST_ABORT = 1.0  # seconds for the abort of a request that a check no longer waits for
 _NAMES = {"half": "float16", "float": "float32", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
-_TRUNCATED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
+_NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
 """Sampling parameters that restrict the choice of tokens, with the values that do not."""
 
 
@@ -67,17 +67,17 @@ async def sampling(setup: Setup) -> Finding:
 
 
 async def kept_sets(setup: Setup) -> Finding:
-    """Check that the server returns the kept sets of truncated sampling, if turns are to have them."""
+    """Check that the server returns kept sets, if turns are to have them."""
     given, wanted = setup.sampling, setup.options.get("kept_sets", "auto")
-    truncated = truncates(given)
-    if wanted is not True and not (wanted == "auto" and truncated):
-        if not truncated:
-            return skipped("sampling is not truncated")
+    limited = has_kept_sets(given)
+    if wanted is not True and not (wanted == "auto" and limited):
+        if not limited:
+            return skipped("sampling has no kept sets")
         if not setup.needs_kept_sets:
-            return skipped("sampling is truncated, but kept_sets=False")
+            return skipped("sampling has kept sets, but kept_sets=False")
         return failed(
             ConfigurationError(
-                "kept_sets must not be False: sampling is truncated, and the trainer renormalises over the kept sets"
+                "kept_sets must not be False: sampling has kept sets, and the trainer renormalises over the kept sets"
             ),
             "leave kept_sets out, or sample without top_p, top_k and min_p",
         )
@@ -96,7 +96,7 @@ async def kept_sets(setup: Setup) -> Finding:
     except (KeptSetsMissingError, RequestRejectedError) as error:
         why = str(error)
     except EngineError as error:
-        log = f"error=<{error}> | kept sets of truncated sampling could not be checked"
+        log = f"error=<{error}> | kept sets could not be checked"
         return skipped(f"the request for them failed: {error!s:.200}", log=log)
     advice = (
         "SGLang 0.5.21 or newer returns them, without speculative decoding; a router that drops the request for them "
@@ -104,12 +104,12 @@ async def kept_sets(setup: Setup) -> Finding:
     )
     url = setup.client.base_url
     if wanted is True or setup.needs_kept_sets:
-        refusal = ConfigurationError(f"{url} returns no kept sets of truncated sampling: {why}. {advice}")
-        return failed(refusal, "docs/guides/truncated-sampling.md explains what they are for")
+        refusal = ConfigurationError(f"{url} returns no kept sets: {why}. {advice}")
+        return failed(refusal, "docs/guides/kept-sets.md explains what they are for")
     return warned(
         f"the server returns none: {why}",
         f"turns are recorded without them, and importance ratios are biased: {advice}",
-        log=f"server=<{url}>, error=<{why}> | the server returns no kept sets, so turns of truncated sampling are "
+        log=f"server=<{url}>, error=<{why}> | the server returns no kept sets, so turns are "
         f"recorded without them, and importance ratios are biased: {advice}",
     )
 
@@ -230,11 +230,11 @@ async def return_logprob(setup: Setup) -> Finding:
             "Requests of other clients should not set logprob_start_len below the length of the prompt",
         )
     given = setup.sampling
-    cut = [f"{name}={given[name]}" for name, neutral in _TRUNCATED.items() if given.get(name, neutral) != neutral]
+    cut = [f"{name}={given[name]}" for name, neutral in _NEUTRAL.items() if given.get(name, neutral) != neutral]
     if cut:
         return warned(
             f"one logprob per sampled token, of the full distribution; you sample with {', '.join(cut)}",
-            "train with the same truncation, or sample with top_p=1, top_k=-1, min_p=0: otherwise the ratio of new to "
+            "train over the same kept sets, or sample with top_p=1, top_k=-1, min_p=0: otherwise the ratio of new to "
             "old probability is biased",
         )
     extra = setup.options.get("extra") or {}

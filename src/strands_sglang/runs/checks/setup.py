@@ -58,7 +58,7 @@ class Setup:
     """Arguments of `SGLangModel`, such as `tool_parser`, `chat_template`, `sampling_params`."""
     limits: Limits = field(default_factory=Limits)
     needs_kept_sets: bool = False
-    """Whether the trainer cannot train truncated turns without their kept sets."""
+    """Whether the trainer cannot train turns of top-p sampling without their kept sets."""
     build: Callable[..., Any] | None = None
     """Builds the agent from a task and a model; None: no agent is checked."""
     task: Task = field(default_factory=lambda: Task("Say hello.", id="doctor"))

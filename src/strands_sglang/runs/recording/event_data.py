@@ -52,9 +52,7 @@ class PendingAnswer(NamedTuple):
     generation: Generation
     """The answer; identified by its object identity."""
     prompt_digest: str
-    """Digest of the prompt that was sent."""
     prompt_tokens: int
-    """Length of that prompt in tokens."""
     event: Event | None
     """The recorded event it was rebuilt from; None: it was sampled in this run."""
     within: tuple[str, ...]
@@ -225,7 +223,6 @@ class ToolOutcome(str, Enum):
     """How a tool call ended."""
 
     RESULT = "result"
-    """The tool returned a result."""
     RAISED = "raised"
     """The tool raised an error; the result is the error message."""
     TIMEOUT = "timeout"

@@ -37,7 +37,6 @@ class EventLog:
         self.lock = threading.RLock()
         """Held while an event is written; hold it to write several events together."""
         self.closed = False
-        """Whether the log is closed."""
 
     @property
     def position(self) -> tuple[int, int]:
@@ -108,7 +107,6 @@ class TurnRecorder:
         self.write, self.close = self._log.write, self._log.close
         """`EventLog.write` and `EventLog.close` of the episode."""
         self.log = self._log
-        """The event log of the episode."""
         self.replay_log = ReplayLog() if replay_log is None else replay_log
         """Recorded answers and results that were not returned yet."""
         self.diverged: DivergedError | None = None

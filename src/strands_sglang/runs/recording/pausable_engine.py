@@ -30,7 +30,6 @@ class PartialTurn(NamedTuple):
     """A turn that was interrupted because its episode was paused."""
 
     prompt: array[int]
-    """Ids of the prompt."""
     sampled: Generation
     """The tokens sampled for exactly this prompt."""
     within: tuple[str, ...]

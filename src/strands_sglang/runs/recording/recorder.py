@@ -83,17 +83,12 @@ class EpisodeRecorder(TurnRecorder):
         self.metrics = EpisodeMetrics()
         """Counts and times so far; those that follow from the tree are set by `EpisodeMetrics.count`."""
         self.routing_key = routing_key
-        """Routing key for session affinity; None: the id of the episode."""
         self.live_engine = engine if isinstance(engine, PausableEngine) else PausableEngine(engine)
-        """Samples the turns that are not recorded."""
         self.tool_arguments = ToolArguments.RECORD
-        """How the arguments of tool calls are recorded."""
         self.put_file = put_file
-        """Stores the images of prompts, which events refer to; None: they are not stored."""
         self.put_data = put_file
         """Stores bytes in tool results and messages; None: events have their content."""
         self.stored_images: set[str] = set()
-        """Digests of the images that were stored."""
         self._loop_throttle = loop_throttle
         self._engine_monitor = engine_monitor or EngineMonitor(None)
         self.clock = EpisodeClock()
@@ -102,7 +97,6 @@ class EpisodeRecorder(TurnRecorder):
         self.lost_calls = LostCalls()
         """Engine calls that failed without tokens."""
         self.agent_limits = MultiAgentLimits()
-        """Limits of all agents of the episode together."""
         self._loop = asyncio.get_running_loop()
         self.engine_failure: asyncio.Future[EngineError] = self._loop.create_future()
         """Set when the episode must stop because the engine failed inside a tool call, which has no result then."""

@@ -152,7 +152,7 @@ class SlimeHost:
         self._by_loop: PerLoop[tuple[LocalWorker | RayPool, AbortMonitor]] = PerLoop()
         self._image_features: ImageFeatures | None = None
         self.needs_kept_sets = False
-        """Whether the trainer cannot train truncated turns without their kept sets."""
+        """Whether the trainer cannot train turns of top-p sampling without their kept sets."""
         self.has_run = False
         """Whether a sample was run: from then on a failure is that of a sample, not of the arguments."""
 

@@ -1,6 +1,6 @@
-"""Kept sets of truncated sampling in samples of slime and Miles: `KeptSetsForm`, `write_kept_sets`.
+"""Kept sets in samples of slime and Miles: `KeptSetsForm`, `write_kept_sets`.
 
-Both trainers renormalise their logprobs over the tokens that truncation (top-p, top-k) left to choose from, if the
+Both trainers renormalise their logprobs over the tokens that top-p and top-k left to choose from, if the
 samples say which. slime takes flat ids with offsets, where a token that was not sampled has an empty set. Miles takes
 the same two arrays as an object of its own, where such a token is alone in its set.
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from strands_sglang.engine.request import truncates
+from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.tokens import KeptSets
 from strands_sglang.tokens.kept_sets import empty_sets
@@ -67,17 +67,17 @@ def engine_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warn_if_lost(form: KeptSetsForm, sampling: Mapping[str, Any]) -> None:
-    """Log a warning, once per process, if sampling is truncated but the trainer does not renormalise.
+    """Log a warning, once per process, if sampling has kept sets but the trainer does not renormalise.
 
     Args:
         form: The form that the trainer expects.
         sampling: The sampling parameters.
     """
-    if form or not truncates(sampling) or "lost" in _logged:
+    if form or not has_kept_sets(sampling) or "lost" in _logged:
         return
     _logged.add("lost")
     logger.warning(
-        "top_p=<%s>, top_k=<%s>, min_p=<%s> | sampling is truncated, but the trainer does not renormalise its logprobs "
+        "top_p=<%s>, top_k=<%s>, min_p=<%s> | sampling has kept sets, but the trainer does not renormalise logprobs "
         "over the kept tokens, so importance ratios are biased: slime does if --rollout-top-p is not 1 (0.9999 is "
         "enough), Miles if its samples have a rollout_sampling_mask (logged once)",
         *(sampling.get(name) for name in ("top_p", "top_k", "min_p")),
@@ -123,7 +123,7 @@ def _miles_mask(sample: Any, ids: array[int], offsets: array[int]) -> Any:
     kind = getattr(sys.modules.get(type(sample).__module__), "RolloutSamplingMask", None)
     if kind is None:
         raise ConfigurationError(
-            "this version of Miles is not supported with truncated sampling: the module of its Sample has no "
+            "this version of Miles is not supported with kept sets: the module of its Sample has no "
             "RolloutSamplingMask. Sample with --rollout-top-p 1 and without --rollout-top-k"
         )
     return kind(ids=ids.tolist(), offsets=offsets.tolist())

@@ -62,7 +62,7 @@ class RemovalReason(str, Enum):
     NO_EXPERTS = "no_experts"
     """Routed experts are required, but those of this branch are unknown."""
     NO_KEPT_SETS = "no_kept_sets"
-    """Sampling was truncated (--rollout-top-p), but the kept sets of this branch are unknown."""
+    """Sampling has kept sets (--rollout-top-p), but those of this branch are unknown."""
     NO_TEACHER = "no_teacher"
     """The teacher could not score this branch."""
 
@@ -121,7 +121,7 @@ def samples_of(
         off_policy: By turn id, the number of tokens at the start of the turn's sampled tokens that are not trained.
         reward_key: Key under which slime reads the number in a reward; None if the reward is the number itself.
         images: Computes the tensors of images; None: samples with images have the images without tensors.
-        kept_sets: The form in which the trainer needs the kept sets of truncated sampling. If it needs them, a branch
+        kept_sets: The form in which the trainer needs kept sets. If it needs them, a branch
             without them is kept out of the loss.
         needs_teacher: Whether slime needs a teacher's logprobs. A branch without them is kept out of the loss.
 
@@ -175,10 +175,12 @@ def _removal_reason(status: TrainerStatus, episode: Episode) -> RemovalReason | 
     return RemovalReason.NOT_SCORED if episode.reward_detail.error is not None else None
 
 
-def _content(row: Row, episode: Episode, limit: int | None, off_policy: Mapping[int, int], truncated: bool) -> _Content:
+def _content(
+    row: Row, episode: Episode, limit: int | None, off_policy: Mapping[int, int], renormalised: bool
+) -> _Content:
     """Return a row that is no longer than the limit and still ends with a sampled token.
 
-    Kept sets and the logprobs over them are used only if the trainer renormalises, too (`truncated`).
+    Kept sets and the logprobs over them are used only if the trainer renormalises, too (`renormalised`).
     """
     flat, first, length = row.trajectory, len(row.prompt_ids), len(row.response_ids)
     kept = length if limit is None else min(length, max(limit, 1))
@@ -190,7 +192,7 @@ def _content(row: Row, episode: Episode, limit: int | None, off_policy: Mapping[
         begin = turn.sampled_start - first
         mask[min(begin, kept) : min(begin + off_policy.get(turn.id, 0), begin + len(turn.sampled), kept)] = 0
     tokens, logprobs = flat.token_ids[: first + kept].tolist(), row.logprobs[:kept].tolist()
-    sets = None if row.kept is None or not truncated else row.kept.part(0, kept)
+    sets = None if row.kept is None or not renormalised else row.kept.part(0, kept)
     if sets is not None:
         logprobs = sets.logprobs.tolist()  # of the policy that sampled: over the kept sets
     scores = None if row.teacher is None else row.teacher.logprobs[:kept].tolist()
@@ -222,8 +224,8 @@ def _write(
     spans = [(turn.sampled_start + span.start, span.version) for turn in content.path for span in turn.versions]
     sample.weight_versions = [version for start, version in spans if version is not None and start < end]
     if content.cut and status is TrainerStatus.COMPLETED:
-        status = TrainerStatus.TRUNCATED
-    SlimeStatus[status.name].set(sample)
+        status = TrainerStatus.LIMIT_REACHED
+    SlimeStatus[status.slime_name].set(sample)
 
 
 def missing_images(path: Sequence[Turn], episode: Episode) -> bool:

@@ -31,7 +31,7 @@ from typing import Any
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine import ServerEngine, SGLangClient, TokenEngine, is_server
 from strands_sglang.engine.probe import ServerFacts
-from strands_sglang.engine.request import truncates
+from strands_sglang.engine.request import has_kept_sets
 from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.runs import Limits, RunOptions, Task, rollout
 from strands_sglang.runs.preflight import SECONDS
@@ -201,9 +201,9 @@ class TrlRollout:
             return batch_of([], pad=0, longest=None)
         check_trainer(trainer)
         sampling = sampling_of(trainer.args, self._options.get("sampling_params") or {})
-        if self.last is None and truncates(sampling):
+        if self.last is None and has_kept_sets(sampling):
             logger.warning(
-                "top_p=<%s>, top_k=<%s>, min_p=<%s> | sampling is truncated, but TRL scores tokens over the whole "
+                "top_p=<%s>, top_k=<%s>, min_p=<%s> | sampling has kept sets, but TRL scores tokens over the whole "
                 "vocabulary and has no place for the tokens that were kept, so importance ratios are biased",
                 *(sampling.get(name) for name in ("top_p", "top_k", "min_p")),
             )
