@@ -238,12 +238,7 @@ def test_unclosed_last_call_of_block_fails_alone() -> None:
 )
 def test_malformed_block_has_no_calls(inside: str, failure: ParseFailure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
-    turn = parse(f"a{raw}b{CALL}c{raw}")
-    assert [item.failure for item in turn.failures] == [failure, failure]
-    assert [item.raw for item in turn.failures] == [raw, raw]
-    assert [item.start for item in turn.failures] == [1, len(f"a{raw}b{CALL}c")]
-    assert [call.raw for call in turn.calls] == [CALL]
-    assert turn.text == "a\nb\nc"
+    FORM.check_malformed(raw, failure, CALL)
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(OPENING, CLOSING_4), (OPENING_4, CLOSING)])

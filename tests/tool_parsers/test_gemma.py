@@ -267,12 +267,7 @@ KEY, TRAILING, UNCLOSED = ParseFailure.DUPLICATE_KEY, ParseFailure.TRAILING_TEXT
 )
 def test_malformed_call_does_not_affect_next_call(dialect: Dialect, body: str, failure: ParseFailure) -> None:
     raw = dialect.raw(body.replace("STRING", dialect.string("}")).replace("S", dialect.mark))
-    turn = parse(f"a{raw}b{CALL}c{raw}")
-    assert [item.failure for item in turn.failures] == [failure, failure]
-    assert [item.raw for item in turn.failures] == [raw, raw]
-    assert [item.start for item in turn.failures] == [1, len(f"a{raw}b{CALL}c")]
-    assert [call.name for call in turn.calls] == ["calculator"]
-    assert turn.text == "a\nb\nc"
+    FORM.check_malformed(raw, failure, CALL)
 
 
 @pytest.mark.parametrize(

@@ -105,12 +105,7 @@ def test_whitespace_key_order_and_other_keys_are_ignored(text: str) -> None:
 )
 def test_malformed_call_does_not_affect_next_call(body: str, failure: ParseFailure) -> None:
     raw = f"{OPENING}{body}{CLOSING}"
-    turn = parse(f"a{raw}b{CALL}c{raw}")
-    assert [item.failure for item in turn.failures] == [failure, failure]
-    assert [item.raw for item in turn.failures] == [raw, raw]
-    assert [item.start for item in turn.failures] == [1, len(f"a{raw}b{CALL}c")]
-    assert [call.name for call in turn.calls] == ["calculator"]
-    assert turn.text == "a\nb\nc"
+    FORM.check_malformed(raw, failure, CALL)
 
 
 def test_call_text_inside_malformed_call_is_part_of_it() -> None:

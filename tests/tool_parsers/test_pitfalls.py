@@ -164,28 +164,6 @@ def test_closing_marker_inside_bare_value_fails(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("ended", ["closed", "never closed"])
-def test_draft_in_prompt_opened_reasoning_is_not_a_call(name: str, ended: str) -> None:
-    if name == "harmony":
-        begin = f"<|channel|>analysis<|message|>maybe {good(name).replace('<|call|>', '')} no"
-        turn = parse(name, begin + "<|end|><|start|>assistant<|channel|>final<|message|>ok" * (ended == "closed"))
-    else:
-        closing = get_tool_parser(name).reasoning_markers[1]
-        text = f"maybe {good(name)} no{closing}ok" if ended == "closed" else f"maybe {good(name)} no"
-        turn = parse(name, text, reasoning_open=True)
-    if name != "harmony":
-        assert not turn.failures and turn.reasoning_closed == (ended == "closed")
-    assert not turn.calls
-
-
-@pytest.mark.parametrize("name", [name for name in EVERY if name != "harmony"])
-def test_unclosed_reasoning_has_no_calls(name: str) -> None:
-    opening, _ = get_tool_parser(name).reasoning_markers
-    turn = parse(name, f"{opening}I could call {good(name)}")
-    assert not turn.calls and not turn.failures and not turn.reasoning_closed
-
-
-@pytest.mark.parametrize("name", EVERY)
 def test_reasoning_markers_inside_argument_are_data(name: str) -> None:
     opening, closing = ("<think>", "</think>") if name == "harmony" else get_tool_parser(name).reasoning_markers
     value = f"{opening}hm{closing}".replace("\n", " ")
