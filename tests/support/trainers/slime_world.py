@@ -133,9 +133,7 @@ class SlimeWorld:
 
         return timed
 
-    def prompts(
-        self, count: int = 64, mark: Callable[[int], dict[str, Any]] | None = None, *, solvable: bool = False
-    ) -> Path:
+    def prompts(self, count: int = 64, mark: Callable[[int], dict[str, Any]] | None = None) -> Path:
         """Write a dataset and return its file.
 
         Every second prompt has a label that no answer can have, so that wrong answers do not depend on luck.
@@ -143,13 +141,12 @@ class SlimeWorld:
         Args:
             count: Number of prompts.
             mark: What else is in the metadata of the n-th prompt.
-            solvable: Whether all labels are the right ones.
         """
         file = self.folder / f"prompts-{next(self._numbers)}.jsonl"
         lines = [
             {
                 "text": one.prompt,
-                "label": str(one.answer) if solvable or number % 2 == 0 else "a secret",
+                "label": str(one.answer) if number % 2 == 0 else "a secret",
                 "metadata": {**one.data, **(mark(number) if mark else {})},
             }
             for number, one in enumerate(tasks(count))
