@@ -29,23 +29,42 @@ from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTur
 from strands_sglang.chat.differences import SampledTurn, sampled_turn
 from strands_sglang.chat.image_files import ImageFile
 from strands_sglang.chat.tokenization import Encoder
-from strands_sglang.engine import Generation, RoutedExperts, TokenEngine
+from strands_sglang.engine import Generation, RoutedExperts, TokenIds
 from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.provider.token_budget import Reservation, SharedLimit, tokens_left
 from strands_sglang.tokens import TokenManager, TokenTree, Trajectory, Turn, TurnPurpose, compact
 from strands_sglang.tool_parsers import ToolParser
 
 
+class EpisodeEngine(Protocol):
+    """The engine of an observed episode: a `TokenEngine` that also keeps to the limits of all agents together."""
+
+    async def generate(
+        self,
+        input_ids: TokenIds,
+        sampling_params: Mapping[str, Any] | None = None,
+        *,
+        hold: Reservation | None = None,
+        **arguments: Any,
+    ) -> Generation:
+        """Return a turn; `TokenEngine.generate` explains the other arguments.
+
+        Args:
+            input_ids: The whole prompt.
+            sampling_params: Sampling parameters.
+            hold: To be awaited before sampling: `hold.tokens(...)` returns how many tokens the turn may sample. None:
+                there is no limit.
+            **arguments: Further arguments of `TokenEngine.generate`.
+        """
+        ...
+
+
 class EpisodeObserver(Protocol):
     """Observes one episode, and is called between the episode and the engine."""
 
     @property
-    def engine(self) -> TokenEngine:
-        """The engine that the episode's calls use instead of the model's own.
-
-        Its `generate` also accepts `hold`, a `Reservation`: it must await `hold.tokens(...)` before sampling, which
-        returns how many tokens the turn may sample.
-        """
+    def engine(self) -> EpisodeEngine:
+        """The engine that the episode's calls use instead of the model's own."""
         ...
 
     @property

@@ -24,6 +24,7 @@ from strands_sglang.errors import CallCancelledError, EngineError, StrandsSGLang
 from strands_sglang.ledger.encoding import HashChain, ids_digest
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.files import Put
+from strands_sglang.provider.episode import EpisodeEngine
 from strands_sglang.provider.token_budget import Reservation
 from strands_sglang.runs.episode import EpisodeMetrics
 from strands_sglang.runs.limits import MultiAgentLimits
@@ -113,7 +114,7 @@ class EpisodeRecorder(TurnRecorder):
         """Called with the agent of every turn, before its tools run; None: nothing is called."""
 
     @property
-    def engine(self) -> TokenEngine:
+    def engine(self) -> EpisodeEngine:
         """The recorder itself."""
         return self
 
@@ -200,7 +201,7 @@ class EpisodeRecorder(TurnRecorder):
         hold: Reservation | None = None,
         **arguments: Any,
     ) -> Generation:
-        """Return the recorded answer, or sample one if none is recorded; see `TokenEngine` and `EpisodeObserver`."""
+        """Return the recorded answer, or sample one if none is recorded; see `EpisodeEngine`."""
         try:
             self._check_open(new_call=True)
         except CallCancelledError:
