@@ -42,7 +42,7 @@ TRACKERS = ("wandb", "mlflow", "tensorboard")
 
 _RUN_OPTIONS = (
     *("durability", "rerun_tools", "tool_arguments", "reward_timeout", "prefix_warmup", "stop_if_first_fail"),
-    *("metrics_interval", "preflight", "tune_runtime"),
+    *("metrics_interval", "preflight", "tune_runtime", "fast_agents"),
 )
 _PLAIN = ("samples_per_task", "concurrency", "workers", "stop_after_groups", "min_samples_per_task", "directory")
 
@@ -195,6 +195,11 @@ def setting_params() -> list[click.Parameter]:
             ["--tune-runtime/--no-tune-runtime"],
             default=None,
             help="more tool threads and fewer garbage collections (default: yes)",
+        ),
+        click.Option(
+            ["--fast-agents/--no-fast-agents"],
+            default=None,
+            help="run agents without the recursion of the Strands SDK's loop (default: yes)",
         ),
     ]
 

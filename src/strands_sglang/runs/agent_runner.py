@@ -23,7 +23,6 @@ from strands.types.exceptions import (
 )
 
 from strands_sglang._strands_compat.agents import name_nodes
-from strands_sglang._strands_compat.invocation import TURN_LIMIT, ChunkedInvocation, use_fast_copies
 from strands_sglang._strands_compat.logs import drop_expected_errors
 from strands_sglang.chat.failed_call import ends_agent
 from strands_sglang.errors import (
@@ -81,8 +80,9 @@ async def run_agent(agent: Any, task: Task, limits: Limits, episode: EpisodeToke
             return AgentOutcome(EndReason.ANSWERED, "" if result is None else str(result))
         if not hasattr(agent, "messages"):  # a graph or a swarm, which has no event loop of its own
             return _multi_agent_outcome(await agent.invoke_async(task.prompt))
-        result = await ChunkedInvocation(agent, limits.max_turns).invoke(task.prompt)
-        end_reason = EndReason.TURN_LIMIT if result.stop_reason == TURN_LIMIT else _end_reason(result, agent)
+        turns = None if limits.max_turns is None else {"turns": limits.max_turns}
+        result = await agent.invoke_async(task.prompt, limits=turns)
+        end_reason = EndReason.TURN_LIMIT if result.stop_reason == "limit_turns" else _end_reason(result, agent)
         return AgentOutcome(end_reason, str(result).strip())
     except (Exception, SystemExit) as error:
         return outcome_of(error, limits, episode)
@@ -212,7 +212,6 @@ class EpisodeRun:
                 agent = build(self.task, model)
                 self.agent = agent = _check_built(await agent if inspect.isawaitable(agent) else agent)
                 name_nodes(agent)
-                use_fast_copies(agent)
                 if not (hasattr(agent, "invoke_async") and hasattr(agent, "messages")):
                     self.recorder.agent_limits = MultiAgentLimits(limits.max_turns, limits.max_tool_calls)
                 elif limits.max_tool_calls is not None:

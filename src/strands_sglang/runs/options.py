@@ -53,13 +53,15 @@ class RunOptions:
     """Whether the run changes settings of its processes while it runs: more threads for synchronous tools (the event
     loop's default executor), fewer garbage collections, and a limit of open files that allows for all connections.
     Executor and collector are restored at the end."""
+    fast_agents: bool = True
+    """Whether agents run inside `fast_agents`. Without, the SDK's own loop limits an invocation to about 300 turns."""
 
     def __post_init__(self) -> None:
         check_number("RunOptions.reward_timeout", self.reward_timeout)
         check_number("RunOptions.prefix_warmup", self.prefix_warmup)
         check_int("RunOptions.stop_if_first_fail", self.stop_if_first_fail)
         check_number("RunOptions.metrics_interval", self.metrics_interval, optional=False)
-        for name in ("preflight", "tune_runtime"):
+        for name in ("preflight", "tune_runtime", "fast_agents"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"RunOptions.{name} must be True or False, got {getattr(self, name)!r:.100}")
         tools = frozenset([self.rerun_tools] if isinstance(self.rerun_tools, str) else self.rerun_tools)

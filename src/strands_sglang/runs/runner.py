@@ -213,6 +213,7 @@ async def rollout(
         reward_timeout=options.reward_timeout,
         tool_arguments=ToolArguments(options.tool_arguments),
         tune_runtime=options.tune_runtime,
+        fast_agents=options.fast_agents,
     )
     display = display_for(
         (ProgressKind.AUTO if progress else ProgressKind.NONE) if isinstance(progress, bool) else progress,

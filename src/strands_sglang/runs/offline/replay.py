@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from strands_sglang._strands_compat.tracing import quiet_tracing
 from strands_sglang.chat.canonical import canonical
 from strands_sglang.engine import Capability, Generation
 from strands_sglang.errors import ConfigurationError, DivergedError
@@ -275,6 +274,8 @@ async def replay(
     Raises:
         ConfigurationError: An id of `episodes` is not in the ledger.
 
+    The SDK is left as it is: replay episodes of more than about 300 turns inside `fast_agents`.
+
     Example:
         ```python
         results = await replay(build, "runs/first", tokenizer="Qwen/Qwen3-8B")
@@ -307,7 +308,7 @@ async def replay(
             return compare(record, episode_run, replay_log, model.planner.bridge.encoder.decode)
 
     try:
-        with tool_threads(threads_for(concurrency)), infrequent_gc(), quiet_tracing():
+        with tool_threads(threads_for(concurrency)), infrequent_gc():
             for record in Ledger(Path(directory)).episodes():
                 if record.begin is not None and (episodes is None or record.id in episodes):
                     under_way.append(asyncio.ensure_future(one(record)))

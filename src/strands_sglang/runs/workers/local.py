@@ -15,7 +15,7 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Any
 
-from strands_sglang._strands_compat.tracing import quiet_tracing
+from strands_sglang._strands_compat.fast_agents import fast_agents
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine.protocol import CancelSignal
 from strands_sglang.errors import EngineError, EngineUnreachableError
@@ -63,7 +63,8 @@ class LocalWorker:
         self._pauses: dict[str, asyncio.Future[float]] = {}  # by episode; the result is the seconds to wait
         quiet_logs()
         self._exit_stack = ExitStack()
-        self._exit_stack.enter_context(quiet_tracing())  # last: nothing after it can fail
+        if run_spec.fast_agents:
+            self._exit_stack.enter_context(fast_agents())  # last: nothing after it can fail
 
     @property
     def fingerprint(self) -> dict[str, str]:

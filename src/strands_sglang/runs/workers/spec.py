@@ -102,6 +102,8 @@ class RunSpec:
     tool_arguments: ToolArguments = ToolArguments.RECORD
     tune_runtime: bool = True
     """Whether a process that runs these episodes changes its executor and garbage collector."""
+    fast_agents: bool = True
+    """Whether a process that runs these episodes enters `fast_agents`."""
     trace: dict[str, str] = field(default_factory=dict)
     """OpenTelemetry trace context of the run; empty: none."""
 
