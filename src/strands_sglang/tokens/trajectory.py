@@ -29,17 +29,12 @@ class Trajectory:
     """A branch as flat numpy arrays with one entry per token. Compared by value.
 
     Example:
-        >>> from strands_sglang.tokens import TokenTree
         >>> tree = TokenTree("t")
-        >>> trajectory = tree.trajectory(tree.commit(tree.prepare(None, context=[1, 2]), [3], [-0.5]))
-        >>> trajectory
-        Trajectory(tree='t', branch=0, tokens=3, trained=1, turns=1)
-        >>> trajectory.loss_mask.tolist()
+        >>> tree.trajectory(tree.commit(tree.prepare(None, context=[1, 2]), [3], [-0.5])).loss_mask.tolist()
         [0, 0, 1]
     """
 
     token_ids: npt.NDArray[np.int32]
-    """The ids."""
     loss_mask: npt.NDArray[np.int8]
     """1 on the tokens to train, all of which were sampled; else 0."""
     logprobs: npt.NDArray[np.float64]
@@ -55,7 +50,6 @@ class Trajectory:
     branch: int
     """Id of the branch's last turn; -1 if the tree has no turn yet."""
     tree: str
-    """Id of the tree."""
     turn_ids: tuple[int, ...]
     """Id in the tree of each turn of the branch, first to last."""
     agent: str | None = None
@@ -203,20 +197,12 @@ _SCALARS = ("version_names", "branch", "tree", "turn_ids", "images", "kept", "te
 
 
 def branch_images(path: Sequence[Turn]) -> list[ImageSpan]:
-    """Return the images of a branch; positions count from its first token.
-
-    Args:
-        path: The turns of the branch, first to last.
-    """
+    """Return the images of a branch, given as its turns; positions count from its first token."""
     return [image.moved(turn.start + len(turn.closing)) for turn in path for image in turn.images]
 
 
 def branch_kept(path: Sequence[Turn]) -> KeptSets | None:
-    """Return the kept sets of a branch, empty where nothing was sampled; None unless all that was sampled has them.
-
-    Args:
-        path: The turns of the branch, first to last.
-    """
+    """Return the kept sets of a branch, empty where nothing was sampled; None unless all that was sampled has them."""
     if not any(turn.kept is not None for turn in path) or any(turn.kept is None and turn.sampled for turn in path):
         return None
     ids, offsets, logprobs = array("i"), array("i", [0]), array("d")
@@ -233,11 +219,7 @@ def branch_kept(path: Sequence[Turn]) -> KeptSets | None:
 
 
 def branch_teacher(path: Sequence[Turn]) -> TeacherLogprobs | None:
-    """Return a teacher's logprobs along a branch; None unless all that was sampled has them, with the same `top`.
-
-    Args:
-        path: The turns of the branch, first to last.
-    """
+    """Return a teacher's logprobs along a branch; None unless all that was sampled has them, with the same `top`."""
     scored = [turn for turn in path if turn.teacher is not None]
     tops = {turn.teacher.top for turn in scored if turn.teacher is not None and turn.sampled}
     if len(tops) != 1 or any(turn.teacher is None and turn.sampled for turn in path):
@@ -260,7 +242,6 @@ def flatten_branch(tree: str, path: Sequence[Turn], trained: Container[int], *, 
         tree: Id of the tree.
         path: The turns of the branch, first to last; may be empty.
         trained: Ids of the turns whose sampled tokens get loss mask 1.
-        main: Whether it is the main branch.
     """
     count = path[-1].end if path else 0
     ids, logprobs = array("i"), np.zeros(count)
