@@ -21,10 +21,7 @@ class RunOptions:
     """Less common options of `rollout`.
 
     Example:
-        ```python
-        options = RunOptions(reward_timeout=60, on_metrics=lambda metrics: tracker.log(metrics.to_dict()))
-        run = await rollout(build, tasks, ..., options=options)
-        ```
+        >>> options = RunOptions(reward_timeout=60, on_metrics=lambda metrics: tracker.log(metrics.to_dict()))
     """
 
     durability: Durability = Durability.PROCESS
@@ -45,7 +42,6 @@ class RunOptions:
     on_metrics: Callable[[RunMetrics], Any] | None = None
     """Called with a `RunMetrics` every `metrics_interval` seconds, and at the end; None: not called."""
     metrics_interval: float = 10.0
-    """Seconds between two calls of `on_metrics`."""
     preflight: bool = True
     """Whether to check the SGLang server before the run starts, for at most 5 seconds: that it answers, and that
     tokenizer, chat template, context length and sampling parameters fit it."""

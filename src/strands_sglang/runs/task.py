@@ -25,10 +25,7 @@ class Task:
     """One task. All episodes of a task form a group.
 
     Example:
-        ```python
-        Task("Compute 615 * 17.", answer=10455)
-        Task("Fix the failing test.", data={"repository": "demo"}, id="demo-17")
-        ```
+        >>> Task("Fix the failing test.", data={"repository": "demo"}, id="demo-17")
     """
 
     prompt: str | list[dict[str, Any]]
@@ -69,17 +66,10 @@ class Task:
 
     @classmethod
     def of(cls, value: Task | str | Mapping[str, Any]) -> Task:
-        """Return a `Task` made from a task, a prompt, or a dict with the fields of a task.
-
-        Keys of a dict that are not fields of a task are put into `data`.
+        """Return a `Task` made from a task, a prompt, or a dict with "prompt"; further keys become `data`.
 
         Raises:
-            ConfigurationError: `value` is none of these, or a dict without "prompt".
-
-        Example:
-            ```python
-            Task.of({"prompt": "Compute 2 + 3.", "answer": 5, "level": 1})  # data={"level": 1}
-            ```
+            ConfigurationError: `value` is none of these.
         """
         if isinstance(value, Task):
             return value
@@ -96,20 +86,12 @@ class Task:
         return Task.from_dict(orjson.loads(orjson.dumps(self.to_dict())))
 
     def to_dict(self, put: Put | None = None) -> TaskData:
-        """Return the task as the data of a `BEGIN` event.
-
-        Args:
-            put: Stores the bytes of images as files; None: they are part of the data.
-        """
+        """Return the task as the data of a `BEGIN` event; `put` stores bytes of images, None: the data has them."""
         return {"prompt": plain(self.prompt, put), "answer": self.answer, "data": self.data, "id": self.id}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], files: FileStore | None = None) -> Task:
-        """Return the task that `to_dict` wrote.
-
-        Args:
-            data: The data of the task.
-            files: The files of the run; None: the data has the bytes of its images.
+        """Return the task that `to_dict` wrote; `files` None: the data has the bytes of its images.
 
         Raises:
             LedgerError: A file is missing, or was changed.
