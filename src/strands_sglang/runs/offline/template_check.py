@@ -31,20 +31,16 @@ class TemplateDifference:
     """A conversation for which the template renders another text."""
 
     episode: str
-    branch: int
-    """Id of the branch's last turn."""
-    first_difference: str
-    """The text that was sent, and the text that the template renders there now."""
+    branch: int  # id of the branch's last turn
+    first_difference: str  # the text that was sent, and the text that the template renders there now
 
 
 @dataclass(slots=True)
 class TemplateReport:
     """The result of `check_templates`."""
 
-    conversations: int = 0
-    """Number of branches that were compared."""
-    unknown: int = 0
-    """Number of finished episodes without recorded conversations."""
+    conversations: int = 0  # number of branches that were compared
+    unknown: int = 0  # number of finished episodes without recorded conversations
     differences: list[TemplateDifference] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,12 +65,9 @@ class TemplateReport:
 def check_templates(
     directory: str | Path, *, tokenizer: Any, episodes: Collection[str] | None = None, **model_options: Any
 ) -> TemplateReport:
-    """Compare every recorded conversation of a run with one rendering of the chat template.
+    """Compare every recorded conversation of a run, or of `episodes`, with one rendering of the chat template.
 
-    Args:
-        tokenizer: The tokenizer that was passed to `rollout`.
-        episodes: Ids of the episodes to check; None: all.
-        **model_options: The model options that were passed to `rollout`.
+    Tokenizer and model options are those that were passed to `rollout`.
     """
     model = RunSpec(lambda *_: None, None, tokenizer, NoEngine(), Limits(), dict(model_options)).model()
     report = TemplateReport()

@@ -40,23 +40,16 @@ class EpisodeSpec:
     """One sample of one task: an episode to run, to resume, or to score."""
 
     task: Task
-    sample: int
-    """Number among the samples of the task, from 0."""
-    record: EpisodeRecord | None = None
-    """The recorded episode to resume from; None: it starts from the beginning."""
+    sample: int  # number among the samples of the task, from 0
+    record: EpisodeRecord | None = None  # the recorded episode to resume from; None: it starts from the beginning
     epoch: int = 0
     """Epoch of an episode that starts from the beginning: above 0 if the ledger has unusable events of an earlier
     start."""
-    finished: Episode | None = None
-    """The episode, if a previous run ended it; None: it must be run."""
-    unscored: bool = False
-    """Whether it has ended and only has to be scored; `record` is then the complete episode."""
-    sampling_params: dict[str, Any] | None = None
-    """SGLang sampling parameters of this episode; None: those of the run."""
-    limits: Limits | None = None
-    """Limits of this episode; None: those of the run."""
-    session: str | None = None
-    """Routing key for session affinity; None: one key for all samples of the task."""
+    finished: Episode | None = None  # the episode, if a previous run ended it; None: it must be run
+    unscored: bool = False  # whether it has ended and only has to be scored; `record` is then the complete episode
+    sampling_params: dict[str, Any] | None = None  # SGLang sampling parameters of this episode; None: those of the run
+    limits: Limits | None = None  # limits of this episode; None: those of the run
+    session: str | None = None  # routing key for session affinity; None: one key for all samples of the task
 
     @property
     def routing_key(self) -> str:
@@ -78,32 +71,21 @@ class EpisodeSpec:
 class RunSpec:
     """Settings shared by all episodes of a run."""
 
-    build: Callable[..., Any]
-    """Builds an agent from a task and a model; may be async."""
-    reward: Callable[..., Any] | None
-    """Scores an episode; None: episodes are not scored."""
-    tokenizer: Any
-    """The model's tokenizer, or the name or path it is loaded from."""
+    build: Callable[..., Any]  # builds an agent from a task and a model; may be async
+    reward: Callable[..., Any] | None  # scores an episode; None: episodes are not scored
+    tokenizer: Any  # the model's tokenizer, or the name or path it is loaded from
     client: TokenEngine
     limits: Limits
     model_options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of `SGLangModel`."""
-    directory: Path | None = None
-    """Directory of the ledger; None: no ledger is written."""
+    directory: Path | None = None  # directory of the ledger; None: no ledger is written
     run: str = ""
     durability: Durability = Durability.PROCESS
-    """Which failures a written event survives."""
     rerun_tools: frozenset[str] = frozenset()
-    """Names of tools that are run again when an episode is resumed."""
-    pausable: bool = False
-    """Whether episodes can be paused and resumed; their events are then also kept in memory."""
-    reward_timeout: float | None = None
-    """Seconds that scoring an episode may take; None: no limit."""
+    pausable: bool = False  # whether episodes can be paused and resumed; their events are then also kept in memory
+    reward_timeout: float | None = None  # seconds that scoring an episode may take; None: no limit
     tool_arguments: ToolArguments = ToolArguments.RECORD
-    tune_runtime: bool = True
-    """Whether a process that runs these episodes changes its executor and garbage collector."""
-    trace: dict[str, str] = field(default_factory=dict)
-    """OpenTelemetry trace context of the run; empty: none."""
+    tune_runtime: bool = True  # whether a process that runs these episodes changes its executor and garbage collector
+    trace: dict[str, str] = field(default_factory=dict)  # OpenTelemetry trace context of the run; empty: none
 
     def settings(self) -> dict[str, Any]:
         """Return model options and limits as plain data for the ledger; other objects are replaced by their repr."""
@@ -148,7 +130,6 @@ class ModelCache:
     def __init__(self, run_spec: RunSpec) -> None:
         self._run_spec = run_spec
         self.default = run_spec.model()
-        """The model of episodes without sampling parameters and limits of their own."""
         self._others: dict[bytes, SGLangModel] = {}
 
     def of(self, spec: EpisodeSpec) -> SGLangModel:
@@ -198,11 +179,4 @@ class TaskReward(Protocol):
 
 
 ScoreEpisode: TypeAlias = EpisodeReward | TaskReward
-"""Type of a reward function: it takes the episode, or the task and the episode.
-
-Example:
-    ```python
-    async def reward(task: Task, episode: Episode) -> float:
-        return float(task.answer in episode.text)
-    ```
-"""
+"""Type of a reward function: it takes the episode, or the task and the episode."""
