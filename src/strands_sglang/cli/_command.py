@@ -69,11 +69,8 @@ class LazyGroup(click.Group):
     def __init__(self, name: str, table: Mapping[str, str], end: str, **settings: Any) -> None:
         """Create the group.
 
-        Args:
-            name: Name of the program.
-            table: What each command does, by name; its module in `commands/` has the same name.
-            end: Text at the end of the help page, not wrapped.
-            **settings: Arguments of `click.Group`.
+        `table`: what each command does, by name; its module in `commands/` has the same name. `end`: text at the end of
+        the help page, not wrapped.
         """
         super().__init__(name, **settings)
         self._table, self._end = table, end
@@ -148,11 +145,7 @@ def episode_option(help: str = "only this episode; can be repeated") -> click.Op
 
 
 def tokenizer_option(default: str = "the one in run.json") -> click.Option:
-    """Return the option `--tokenizer` of a command that reads a recorded run.
-
-    Args:
-        default: What is used if it is not given.
-    """
+    """Return the option `--tokenizer` of a command that reads a recorded run."""
     help = f"name or path of the run's tokenizer (default: {default})"
     return click.Option(["--tokenizer"], metavar="NAME", help=help)
 
@@ -163,15 +156,9 @@ def function_option(name: str, help: str, *, required: bool = False, multiple: b
 
 
 def import_function(path: str, option: str, example: str) -> Callable[..., Any]:
-    """Import a function; modules in the working directory are found.
+    """Import a function `module:name`, also from the working directory; ConfigurationError if there is none.
 
-    Args:
-        path: Value of the option: `module:name`.
-        option: Name of the option, for error messages.
-        example: A valid value, for error messages.
-
-    Raises:
-        ConfigurationError: The value has another format, or there is no such module or function.
+    The message names the `option` and an `example` of a valid value.
     """
     module, _, name = path.partition(":")
     if not name or not module or module.startswith("."):

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from strands_sglang.ledger.summary import SummaryRow
     from strands_sglang.viewer.token_text import TokenTexts
 
-UNFINISHED = "unfinished"
-"""End reason of an episode that has not ended."""
+UNFINISHED = "unfinished"  # end reason of an episode that has not ended
 WHY = {
     "answered": ("the agent finished by itself", ()),
     "stopped": ("the agent's own code stopped it: a hook, cancel() or an interrupt", ()),
@@ -140,13 +139,9 @@ class EpisodePrinter:
 
     paint: Paint
     limits: Mapping[str, Any]
-    """Limits of the run, by name."""
-    longest: int | None
-    """Characters of a text after which it is cut; None: it is not."""
-    context: bool
-    """Whether to print the tokens that were added before each turn."""
-    tokens: bool
-    """Whether to print a table of the sampled tokens instead of their text."""
+    longest: int | None  # characters of a text after which it is cut; None: it is not
+    context: bool  # whether to print the tokens that were added before each turn
+    tokens: bool  # whether to print a table of the sampled tokens instead of their text
 
     def lines(self, shown: Mapping[str, Any]) -> list[str]:
         """Return the lines of what `shown_episode` returns."""
@@ -305,7 +300,6 @@ class EpisodePrinter:
 
 
 def _about_turn(step: Mapping[str, Any], detail: Mapping[str, Any]) -> list[str]:
-    """Return the place of a turn in its tree, and figures of its call."""
     parts = [counted(len(step["tokens"]["ids"]), "token")]
     if step.get("parent") is not None:
         parts.append(f"after turn {step['parent']}")
@@ -337,7 +331,6 @@ def _logprob_summary(tokens: Mapping[str, Any]) -> str:
 
 
 def _prompt_text(prompt: Any) -> str:
-    """Return the text of a prompt: a string, or the text blocks of a list of content blocks."""
     if isinstance(prompt, str):
         return prompt
     blocks = map(mapping, prompt if isinstance(prompt, list) else [])

@@ -27,11 +27,7 @@ _REPR = re.compile(r"<.*>|[\w.]+\(.*\)", re.DOTALL)  # looks like the `repr` of 
 
 
 def open_run(directory: str | Path, *, needs_run_file: bool = False) -> dict[str, Any]:
-    """Return the content of run.json; empty if the run has only a ledger.
-
-    Args:
-        directory: Directory of the run.
-        needs_run_file: Whether a run without run.json is an error.
+    """Return the content of run.json; empty if the run has only a ledger, unless `needs_run_file`.
 
     Raises:
         LedgerError: There is no run, or its run.json cannot be read.
@@ -46,24 +42,13 @@ def open_run(directory: str | Path, *, needs_run_file: bool = False) -> dict[str
 
 
 def recorded_tokenizer(run: Mapping[str, Any]) -> str | None:
-    """Return the name or path of a run's tokenizer.
-
-    Args:
-        run: Content of run.json.
-
-    Returns:
-        None if it is not recorded: an earlier version wrote the run, or its tokenizer has no name.
-    """
+    """Return the name or path of the tokenizer in run.json; None if it has none."""
     name = run.get("tokenizer")
     return name if isinstance(name, str) and name else None
 
 
 def tokenizer_of(run: Mapping[str, Any], given: str | None) -> str:
-    """Return the name or path of the tokenizer to use.
-
-    Args:
-        run: Content of run.json.
-        given: Value of `--tokenizer`; None: the one that run.json names.
+    """Return the name or path of the tokenizer to use: the given one, else that of run.json.
 
     Raises:
         ConfigurationError: Neither names one, or the recorded folder no longer exists.
@@ -81,9 +66,7 @@ class RunSettings:
     """Settings that were given to `rollout`."""
 
     limits: Limits
-    """Limits of an episode."""
     model_options: dict[str, Any]
-    """Arguments of `SGLangModel`."""
     left_out: tuple[str, ...] = ()
     """Names of arguments that run.json stores only as a `repr` and that were not given explicitly."""
 
@@ -97,12 +80,7 @@ class RunSettings:
 def run_settings(
     run: Mapping[str, Any], limits: Mapping[str, Any] | None, model_options: Mapping[str, Any]
 ) -> RunSettings:
-    """Return the settings of a run.
-
-    Args:
-        run: Content of run.json.
-        limits: Limits that replace the recorded ones; None: the recorded ones.
-        model_options: Options that replace the recorded ones of the same name.
+    """Return the settings in run.json, with the given limits and model options in place of recorded ones.
 
     Raises:
         ConfigurationError: A given or recorded value is not valid.

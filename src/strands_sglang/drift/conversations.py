@@ -38,31 +38,23 @@ MAX_LINE_BYTES = 2**28
 class TurnTokens:
     """A turn of a conversation."""
 
-    id: int
-    """Id of the turn, or its number in the conversation."""
-    depth: int
-    """Number of turns before it in its conversation."""
-    sampled: array[int] | None
-    """The sampled tokens; None if they are not recorded."""
-    start: int
-    """Position of the first sampled token in `Conversation.ids`; 0 if that is empty."""
-    reply: int | None
-    """Index of its message in `Conversation.messages`; None if there is none."""
-    counted: bool = True
-    """Whether to count it here; False if another conversation has it, too."""
+    id: int  # id of the turn, or its number in the conversation
+    depth: int  # number of turns before it in its conversation
+    sampled: array[int] | None  # the sampled tokens; None if they are not recorded
+    start: int  # position of the first sampled token in `Conversation.ids`; 0 if that is empty
+    reply: int | None  # index of its message in `Conversation.messages`; None if there is none
+    counted: bool = True  # whether to count it here; False if another conversation has it, too
 
 
 @dataclass(slots=True)
 class Conversation:
     """Messages and the turns that were sampled for them."""
 
-    id: str
-    """Id of the episode, or number of the line."""
+    id: str  # id of the episode, or number of the line
     turns: list[TurnTokens]
     messages: list[TemplateMessage] = field(default_factory=list)
     """The conversation in the template's form, system prompt first if there is one; empty: not recorded."""
-    tools: list[dict[str, Any]] | None = None
-    """Tools in the template's form; None: none."""
+    tools: list[dict[str, Any]] | None = None  # tools in the template's form; None: none
     ids: array[int] = field(default_factory=lambda: array("i"))
     """The tokens of the whole branch, to its last sampled token; empty if they are not recorded."""
 
@@ -76,12 +68,9 @@ def read_source(
     episodes: Collection[str] | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> Iterator[Conversation]:
-    """Yield the conversations of a run or a file, one at a time.
-
-    Raises LedgerError if there is no such run, episode or file.
+    """Yield the conversations of a run or a JSON Lines file, one at a time; LedgerError if there is no such source.
 
     Args:
-        source: Directory of a run, or a JSON Lines file.
         problems: What could not be read is added here.
         episodes: Ids of the episodes to read; None: all. For a file, numbers of lines.
         part: Number of this part, and number of parts: only every n-th episode or line is read.
@@ -187,10 +176,7 @@ def _messages(
 
 
 def parsed_message(sampled: Sequence[int], bridge: Bridge, parser: ToolParser, tools: Any = None) -> TemplateMessage:
-    """Return the message that a sampled turn is parsed to.
-
-    `tools`: tools in the template's form, for formats that write values without their type; None: none.
-    """
+    """Return the message that a sampled turn is parsed to; some formats need the tools for the types of values."""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
     encoder = bridge.encoder
     _, content = split_end_of_turn(encoder.control, array("i", sampled), parser)
@@ -235,10 +221,7 @@ def _of_file(
 
 
 def of_line(value: Any, id: str) -> Conversation:
-    """Return the conversation of one line of a file.
-
-    Raises ValueError if it is neither a conversation nor a trajectory.
-    """
+    """Return the conversation of one line of a file; ValueError if it is neither a conversation nor a trajectory."""
     if isinstance(value, list):
         value = {"messages": value}
     if not isinstance(value, dict):

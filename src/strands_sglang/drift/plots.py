@@ -28,12 +28,10 @@ def escape_for_html(text: str) -> str:
 class Row:
     """One bar."""
 
-    label: str
-    """Name at its left."""
+    label: str  # name at its left
     parts: tuple[float, ...]
     """Lengths of its parts, one per series, as shares from 0 to 1; they add up to the length of the bar."""
-    note: str = ""
-    """Text at its right."""
+    note: str = ""  # text at its right
 
 
 def bars(
@@ -46,15 +44,10 @@ def bars(
     colors: Sequence[str] = PALETTE,
     scale: float | None = None,
 ) -> str:
-    """Return a chart of horizontal stacked bars.
+    """Return a chart of horizontal stacked bars, from top to bottom. Widths are in pixels.
 
-    Args:
-        title: Title, also read by screen readers.
-        rows: The bars, from top to bottom.
-        series: Names of the parts, for the legend; empty: no legend.
-        width: Width in pixels.
-        label_width: Width of the labels in pixels.
-        scale: Share at the right end of the axis; None: the longest bar.
+    `series`: names of the parts, for the legend; empty: none. `scale`: share at the right end of the axis; None: the
+    longest bar.
     """
     note_width, bar, top = 96, 16, 54 + 18 * ((len(series) + 3) // 4 if series else 0)
     plot = width - label_width - note_width
@@ -92,19 +85,11 @@ class Line:
     """One line of a chart."""
 
     name: str
-    points: tuple[float | None, ...]
-    """Shares from 0 to 1 at 0, 1, 2, ...; None: unknown."""
+    points: tuple[float | None, ...]  # shares from 0 to 1 at 0, 1, 2, ...; None: unknown
 
 
 def lines(title: str, data: Sequence[Line], axis: str, *, width: int = 860, height: int = 260) -> str:
-    """Return a line chart.
-
-    Args:
-        title: Title, also read by screen readers.
-        axis: Name of the horizontal axis.
-        width: Width in pixels.
-        height: Height in pixels.
-    """
+    """Return a line chart; width and height are in pixels."""
     left, right, top, bottom = 56, 16, 58, 40
     most = max([point for line in data for point in line.points if point is not None] + [0.01])
     count = max([len(line.points) for line in data] + [2])

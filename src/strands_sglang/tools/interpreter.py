@@ -36,18 +36,12 @@ _SKIPPED = ("_tkinter", "_test", "_xx", "_ctypes_test")
 class Interpreter:
     """Mounts of one Python installation."""
 
-    executable: Path
-    """Executable on the host; for a virtual environment, the one its link points to."""
-    mounts: tuple[tuple[Path, str], ...]
-    """Paths on the host and their paths in the sandbox, all read-only."""
-    links: tuple[tuple[str, str], ...]
-    """Symbolic links in the sandbox: target and path."""
-    hidden: tuple[str, ...]
-    """Directories that must appear empty in the sandbox."""
-    library_path: str
-    """LD_LIBRARY_PATH in the sandbox."""
-    packages: tuple[Path, ...]
-    """Top-level files and directories of the named distributions, on the host."""
+    executable: Path  # executable on the host; for a virtual environment, the one its link points to
+    mounts: tuple[tuple[Path, str], ...]  # paths on the host and their paths in the sandbox, all read-only
+    links: tuple[tuple[str, str], ...]  # symbolic links in the sandbox: target and path
+    hidden: tuple[str, ...]  # directories that must appear empty in the sandbox
+    library_path: str  # LD_LIBRARY_PATH in the sandbox
+    packages: tuple[Path, ...]  # top-level files and directories of the named distributions, on the host
 
     @property
     def program(self) -> str:
@@ -57,11 +51,10 @@ class Interpreter:
 
 @cache
 def find_interpreter(python: str, packages: tuple[str, ...]) -> Interpreter:
-    """Return the mounts for an interpreter.
+    """Return the mounts for an interpreter (empty: the one that runs this process).
 
-    `python`: path of the executable; empty: the one that runs this process. `packages`: names of distributions
-    installed for it; their requirements are included. Raises ConfigurationError if the executable cannot be run, or a
-    distribution is not installed.
+    `packages`: distributions installed for it; their requirements are included. ConfigurationError if the executable
+    cannot be run, or a distribution is not installed.
     """
     info = _interpreter_info(python or sys.executable, packages)
     stdlib, executable = Path(info["stdlib"]), Path(info["executable"])
@@ -114,7 +107,6 @@ def _within(path: Path, directories: Iterable[Path]) -> bool:
 
 
 def _interpreter_info(python: str, packages: tuple[str, ...]) -> dict[str, Any]:
-    """Return the output of `interpreter_info.py`, run by an interpreter."""
     script = Path(__file__).with_name("interpreter_info.py").read_text()
     try:
         answer = subprocess.run(

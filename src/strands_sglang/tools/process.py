@@ -39,15 +39,11 @@ class BoundedOutput:
     __slots__ = ("_half", "_head", "_tail", "seen")
 
     def __init__(self, shown: int) -> None:
-        """Create an empty buffer.
-
-        `shown`: total number of bytes to keep.
-        """
+        """Create an empty buffer that keeps `shown` bytes in total."""
         self._half = shown // 2
         self._head = bytearray()
         self._tail = bytearray()
         self.seen = 0
-        """Number of bytes written so far."""
 
     def feed(self, data: bytes) -> None:
         """Add the next bytes of the stream."""
@@ -191,27 +187,20 @@ class SandboxCall:
     """One running call."""
 
     limits: SandboxLimits
-    workdir: str | None = None
-    """Directory in the sandbox whose files are counted; None: files are not counted."""
-    init: InitProcess | None = None
-    """Init process of the sandbox; None without isolation."""
+    workdir: str | None = None  # directory in the sandbox whose files are counted; None: files are not counted
+    init: InitProcess | None = None  # init process of the sandbox; None without isolation
     start_signal: StartSignal | None = None
     """Signals the start of the code and of its time limit; None: both start at once."""
-    process: asyncio.subprocess.Process | None = None
-    """None before the start."""
+    process: asyncio.subprocess.Process | None = None  # None before the start
     stdout: BoundedOutput = field(init=False)
     stderr: BoundedOutput = field(init=False)
-    exceeded: SandboxEndReason | None = None
-    """Limit for which the call was killed; None if it was not."""
+    exceeded: SandboxEndReason | None = None  # limit for which the call was killed; None if it was not
 
     def __post_init__(self) -> None:
         self.stdout, self.stderr = BoundedOutput(self.limits.output), BoundedOutput(self.limits.output)
 
     async def run(self, command: Sequence[str], code: bytes, **settings: Any) -> SandboxResult:
-        """Run a command that reads code from stdin.
-
-        `**settings`: arguments of `subprocess.Popen`: `env`, `cwd`, `pass_fds`, the user.
-        """
+        """Run a command that reads code from stdin; settings are arguments of `subprocess.Popen`."""
         began = time.monotonic()
         process = await self._start(command, settings)
         io = asyncio.ensure_future(self._communicate(process, code))
@@ -284,7 +273,6 @@ class SandboxCall:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     async def _communicate(self, process: asyncio.subprocess.Process, code: bytes) -> None:
-        """Write the input and read the output of a process until it ends."""
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         await asyncio.gather(
             _write(process.stdin, code),

@@ -58,9 +58,7 @@ class SandboxLimits:
     def for_process(self, *, count_processes: bool) -> dict[str, int]:
         """Return the kernel limits of each process, named as in `resource.RLIMIT_*`.
 
-        Args:
-            count_processes: Whether to limit the number of processes. The kernel counts processes per user, so this
-                requires that the sandbox runs as a user of its own.
+        The kernel counts processes per user: `count_processes` requires that the sandbox runs as a user of its own.
         """
         limits = {
             "AS": self.memory,

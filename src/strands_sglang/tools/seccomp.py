@@ -41,12 +41,9 @@ _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: inject input into a te
 class Machine(NamedTuple):
     """Constants of a processor architecture."""
 
-    audit: int
-    """Its value in `struct seccomp_data.arch`."""
-    column: int
-    """Index of its numbers in the tuples below."""
-    foreign: int | None
-    """First number of a second calling convention (x32); None if there is none."""
+    audit: int  # its value in `struct seccomp_data.arch`
+    column: int  # index of its numbers in the tuples below
+    foreign: int | None  # first number of a second calling convention (x32); None if there is none
 
 
 MACHINES = {
@@ -196,10 +193,9 @@ def _refuse_second_argument(number: int, values: tuple[int, int]) -> list[bytes]
 
 @cache
 def seccomp_filter(machine: str = "") -> bytes:
-    """Return the filter in the format that the kernel loads.
+    """Return the filter in the format that the kernel loads, for a `platform.machine()`; empty: this machine.
 
-    `machine`: architecture as in `platform.machine()`; empty: this machine. Raises ConfigurationError if the
-    architecture is not supported.
+    ConfigurationError if the architecture is not supported.
     """
     machine = machine or platform.machine()
     if machine not in MACHINES:

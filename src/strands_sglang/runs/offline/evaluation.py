@@ -61,7 +61,7 @@ class Estimate:
     """A figure with its confidence interval."""
 
     value: float | None  # the figure; None: there is no data for it
-    interval: Interval | None = None  # none: the data does not determine them
+    interval: Interval | None = None  # None: the data does not determine them
     count: int = 0  # number of tasks, or of samples of one task, that it is computed from
 
     def to_dict(self) -> dict[str, Any]:
