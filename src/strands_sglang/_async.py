@@ -34,10 +34,7 @@ async def in_thread(work: Callable[[ArgumentT], ResultT], argument: ArgumentT) -
 
 
 async def run_bounded(work: Callable[[ArgumentT], Awaitable[None]], items: Iterable[ArgumentT], at_once: int) -> None:
-    """Call an async function with every item, at most `at_once` at a time; if one call fails, the others are cancelled.
-
-    The next item is taken in a thread, because it may be read from disk.
-    """
+    """Call an async function with every item, at most `at_once` at a time; one that fails cancels the others."""
     end, iterator = object(), iter(items)
     tasks: set[asyncio.Future[None]] = set()
     try:

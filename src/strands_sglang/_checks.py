@@ -22,19 +22,13 @@ def closest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 
 
 def did_you_mean(name: str, known: Iterable[str], *, meant: str | None = None) -> str:
-    """Return the continuation of an error message about an unknown name: "; did you mean 'hermes'?".
-
-    `meant`: the name that is meant, if that is known for certain; None: the closest one.
-    """
+    """Return the continuation of a message about an unknown name, with the name that is `meant` or the closest one."""
     close = meant or closest_name(name, known)
     return "." if close is None else f"; did you mean {close!r}?"
 
 
 def check_int(name: str, value: Any, *, minimum: int = 1, optional: bool = True, hint: str = "") -> None:
-    """Raise ConfigurationError unless `value` is an int of at least `minimum`, or None if it is optional.
-
-    `hint`: what else to say in the message, such as what a special value means.
-    """
+    """Raise ConfigurationError unless `value` is an int of at least `minimum`, or None if optional; `hint` is added."""
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:

@@ -43,8 +43,6 @@ class ToolLimit(str, Enum):
 
 @dataclass
 class _Counts:
-    """What one agent has used."""
-
     iterations: int = 0
     calls: int = 0
     reason: ToolLimit | None = None

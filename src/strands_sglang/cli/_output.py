@@ -22,10 +22,7 @@ _CODES = {
 
 
 def wants_colours(stream: TextIO | None = None) -> bool:
-    """Return whether text for a stream (None: standard output) is coloured: a terminal, unless NO_COLOR is set.
-
-    See https://no-color.org.
-    """
+    """Return whether text for a stream (None: stdout) is coloured: a terminal, without NO_COLOR (https://no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     try:

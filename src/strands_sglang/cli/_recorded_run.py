@@ -27,11 +27,7 @@ _REPR = re.compile(r"<.*>|[\w.]+\(.*\)", re.DOTALL)  # looks like the `repr` of 
 
 
 def open_run(directory: str | Path, *, needs_run_file: bool = False) -> dict[str, Any]:
-    """Return the content of run.json; empty if the run has only a ledger, unless `needs_run_file`.
-
-    Raises:
-        LedgerError: There is no run, or its run.json cannot be read.
-    """
+    """Return run.json, empty if the run has only a ledger unless `needs_run_file`; LedgerError if there is no run."""
     folder = Path(directory)
     found = read_run(folder) if folder.is_dir() else None
     if found is None and needs_run_file:
@@ -48,11 +44,7 @@ def recorded_tokenizer(run: Mapping[str, Any]) -> str | None:
 
 
 def tokenizer_of(run: Mapping[str, Any], given: str | None) -> str:
-    """Return the name or path of the tokenizer to use: the given one, else that of run.json.
-
-    Raises:
-        ConfigurationError: Neither names one, or the recorded folder no longer exists.
-    """
+    """Return the given tokenizer, else that of run.json; ConfigurationError if there is none, or its folder is gone."""
     name = given or recorded_tokenizer(run)
     if name is None:
         raise ConfigurationError("run.json does not name the tokenizer: pass --tokenizer")
@@ -80,11 +72,7 @@ class RunSettings:
 def run_settings(
     run: Mapping[str, Any], limits: Mapping[str, Any] | None, model_options: Mapping[str, Any]
 ) -> RunSettings:
-    """Return the settings in run.json, with the given limits and model options in place of recorded ones.
-
-    Raises:
-        ConfigurationError: A given or recorded value is not valid.
-    """
+    """Return the settings in run.json, with the given ones in their place; ConfigurationError if a value is invalid."""
     from strands_sglang.cli._run_options import check_model_options
     from strands_sglang.runs import Limits, replay
 

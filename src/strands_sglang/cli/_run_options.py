@@ -102,11 +102,7 @@ def model_params() -> list[click.Parameter]:
 
 
 def model_arguments(given: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """Return `limits`, `sampling_params` and the other arguments of the model, for a function that they are passed to.
-
-    Raises:
-        ConfigurationError: A value is invalid.
-    """
+    """Return `limits`, `sampling_params` and the other arguments of the model, checked for the function they go to."""
     from strands_sglang.runs import Limits
 
     arguments: dict[str, Any] = dict(given["model_options"] or {})
@@ -257,10 +253,7 @@ def _engine(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def engine_client(base_url: str, options: Mapping[str, Any] | None, connections: int) -> SGLangClient:
-    """Return a client of a server; an API key comes from the environment.
-
-    `connections`: their maximum number, unless the options name another. ConfigurationError if an argument is invalid.
-    """
+    """Return a client with at most `connections`, unless the options name another number; the key is in `API_KEY`."""
     from strands_sglang.engine import SGLangClient
 
     arguments: dict[str, Any] = {"max_connections": connections, **(options or {})}
@@ -273,11 +266,7 @@ def engine_client(base_url: str, options: Mapping[str, Any] | None, connections:
 
 
 def read_tasks(given: Mapping[str, Any]) -> list[Any]:
-    """Return the tasks of a JSON Lines file: an object with the prompt, or a string, on each line; "-": standard input.
-
-    Raises:
-        ConfigurationError: A line is not a task; the message names it.
-    """
+    """Return the tasks of a JSON Lines file ("-": stdin), an object or a prompt per line; errors name the line."""
     from strands_sglang.runs import Task
 
     path = given["tasks"]

@@ -87,11 +87,7 @@ program = LazyGroup(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; arguments None: those of this process.
-
-    Raises:
-        SystemExit: Help was requested (code 0), or the arguments are invalid (code 2).
-    """
+    """Run a command (None: of this process) and return its exit code; SystemExit after help or invalid arguments."""
     if arguments is None:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no line about missing PyTorch
     given = list(sys.argv[1:] if arguments is None else arguments)

@@ -266,7 +266,6 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def _template_form(messages: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
-    """Return messages of OpenAI's or of Strands' form in the template's form."""
     made: list[TemplateMessage] = []
     blocks: list[Mapping[str, Any]] = []
     for message in messages:

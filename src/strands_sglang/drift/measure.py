@@ -97,7 +97,6 @@ def measure(
 
 
 def _measure_part(source: str | Path, tokenizer: Any, part: tuple[int, int], options: Mapping[str, Any]) -> DriftReport:
-    """Measure every n-th conversation of a source; see `measure`."""
     loaded = load_tokenizer(tokenizer)
     bridge, _ = sound_bridge(
         loaded, chat_template=options["chat_template"], arguments=options["chat_template_kwargs"] or None
@@ -247,10 +246,7 @@ class DriftMeter:
         tools: Any,
         prompt: Sequence[int],
     ) -> array[int]:
-        """Return the tokens between a turn and the next one, as `SGLangModel` appends them.
-
-        `prompt`: the tokens of the next prompt if it is rendered, used if nothing can be appended.
-        """
+        """Return the tokens between a turn and the next one, as `SGLangModel` appends them, else from `prompt`."""
         ended_by = self._encoder.control.ended_by(branch)
         text = self._bridge.extend(shape, ended_by, list(new), tools)
         if text is None and shape.calls:

@@ -44,10 +44,9 @@ def bars(
     colors: Sequence[str] = PALETTE,
     scale: float | None = None,
 ) -> str:
-    """Return a chart of horizontal stacked bars, from top to bottom. Widths are in pixels.
+    """Return a chart of horizontal stacked bars; widths in pixels.
 
-    `series`: names of the parts, for the legend; empty: none. `scale`: share at the right end of the axis; None: the
-    longest bar.
+    `series`: names of the parts, for the legend. `scale`: share at the right end of the axis; None: the longest bar.
     """
     note_width, bar, top = 96, 16, 54 + 18 * ((len(series) + 3) // 4 if series else 0)
     plot = width - label_width - note_width

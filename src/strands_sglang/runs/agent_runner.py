@@ -113,7 +113,6 @@ _END_REASONS: dict[type[BaseException], EndReason] = {
 
 
 def _truncation_reason(limits: Limits, episode: EpisodeTokens) -> EndReason:
-    """Return the end reason of an episode whose last turn was truncated: which budget was reached."""
     if limits.max_episode_tokens is not None and episode.sampled_tokens >= limits.max_episode_tokens:
         return EndReason.TOKEN_LIMIT
     last = episode.tree.turns[-1]

@@ -43,14 +43,7 @@ class RunController:
         on_episode: Callable[[Episode], Any] | None,
         stop_if_first_fail: int | None = None,
     ) -> None:
-        """Prepare the run; nothing is started.
-
-        Args:
-            run_spec: Settings shared by all episodes.
-            previous_run: State recovered from a previous run in the same directory; None: there was no previous run.
-            on_episode: Called with every episode that ends; None: nothing is called.
-            stop_if_first_fail: As in `RunOptions`.
-        """
+        """Prepare the run; nothing is started. None: there was no previous run, no callback, no early stop."""
         self.run_spec = run_spec if previous_run is None else replace(run_spec, run=previous_run.run["run"])
         """A resumed run keeps its run id."""
         self.collector = collector

@@ -165,22 +165,14 @@ class Episode:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The messages of the agent's conversation.
-
-        For a graph, a swarm or a function: the messages of its agents, one agent after the other. An episode read from
-        the ledger has the messages as far as they are plain data.
-        """
+        """The messages of the agent, or of all its agents one after the other; from a ledger, as plain data."""
         if not isinstance(self.conversation, list):
             self.conversation = self.conversation()
         return self.conversation
 
     @property
     def image_files(self) -> dict[str, bytes]:
-        """The images of its turns as PNG files, by the digest that `Trajectory.images` has; read at the first access.
-
-        Raises:
-            LedgerError: The episode was read from a ledger in which an image is missing or was changed.
-        """
+        """The images of its turns as PNG files, by their digest; LedgerError if a file is missing or changed."""
         if not isinstance(self.images, dict):
             self.images = self.images()
         return self.images

@@ -63,17 +63,11 @@ class Group:
 
 
 GroupFilter: TypeAlias = Callable[[Group], "bool | Awaitable[bool]"]
-"""A function of a complete `Group` that returns True to keep the group and False to drop it.
-
-It may be async. A plain function runs on the event loop, so a filter that waits for something must be async.
-"""
+"""A function, plain or async, that returns whether to keep a complete `Group`. It must not block the event loop."""
 
 
 def rewards_differ(group: Group) -> bool:
-    """Return whether a group has at least two different rewards; episodes without a reward are ignored.
-
-    Without a difference no episode is better than another, and group-relative advantages are all zero.
-    """
+    """Return whether a group has two different rewards: without, group-relative advantages are all zero."""
     return len({reward for reward in group.rewards if reward is not None}) > 1
 
 
@@ -116,8 +110,6 @@ class GroupFilters:
 
 @dataclass(slots=True)
 class _GroupState:
-    """The group of one task and its state."""
-
     group: Group
     """The group; its episodes are in the order in which they ended, and sorted by sample once it is complete."""
     number: int
@@ -143,10 +135,7 @@ class GroupCollector:
     dropped: int = 0
 
     def expect(self, task: Task, samples: int, number: int | None = None) -> None:
-        """Register a task and its number of episodes.
-
-        `number`: index of the task, from 0; None: the number of tasks registered so far.
-        """
+        """Register a task and its number of episodes; `number`: index of the task, None: those registered so far."""
         self.by_task[task.id] = _GroupState(Group(task), len(self.by_task) if number is None else number, samples)
 
     @property
@@ -183,10 +172,7 @@ class GroupCollector:
         self.dropped += not entry.kept
 
     def groups(self, kept: bool) -> list[Group]:
-        """Return the kept groups, or the dropped ones, in the order of their tasks.
-
-        A group that was not complete when the run ended was not filtered and counts as dropped.
-        """
+        """Return the kept groups, or the dropped ones with those not complete, in the order of their tasks."""
         entries = sorted(self.by_task.values(), key=lambda entry: entry.number)
         return [entry.group for entry in entries if entry.kept is kept and entry.group.episodes]
 

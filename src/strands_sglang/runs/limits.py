@@ -41,12 +41,10 @@ class Limits:
     max_context_tokens: int | None = None
     """Maximum number of tokens of prompt and turn together; None: the engine's context length."""
     tool_timeout: float | None = None
-    """Maximum duration of one tool call in seconds; a call that exceeds it is answered with a timeout message, which
-    the model sees (`recording/tool_recorder.py` writes it). The time of turns made inside the tool counts; time in
-    which the engine fails does not."""
+    """Maximum duration of one tool call in seconds, turns inside the tool included and engine failures excluded; a call
+    that exceeds it is answered with a timeout message, which the model sees."""
     episode_timeout: float | None = None
-    """Maximum duration of the episode in seconds, from its start. Time in which the engine fails or does
-    not respond does not count."""
+    """Maximum duration of the episode in seconds, without time in which the engine fails or does not respond."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):

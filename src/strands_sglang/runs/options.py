@@ -29,8 +29,8 @@ class RunOptions:
     rerun_tools: Collection[str] = ()
     """Names of tools that are run again when an episode is resumed, because they keep state in memory."""
     tool_arguments: ToolArguments | str = ToolArguments.RECORD
-    """How the ledger records the arguments of tool calls: "record", or "digest" if hooks pass secrets to tools. The
-    arguments as sampled by the model are recorded as tokens in either case."""
+    """How the ledger records arguments of tool calls: "record", or "digest" if hooks pass secrets to tools; what the
+    model sampled is recorded as tokens in either case."""
     reward_timeout: float | None = None
     """Seconds that scoring an episode may take; None: no limit."""
     prefix_warmup: float | None = 1.0

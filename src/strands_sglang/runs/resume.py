@@ -87,7 +87,6 @@ def _messages_of(end: EndData) -> list[Any]:
 
 
 def _bare(message: Any) -> Any:
-    """Return a message without the keys that the framework adds, such as usage and ids."""
     if not isinstance(message, Mapping):
         return message
     return {name: message[name] for name in ("role", "content") if name in message}

@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 
 
 def checked_tasks(tasks: Any) -> list[Task] | Iterable[Any]:
-    """Return the items of a sequence as tasks; any other iterable is returned unchanged and not read.
-
-    Raises:
-        ConfigurationError: `tasks` is not an iterable of tasks, or two tasks have the same id.
-    """
+    """Return a sequence as distinct tasks, or raise ConfigurationError; any other iterable is returned and not read."""
     if isinstance(tasks, (str, Mapping, Task)):
         raise ConfigurationError("tasks must be an iterable of tasks, got a single task: pass [task]")
     if not isinstance(tasks, Iterable):

@@ -58,17 +58,10 @@ class Scheduler:
         on_turn: OnTurn,
         on_end: Callable[[Episode, bool], Awaitable[bool]],
     ) -> None:
-        """Prepare the schedule; nothing is started.
+        """Prepare the schedule of the episodes of each task (`groups`), which are read as slots become free.
 
-        Args:
-            worker: Runs the episodes.
-            groups: The episodes of each task, task after task; read as slots become free.
-            concurrency: Number of episodes that run at the same time.
-            prefix_warmup: As in `RunOptions`.
-            on_begin: Called when an episode starts.
-            on_turn: Called with every sampled turn.
-            on_end: Called with every episode that ended, and whether a previous run ended it; returns whether the run
-                has enough groups.
+        `on_end` is called with every episode that ended, and whether a previous run ended it; it returns whether the
+        run has enough groups. `prefix_warmup` as in `RunOptions`.
         """
         self._worker, self._groups = worker, groups
         self._concurrency, self._prefix_warmup = concurrency, prefix_warmup

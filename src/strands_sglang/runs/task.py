@@ -29,15 +29,13 @@ class Task:
     """
 
     prompt: str | list[dict[str, Any]]
-    """The user's message: text, or Strands content blocks, such as `{"image": {"format": "png", "source": {"bytes":
-    data}}}`."""
+    """The user's message: text, or Strands blocks (`{"image": {"format": "png", "source": {"bytes": ...}}}`)."""
     answer: Any = None
     """The expected answer, for the reward function: plain JSON data, never shown to the model."""
     data: dict[str, Any] = field(default_factory=dict)
     """Any other data of the task: plain JSON data, never shown to the model."""
     id: str = ""
-    """Identifier, unique within a run: up to 200 printable characters without "/". If it is "", it is set to a digest
-    of the content."""
+    """Unique within a run: up to 200 printable characters without "/". "" is replaced by a digest of the content."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, (str, list)):
@@ -91,11 +89,7 @@ class Task:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], files: FileStore | None = None) -> Task:
-        """Return the task that `to_dict` wrote; `files` None: the data has the bytes of its images.
-
-        Raises:
-            LedgerError: A file is missing, or was changed.
-        """
+        """Return the task that `to_dict` wrote (`files` None: it has the images' bytes); LedgerError if one is lost."""
         prompt = data["prompt"]
         return cls(**{**data, "prompt": with_images(prompt, files)})
 

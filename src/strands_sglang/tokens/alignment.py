@@ -26,10 +26,7 @@ class TokenDifference(NamedTuple):
 
 
 def align(old: Sequence[int], new: Sequence[int], separators: frozenset[int] = frozenset()) -> list[TokenDifference]:
-    """Return where two sequences differ, in order.
-
-    Long sequences are divided at `separators`, such as control tokens, before they are aligned.
-    """
+    """Return where two sequences differ, in order; long ones are divided at `separators` before they are aligned."""
     head = _common(old, new)
     tail = _common(old[head:][::-1], new[head:][::-1])
     left, right = list(old[head : len(old) - tail]), list(new[head : len(new) - tail])

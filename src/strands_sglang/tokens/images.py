@@ -20,8 +20,7 @@ class ImageSpan(NamedTuple):
     """One image among the tokens: where it is, how many positions it takes, and which image it is."""
 
     start: int
-    """Position of its first placeholder token: in the context of its turn (`Turn.images`), or in the branch
-    (`PreparedTurn.images`, `Trajectory.images`)."""
+    """Position of its first placeholder: in the context of its turn (`Turn.images`), otherwise in the branch."""
     positions: int
     digest: str
     """SHA-256 of the image file that is sent, in hex."""

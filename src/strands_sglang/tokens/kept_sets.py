@@ -38,8 +38,7 @@ class KeptSets:
     offsets: array[int]
     """Where each set begins in `token_ids`, and where the last one ends: one entry more than tokens, from 0."""
     logprobs: array[float]
-    """Log-probability of each sampled token under the behaviour policy: renormalised over its set. 0.0 for a token
-    without a set, which was not sampled."""
+    """Log-probability of each token under the behaviour policy: renormalised over its set; 0.0 without a set."""
 
     def __post_init__(self) -> None:
         count = len(self.offsets) - 1
@@ -93,10 +92,7 @@ class KeptSets:
             raise CountMismatchError(f"sampled token {outside} ({sampled[outside]}) is not in its kept set")
 
     def padded(self, width: int | None = None) -> npt.NDArray[np.int32]:
-        """Return the sets as one block of shape (tokens, width), with -1 after the ids of each set.
-
-        `width` None: the size of the largest set. CountMismatchError if a set is larger.
-        """
+        """Return the sets as one block of shape (tokens, width; None: largest), with -1 after the ids of each set."""
         sizes = np.diff(np.asarray(self.offsets))
         most = int(sizes.max()) if len(sizes) else 0
         if width is not None and most > width:

@@ -39,11 +39,7 @@ def record_of(tree: str, turns: Iterable[Turn]) -> dict[str, Any]:
 
 
 def read_record(data: Mapping[str, Any]) -> tuple[str, list[Turn]]:
-    """Return the id and the turns of a serialized tree. The tree itself checks that the turns fit together.
-
-    Raises:
-        RecordError: The format is unknown, or a turn is inconsistent.
-    """
+    """Return the id and the turns of a serialized tree, each checked alone; RecordError if that fails."""
     if not isinstance(data, Mapping) or data.get("format") != RECORD_FORMAT:
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
         raise RecordError(f"the format of a recorded tree must be {RECORD_FORMAT}, got {found!r}")

@@ -36,8 +36,7 @@ class TeacherLogprobs:
     logprobs: array[float]
     """Logprob of each token, at temperature 1; 0.0 for a token that was not sampled."""
     top_ids: array[int] = field(default_factory=lambda: array("i"))
-    """The teacher's likeliest ids at each position, likeliest first, one row after the other; -1 where nothing was
-    sampled."""
+    """Likeliest ids at each position, likeliest first, one row after the other; -1 where nothing was sampled."""
     top_logprobs: array[float] = field(default_factory=lambda: array("d"))
     """Their logprobs; 0.0 where nothing was sampled."""
     top: int = 0
@@ -53,12 +52,7 @@ class TeacherLogprobs:
 
     @classmethod
     def of(cls, logprobs: Any, top_ids: Any = (), top_logprobs: Any = ()) -> TeacherLogprobs:
-        """Return scores from one logprob per token, and rows of likeliest ids and their logprobs (empty: none).
-
-        Raises:
-            TreeError: A value is not a logprob.
-            CountMismatchError: The lengths do not fit together.
-        """
+        """Return scores from one logprob per token, and rows of likeliest ids and their logprobs (empty: none)."""
         ids, values = np.asarray(top_ids, np.int32), np.asarray(top_logprobs, np.float64)
         top = int(ids.shape[1]) if ids.ndim == 2 else 0
         return cls(

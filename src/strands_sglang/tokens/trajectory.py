@@ -57,14 +57,11 @@ class Trajectory:
     main: bool = False
     """Whether this is the branch in which the agent of the task finished. Ignored by `==`."""
     images: tuple[ImageSpan, ...] = ()
-    """The images of the branch, in order; positions count from its first token. `token_ids` has each image's
-    placeholder once for every position that the image takes, so all arrays count the same positions."""
+    """Images in order; positions count from the first token, and `token_ids` has a placeholder for each position."""
     kept: KeptSets | None = None
-    """The kept set of every token, empty where nothing was sampled, with the behaviour policy's logprobs; None unless
-    every turn that sampled tokens has its sets."""
+    """Kept set of every token (empty: not sampled) and behaviour logprobs; None unless all sampled tokens have one."""
     teacher: TeacherLogprobs | None = None
-    """A teacher's logprobs of every token, 0.0 where nothing was sampled; None unless a teacher scored every turn that
-    sampled tokens."""
+    """A teacher's logprob of every token, 0.0 where nothing was sampled; None unless all sampled tokens have one."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -160,11 +157,7 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
-        """Return the trajectory that `to_dict` wrote.
-
-        Raises:
-            RecordError: The format is unknown, or the content is inconsistent.
-        """
+        """Return the trajectory that `to_dict` wrote; RecordError if the format is unknown, or it is inconsistent."""
         if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
             raise RecordError(f"a trajectory must be a mapping of format {_FORMAT}")
         try:
@@ -236,13 +229,7 @@ def branch_teacher(path: Sequence[Turn]) -> TeacherLogprobs | None:
 
 
 def flatten_branch(tree: str, path: Sequence[Turn], trained: Container[int], *, main: bool = False) -> Trajectory:
-    """Return a branch as a trajectory.
-
-    Args:
-        tree: Id of the tree.
-        path: The turns of the branch, first to last; may be empty.
-        trained: Ids of the turns whose sampled tokens get loss mask 1.
-    """
+    """Return a branch, given as its turns (maybe none), as a trajectory; `trained`: turns with loss mask 1."""
     count = path[-1].end if path else 0
     ids, logprobs = array("i"), np.zeros(count)
     mask, origins = np.zeros(count, np.int8), np.full(count, Origin.CONTEXT, np.int8)

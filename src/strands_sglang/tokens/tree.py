@@ -253,11 +253,7 @@ class TokenTree:
             self._rejected.discard(turn.id)
 
     def set_teacher(self, turn: Turn, scores: TeacherLogprobs) -> None:
-        """Set a teacher's logprobs of the sampled tokens of a turn, in place of earlier ones.
-
-        Raises:
-            CountMismatchError: There is not one logprob per sampled token.
-        """
+        """Set a teacher's logprobs, one per sampled token (or CountMismatchError), in place of earlier ones."""
         self._check_ours(turn)
         if len(scores) != len(turn.sampled):
             raise CountMismatchError(f"{len(turn.sampled)} sampled tokens but {len(scores)} logprobs of a teacher")

@@ -139,18 +139,15 @@ class Turn:
     forked_from: int | None = None
     """Id of the turn whose history was rewritten into this branch; None: nothing was rewritten."""
     caller: tuple[int, str | None] | None = None
-    """Id of the turn, and of its tool call (None: unknown), that started this branch, as for a sub-agent; None: started
-    from outside."""
+    """Turn and tool call (None: unknown) that started this branch, as for a sub-agent; None: started from outside."""
     detail: dict[str, Any] = field(default_factory=dict)
     """Plain JSON data about the call: request id, cached tokens, and whatever the caller stores."""
     images: tuple[ImageSpan, ...] = ()
     """Images in `context`, in order; positions count from its first token. Empty without images."""
     kept: KeptSets | None = None
-    """The kept set of each sampled token, and its logprob under the behaviour policy; None: sampling was not truncated,
-    or the sets were not requested."""
+    """Kept set of each sampled token and its behaviour logprob; None: not truncated, or not requested."""
     teacher: TeacherLogprobs | None = None
-    """A teacher's logprobs of the sampled tokens; None: no teacher scored them. May be set later
-    (`TokenTree.set_teacher`)."""
+    """A teacher's logprobs of the sampled tokens (`TokenTree.set_teacher`); None: no teacher scored them."""
 
     def __post_init__(self) -> None:
         count = len(self.sampled)
@@ -207,8 +204,7 @@ class PreparedTurn:
     parent: Turn | None
     """The turn it continues from; None: it starts a branch."""
     ids: array[int]
-    """The prompt to send: the whole branch so far, then `closing`, then `context` (32-bit). Checked again at commit,
-    and not changed by it."""
+    """The whole branch so far, then `closing`, then `context` (32-bit). Checked again at commit."""
     closing: array[int]
     context: array[int]
     purpose: TurnPurpose

@@ -100,10 +100,7 @@ def bwrap_command(
 def python_command(
     program: str, limits: SandboxLimits, arguments: Sequence[str], *, count_processes: bool
 ) -> list[str]:
-    """Return the command line that runs code from stdin in an interpreter, with limits of each process.
-
-    `arguments`: further arguments of the bootstrap, such as `uid=...` or `path=...`.
-    """
+    """Return the command line that runs code from stdin with limits; `arguments`: of the bootstrap (`uid=...`)."""
     bounds = limits.for_process(count_processes=count_processes).items()
     # Without site and user directories, which take most of an interpreter's start time.
     return [program, "-s", "-S", "-B", "-c", _BOOTSTRAP, *arguments, *(f"{name}={value}" for name, value in bounds)]

@@ -91,7 +91,6 @@ def package_directories(python: str, packages: tuple[str, ...]) -> tuple[str, li
 
 
 def _library_mounts(libraries: Iterable[Path]) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
-    """Return mounts of single libraries, and mounts of whole system directories."""
     shared, directories = [], set()
     for path in libraries:
         if _within(path.resolve().parent, _SYSTEM):

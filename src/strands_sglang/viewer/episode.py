@@ -37,10 +37,7 @@ _MAX_RESULT = 200_000  # characters of a tool result that are sent to the page
 def episode_view(
     record: EpisodeRecord, texts: TokenTexts | None = None, *, max_result: int = _MAX_RESULT
 ) -> dict[str, Any]:
-    """Return everything the page shows of one episode; texts None: tokens are shown as ids.
-
-    `max_result`: characters of a tool result after which it is cut.
-    """
+    """Return what the page shows of one episode; texts None: ids. A tool result has `max_result` characters."""
     end: Mapping[str, Any] = {} if record.end is None else record.end.data
     metrics = end.get("metrics")
     used: dict[str, Any] = metrics if isinstance(metrics, dict) else {}

@@ -37,8 +37,6 @@ _FIRST_DELAY = 1.5  # seconds that the ledger waits for the first table to be de
 
 @dataclass(slots=True)
 class _Entry:
-    """What the ledger holds of one episode."""
-
     events: int = 0
     sections: dict[tuple[str, int], None] = field(default_factory=dict)  # shard name and section offset, in order
     builder: SummaryBuilder | None = None  # while the episode has no row that covers its events
@@ -46,8 +44,6 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Follower:
-    """Reads the blocks of a shard that were not read before."""
-
     path: Path
     section: int = 0
     last: int = -1  # offset of the last block that was read

@@ -136,10 +136,7 @@ def work(tokenizer: str) -> None:
 
 
 def answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts | None, error: str) -> Any:
-    """Return the answer to a request (see `EpisodeWorker.ask`), in this process; LedgerError for unreadable events.
-
-    `error`: why the tokenizer could not be loaded; "" if it was.
-    """
+    """Return the answer to a request, in this process; `error`: why the tokenizer could not be loaded, "" if it was."""
     if head["do"] == "load":
         return {"error": error}
     record = resolved(head["id"], places)

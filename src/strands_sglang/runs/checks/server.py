@@ -230,9 +230,9 @@ async def router(setup: Setup) -> Finding:
 
 
 async def _conversation(setup: Setup, key: str) -> tuple[list[bool | None], list[list[int]]]:
-    """Play a conversation, and send unrelated prompts with its key; return these prompts as the second value.
+    """Play a conversation, and send unrelated prompts with its key.
 
-    The first: for each turn after the first, whether its prefix was cached (None: not reported).
+    Returns whether the prefix of each turn after the first was cached (None: not reported), and these prompts.
     """
     page, sampling = await setup.page_size(), {"max_new_tokens": 2, "temperature": 0.0}
     prompt = await setup.fresh_prompt()
@@ -255,10 +255,7 @@ async def _conversation(setup: Setup, key: str) -> tuple[list[bool | None], list
 async def _places(
     setup: Setup, reports: Sequence[WorkerReport], prompts: Sequence[Sequence[list[int]]]
 ) -> tuple[str, str] | None:
-    """Return how many routing keys stayed on one worker, and which policy that suggests, from the prompts of each key.
-
-    None if there are too many workers, or it is unclear.
-    """
+    """Return how many routing keys stayed on one worker, and which policy that suggests; None if it is unclear."""
     if not 2 <= len(reports) <= _MOST_ASKED:
         return None
     clients = [setup.client.at(report.url, max_connections=16) for report in reports]

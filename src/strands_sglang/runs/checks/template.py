@@ -59,10 +59,7 @@ async def tokenizer(setup: Setup) -> Finding:
 
 
 async def _compared(setup: Setup) -> bool:
-    """Compare the tokenizer with the server's, once; return False if the server does not report its ids.
-
-    ConfigurationError if they differ; the message says where.
-    """
+    """Compare the tokenizer with the server's, once, or raise; return False if the server does not report its ids."""
 
     async def compare() -> bool:
         # A busy server may answer too late: ask once more.

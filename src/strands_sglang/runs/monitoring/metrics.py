@@ -18,10 +18,7 @@ from strands_sglang.runs.episode import Episode
 
 
 def bar(part: float, width: int, cells: str) -> str:
-    """Return a bar of `width` columns, `part` (0 to 1) of it filled; any value above 0 fills at least one step.
-
-    `cells`: fill levels of one column, empty to full.
-    """
+    """Return a bar with `part` (0 to 1) filled, at least a step if above 0; `cells`: fill levels of a column."""
     steps = len(cells) - 1
     filled = min(max(math.ceil(part * width * steps) if part > 0 else 0, 0), width * steps)
     whole, rest = divmod(filled, steps)
@@ -157,8 +154,7 @@ class RunMetrics:
     """Complete groups that a filter dropped."""
     filter_errors: int = 0
     versions: dict[str | None, int] = field(default_factory=dict)
-    """Number of episodes by weight version of their sampled tokens, oldest first, the newest 32 versions; the key None
-    counts episodes whose engine did not report a version."""
+    """Episodes by weight version of their tokens (None: not reported), oldest first, the newest 32 versions."""
 
     def to_dict(self, prefix: str = "rollout/") -> dict[str, float]:
         """Return the numbers under flat names, for an experiment tracker; unknown numbers are left out."""

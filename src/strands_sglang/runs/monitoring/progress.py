@@ -173,10 +173,7 @@ class Reporter:
         metrics_seconds: float = 10.0,
         tracking: Tracking | None = None,
     ) -> None:
-        """Prepare the reporter; None: nothing is called or tracked.
-
-        `metrics_seconds`: seconds between two calls of `on_metrics`, and between two points of the tracker.
-        """
+        """Prepare the reporter; `metrics_seconds`: between two calls of `on_metrics`, and two points of the tracker."""
         self.totals, self._display, self._tracking = totals, display, tracking
         self._on_metrics, self._seconds = on_metrics, metrics_seconds
         self._task: asyncio.Task[None] | None = None

@@ -331,10 +331,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """Return the interval of the mean of independent values, by Student's t distribution.
-
-    None if there are fewer than two values, or all are equal.
-    """
+    """Return Student's t interval of the mean of independent values; None for fewer than two, or if all are equal."""
     count = len(values)
     if count < 2:
         return None

@@ -252,7 +252,6 @@ class LocalWorker:
         return write_both
 
     def _resumed_chain(self, sink: Callable[[bytes], None], record: EpisodeRecord) -> HashChain:
-        """Return a hash chain that continues a recorded episode, in a new epoch."""
         chain = HashChain(sink, record.id, epoch=record.epoch + 1, number=record.next_number, head=record.head)
         resume: ResumeData = {
             "from_event": record.next_number - 1,

@@ -166,15 +166,12 @@ def infrequent_gc() -> Iterator[None]:
 
 
 class _GcTimer:
-    """A timer that runs the garbage collector on an event loop until it is cancelled."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._full_at = time.monotonic() + _FULL_SECONDS
         self._handle = loop.call_later(_YOUNG_SECONDS, self._collect)
 
     def cancel(self) -> None:
-        """Stop the timer."""
         self._handle.cancel()
 
     def _collect(self) -> None:

@@ -74,12 +74,10 @@ class RayWorker:
     async def run(
         self, spec: EpisodeSpec
     ) -> tuple[tuple[Episode, list[TurnCounts]], TokenTree, list[Any], dict[str, bytes] | None]:
-        """Run an episode.
+        """Run an episode; return four values, which Ray stores separately, so that only the first, small one is sent.
 
-        Returns:
-            Four values, which Ray stores separately, so that only the first, small one is sent: the episode without
-            turns, messages and images, with the turn counts that `poll` has not returned yet; its turns; its messages;
-            its images, or None if they are in its record and were not read.
+        They are the episode with the turn counts that `poll` has not returned yet; its turns; its messages; its images,
+        or None if they are in its record and were not read.
         """
         await self.ready()
         assert self._local is not None
@@ -147,11 +145,7 @@ class RayPool:
     """The Ray workers of one run. Implements the `Worker` protocol."""
 
     def __init__(self, run_spec: RunSpec, workers: int, concurrency: int) -> None:
-        """Start the workers on the Ray cluster this process is connected to; without one, start Ray on this machine.
-
-        `concurrency` counts in all processes together. ConfigurationError if ray is not installed, or `run_spec` cannot
-        be pickled.
-        """
+        """Start the workers on the Ray cluster of this process, or on this machine; ConfigurationError if it fails."""
         try:
             ray: Any = importlib.import_module("ray")
         except ImportError as error:

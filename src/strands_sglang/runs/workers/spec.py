@@ -42,9 +42,7 @@ class EpisodeSpec:
     task: Task
     sample: int  # number among the samples of the task, from 0
     record: EpisodeRecord | None = None  # the recorded episode to resume from; None: it starts from the beginning
-    epoch: int = 0
-    """Epoch of an episode that starts from the beginning: above 0 if the ledger has unusable events of an earlier
-    start."""
+    epoch: int = 0  # above 0 if an episode that starts from the beginning has unusable events of an earlier start
     finished: Episode | None = None  # the episode, if a previous run ended it; None: it must be run
     unscored: bool = False  # whether it has ended and only has to be scored; `record` is then the complete episode
     sampling_params: dict[str, Any] | None = None  # SGLang sampling parameters of this episode; None: those of the run
@@ -153,8 +151,7 @@ Built: TypeAlias = "Agent | MultiAgentBase | Callable[[], Any]"
 """Return type of `build`: an agent, a graph or swarm, or a function without arguments that runs the episode."""
 
 Score: TypeAlias = float | Mapping[str, Any] | Sequence[Any] | Reward | None
-"""Return type of a reward function: a number; a dict with "reward" and other numbers; one number per turn; a `Reward`;
-None: no reward."""
+"""What a reward function returns: a number; a dict with "reward"; one number per turn; a `Reward`; None: no reward."""
 
 
 class BuildAgent(Protocol):
