@@ -107,7 +107,6 @@ class SGLangModel(StructuredOutputModel):
         engine: TokenEngine = client if client is not None else SGLangClient(cast(str, base_url))
         _check_sampling(engine, self._settings)
         self.tokenizer = tokenizer
-        """The model's tokenizer."""
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
         detected = resolve_tool_parser(tool_parser, bridge)
         parser = detected.parser or PlainTextParser()
@@ -305,7 +304,6 @@ class SGLangModel(StructuredOutputModel):
         model_state: dict[str, Any] | None,
         others: dict[str, Any],
     ) -> TurnRequest:
-        """Return the call that the arguments of `stream` describe."""
         if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
             logger.warning("tool_choice=<%s> | a chat template cannot force a tool call; ignored", tool_choice)
         conversation = Conversation.of(

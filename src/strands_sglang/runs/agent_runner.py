@@ -53,24 +53,14 @@ class AgentOutcome:
     """How an agent ended."""
 
     end_reason: EndReason
-    """Why it ended."""
     text: str = ""
-    """Text of its last reply."""
     failure: Failure | None = None
-    """The error; None if there was none."""
 
 
 async def run_agent(agent: Any, task: Task, limits: Limits, episode: EpisodeTokens) -> AgentOutcome:
-    """Run an agent on its task until it ends or reaches a limit.
+    """Run an agent on its task until it ends or reaches a limit; time limits are not applied here.
 
-    Args:
-        agent: A Strands agent, a graph or swarm of agents, or a function without arguments, which may be async.
-        task: The task.
-        limits: Limits of the episode. Time limits are not applied here.
-        episode: Records the turns.
-
-    Returns:
-        The end reason, the text of the last reply, and the error if there was one.
+    `agent`: a Strands agent, a graph or swarm of agents, or a function without arguments, which may be async.
     """
     try:
         if not hasattr(agent, "invoke_async"):
@@ -123,7 +113,6 @@ _END_REASONS: dict[type[BaseException], EndReason] = {
 
 
 def _truncation_reason(limits: Limits, episode: EpisodeTokens) -> EndReason:
-    """Return the end reason of an episode whose last turn was truncated: which budget was reached."""
     if limits.max_episode_tokens is not None and episode.sampled_tokens >= limits.max_episode_tokens:
         return EndReason.TOKEN_LIMIT
     last = episode.tree.turns[-1]
@@ -140,7 +129,6 @@ def _truncation_reason(limits: Limits, episode: EpisodeTokens) -> EndReason:
 
 
 def _multi_agent_outcome(result: Any) -> AgentOutcome:
-    """Return the outcome of a graph or a swarm; its text is the text of the last agent."""
     last = list(result.results.values())[-1:]
     end_reason = EndReason.ANSWERED if result.status.value == "completed" else EndReason.STOPPED
     return AgentOutcome(end_reason, str(last[0].result).strip() if last else "")
@@ -165,7 +153,6 @@ _EXPECTED_ENDS = (
 
 
 def _in_episode() -> bool:
-    """Return whether this context belongs to an episode."""
     return current_tool_recorder.get() is not None
 
 
@@ -179,13 +166,10 @@ class EpisodeRun:
     """An episode while it runs."""
 
     id: str
-    """Id of the episode."""
     task: Task
-    """The task."""
     recorder: EpisodeRecorder
     """Answers its engine calls and records them."""
     tokens: EpisodeTokens = field(init=False)
-    """Turns and tokens of the episode."""
     agent: Any = None
     """The return value of `build`; None: not built yet."""
     agents: list[Any] = field(default_factory=list)
@@ -196,7 +180,6 @@ class EpisodeRun:
         self.recorder.on_agent = self._add_agent
 
     def _add_agent(self, agent: Any) -> None:
-        """Called with the agent of every turn: registers its tools and adds it to `agents`."""
         record_tools(agent)
         if not within.get() and all(agent is not known for known in self.agents):
             self.agents.append(agent)
@@ -247,11 +230,7 @@ class EpisodeRun:
 
 
 def _check_built(built: Any) -> Any:
-    """Return the return value of `build`.
-
-    Raises:
-        ConfigurationError: It is neither an agent nor a function.
-    """
+    """Return the return value of `build`; ConfigurationError if it is neither an agent nor a function."""
     if built is None:
         raise ConfigurationError("build(task, model) must return an agent, got None: does it end with `return agent`?")
     if isinstance(built, type) or not (hasattr(built, "invoke_async") or callable(built)):

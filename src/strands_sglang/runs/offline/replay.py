@@ -52,7 +52,6 @@ class PromptDifference:
     """The first difference between a recorded prompt and the prompt of the current agent."""
 
     event: int
-    """Number of the recorded event that has the prompt."""
     token: int
     """Index of the first token that differs, from 0."""
     before: str
@@ -78,9 +77,7 @@ def prompt_difference(
 ) -> PromptDifference | None:
     """Return the difference between a prompt and the recorded prompt with the longest common prefix.
 
-    `pending`: recorded events that were not replayed yet; at most 32 calls of them are compared. `agent`: the agent
-    that made the call; None if it is not known. Returns the difference; None if no recorded prompt is left, or if the
-    comparison failed (which is logged).
+    Compares at most 32 calls of the `pending` events. None if no recorded prompt is left, or if it failed (logged).
     """
     try:
         calls = {data_of(call, CallData)["turn"]: call for call in record.calls}
@@ -340,10 +337,7 @@ async def _wait_until_ended(work: asyncio.Task[Any], record: EpisodeRecord, reco
 def compare(
     record: EpisodeRecord, episode_run: EpisodeRun, replay_log: ReplayLog, decode: Callable[[Any], str]
 ) -> ReplayResult:
-    """Compare a replayed episode with its record.
-
-    `replay_log`: the recorded answers that were not returned.
-    """
+    """Compare a replayed episode with its record; `replay_log` has the recorded answers that were not returned."""
     trajectories = tuple(episode_run.tokens.trajectories())
     diverged = episode_run.recorder.diverged
     if diverged is not None:
