@@ -15,10 +15,6 @@ your own           `padded_batch`, `write_jsonl`, `read_jsonl`, `to_arrow`, `bra
 
 Each name is imported when it is first used, so that no trainer's package (slime, trl, verl, torch, ray, ...) is needed
 to import this package.
-
-Example:
-    >>> from strands_sglang.trainers import slime_rollout
-    >>> generate = slime_rollout(build_agent, reward=score)
 """
 
 from __future__ import annotations

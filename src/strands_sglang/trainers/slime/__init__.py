@@ -1,7 +1,6 @@
 """slime and its fork Miles: a generate function from a Strands agent, and what goes with it.
 
-`slime_rollout` makes the function for slime, `miles_rollout` the one for Miles. `grpo_by_group` and the two filters are
-for slime's flags where an episode becomes several samples. slime and Miles themselves are never imported.
+slime and Miles themselves are never imported.
 """
 
 from strands_sglang.trainers.slime.generate import slime_rollout
