@@ -45,10 +45,7 @@ DROPS_REASONING = StepResult(FailureReason.REWRITES, "the template does not writ
 
 @dataclass(frozen=True, slots=True)
 class Soundness:
-    """The results for one template and tokenizer.
-
-    Example: `soundness("Qwen/Qwen3-8B").advice`
-    """
+    """The results for one template and tokenizer."""
 
     digest: str
     """Hash of the template, its arguments and the tokenizer."""
