@@ -36,7 +36,6 @@ class ImageFile:
     """An image as it is sent."""
 
     png: bytes = field(repr=False)
-    """8-bit RGB."""
     digest: str
     width: int
     height: int
@@ -126,10 +125,7 @@ def image_bytes(block: Any) -> bytes:
 
 
 def sources_in(messages: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-    """Yield the files in the image blocks of Strands messages, including those in tool results.
-
-    Blocks that are not well-formed are skipped: `messages` reports them, with their places.
-    """
+    """Yield the files in image blocks, also in tool results; malformed blocks are skipped: `messages` reports them."""
     for message in messages:
         content = message.get("content")
         for block in content if isinstance(content, (list, tuple)) else ():

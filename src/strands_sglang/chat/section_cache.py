@@ -23,7 +23,6 @@ _SHORTEST: Final = 64
 _MOST_CHARACTERS: Final = 4_000_000
 """In characters, of all cached parts."""
 _MOST_SEEN: Final = 100_000
-"""By their hash."""
 
 
 class SectionCache:

@@ -47,18 +47,8 @@ _MAX_RETRIES = 60  # requests in a row that the engine may interrupt before a to
 class BaseEngine(ABC):
     """An engine that samples one request at a time.
 
-    `request` retries failed requests if it can; only interrupted turns are sent again here.
-
-    Example:
-        ```python
-        class MyEngine(BaseEngine):
-            owner = "my server"
-
-            async def request(self, input_ids, sampling, key, experts_start):
-                answer = await my_server.sample(input_ids, **sampling)
-                ends = finished(answer.stop_reason, answer.ids, sampling["max_new_tokens"])
-                return sampled(self.owner, answer.ids, answer.logprobs, spans_of(answer.versions), ends)
-        ```
+    `request` retries failed requests if it can; only interrupted turns are sent again here. `examples/other_engine` is
+    an engine on plain transformers.
     """
 
     owner = "the engine's owner"

@@ -104,8 +104,6 @@ def parse(
 
     Args:
         answer: What `loads` returned; it is modified.
-        sent_tokens: Length of the prompt that was sent.
-        rid: Id of the request.
         requests: Requests that this answer took, including failed attempts.
         experts_start: First position whose routed experts were requested; None: none were.
         partial: Whether the answer comes from the middle of a stream and may be unfinished.

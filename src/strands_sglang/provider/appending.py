@@ -99,8 +99,7 @@ class Appender:
     ) -> tuple[PromptText | None, StepResult]:
         """Render new messages after the real conversation, and compare the rendering with the branch.
 
-        `aligned` is False if the oldest messages were dropped. `learn`: the result decides which stand-in is used from
-        now on.
+        `aligned` is False if the oldest messages were dropped. `learn`: the result decides which stand-in is used.
         """
         step, shape, extend = step_of(new), parent.shape, self._bridge.extend
         tools, soundness = preamble.template_tools, self.soundness

@@ -241,11 +241,7 @@ def _chosen(name: str, value: Any, kind: Any) -> Any:
 
 
 def template_arguments(source: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Remove the arguments of the chat template from the options and return them.
-
-    Returns:
-        The template's arguments: `chat_template_kwargs`, `enable_thinking`, and any option that the template reads.
-    """
+    """Remove the arguments of the chat template from the options and return them."""
     given = options.pop("chat_template_kwargs", None) or {}
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"chat_template_kwargs must be a dict of the template's arguments, got {given!r}")

@@ -35,10 +35,7 @@ class TurnRunner:
     """Runs the turns of one model, any number at the same time."""
 
     def __init__(self, engine: TokenEngine, planner: Planner, images: ImageSupport, problem: str = "") -> None:
-        """Create a runner.
-
-        `problem` says why no parser of tool calls was found.
-        """
+        """Create a runner; `problem` says why no parser of tool calls was found."""
         self.planner = planner
         self.sampler = Sampler(engine, images)
         self._images = images

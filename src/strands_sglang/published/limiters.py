@@ -52,27 +52,21 @@ class LoopLimitReachedError(StrandsSGLangError):
 class MaxToolIterationsReachedError(LoopLimitReachedError):
     """The agent used tools in the largest allowed number of turns.
 
-    Example:
-        >>> issubclass(MaxToolIterationsReachedError, LoopLimitReachedError)
-        True
+    Example: `except MaxToolIterationsReachedError: ...`
     """
 
 
 class MaxToolCallsReachedError(LoopLimitReachedError):
     """The agent made the largest allowed number of tool calls.
 
-    Example:
-        >>> issubclass(MaxToolCallsReachedError, LoopLimitReachedError)
-        True
+    Example: `except MaxToolCallsReachedError: ...`
     """
 
 
 class MaxMessagesReachedError(LoopLimitReachedError):
     """The largest allowed number of messages was added to the conversation.
 
-    Example:
-        >>> issubclass(MaxMessagesReachedError, LoopLimitReachedError)
-        True
+    Example: `except MaxMessagesReachedError: ...`
     """
 
 

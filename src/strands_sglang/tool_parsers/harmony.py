@@ -68,7 +68,6 @@ class HarmonyToolParser(ToolParser):
 
 class _Header(NamedTuple):
     channel: str | None
-    """The channel; None if the header is malformed."""
     recipients: set[str]
     """The recipients; a call has exactly one, a message to the user none."""
     was_cut: bool

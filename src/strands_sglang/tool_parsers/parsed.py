@@ -53,7 +53,6 @@ class ToolCall:
     arguments: dict[str, Any]
     """The decoded arguments; `{}` only if the model wrote an empty object."""
     raw: str
-    """The exact text of the call, markers included."""
     start: int
     id: str | None = None
     """The call id that the model wrote; None if the format has none."""
@@ -91,7 +90,6 @@ class ParsedTurn:
     reasoning: str | None
     """The reasoning without surrounding newlines; None if there is no reasoning block, "" if it is empty."""
     text: str
-    """The text for the user: without reasoning, calls and failed calls."""
     calls: tuple[ToolCall, ...] = ()
     failures: tuple[FailedCall, ...] = ()
     reasoning_closed: bool = True

@@ -126,11 +126,7 @@ class Failed(str, Enum):
 
 
 class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
-    """Runs one episode of a Strands agent on AReaL's engine.
-
-    Example:
-        >>> workflow = StrandsWorkflow(build, score, config.gconfig, tokenizer, limits=Limits(max_turns=10))
-    """
+    """Runs one episode of a Strands agent on AReaL's engine."""
 
     def __init__(
         self,
@@ -148,8 +144,7 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
         """Make a workflow. Functions may be given as dotted paths, for workflows that another process makes.
 
         Args:
-            build: Makes the agent of an episode: `build(task, model)`.
-            reward: Scores an episode; a function or its dotted path.
+            build, reward: As for `rollout`; functions or their dotted paths.
             gconfig: AReaL's `GenerationHyperparameters`, or a dict of them. `max_new_tokens` limits a turn,
                 `max_tokens` limits prompt and response of all turns together.
             tokenizer: The model's tokenizer, or the path it is loaded from.

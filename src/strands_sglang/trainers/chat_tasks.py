@@ -2,6 +2,8 @@
 
 Datasets of trainers hold conversations that other rollouts render unchanged. Here an agent answers instead: `build`
 gives it a system prompt and tools, and the last user message of the conversation is its question.
+
+Invariant: nothing in the row is lost. Everything but the question and the answer is in the task's data.
 """
 
 from __future__ import annotations
@@ -30,10 +32,6 @@ def chat_task(messages: Any, *, answer: Any = None, data: Mapping[str, Any] | No
             images: `{"type": "image", "image": ...}`, as images of Pillow, files as bytes, paths, data URLs, or base64.
         data: The rest of the row. `task.data["messages"]` holds the conversation.
         id: Id of the task; "" derives one from the content.
-
-    Example:
-        >>> chat_task([{"role": "user", "content": "What is 6 * 7?"}], answer=42).prompt
-        'What is 6 * 7?'
     """
     given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     conversation = plain([_without_images(message) for message in given] if isinstance(given, list) else given)

@@ -292,7 +292,7 @@ def write_jsonl(
     branches: Branches = Branches.ALL,
     keep: Callable[[Episode], bool] | None = None,
 ) -> int:
-    """Write one line per branch, replacing the file if it exists.
+    """Write one line per branch, replacing the file if it exists; return the number of lines.
 
     Example:
         >>> write_jsonl("runs/first", "rows.jsonl", keep=lambda episode: episode.reward is not None)

@@ -152,7 +152,6 @@ class PlainRow:
     agent: str | None = None
     """Name of the agent, or of the graph node, that produced the branch; None if unknown."""
     main: bool = True
-    """Whether this is the branch in which the task's agent finished."""
     experts: npt.NDArray[np.int32] | None = None
     """Routed experts of every token of prompt and response except the last; None if they were not requested."""
     images: tuple[ImageSpan, ...] = ()

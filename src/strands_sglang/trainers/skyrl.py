@@ -265,11 +265,7 @@ def _experts(row: PlainRow, shape: Sequence[int]) -> Any:
 
 
 class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
-    """Runs one episode of a Strands agent for every prompt of a batch.
-
-    Example:
-        >>> StrandsGenerator(build, score, cfg.generator, inference_engine_client, tokenizer)
-    """
+    """Runs one episode of a Strands agent for every prompt of a batch."""
 
     def __init__(
         self,
@@ -288,10 +284,8 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
         """Make a generator. Functions may be given as dotted paths.
 
         Args:
-            build: Makes the agent of an episode: `build(task, model)`.
-            reward: Scores an episode.
+            build, reward: As for `rollout`.
             generator_cfg: SkyRL's `cfg.generator`: turns, lengths, sampling.
-            inference_engine_client: SkyRL's client of its servers.
             tokenizer: The model's tokenizer, or the name or path to load it from.
             policy_model_name: Name of the model to sample from, if the servers serve several; None: their base model.
             task: Makes a task from a prompt and its `env_extras`; None: `row_task`.

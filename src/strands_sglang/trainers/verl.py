@@ -240,14 +240,7 @@ def _about(episode: Episode | None, reward_keys: Sequence[str]) -> dict[str, Any
 
 
 class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """Runs one episode of a Strands agent on verl's servers.
-
-    Example:
-        >>> @register("calculator")
-        ... class Calculator(StrandsAgentLoop):
-        ...     build = staticmethod(build)
-        ...     reward = staticmethod(score)
-    """
+    """Runs one episode of a Strands agent on verl's servers."""
 
     build: Any = None
     """Makes the agent of an episode: `build(task, model)`. A function or its dotted path."""

@@ -1,7 +1,4 @@
-"""slime and its fork Miles: a generate function from a Strands agent, and what goes with it.
-
-slime and Miles themselves are never imported.
-"""
+"""slime and its fork Miles: a generate function from a Strands agent, without importing them."""
 
 from strands_sglang.trainers.slime.generate import slime_rollout
 from strands_sglang.trainers.slime.groups import (

@@ -53,13 +53,11 @@ class RemovalReason(str, Enum):
     ABORTED = "aborted"
     FAILED = "failed"
     NOTHING_SAMPLED = "nothing_sampled"
-    """No sampled token can be trained."""
     NOT_SCORED = "not_scored"
     NO_EXPERTS = "no_experts"
     """Routed experts are required, but those of this branch are unknown."""
     NO_KEPT_SETS = "no_kept_sets"
     NO_TEACHER = "no_teacher"
-    """The teacher could not score this branch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,8 +299,6 @@ class SampleGroup(list[Any]):
 
     Example:
         >>> group = SampleGroup([main, branch])
-        >>> group.status is main.status, len(group)
-        (True, 2)
     """
 
     @property

@@ -1,7 +1,4 @@
-"""TRL: a `rollout_func` for `GRPOTrainer` from a Strands agent, on an SGLang engine.
-
-TRL and torch are not imported here.
-"""
+"""TRL: a `rollout_func` for `GRPOTrainer` from a Strands agent, on an SGLang engine; TRL and torch are not imported."""
 
 from strands_sglang.trainers.trl.batch import LogprobDrift, logprob_drift, trl_reward
 from strands_sglang.trainers.trl.engine_thread import EngineThread

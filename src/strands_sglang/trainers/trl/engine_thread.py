@@ -25,9 +25,6 @@ class EngineThread:
 
     Example:
         >>> engine = EngineThread(SGLangClient("http://127.0.0.1:30000"), owned=True)
-        >>> engine.run(engine.control.model_info()).weight_version
-        'default'
-        >>> engine.close()
     """
 
     def __init__(self, client: TokenEngine, *, owned: bool = False) -> None:

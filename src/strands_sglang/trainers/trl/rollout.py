@@ -159,9 +159,6 @@ class TrlRollout:
 
     Example:
         >>> rollouts = trl_rollout(build, reward=score, base_url="http://127.0.0.1:30000")
-        >>> trainer = GRPOTrainer(..., reward_funcs=[trl_reward], rollout_func=rollouts)
-        >>> trainer.train()
-        >>> rollouts.close()
     """
 
     def __init__(
