@@ -1,10 +1,9 @@
 """Renders a chat template so that data cannot become a control token, whatever the template does with it.
 
-Templates concatenate their own text with data, put brackets around keys, and cut or replace text. Therefore the
-template is rendered with a mark (`ControlTokens.marked`) in place of each control token in its source. Literals that
-come from a mark are the template's own; any other control-token literal in the rendered text comes from data, and one
-character of it is escaped. Some templates concatenate a literal from parts (`<|`, a role, `|>`), which leaves no mark.
-These *composed* literals are found by rendering a second time with data that cannot contribute to them.
+The template is rendered with a mark (`ControlTokens.marked`) in place of each control token in its source. Any other
+control-token literal in the rendered text comes from data, and one character of it is escaped. Some templates
+concatenate a literal from parts (`<|`, a role, `|>`), which leaves no mark. These *composed* literals are found by
+rendering a second time with data that cannot contribute to them.
 
 Invariant: every control-token literal in the rendered text was written by the template.
 """
@@ -19,55 +18,36 @@ from strands_sglang.chat.messages import TemplateMessage
 from strands_sglang.errors import TemplateRefusedError
 
 PROBE = "xQzProbeqZx"
-"""A word that no template contains."""
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "xQzToolqZx", "description": "x", "parameters": {"type": "object", "properties": {}}},
 }
-"""A tool whose name no template contains."""
 
 Arguments: TypeAlias = Mapping[str, Any]
 Samples: TypeAlias = Sequence[tuple[list[TemplateMessage], Any]]
 
 
 class _Rendering(NamedTuple):
-    """One rendering of the template with marks."""
-
     text: str
-    """The rendered text, without marks."""
     own: list[Occurrence]
-    """The control tokens that had a mark, in order."""
     escapes: Escapes
-    """What was escaped in data."""
 
 
 class GuardedTemplate:
-    """One template with its arguments."""
-
     def __init__(
         self, control: ControlTokens, render: Callable[..., str], own: Arguments, special: Arguments, samples: Samples
     ) -> None:
-        """Prepare the template with marks.
-
-        Args:
-            control: The tokenizer's control tokens.
-            render: Renders `(messages, tools, generate, arguments)`, where arguments contains the template.
-            own: The template (`chat_template`) and its arguments.
-            special: The tokenizer's special tokens by the variable names that templates use.
-            samples: Conversations and tools on which the template must render the same with and without marks.
-        """
+        """`samples` are conversations and tools that must render the same with and without marks."""
         self._control, self._render = control, render
         self._composed: frozenset[str] = frozenset()
         self.marked = self._find_marked(own, special, samples)
-        """The template (`chat_template`) and its arguments with marks, as it is rendered."""
 
     @property
     def composed(self) -> frozenset[str]:
-        """The literals that the template was seen to concatenate from parts. The object changes if one is added."""
+        """The object changes if a literal is added."""
         return self._composed
 
     def render(self, fitted: Sequence[TemplateMessage], tools: Any, generate: bool) -> tuple[str, Escapes]:
-        """Render messages that are in the form the template reads; return the text and what was escaped in data."""
         rendering = self._render_marked(fitted, tools, generate, self._composed)
         foreign = foreign_literals(self._control, rendering.text, rendering.own)
         if not foreign:
@@ -99,7 +79,6 @@ class GuardedTemplate:
         *,
         blind: bool = False,
     ) -> _Rendering:
-        """Render with marks; see `Escapes.escape` for `composed` and `blind`."""
         escapes = Escapes(self._control)
         safe, tools = self.escaped(fitted, tools, escapes, composed, blind=blind)
         text, own = self._control.unmarked(self._render(safe, tools, generate, self.marked))
@@ -114,7 +93,6 @@ class GuardedTemplate:
         *,
         blind: bool = False,
     ) -> tuple[list[TemplateMessage], Any]:
-        """Return messages and tools as they are passed to the template with marks; `escapes` receives the rest."""
         safe = []
         for message in fitted:
             trusted = message["role"] == "system"
@@ -125,7 +103,7 @@ class GuardedTemplate:
         return safe, escapes.escape(tools, composed=composed, blind=blind)
 
     def _find_marked(self, plain: Arguments, special: Arguments, samples: Samples) -> Arguments:
-        """Return the template and its arguments with marks; unchanged if that changes what the template renders."""
+        """Return the template with marks; unchanged if that changes what it renders."""
         source = plain["chat_template"]
         if source is None or self._control.unmarked(source)[1]:
             return plain
@@ -148,7 +126,6 @@ class GuardedTemplate:
 
 
 def sample_conversations() -> list[tuple[list[TemplateMessage], Any]]:
-    """Return conversations of all kinds, with and without tools, for comparing a template with its marked form."""
     system: TemplateMessage = {"role": "system", "content": "Be brief."}
     user: TemplateMessage = {"role": "user", "content": "One? "}
     answer: TemplateMessage = {"role": "assistant", "content": "Two.", "reasoning_content": "Three."}
@@ -166,13 +143,7 @@ def sample_conversations() -> list[tuple[list[TemplateMessage], Any]]:
 
 
 def foreign_literals(control: ControlTokens, text: str, own: Sequence[Occurrence]) -> list[str]:
-    """Return the control-token literals in a text that are not entirely the template's own, in order.
-
-    Args:
-        control: The tokenizer's control tokens.
-        text: A rendered text, without marks.
-        own: The control tokens that had a mark in it, in order.
-    """
+    """Return the control-token literals in a text that are not entirely the template's own, in order."""
     found = list(control.find(text))
     if found == own:
         return []
@@ -183,17 +154,9 @@ def foreign_literals(control: ControlTokens, text: str, own: Sequence[Occurrence
 def escape_foreign_literals(
     control: ControlTokens, text: str, own: Sequence[Occurrence], escapes: Escapes, composed: Collection[str] = ()
 ) -> str:
-    """Return the text with only the template's own control-token literals left.
+    """Return a text of the same length in which one character of each foreign literal is replaced by a placeholder.
 
-    Args:
-        control: The tokenizer's control tokens.
-        text: A rendered text, without marks.
-        own: The control tokens that had a mark in it, in order.
-        escapes: Receives what is escaped.
-        composed: Further literals that are the template's own wherever they do not overlap one that had a mark.
-
-    Returns:
-        A text of the same length, with one character of each foreign literal replaced by a placeholder.
+    `composed` literals are the template's own wherever they do not overlap one that had a mark.
     """
     spans = _OwnSpans(own)
     pieces: list[str] = []
@@ -214,14 +177,14 @@ def escape_foreign_literals(
 
 
 class _OwnSpans:
-    """Positions of the template's own control tokens in a text. Must be queried from left to right."""
+    """Must be queried from left to right."""
 
     def __init__(self, own: Sequence[Occurrence]) -> None:
         self._own = own
         self._next = 0
 
     def first_outside(self, token: Occurrence) -> int | None:
-        """Return the first offset of a literal that is not in one of the spans; None if all of it is."""
+        """The first offset of a literal that is not in one of the spans."""
         self._skip_to(token.start)
         at, number = token.start, self._next
         while at < token.end and number < len(self._own) and self._own[number].start <= at:
@@ -230,7 +193,6 @@ class _OwnSpans:
         return at if at < token.end else None
 
     def overlap(self, token: Occurrence) -> bool:
-        """Return whether a literal overlaps one of the spans."""
         self._skip_to(token.start)
         return self._next < len(self._own) and self._own[self._next].start < token.end
 

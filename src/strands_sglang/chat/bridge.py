@@ -1,12 +1,11 @@
 """The bridge: turns new messages into the tokens that continue a branch.
 
-It is derived from the chat template. New messages are rendered after a stand-in conversation of the same shape as the
-real one; what the template writes after the stand-in's last assistant turn continues the branch. History is never
-rendered, so the cost of a turn depends only on what is new.
+New messages are rendered after a stand-in conversation of the same shape as the real one; what the template writes
+after the stand-in's last assistant turn continues the branch. History is never rendered, so the cost of a turn depends
+only on what is new.
 
-Between the last word of an assistant turn and the first word of the next message, a template writes a fixed sequence
-of control tokens: closing markers, perhaps an end-of-turn token, the header of the next role. The sampled turn has some
-of them already: usually its end-of-turn token, in some families the next header. `TurnBoundary` says where in this
+After an assistant turn a template writes a fixed sequence of control tokens: closing markers, perhaps an end-of-turn
+token, the header of the next role. The sampled turn has some of them already. `TurnBoundary` says where in this
 sequence the rendered text continues the sampled turn.
 
 A truncated turn has no end-of-turn token. It is closed here, when the next messages are appended: `closing_span` finds
@@ -41,11 +40,8 @@ class PromptText:
     """Rendered text that starts or continues a branch, not yet encoded."""
 
     closing: str
-    """Text that closes the previous turn; empty if the turn closed itself or there is none."""
     context: str
-    """New messages and the prompt for the next turn."""
     escapes: Escapes
-    """What was escaped in the data of both."""
     absorbed: str = ""
     """White space between both that the control token before it absorbs: in the text, but not a token."""
     starts_branch: bool = False
@@ -62,11 +58,9 @@ class PromptTokens:
     """The tokens that start or continue a branch."""
 
     closing: array[int]
-    """End-of-turn tokens that the previous sampled turn lacked."""
     context: array[int]
-    """New messages and the prompt for the next turn."""
     tail: str
-    """The end of the rendered text, which shows whether the prompt opened a reasoning block."""
+    """Shows whether the prompt opened a reasoning block."""
 
 
 class Bridge:
@@ -74,33 +68,20 @@ class Bridge:
 
     def __init__(self, template: ChatTemplate, encoder: Encoder) -> None:
         self.template = template
-        """The chat template."""
         self.encoder = encoder
-        """The tokenizer's encoder."""
         self._boundaries: dict[tuple[ConversationShape, str], TurnBoundary | None] = {}
 
     def open(self, messages: Sequence[TemplateMessage], tools: Tools = None) -> PromptText:
-        """Render a whole conversation, for a new branch.
-
-        Raises:
-            TemplateRefusedError: The template rejects the conversation.
-        """
+        """Render a whole conversation, for a new branch."""
         rendered = self.template.render(messages, tools=tools)
         return PromptText("", rendered.text, rendered.escapes, starts_branch=True)
 
     def extend(
         self, shape: ConversationShape, ended_by: int | None, new: Sequence[TemplateMessage], tools: Tools = None
     ) -> PromptText | None:
-        """Render new messages after a branch, using a stand-in conversation.
+        """Render new messages after a branch, using a stand-in conversation; None if that cannot be derived.
 
-        Args:
-            shape: The shape of the branch's conversation.
-            ended_by: Last sampled token if it is a control token; None for a turn that was truncated in its text.
-            new: The messages to append.
-            tools: The tools of the conversation.
-
-        Returns:
-            The text that continues the branch; None if it cannot be derived from this template.
+        `ended_by`: the last sampled token if it is a control token; None for a turn that was truncated in its text.
         """
         boundary = self.boundary(shape, new[0]["role"])
         if boundary is None:
@@ -117,15 +98,7 @@ class Bridge:
     ) -> PromptText | None:
         """Render new messages after the real conversation. The cost grows with the length of history.
 
-        Args:
-            shape: The shape of the branch's conversation.
-            before: That conversation, including the system prompt; its last message is the assistant turn.
-            ended_by: Last sampled token if it is a control token; None for a turn that was truncated in its text.
-            new: The messages to append.
-            tools: The tools of the conversation.
-
-        Returns:
-            The text that continues the branch; None if it cannot be derived from this template.
+        The last message of `before`, which includes the system prompt, is the assistant turn. Otherwise as `extend`.
         """
         boundary = self.boundary(shape, new[0]["role"])
         if boundary is None or ANCHOR in repr(before):
@@ -218,9 +191,8 @@ class ClosingSpan:
     """The part of a rendered text that closes a sampled turn. Offsets into the text after the turn's last word."""
 
     start: int
-    """Where the closing tokens start; equal to `end` if the turn closed itself."""
+    """Equal to `end` if the turn closed itself."""
     end: int
-    """Where they end and the context starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,30 +200,20 @@ class TurnBoundary:
     """The control tokens between an assistant turn and the next message, for one kind of both."""
 
     tokens: tuple[int, ...]
-    """Ids of the control tokens between the turn's last word and the next message's first word, in order."""
+    """Between the turn's last word and the next message's first word, in order."""
     own: int
     """How many of them belong to the assistant turn (closing markers and end-of-turn token)."""
     end_of_turn: int | None
-    """Index of the end-of-turn token; None if the template has none."""
+    """Index in `tokens`; None if the template has none."""
     also_ends: frozenset[int] = frozenset()
-    """Ids of further tokens that end a turn: those written only in the last turn, or only after a turn without
-    calls."""
+    """Further tokens that end a turn: those written only in the last turn, or only after a turn without calls."""
     inside: frozenset[int] = frozenset()
-    """Ids of tokens inside an assistant turn or its header. If there is an end-of-turn token, they do not end a
-    turn."""
+    """Tokens inside an assistant turn or its header: they do not end a turn if there is an end-of-turn token."""
     unambiguous: bool = True
     """Whether a turn without an end-of-turn token ends at a token boundary. If False, text would meet text."""
 
     def closing_span(self, found: Sequence[Occurrence], ended_by: int | None) -> ClosingSpan | None:
-        """Return where the rendered text continues a sampled turn.
-
-        Args:
-            found: The control tokens in the text after the turn's last word, in order.
-            ended_by: Last sampled token if it is a control token; None for a turn that was truncated in its text.
-
-        Returns:
-            The part that closes the turn; None if the control tokens up to there are not those of this boundary.
-        """
+        """Return where the rendered text continues a sampled turn; None if its control tokens are others."""
         ended_at = self._ended_at(ended_by)
         if ended_at is None and self.end_of_turn is None and not self.unambiguous:
             return None
@@ -264,7 +226,6 @@ class TurnBoundary:
         return ClosingSpan(needed[last].start if closes else end, end)
 
     def _ended_at(self, ended_by: int | None) -> int | None:
-        """Return the index of the boundary token that the sampled turn ended with; None if the turn is not ended."""
         if ended_by in self.tokens:
             at = self.tokens.index(ended_by)
             if self.end_of_turn is not None and (at < self.end_of_turn or (at >= self.own and ended_by in self.inside)):
@@ -283,16 +244,9 @@ def derive_boundary(
 ) -> TurnBoundary:
     """Derive a boundary from a rendering.
 
-    Args:
-        control: The tokenizer's control tokens.
-        last: Text after the turn's last word if no message follows.
-        followed: Text after the turn's last word if a message follows.
-        end: Offset of that message's first word in `followed`.
-        text_boundary: For a turn with calls, the boundary of a turn without calls; None for the latter.
-        inside: Ids of the control tokens in the turn itself and in its header.
-
-    Returns:
-        The boundary.
+    `last` and `followed` are the text after the turn's last word without and with a next message, whose first word is
+    at `end`.
+    `text_boundary`: for a turn with calls, the boundary of a turn without calls.
     """
     closing = list(control.find(last))
     following = [token for token in control.find(followed) if token.end <= end]
@@ -320,18 +274,11 @@ def derive_boundary(
 
 
 def control_tokens_inside(control: ControlTokens, before: str, turn: str) -> frozenset[int]:
-    """Return the ids of the control tokens in a turn and its header.
-
-    Args:
-        control: The tokenizer's control tokens.
-        before: The rendered conversation without the turn.
-        turn: The rendered conversation up to the turn's last word.
-    """
+    """Return the ids of the control tokens in a turn and its header."""
     old, new = ([token.id for token in control.find(text)] for text in (before, turn))
     return frozenset(new[_common_prefix(old, new) :])
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many leading ids are equal."""
     both = zip(left, right, strict=False)
     return next((at for at, (one, other) in enumerate(both) if one != other), min(len(left), len(right)))

@@ -19,9 +19,7 @@ Canonical: TypeAlias = tuple[Any, ...]
 """Nested tuples of strings, numbers and bytes. Hashable; equal only if all leaves are equal and of the same type."""
 
 _BLANK = "[blank text]"
-"""The SDK's replacement for blank assistant text."""
 _NO_NAME = "INVALID_TOOL_NAME"
-"""The SDK's replacement for an invalid tool name."""
 _NAME = re.compile(r"^[a-zA-Z0-9_\-]{1,}$")
 _NAME_LENGTH = 64
 

@@ -1,7 +1,7 @@
 """Control tokens, and escaping their text in data: chat templates may write control tokens, data may not.
 
-A control token is any added token of the tokenizer that is not white space: role headers, end-of-turn tokens, tool and
-reasoning markers, fill-in-the-middle markers. Two ranges of private-use characters keep template and data apart:
+A control token is any added token of the tokenizer that is not white space. Two ranges of private-use characters keep
+template and data apart:
 
 - Before rendering, `Escapes` replaces control-token text in user messages, tool results and tool descriptions by a
   *placeholder* (plane 15), one for each distinct text. It is restored as plain text when the rendered text is encoded.
@@ -47,11 +47,8 @@ class Occurrence(NamedTuple):
     """An occurrence of a control token's literal in a text."""
 
     id: int
-    """Token id."""
     start: int
-    """Offset of the first character."""
     end: int
-    """Offset after the last character."""
 
 
 class ControlTokens:
@@ -60,27 +57,21 @@ class ControlTokens:
     def __init__(self, tokenizer: Any) -> None:
         added = {token_id: token for token_id, token in added_tokens(tokenizer).items() if not is_blank(token.content)}
         self.ids: dict[str, int] = {token.content: token_id for token_id, token in added.items()}
-        """Token id of each literal."""
         self.texts: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
-        """Literal of each token id."""
         self.normalized = any(token.normalized for token in added.values())
         """Whether some are matched in normalised text, so that other spellings can become a control token."""
         self.lstrip = frozenset(token_id for token_id, token in added.items() if token.lstrip)
-        """Ids of tokens that absorb white space before them."""
         self.rstrip = frozenset(token_id for token_id, token in added.items() if token.rstrip)
-        """Ids of tokens that absorb white space after them."""
         self.cuttable = frozenset(
             token_id for token_id, token in added.items() if not token.lstrip and not token.single_word
         )
         """Ids of tokens that take nothing of the text before them into account."""
         self.special = frozenset(token_id for token_id, token in added.items() if token.special)
-        """Ids of tokens that the tokenizer declares special. Such a token at the end of a turn is not part of its
-        text."""
+        """Such a token at the end of a turn is not part of its text."""
         self._any = re.compile(_longest_first(self.ids)) if self.ids else None
         self.all_guarded = _guard(self.ids)
-        """Pattern of what is escaped in data."""
         self.special_guarded = _guard([self.texts[token_id] for token_id in self.special])
-        """Pattern of what is escaped in text that a developer wrote (the system prompt)."""
+        """For text that a developer wrote (the system prompt)."""
         self._table: npt.NDArray[np.bool_] = np.zeros(max(self.texts, default=-1) + 1, dtype=np.bool_)
         self._table[list(self.texts)] = True
         self._by_mark = dict(zip(map(chr, range(_FIRST_MARK, _LAST_MARK + 1)), self.ids, strict=False))
@@ -125,13 +116,7 @@ class ControlTokens:
         return "".join(pieces), spans
 
     def stripped(self, text: str, before: int | None = None, after: int | None = None) -> str:
-        """Return a text without the white space that adjacent control tokens absorb.
-
-        Args:
-            text: The text between two control tokens.
-            before: Id of the control token before it; None if there is none.
-            after: Id of the control token after it; None if there is none.
-        """
+        """Return the text between two control tokens without the white space that they absorb."""
         text = text.lstrip(_SPACES) if before in self.rstrip else text
         return text.rstrip(_SPACES) if after in self.lstrip else text
 
@@ -165,11 +150,7 @@ class ControlTokens:
 
 
 def added_tokens(tokenizer: Any) -> Mapping[int, Any]:
-    """Return the added tokens of a tokenizer by id.
-
-    Raises:
-        ConfigurationError: It is not a transformers tokenizer.
-    """
+    """Return the added tokens of a tokenizer by id."""
     added: Mapping[int, Any] | None = getattr(tokenizer, "added_tokens_decoder", None)
     if added is None:
         raise ConfigurationError(
@@ -180,7 +161,7 @@ def added_tokens(tokenizer: Any) -> Mapping[int, Any]:
 
 
 def _may_be_reserved(text: str) -> bool:
-    """Return whether a text can contain reserved characters: much faster than searching them."""
+    """A quick test, much faster than searching reserved characters."""
     try:
         encoded = text.encode()
     except UnicodeEncodeError:
@@ -194,12 +175,11 @@ def is_blank(literal: str) -> bool:
 
 
 def _guard(literals: Any) -> re.Pattern[str]:
-    """Return the pattern of what is escaped: the literals, and the reserved characters."""
     return re.compile(f"{_longest_first(literals)}|{_RESERVED.pattern}" if literals else _RESERVED.pattern)
 
 
 def _longest_first(literals: Any) -> str:
-    """Return a regular expression for any of the literals, as a trie: its cost does not grow with their number."""
+    """A trie: its cost does not grow with the number of literals."""
     root: dict[str, Any] = {}
     for literal in literals:
         node = root
@@ -241,7 +221,6 @@ class Escapes:
         """Return a value (text, list, dict) with control-token text in its strings replaced by placeholders.
 
         Args:
-            value: Plain JSON data.
             trusted: Whether the developer wrote it (a system prompt). Markers such as `<tool_call>` are kept then;
                 special tokens such as `<|im_start|>` are not.
             composed: Literals that the template concatenates from parts. Data must not supply such a part either, so
@@ -296,15 +275,12 @@ class Escapes:
 
 
 class _LiteralParts:
-    """Finds text that a template could complete to one of some literals."""
-
     def __init__(self, literals: frozenset[str], blind: bool) -> None:
         self._literals = literals
         signs = {sign for literal in literals for sign in (literal.replace(" ", "") if blind else _signs(literal))}
         self._signs = re.compile("|".join(map(re.escape, sorted(signs))))
 
     def sub(self, text: str, placeholder: Callable[[str], str]) -> str:
-        """Return the text with such parts replaced by placeholders."""
         if text in _SCHEMA_WORDS:
             return text
         if text and any(text in literal for literal in self._literals):
@@ -313,6 +289,5 @@ class _LiteralParts:
 
 
 def _signs(literal: str) -> set[str]:
-    """Return the characters that the literal cannot be formed without: its punctuation, or all if it has none."""
     signs = {character for character in literal if not (character.isalnum() or character in "_ \t\n\r")}
     return signs or set(literal)

@@ -1,12 +1,10 @@
 """A conversation in the form that every step of a turn reads: `Conversation`, and its `Preamble`.
 
-Whoever receives a call makes one `Conversation` of it, whatever protocol the call came by. It is compared with recorded
-turns (`conversation_index`), rendered for the template as far as it is new, and recorded with the committed turn.
-Messages have the form of the Strands SDK. They are read on demand, so a turn costs little for the messages that its
-branch already has, and a message is brought into its canonical form at most once.
+Whoever receives a call makes one `Conversation` of it, whatever protocol the call came by. Messages have the form of
+the Strands SDK and are read on demand, so a turn costs little for the messages that its branch already has.
 
-The SDK passes a new copy of all tools at every turn, and programs often create a model for every episode. Equal
-preambles are therefore one object in a process, and equal tools are one list in the template's form.
+The SDK passes a new copy of all tools at every turn, so equal preambles are one object in a process, and equal tools
+are one list in the template's form.
 
 Invariants: two preambles have the same key exactly if their system prompts and tools are equal, including types. No
 message is modified.
@@ -29,7 +27,6 @@ from strands_sglang.chat.messages import TemplateMessage, template_messages, tem
 Message: TypeAlias = Mapping[str, Any]
 
 _MAX_PREAMBLES: Final = 1024
-"""Preambles, and lists of tools, that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +34,18 @@ class Preamble:
     """What precedes the messages. A different preamble starts a different branch."""
 
     system: str | None = field(compare=False)
-    """The system prompt; None if there is none."""
     tools: tuple[Any, ...] = field(compare=False)
-    """The tool specs, as given."""
     key: str
-    """Both, in a form that can be compared and looked up."""
     template_tools: list[dict[str, Any]] | None = field(default=None, compare=False)
-    """The tools in the template's form: one object for equal tools. Must not be modified. None if there are none."""
+    """One object for equal tools; must not be modified."""
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
-    """The JSON schema of each tool's parameters by tool name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The preamble and the messages of one call.
-
-    Example:
-        >>> talk = Conversation.of([{"role": "user", "content": [{"text": "hi"}]}], system="Be kind.")
-        >>> talk.rendered({})
-        [{'role': 'system', 'content': 'Be kind.'}, {'role': 'user', 'content': 'hi'}]
-    """
+    """The preamble and the messages of one call."""
 
     preamble: Preamble
-    """What precedes the messages."""
     messages: Sequence[Message]
     """The messages as later calls will repeat them."""
     reminded: Sequence[Message] | None = None
@@ -77,11 +63,7 @@ class Conversation:
     ) -> Conversation:
         """Return the conversation of a call.
 
-        Args:
-            messages: The messages, oldest first.
-            system: The system prompt; None if there is none.
-            tool_specs: The available tools; None if there are none.
-            transient_blocks: Number of blocks at the end of the last user message that are sent in this call only.
+        `transient_blocks` at the end of the last user message are sent in this call only.
         """
         preamble = preamble_of(system, tool_specs)
         if transient_blocks <= 0:
@@ -131,12 +113,7 @@ class Conversation:
         return sources_in(self.sent[first:])
 
     def rendered(self, call_ids: Mapping[str, str], count: int | None = None) -> list[TemplateMessage]:
-        """Return the system prompt and the first messages in the template's form.
-
-        Args:
-            call_ids: Call ids that the model itself wrote, by the call ids in the messages.
-            count: Number of messages; None: all.
-        """
+        """Return the system prompt and the first `count` messages (None: all) in the template's form."""
         made = template_messages(self.sent[:count], call_ids=call_ids)
         return made if self.preamble.system is None else [{"role": "system", "content": self.preamble.system}, *made]
 
@@ -172,7 +149,6 @@ def preamble_of(system: str | None, tool_specs: Sequence[Mapping[str, Any]] | No
 
 
 def _key(value: Any) -> str:
-    """Return a text that is equal for equal values only."""
     try:
         key = dump_bytes(value).decode()
         return json.dumps(value) if "null" in key else key  # tells null from numbers that are not finite
@@ -181,7 +157,7 @@ def _key(value: Any) -> str:
 
 
 def _keep(table: dict[str, Any], key: str, value: Any) -> Any:
-    """Add a value to a table of limited size, and return the value that the table has: another thread may be first."""
+    """Return the value that the table has: another thread may be first."""
     while len(table) >= _MAX_PREAMBLES:
         with suppress(RuntimeError, StopIteration):  # another thread changed the table meanwhile
             table.pop(next(iter(table)), None)

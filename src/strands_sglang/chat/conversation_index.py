@@ -1,9 +1,8 @@
 """Finds the recorded turn that a conversation continues from: `ConversationIndex.lineage`.
 
-A framework passes messages without identity: fresh copies on every call, from any number of agents. Only their content
-decides. Each recorded turn is indexed by the conversation that led to it and the reply it gave; a new conversation
-continues from the deepest turn whose whole conversation is a prefix of it. Tool-call ids in the messages and a hint
-kept by the agent are used to look in the likely place first; they never decide alone.
+A framework passes messages without identity: fresh copies on every call, from any number of agents. A new conversation
+continues from the deepest turn whose whole conversation, with its reply, is a prefix of it. Tool-call ids and a hint
+kept by the agent only say where to look first.
 
 Invariant: a turn is found only if every message up to and including its reply has the same content as when it was
 recorded, and its reply was not discarded: otherwise equal messages belong to a different turn. The index holds copies
@@ -28,15 +27,12 @@ class ReplyStatus(IntEnum):
     """Whether the reply of a turn is part of some conversation."""
 
     DISCARDED = 0
-    """It is not: the reply was discarded."""
     UNCERTAIN = 1
     """It appears to have been discarded, but this was not confirmed."""
     PRESENT = 2
-    """It is."""
 
 
 StatusLookup: TypeAlias = Callable[[int], ReplyStatus]
-"""Returns the status of a turn's reply by turn id."""
 
 
 def always_present(turn: int) -> ReplyStatus:
@@ -49,36 +45,28 @@ class IndexedTurn:
     """A recorded turn in the index."""
 
     turn: int
-    """Id of the turn in the tree."""
     parent: IndexedTurn | None
-    """The turn that it continues from; None if it started a branch."""
+    """None if it started a branch."""
     branch: int
     """Id of the turn that started its branch. The first continuation of a turn keeps the branch; later ones do not."""
     preamble: Preamble
-    """System prompt and tools of its conversation."""
     history: list[Any]
     """Copies of its conversation's messages, shared along the branch: the first `count - 1` are its own."""
     numeric: list[int]
-    """Indexes of the messages in `history` that contain numbers, since `1`, `1.0` and `True` compare equal. Shared
-    likewise."""
+    """Indexes of messages in `history` that contain numbers, since `1`, `1.0` and `True` compare equal."""
     count: int
     """Number of messages up to and including its reply."""
     reply: Any
-    """Its reply in canonical form."""
     shape: ConversationShape
-    """Shape of its conversation, including the reply."""
     ended_by: int | None
     """Last sampled token if it is a control token."""
     end: int
     """Number of tokens of its branch up to and including what it sampled."""
     sampled: SampledTurn | None = None
-    """Its prompt and what was sampled, as text; None if not kept."""
     exact: bool = False
     """Whether its prompt equals one rendering of its conversation, as far as known."""
     step: Step | None = None
-    """How its prompt was appended; None if it started a branch."""
     children: int = 0
-    """Number of turns that continue from it."""
     transient: bool = False
     """Whether its prompt contained text that its conversation does not keep: in its tokens, but not in `history`."""
 
@@ -112,7 +100,6 @@ class IndexedTurn:
         )
 
     def _equals(self, messages: Sequence[Message], count: int, start: int) -> bool:
-        """Return whether the first `count` messages equal this turn's conversation from index `start` on."""
         end, history = start + count, self.history
         # Every message is compared at every turn, since any may have been edited: in C, and the same object at once.
         if end > len(history) or history[start:end] != list(islice(messages, count)):
@@ -128,17 +115,16 @@ class Lineage:
     """Where a conversation comes from: the turn that it continues from, and what it leaves behind."""
 
     parent: IndexedTurn | None = None
-    """The turn that it continues from; None: it starts a branch."""
+    """None: it starts a branch."""
     known: int = 0
     """Number of its messages up to and including the parent's reply."""
     aligned: bool = True
     """Whether it starts with the parent's messages; False if the oldest of them were dropped."""
     rewritten_from: IndexedTurn | None = None
-    """The turn whose conversation was rewritten into this one; None if nothing was rewritten."""
     discarded: IndexedTurn | None = None
-    """A turn of the same agent whose reply was discarded: the conversation does not contain it; None: no such turn."""
+    """Of the same agent; the conversation does not contain its reply."""
     call_ids: Mapping[str, str] = field(default_factory=dict)
-    """Call ids that the model itself wrote, by the call ids in the messages."""
+    """As the model itself wrote them, by the call ids in the messages."""
 
     def forked(self) -> Lineage:
         """Return the lineage of a new branch that is rendered instead of continuing from the parent."""
@@ -157,7 +143,6 @@ class ConversationIndex:
         self._node_of: dict[int, int] = {}
         self._calls: set[str] = set()
         self.call_ids: dict[str, str] = {}
-        """Maps the ids of calls in the messages to the ids that the model itself wrote."""
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -194,14 +179,9 @@ class ConversationIndex:
     ) -> Lineage:
         """Return where a conversation comes from.
 
-        Args:
-            conversation: The conversation.
-            last: The agent's last turn, from its own state; None if it has none.
-            is_retry: Whether the agent repeats the call that the last turn answered.
-            turns_in_messages: Ids of the turns found in the metadata of the messages. They are preferred among turns
-                with equal content.
-            status: Tells which replies are part of a conversation.
-            trimmed: Whether a conversation without its oldest messages continues from its turn.
+        `turns_in_messages`, from the metadata of the messages, are preferred among turns with equal content.
+        `is_retry`: the agent repeats the call that its `last` turn answered.
+        `trimmed`: a conversation without its oldest messages continues from its turn.
         """
         called = self.last_caller(conversation.messages, status)
         parent = self._find(conversation, called, last, turns_in_messages, status)
@@ -225,7 +205,6 @@ class ConversationIndex:
         turns_in_messages: Collection[int],
         status: StatusLookup,
     ) -> IndexedTurn | None:
-        """Return the deepest turn whose conversation, with its reply, is a prefix; None if there is none."""
         for likely in (called[0] if called else None, last):
             if (
                 likely is None
@@ -258,10 +237,7 @@ class ConversationIndex:
         last: IndexedTurn | None,
         status: StatusLookup,
     ) -> tuple[IndexedTurn, int] | None:
-        """Return the turn that a conversation without its oldest messages continues from, and the index after it.
-
-        Returns None unless all remaining messages equal those of the turn's conversation.
-        """
+        """Return the turn that a conversation without its oldest messages continues from, and the index after it."""
         likely = [called] if called is not None else []
         if last is not None and status(last.turn):
             replies = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
@@ -282,23 +258,7 @@ class ConversationIndex:
         exact: bool = False,
         step: Step | None = None,
     ) -> IndexedTurn:
-        """Add a committed turn.
-
-        Args:
-            turn: Its id.
-            conversation: Its conversation without the reply. The part shared with the parent's is not read.
-            lineage: Where the conversation comes from.
-            reply: The assistant message that it gave.
-            shape: Shape of the conversation, including the reply.
-            ended_by: Last sampled token if it is a control token.
-            end: Number of tokens of its branch.
-            sampled: Its prompt and what was sampled, as text; None if not kept.
-            exact: Whether its prompt equals one rendering of its conversation.
-            step: How its prompt was appended; None if it started a branch.
-
-        Returns:
-            The indexed turn.
-        """
+        """Add a committed turn; the part of the conversation shared with the parent's is not read."""
         parent, messages = lineage.parent, conversation.messages
         before = parent if lineage.aligned else None
         known = before.prompt_count if before is not None else 0
@@ -337,7 +297,6 @@ class ConversationIndex:
         return added
 
     def _insert(self, turn: IndexedTurn, before: IndexedTurn | None) -> None:
-        """Insert a turn into the trie, at the node where its conversation ends."""
         if before is None:
             node, start = self._node(-1, turn.preamble.key), 0
         else:
@@ -353,7 +312,6 @@ class ConversationIndex:
 
 
 def _ancestors(turn: IndexedTurn | None) -> Iterator[IndexedTurn]:
-    """Yield a turn and its predecessors in the branch."""
     while turn is not None:
         yield turn
         turn = turn.parent

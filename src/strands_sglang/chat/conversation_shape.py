@@ -1,8 +1,7 @@
 """The shape of a conversation: the properties that can affect what a chat template writes next.
 
-The bridge renders new messages after a stand-in conversation of the same shape instead of the real one, so its cost
-does not grow with history. Whether the shape covers everything that a template depends on is not assumed: `soundness`
-proves it for each template.
+A stand-in conversation of the same shape is rendered instead of the real one. Whether the shape covers everything that
+a template depends on is not assumed: `soundness` proves it for each template.
 """
 
 from __future__ import annotations
@@ -16,20 +15,16 @@ from typing import Any
 from strands_sglang.chat.messages import TemplateMessage
 
 ANCHOR = "xQzAnchorqZx"
-"""Last word of the stand-in's last assistant turn. The text after it is what the template writes after the turn."""
+"""The text after this last word of the stand-in is what the template writes after a turn."""
 REASONING = "xQzThoughtqZx"
-"""Reasoning of the stand-in's assistant turns."""
 
 
 class Step(str, Enum):
     """What is appended to a branch."""
 
     TOOL = "tool"
-    """Tool results after the calls they answer."""
     USER = "user"
-    """A user message after an answer."""
     USER_AFTER_TOOL = "user after tool"
-    """Tool results immediately followed by a user message."""
     ANSWER = "answer after tool"
     """An answer that ends a series of tool calls: some templates then drop the reasoning of these turns."""
 
@@ -39,11 +34,8 @@ class ConversationShape:
     """Properties of the conversation that new messages are appended to."""
 
     calls: tuple[tuple[str, str], ...] = ()
-    """Name and id of each call of the last assistant turn, in order."""
     reasoning: bool = False
-    """Whether some assistant turn has reasoning."""
     no_reasoning: bool = False
-    """Whether some assistant turn has no reasoning."""
     tool_rounds: bool = False
     """Whether calls were answered before the last turn, since the last user message."""
     exchanges: bool = False
@@ -51,7 +43,6 @@ class ConversationShape:
     earlier_rounds: bool = False
     """Whether calls were answered in these earlier exchanges."""
     system: str | None = None
-    """The system prompt; None if there is none."""
     in_tool_run: bool = False
     """Whether the last turn continues or ends a series of calls (some were answered since a turn without calls)."""
     plain: bool = True
@@ -62,12 +53,7 @@ class ConversationShape:
         return _extended(self, new, answered=True, run=self.in_tool_run and bool(self.calls))
 
     def with_reply(self, calls: tuple[tuple[str, str], ...], reasoning: bool) -> ConversationShape:
-        """Return the shape with an assistant turn appended.
-
-        Args:
-            calls: Name and id of each of its calls, in order.
-            reasoning: Whether it has reasoning.
-        """
+        """Return the shape with an assistant turn appended."""
         return ConversationShape(
             calls,
             self.reasoning or reasoning,
@@ -130,7 +116,6 @@ class ConversationShape:
 
 @lru_cache(maxsize=256)
 def _numbered_calls(count: int) -> tuple[tuple[str, str], ...]:
-    """Return names and ids of calls that differ only by their number."""
     return tuple((f"x{number}", f"xQzId{number:04d}") for number in range(count))
 
 
@@ -165,11 +150,7 @@ def step_of(new: Iterable[Mapping[str, Any]]) -> Step:
 
 
 def is_probed(shape: ConversationShape, new: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the probes cover appending these messages to a conversation of this shape.
-
-    They cover results of all its calls, in order, optionally followed by a user message; and without calls, a user
-    message.
-    """
+    """Return whether probes cover it: results of all calls, in order, and perhaps a user message; or that alone."""
     roles = [message["role"] for message in new]
     answered = [message["tool_call_id"] for message in new if message["role"] == "tool"]
     return (
@@ -188,14 +169,6 @@ def opening_shape(messages: Iterable[Mapping[str, Any]]) -> ConversationShape:
 def _extended(
     shape: ConversationShape, messages: Iterable[Mapping[str, Any]], *, answered: bool, run: bool
 ) -> ConversationShape:
-    """Return the shape with messages appended.
-
-    Args:
-        shape: The shape before them.
-        messages: The messages.
-        answered: Whether an assistant turn precedes them.
-        run: Whether they continue a series of calls.
-    """
     rounds, exchanges, earlier = shape.tool_rounds, shape.exchanges, shape.earlier_rounds
     reasoning, no_reasoning, system = shape.reasoning, shape.no_reasoning, shape.system
     for message in messages:

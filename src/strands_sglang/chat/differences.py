@@ -22,7 +22,6 @@ from strands_sglang.tool_parsers import ParsedTurn, ToolParser
 from strands_sglang.tool_parsers._sampled_text import SampledText
 
 _MAX_CANDIDATES = 16
-"""Places at which the text after a turn may occur before the comparison gives up."""
 _SHOWN = 400
 _BEFORE, _AFTER = 24, 40
 
@@ -34,15 +33,12 @@ class SampledTurn:
     prompt: str
     """Closing and context of its prompt, as the template wrote them."""
     text: SampledText
-    """What was sampled, without the end-of-turn token."""
     end: str = ""
     """Literal of the end-of-turn token; empty if the turn did not end, or if the token is part of its text."""
     markers: tuple[int, ...] = ()
-    """The control tokens that were sampled."""
     whole: bool = True
     """Whether it ended by itself and all its calls are well-formed. If False, its content is not compared."""
     ended: bool = True
-    """Whether its last token is an end-of-turn token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,6 @@ class Difference:
     turn: int
     """Index of the turn whose prompt or content differs; the number of turns if the text after the last one does."""
     excerpt: str
-    """Text of the branch and of the rendering at this place (see `first_difference`)."""
 
 
 def split_end_of_turn(control: ControlTokens, ids: array[int], parser: ToolParser) -> tuple[bool, array[int]]:
@@ -69,14 +64,7 @@ def split_end_of_turn(control: ControlTokens, ids: array[int], parser: ToolParse
 
 
 def sampled_turn(encoder: Encoder, parser: ToolParser, prompt: str, ids: array[int]) -> SampledTurn:
-    """Return a sampled turn as text. The caller sets `whole`.
-
-    Args:
-        encoder: Encoder of the tokenizer.
-        parser: Knows which tokens end a turn.
-        prompt: The rendering up to the turn.
-        ids: What was sampled.
-    """
+    """Return a sampled turn as text. The caller sets `whole`."""
     ended, content = split_end_of_turn(encoder.control, ids, parser)
     end = encoder.control.texts[ids[-1]] if len(content) < len(ids) else ""
     places = encoder.control.places(ids)
@@ -95,13 +83,7 @@ class Comparison:
         self._schemas = schemas
 
     def difference(self, turns: Sequence[SampledTurn], following: str, whole: str) -> Difference | None:
-        """Return the first difference between a rendering and a branch; None if there is none.
-
-        Args:
-            turns: The branch.
-            following: The rendering after the last turn.
-            whole: One rendering of the conversation, up to the end of `following`.
-        """
+        """Return the first difference between a rendering and a branch; None if there is none."""
         at = 0
         for number, turn in enumerate(turns):
             if not whole.startswith(turn.prompt, at):
@@ -118,7 +100,6 @@ class Comparison:
         return None
 
     def _end(self, turn: SampledTurn, after: str, whole: str, at: int, last: bool) -> int | None:
-        """Return the offset in a rendering at which a turn ends; None if the turn is not there."""
         end = at + len(turn.text) + len(turn.end)
         if whole.startswith(turn.text + turn.end, at) and whole.startswith(after, end):
             return end
@@ -134,7 +115,6 @@ class Comparison:
         return None
 
     def _same_content(self, turn: SampledTurn, text: str) -> bool:
-        """Return whether a turn as the template writes it has the content that was sampled."""
         if not turn.whole or text.strip() == (turn.text + turn.end).strip():
             return True
         control = self._encoder.control
@@ -160,13 +140,7 @@ def _content(turn: ParsedTurn) -> tuple[Any, ...]:
 
 
 def first_difference(expected: str, found: str, *, tokens: bool = False) -> str:
-    """Return a short excerpt of where two texts first differ: `common ⟦expected⟧→⟦found⟧`.
-
-    Args:
-        expected: The earlier text.
-        found: The later text.
-        tokens: Whether the tokens differ, in which case the texts may be equal.
-    """
+    """Return a short excerpt of where two texts first differ: `common ⟦expected⟧→⟦found⟧`."""
     at = next(
         (number for number, (left, right) in enumerate(zip(expected, found, strict=False)) if left != right),
         min(len(expected), len(found)),

@@ -17,25 +17,17 @@ from unicodedata import category
 from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure
 
 FAILED_CALL = "malformed_tool_call"
-"""Tool name of the block that represents a malformed call. No tool may have this name."""
+"""No tool may have this name."""
 
 _UNKNOWN = f"Unknown tool: {FAILED_CALL}"
-"""How the framework itself answers such a call."""
 _END = "end"
 _UNPRINTABLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, format, surrogate, line and paragraph separator
 _MAX_RAW = 2000
-"""Characters of the call's text that are kept in the message. The turn's tokens hold all of it."""
+"""Characters that are kept in the message; the turn's tokens hold all of it."""
 
 
 def failed_tool_use(failed: FailedCall, call_id: str, *, more: int = 0, ends: bool = False) -> dict[str, Any]:
-    """Return the `toolUse` that represents a malformed call.
-
-    Args:
-        failed: The call.
-        call_id: The `toolUseId` to use.
-        more: Further malformed calls of the same turn that have no block of their own.
-        ends: Whether the agent must stop after it.
-    """
+    """Return the `toolUse` of a malformed call; `more` counts further ones without a block of their own."""
     error = f"This tool call was not executed, because it is malformed. {failed.detail}"
     if more:
         error += f" {more} more tool calls of this turn are malformed, too."
@@ -101,10 +93,7 @@ def _is_unprintable(name: str | None) -> bool:
 def result_text(use: Mapping[str, Any], result: str) -> str:
     """Return the result of a call as the model sees it.
 
-    Args:
-        use: The call.
-        result: Its result in the conversation. If the call is malformed and this is the framework's own "Unknown
-            tool" answer, the parse error replaces it; any other result (such as a hook's) is kept.
+    If the call is malformed and this is the framework's own "Unknown tool" answer, the parse error replaces it.
     """
     error = failed_call_error(use) if result == _UNKNOWN else None
     return result if error is None else error

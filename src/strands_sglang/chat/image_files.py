@@ -27,30 +27,19 @@ from strands_sglang.errors import ConfigurationError, UnsupportedContentError
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _RGB8 = (8, 2)
-"""Bit depth and colour type of 8-bit RGB."""
 MAX_PIXELS = 1 << 27
-"""Largest image that is decoded, in pixels. A small file may claim any size."""
+"""A small file may claim any size."""
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFile:
-    """An image as it is sent.
-
-    Example:
-        >>> image_file(png)  # doctest: +SKIP
-        ImageFile(digest='9f86…', width=640, height=480)
-    """
+    """An image as it is sent."""
 
     png: bytes = field(repr=False)
-    """The file: 8-bit RGB PNG."""
     digest: str
-    """SHA-256 of `png`, in hex."""
     width: int
-    """Width in pixels."""
     height: int
-    """Height in pixels."""
     sources: list[bytes] = field(default_factory=list, repr=False)
-    """The last objects that it was made from."""
 
     def __reduce__(self) -> tuple[type[ImageFile], tuple[Any, ...]]:
         return ImageFile, (self.png, self.digest, self.width, self.height)
@@ -61,7 +50,6 @@ class ImageDigest(str):
 
     __slots__ = ("file",)
     file: ImageFile
-    """The image."""
 
     def __reduce__(self) -> tuple[type[ImageDigest], tuple[ImageFile]]:
         return ImageDigest, (self.file,)
@@ -78,21 +66,12 @@ _by_source: weakref.WeakValueDictionary[int, ImageFile] = weakref.WeakValueDicti
 """By the id of an object in `ImageFile.sources`, which the file keeps alive."""
 _lock = threading.Lock()
 _SOURCES = 4
-"""Objects that a file remembers. Equal images may be several objects."""
+"""Equal images may be several objects."""
 _SMALL_BYTES = 1 << 18
-"""A plain PNG of at most so many bytes is checked at once, a larger one in a thread."""
 
 
 def image_file(source: bytes) -> ImageFile:
-    """Return an image as it is sent. Equal bytes give the same object while it is in use.
-
-    Args:
-        source: A PNG, JPEG, GIF or WebP file. Of an animation, the first frame is used.
-
-    Raises:
-        UnsupportedContentError: It is not a complete image, or it is too large.
-        ConfigurationError: It must be converted, and Pillow is not installed.
-    """
+    """Return an image (of an animation, the first frame) as it is sent; equal bytes give the same object."""
     if (known := known_file(source)) is not None:
         return known
     key = hashlib.sha256(source).digest()
@@ -133,11 +112,7 @@ def is_cheap(source: bytes) -> bool:
 
 
 def image_bytes(block: Any) -> bytes:
-    """Return the file in an image block.
-
-    Raises:
-        UnsupportedContentError: The block has no bytes, such as one that names an S3 object.
-    """
+    """Return the file in an image block; refuse one without bytes, such as an S3 object."""
     source = block.get("source") if isinstance(block, Mapping) else None
     data = source.get("bytes") if isinstance(source, Mapping) else None
     if not isinstance(data, (bytes, bytearray)):
@@ -150,10 +125,7 @@ def image_bytes(block: Any) -> bytes:
 
 
 def sources_in(messages: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-    """Yield the files in the image blocks of Strands messages, including those in tool results.
-
-    Blocks that are not well-formed are skipped: `messages` reports them, with their places.
-    """
+    """Yield the files in image blocks, also in tool results; malformed blocks are skipped: `messages` reports them."""
     for message in messages:
         content = message.get("content")
         for block in content if isinstance(content, (list, tuple)) else ():

@@ -23,7 +23,7 @@ from typing import Any
 from strands_sglang.errors import ConfigurationError, UnsupportedContentError
 
 _MOST_STRETCHED = 200
-"""Largest ratio of the sides of an image that the processors accept."""
+"""Ratio of the sides of an image; the processors refuse more."""
 _FAMILIES = {"Qwen2VLImageProcessor": "qwen", "Qwen2_5_VLImageProcessor": "qwen", "Qwen3VLImageProcessor": "qwen"}
 _FAMILIES |= {"Glm4vImageProcessor": "glm", "Glm46VImageProcessor": "glm"}
 _PLACEHOLDERS = {"qwen": ("<|image_pad|>", "<|video_pad|>"), "glm": ("<|image|>", "<|video|>")}
@@ -42,18 +42,11 @@ _FILES = ("preprocessor_config.json", "processor_config.json")
 
 @dataclass(frozen=True, slots=True)
 class ImageGeometry:
-    """The settings of an image processor that determine how many positions an image takes.
-
-    Example:
-        >>> geometry = ImageGeometry("qwen", 14, 2, 56 * 56, 28 * 28 * 256)
-        >>> geometry.size(140, 84)
-        (15, (1, 6, 10))
-    """
+    """The settings of an image processor that determine how many positions an image takes."""
 
     family: str
     """Which arithmetic is used: "qwen" (Qwen2-VL to Qwen3.6) or "glm" (GLM-4V)."""
     patch_size: int
-    """Side of a patch in pixels."""
     merge_size: int
     """Patches along one side of a merged patch, which takes one position."""
     min_pixels: int
@@ -74,15 +67,7 @@ class ImageGeometry:
         return _PLACEHOLDERS[self.family]
 
     def size(self, width: int, height: int) -> tuple[int, tuple[int, int, int]]:
-        """Return the number of positions of an image, and its grid: patches in time, height and width.
-
-        Args:
-            width: Width in pixels.
-            height: Height in pixels.
-
-        Raises:
-            UnsupportedContentError: One side is too short for the other.
-        """
+        """Return the number of positions of an image, and its grid: patches in time, height and width."""
         if max(width, height) > _MOST_STRETCHED * min(width, height):
             raise UnsupportedContentError(
                 f"an image has {width} x {height} pixels: the model's image processor accepts no side that is more"
@@ -93,7 +78,6 @@ class ImageGeometry:
         return rows * columns // self.merge_size**2, (1, rows, columns)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return height and width in pixels after resizing."""
         unit, sides, frames = self.patch_size * self.merge_size, (height, width), 1
         if self.family == "glm":
             frames, scale = self.temporal_patch_size, unit / min(sides)
@@ -116,15 +100,7 @@ class ImageGeometry:
 
 
 def image_geometry(source: Any) -> ImageGeometry:
-    """Return the geometry of a model's image processor.
-
-    Args:
-        source: The image processor of `transformers`, a processor that has one, its settings as a mapping, or the name
-            or path of the model.
-
-    Raises:
-        ConfigurationError: The settings cannot be found, or the family cannot be used with images.
-    """
+    """Return the geometry of an image processor, given as such, by its settings, or by the model's name."""
     settings = _settings(source)
     kind = str(settings.get("image_processor_type") or "").removesuffix("Fast").removesuffix("Pil")
     if (reason := _REFUSED.get(kind)) is not None:
@@ -150,7 +126,6 @@ def image_geometry(source: Any) -> ImageGeometry:
 
 
 def _settings(source: Any) -> Mapping[str, Any]:
-    """Return the settings of an image processor, whatever it is given as."""
     if isinstance(source, (str, Path)):
         source = _from_files(str(source))
     source = getattr(source, "image_processor", source)
@@ -166,7 +141,6 @@ def _settings(source: Any) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=64)
 def _from_files(name: str) -> Mapping[str, Any]:
-    """Return the settings in the files of a model, in a folder or on the hub."""
     for file in _FILES:
         path = Path(name) / file
         if not path.is_file():

@@ -1,9 +1,8 @@
 """Converts Strands messages, system prompts and tool specs to the form that chat templates take.
 
-To support another kind of content block, start here: `_text_parts` for blocks that are text; `_user`, `_assistant` and
-`_result` (tool results) for the rest. Content reaches the template as a string, or, if it has images, as a list of
-parts. A block that is not text also needs a field of the engine's request (`engine/request.py`) and checks of the
-template (`soundness/checks.py`).
+To support another kind of content block, start at `_text_parts`, `_user`, `_assistant` and `_result`; a block that is
+not text also needs a field of the engine's request (`engine/request.py`) and checks of the template
+(`soundness/checks.py`).
 
 Invariant: all content of the messages reaches the template verbatim and in order, or `UnsupportedContentError` names
 the block that cannot. No text is added, such as an "Error:" prefix on a failed tool result or a note about a missing
@@ -30,12 +29,10 @@ _MEDIA = ("document", "video", "audio")
 
 
 class _Place(NamedTuple):
-    """Position of a content block, for error messages."""
-
     message: int | None
-    """Index of the message; None for the system prompt."""
+    """None for the system prompt."""
     block: int | None = None
-    """Index of the block in the message; None for the message as a whole."""
+    """None for the message as a whole."""
 
     def refuse(self, kind: str, what: str, advice: str) -> NoReturn:
         where = "the system prompt" if self.message is None else f"message {self.message}"
@@ -46,7 +43,6 @@ class _Place(NamedTuple):
         )
 
     def refuse_block(self, kind: str, inside: str) -> NoReturn:
-        """Raise for a block kind that is not supported inside a message of some role, a tool result, ..."""
         if kind in _MEDIA:
             advice = (
                 "the model takes text and images: describe it as text, or remove the block before the model is called"
@@ -65,16 +61,11 @@ def template_messages(
     user message follows them. Consecutive texts are joined with a newline. Cache points are dropped.
 
     Args:
-        messages: The conversation, oldest first, as `Model.stream` receives it.
         call_ids: Maps a `toolUseId` to the call id that the model itself wrote, for calls that have one. Applied to
             calls and results.
-        first: Index of the first message in the whole conversation, for error messages.
 
     Returns:
         New messages. Values inside them (arguments of calls) are shared with the input and must not be modified.
-
-    Raises:
-        UnsupportedContentError: A role or a block cannot be rendered.
     """
     ids = call_ids or {}
     uses: dict[str, Mapping[str, Any]] = {}
@@ -100,13 +91,7 @@ def template_system(
 ) -> str | None:
     """Return the text of the system prompt: None if there is none, "" if an empty one was given.
 
-    Args:
-        system_prompt: The prompt as one string.
-        system_prompt_content: The prompt as blocks. Takes precedence if it is not empty. Texts are joined with a
-            newline, as the SDK does.
-
-    Raises:
-        UnsupportedContentError: A block is not text.
+    `system_prompt_content` takes precedence if it is not empty; its texts are joined with a newline, as in the SDK.
     """
     if not system_prompt_content:
         return system_prompt
@@ -142,7 +127,7 @@ def template_tools(tool_specs: Sequence[Mapping[str, Any]] | None) -> list[dict[
 def _assistant(
     index: int, message: Mapping[str, Any], ids: Mapping[str, str]
 ) -> tuple[TemplateMessage, dict[str, Mapping[str, Any]]]:
-    """Return the template message and its `toolUse` values by `toolUseId`, in order."""
+    """The second value has the `toolUse` values by `toolUseId`, in order."""
     texts: list[str] = []
     reasoning: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -177,7 +162,7 @@ def _user(
     uses: Mapping[str, Mapping[str, Any]],
     order: Mapping[str, int],
 ) -> list[TemplateMessage]:
-    """Return the tool results of a user message in the order of their calls, then its text and images."""
+    """Tool results are in the order of their calls, then text and images."""
     parts: list[str | ImageDigest] = []
     results: list[tuple[int, TemplateMessage]] = []
     for place, kind, value in _blocks(index, message.get("content")):
@@ -204,7 +189,6 @@ def _user(
 
 
 def _joined(parts: Sequence[str | ImageDigest]) -> str | list[dict[str, Any]]:
-    """Return content as one string, or as a list of parts if it has images."""
     if not any(isinstance(part, ImageDigest) for part in parts):
         return "\n".join(parts)
     content: list[dict[str, Any]] = []
@@ -219,7 +203,6 @@ def _joined(parts: Sequence[str | ImageDigest]) -> str | list[dict[str, Any]]:
 
 
 def _image(place: _Place, block: Any) -> ImageDigest:
-    """Return the image of a block."""
     try:
         return ImageDigest(image_file(image_bytes(block)))
     except UnsupportedContentError as error:
@@ -227,7 +210,6 @@ def _image(place: _Place, block: Any) -> ImageDigest:
 
 
 def _result(place: _Place, result: Mapping[str, Any]) -> str | list[dict[str, Any]]:
-    """Return the text of a tool result, or its parts if it has images."""
     parts: list[str | ImageDigest] = []
     for _, kind, value in _blocks(place.message, result.get("content"), within=place):
         if kind == "json":
@@ -246,13 +228,7 @@ def _result(place: _Place, result: Mapping[str, Any]) -> str | list[dict[str, An
 
 
 def _blocks(message: int | None, content: Any, *, within: _Place | None = None) -> Iterator[tuple[_Place, str, Any]]:
-    """Yield position, kind and value of each non-empty block.
-
-    Args:
-        message: Index of the message; None for the system prompt.
-        content: Its content, or the content of a tool result.
-        within: Position of the tool result that the content belongs to; None for a message's own content.
-    """
+    """Yield position, kind and value of each non-empty block; `within` is the tool result it belongs to."""
     if content is None:
         return
     if not isinstance(content, (list, tuple)):
@@ -268,7 +244,6 @@ def _blocks(message: int | None, content: Any, *, within: _Place | None = None) 
 
 
 def _string(place: _Place, kind: str, value: Any, key: str) -> str:
-    """Return the string that a block holds under a key."""
     if not isinstance(value, (dict, Mapping)) or not isinstance(string := value.get(key), str):
         place.refuse(kind, f"the {kind} block has no string {key!r}", f"set {key!r}")
     return string

@@ -36,9 +36,8 @@ class ParserDetection:
     """Result of detecting a template's tool parser."""
 
     parser: ToolParser | None
-    """The parser; None if there is not exactly one."""
     problem: str = ""
-    """Why `parser` is None, and what to do; empty if there is a parser."""
+    """Why `parser` is None, and what to do."""
 
 
 def resolve_tool_parser(chosen: ToolParser | str | None, bridge: Bridge) -> ParserDetection:
@@ -82,7 +81,6 @@ def _detect(bridge: Bridge, names: tuple[str, ...]) -> ParserDetection:
 
 
 def _parses(bridge: Bridge, parser: ToolParser, arguments: dict[str, Any]) -> bool:
-    """Return whether a parser parses a probe exactly, in one of the forms in which the template accepts it."""
     for opened, turn, tail in _turns(bridge, arguments):
         text = SampledText(turn + tail) if tail in parser.endings else turn
         is_open = opened.rstrip().endswith(parser.reasoning_markers[0])
@@ -101,7 +99,6 @@ def _parses(bridge: Bridge, parser: ToolParser, arguments: dict[str, Any]) -> bo
 
 
 def _turns(bridge: Bridge, arguments: dict[str, Any]) -> Iterator[tuple[str, SampledText, str]]:
-    """Yield a call as the template writes it: the end of the prompt, the turn, and the token that ends it."""
     encoder, template = bridge.encoder, bridge.template
     user: TemplateMessage = {"role": "user", "content": "x"}
     # Some templates write calls only if tools are available.
@@ -122,12 +119,10 @@ def _turns(bridge: Bridge, arguments: dict[str, Any]) -> Iterator[tuple[str, Sam
 
 
 def _is_closing(bridge: Bridge, token_id: int) -> bool:
-    """Return whether a token at the end of a turn is not part of its text."""
     return token_id in bridge.encoder.control.special or not bridge.encoder.decode([token_id]).strip()
 
 
 def _by_vocabulary(bridge: Bridge, names: tuple[str, ...]) -> list[str]:
-    """Return the parsers whose call markers are tokens of this tokenizer."""
     tokens = bridge.encoder.control.ids
     return [name for name in names if any(marker in tokens for marker in get_tool_parser(name).call_markers)]
 

@@ -1,9 +1,8 @@
 """Encodes the first prompts of episodes without encoding their repeated parts again.
 
-First prompts have much text in common: system prompt and tools in all of them, the whole task in the episodes of a
-group. A tokenizer splits a text at its control tokens before it does anything else, so a text can be cut before a
-control token and the parts encoded one by one. The ids of long parts are cached when they occur for the second time;
-parts that are new are encoded together.
+First prompts have much text in common. A tokenizer splits a text at its control tokens before it does anything else, so
+a text can be cut before a control token and the parts encoded one by one. Long parts are cached when they occur for the
+second time.
 
 Invariant: the ids are those of the whole text. A text is cut only before control tokens that take nothing of the text
 before them into account, and tokenizers whose control tokens are matched in normalised text are not used this way.
@@ -20,24 +19,17 @@ from typing import Final
 from strands_sglang.chat.control_tokens import ControlTokens
 
 _SHORTEST: Final = 64
-"""Length in characters of the shortest part that is cached. Shorter ones cost little."""
+"""In characters."""
 _MOST_CHARACTERS: Final = 4_000_000
-"""Total length of the parts that are cached."""
+"""In characters, of all cached parts."""
 _MOST_SEEN: Final = 100_000
-"""Parts that are remembered, by their hash, because they occurred once."""
 
 
 class SectionCache:
     """The cached parts of one tokenizer's first prompts. Thread-safe."""
 
     def __init__(self, control: ControlTokens, encode: Callable[[str], list[int]], slow: int) -> None:
-        """Start without parts.
-
-        Args:
-            control: The tokenizer's control tokens, none of which may be matched in normalised text.
-            encode: Encodes a text that has no escaped data.
-            slow: Length in characters above which `encode` is called in a thread, not on an event loop.
-        """
+        """Above `slow` characters `encode` is called in a thread, not on an event loop."""
         self._control, self._encode, self._slow = control, encode, slow
         self._known: OrderedDict[str, array[int]] = OrderedDict()
         self._seen: set[int] = set()
@@ -67,7 +59,7 @@ class SectionCache:
         return sum(len(section) for section in self._sections(text) if section not in self._known) > self._slow
 
     def _sections(self, text: str) -> Iterator[str]:
-        """Yield the parts of a text: each is long enough to be cached, except the last."""
+        """Each part is long enough to be cached, except the last."""
         at, cuttable = 0, self._control.cuttable
         for token, start, _ in self._control.spans(text):
             if start - at >= _SHORTEST and token in cuttable:
@@ -76,7 +68,6 @@ class SectionCache:
         yield text[at:]
 
     def _is_repeated(self, section: str) -> bool:
-        """Return whether a part is cached, or is to be: it occurred before, or takes long to encode."""
         if len(section) < _SHORTEST:
             return False
         if section in self._known or len(section) > self._slow:

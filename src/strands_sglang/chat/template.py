@@ -1,9 +1,8 @@
 """The chat template: renders messages exactly as the tokenizer's own `apply_chat_template` does.
 
-Templates differ in the form they expect: arguments of calls as an object or as JSON text, the name of the reasoning
-key, call ids of nine letters and digits, `none` for a turn without text. The form is found by rendering probes with the
-template, never from the name of a model. A call id that the template rejects (of another provider, or written by the
-model) is replaced by a valid one in the call and in its result.
+Templates differ in the form they expect (arguments as an object or JSON text, the reasoning key, call ids, `none` for a
+turn without text). The form is found by rendering probes, never from the name of a model. A call id that the template
+rejects is replaced by a valid one in the call and in its result.
 
 Invariant: the rendered text is what the template writes for these messages, and data in it contains no control token.
 """
@@ -35,9 +34,7 @@ class Rendered:
     """A rendered text, and what was escaped in its data."""
 
     text: str
-    """The text that the template wrote, with placeholders for control-token text in data."""
     escapes: Escapes
-    """Restores the placeholders."""
 
 
 class ChatTemplate:
@@ -55,7 +52,6 @@ class ChatTemplate:
         # Fixed here: soundness is proved for this text, even if the tokenizer's template is changed later.
         self._source = own if source is None and isinstance(own, str) else source
         self.arguments = copy.deepcopy(dict(arguments or {}))  # a later change of them would not be noticed
-        """Additional template arguments, such as `enable_thinking`."""
         if source is None and not getattr(tokenizer, "chat_template", None):
             raise ConfigurationError(
                 "the tokenizer has no chat template; pass one as chat_template=, as Jinja source text"
@@ -103,19 +99,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         generate: bool = True,
     ) -> Rendered:
-        """Render messages.
-
-        Args:
-            messages: The conversation.
-            tools: Tools in OpenAI form; None if there are none.
-            generate: Whether to add the prompt for the next assistant turn.
-
-        Returns:
-            The rendered text.
-
-        Raises:
-            TemplateRefusedError: The template raised an error on these messages.
-        """
+        """Render messages; `generate` adds the prompt for the next assistant turn."""
         return Rendered(*self._guarded.render(self.fitted(messages), tools, generate))
 
     @property
@@ -151,11 +135,7 @@ class ChatTemplate:
         return self._guarded.escaped(fitted, tools, escapes, self.composed)
 
     def render_escaped(self, messages: Sequence[TemplateMessage], tools: Any) -> str:
-        """Render escaped messages; the control tokens that the template writes are marks in the text.
-
-        Raises:
-            TemplateRefusedError: The template raised an error on these messages.
-        """
+        """Render escaped messages; the control tokens that the template writes are marks in the text."""
         return self._render(messages, tools, True, self._guarded.marked)
 
     def official(self, messages: Sequence[TemplateMessage], *, tools: Any = None, generate: bool = True) -> str:
@@ -183,7 +163,7 @@ class ChatTemplate:
 
     @cached_property
     def _drops_none(self) -> bool:
-        """Whether messages lose the keys that are None before they are rendered: transformers does that since 5.23.
+        """Whether keys that are None are removed before rendering, as transformers does since 5.23.
 
         Templates such as DeepSeek-V3's write calls only if the content is `none`, not if there is no content.
         """
@@ -254,7 +234,6 @@ class ChatTemplate:
         return TOOL["function"]["name"] in text
 
     def _writes(self, message: TemplateMessage) -> str | None:
-        """Return the rendering of an assistant turn; None if it rejects it or drops the probe word."""
         # Some templates write calls only if tools are available.
         for tools in (None, [TOOL]) if self.writes_tools else (None,):
             try:
@@ -279,7 +258,6 @@ class ChatTemplate:
         return False
 
     def _accepts_id(self, call_id: Any) -> bool:
-        """Return whether the template renders a call with this id. Cached for each id."""
         if not isinstance(call_id, str) or _SHORT_ID.fullmatch(call_id):
             return True
         accepted = self._accepted_ids.get(call_id)
@@ -306,7 +284,6 @@ class ChatTemplate:
         return True
 
     def _finds_rejected_ids(self) -> bool:
-        """Return whether the template rejects some call ids but accepts the ids that would replace them."""
         return self.writes_calls and self._renders_id("probe0000") and not all(map(self._renders_id, _COMMON_IDS))
 
     def _find_reasoning_key(self) -> tuple[str | None, bool]:
@@ -331,7 +308,7 @@ def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _short_id(call_id: str) -> str:
-    """Return an id of nine letters and digits, which every chat template accepts: a function of the given id."""
+    """Every chat template accepts nine letters and digits."""
     return hashlib.blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()[:9]
 
 

@@ -31,7 +31,6 @@ class Encoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self.control = ControlTokens(tokenizer)
-        """The tokenizer's control tokens."""
         self._tokenizer = tokenizer
         self._backend = _backend_of(tokenizer)
         self._plain: Callable[[list[str], list[int]], list[int]] | None = None
@@ -52,13 +51,7 @@ class Encoder:
     def encode(self, text: str, escapes: Escapes | None = None, *, cache: bool = False) -> array[int]:
         """Encode a rendered text.
 
-        Args:
-            text: The rendered text, or a part of it that starts at a token boundary.
-            escapes: What was escaped in its data; None if nothing was.
-            cache: Whether other texts will have long parts in common with this one.
-
-        Returns:
-            The token ids (32-bit).
+        `text` starts at a token boundary. `cache`: other texts will have long parts in common with this one.
         """
         if escapes is not None and escapes.present(text):
             return self._encode_guarded(text, escapes)
@@ -85,10 +78,7 @@ class Encoder:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def decode_marked(self, ids: Sequence[int]) -> str | None:
-        """Return the text of token ids with a mark for each control token (see `ControlTokens.marked`).
-
-        Returns None if the text itself contains characters that are used as marks.
-        """
+        """Return the text with a mark for each control token; None if it contains characters that are used as marks."""
         places = self.control.places(ids)
         marks = [self.control.mark_of(ids[place]) for place in places]
         if self._decodes_pieces(places):
@@ -110,12 +100,7 @@ class Encoder:
         return text if [token.id for token in self.control.unmarked(text)[1]] == [ids[at] for at in places] else None
 
     def sampled(self, ids: Sequence[int], places: Sequence[int] | None = None) -> SampledText:
-        """Return the text of a sampled turn, with the positions at which control tokens were sampled.
-
-        Args:
-            ids: The sampled ids.
-            places: Where in them control tokens are; None: not known.
-        """
+        """Return the text of a sampled turn, with the positions at which control tokens were sampled."""
         places = self.control.places(ids) if places is None else places
         if not self._decodes_pieces(places):
             marked = self.decode_marked(ids)
@@ -136,18 +121,15 @@ class Encoder:
         return SampledText("".join(pieces), starts, self._parts)
 
     def _parts(self, marker: str) -> tuple[int, ...]:
-        """Return the offset of each control token in a marker, such as a tool call's."""
         if marker not in self._offsets:
             self._offsets[marker] = tuple(token.start for token in self.control.find(marker))
         return self._offsets[marker]
 
     def _decodes_pieces(self, places: Sequence[int]) -> bool:
-        """Return whether the text between control tokens at these places is decoded piece by piece."""
         return not places or self._backend is None or self._decodes_apart
 
     @cached_property
     def _decodes_apart(self) -> bool:
-        """Whether decoding all ids equals concatenating the text between control tokens."""
         plain, control = self._encode(" a b"), next(iter(self.control.texts))
         pieces = (self.decode(plain), self.control.texts[control], self.decode(plain))
         return self.decode([*plain, control, *plain]) == "".join(pieces)
@@ -171,14 +153,12 @@ class Encoder:
         return array("i", self._plain_text_encoder()(pieces, tokens))
 
     def _plain_text_encoder(self) -> Callable[[list[str], list[int]], list[int]]:
-        """Return an encoder without control tokens, created on first use."""
         with self._lock:
             if self._plain is None:
                 self._plain = _PlainTextEncoder(self._backend) if self._backend is not None else self._encode_pieces
             return self._plain
 
     def _encode_pieces(self, pieces: list[str], tokens: list[int]) -> list[int]:
-        """Encode texts and the tokens between them with a slow tokenizer, which cannot be copied."""
         ids = self._split_encode(pieces[0])
         for token, piece in zip(tokens, pieces[1:], strict=True):
             ids += [token, *self._split_encode(piece)]
@@ -196,11 +176,7 @@ class Encoder:
 
 
 def load_tokenizer(tokenizer: Any) -> Any:
-    """Return `tokenizer`, or load it with `AutoTokenizer` if it is a name or path (once per process).
-
-    Raises:
-        ConfigurationError: If it cannot be loaded.
-    """
+    """Return `tokenizer`, or load it with `AutoTokenizer` if it is a name or path (once per process)."""
     return _load(str(tokenizer)) if isinstance(tokenizer, (str, os.PathLike)) else tokenizer
 
 
@@ -219,7 +195,7 @@ def _load(path: str) -> Any:
 
 
 def _backend_of(tokenizer: Any) -> Any:
-    """Return the underlying fast tokenizer without padding and truncation; None for a slow tokenizer."""
+    """Without padding and truncation; None for a slow tokenizer."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -233,20 +209,14 @@ def _backend_of(tokenizer: Any) -> Any:
 class _PlainTextEncoder:
     """Encodes text in which control-token literals are plain text. Thread-safe.
 
-    It is a second fast tokenizer that shares the vocabulary of the first and does not have its control tokens. The real
-    control tokens are passed separately and represented by an anchor token while encoding, so that the tokenizer treats
-    the text around them, and the start of the text, exactly as it does for added tokens (some add a space before the
-    first word).
+    A second fast tokenizer shares the vocabulary of the first without its control tokens. An anchor token stands for
+    each real control token, so that the text around it, and the start of the text, is treated exactly as for added
+    tokens (some tokenizers add a space before the first word).
 
     Invariant: the ids equal those of the tokenizer itself, if the literals in the text were not control tokens.
     """
 
     def __init__(self, backend: Any) -> None:
-        """Create the second tokenizer.
-
-        Args:
-            backend: The fast tokenizer.
-        """
         from tokenizers import AddedToken, Tokenizer
 
         # Not a copy by `to_str` and `from_str`: that takes seconds and hundreds of megabytes for large vocabularies.
@@ -261,7 +231,6 @@ class _PlainTextEncoder:
         self._real_ids = {
             own: token_id for token_id, token in blank.items() if (own := plain.token_to_id(token.content)) != token_id
         }
-        """The tokenizer's ids of white space that has another id here."""
         # Random in every process, so that no text can contain them.
         self._anchors = tuple("".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(12)) for _ in range(2))
         for anchor, normalized in zip(self._anchors, (False, True), strict=True):
@@ -270,15 +239,7 @@ class _PlainTextEncoder:
         self._plain = plain
 
     def __call__(self, pieces: list[str], tokens: list[int]) -> list[int]:
-        """Encode a text.
-
-        Args:
-            pieces: The texts before, between and after the control tokens.
-            tokens: The control tokens, one fewer than pieces.
-
-        Returns:
-            The ids of the whole text.
-        """
+        """Encode the texts before, between and after the control tokens."""
         kinds = [token in self._normalized for token in tokens]
         text = pieces[0] + "".join(self._anchors[kind] + piece for kind, piece in zip(kinds, pieces[1:], strict=True))
         ids = _encoded(self._plain, text)
@@ -302,7 +263,6 @@ class _PlainTextEncoder:
 
 
 def _encoded(backend: Any, text: str) -> list[int]:
-    """Return the ids of a text from a fast tokenizer."""
     if len(text) > _LONG_TEXT:
         # A batch of one: only batch encoding releases the GIL.
         batch = getattr(backend, "encode_batch_fast", backend.encode_batch)

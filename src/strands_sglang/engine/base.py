@@ -1,7 +1,6 @@
 """`BaseEngine`: a `TokenEngine` for anything that takes ids and returns sampled ids and logprobs.
 
-A subclass implements `request` and declares its `capabilities`. The engines of verl, SkyRL and AReaL are made this way;
-`examples/other_engine` runs a model of `transformers` in this process.
+A subclass implements `request` and declares its `capabilities`, as the engines of verl, SkyRL and AReaL do.
 
 Invariant: a turn is returned complete, every token with its logprob, or an error is raised. Tokens of an interrupted
 turn are kept and continued, or discarded and counted. What an engine does not declare is refused before a request is
@@ -48,44 +47,25 @@ _MAX_RETRIES = 60  # requests in a row that the engine may interrupt before a to
 class BaseEngine(ABC):
     """An engine that samples one request at a time.
 
-    `request` retries failed requests if it can; only interrupted turns are sent again here.
-
-    Example:
-        ```python
-        class MyEngine(BaseEngine):
-            owner = "my server"
-
-            async def request(self, input_ids, sampling, key, experts_start):
-                answer = await my_server.sample(input_ids, **sampling)
-                ends = finished(answer.stop_reason, answer.ids, sampling["max_new_tokens"])
-                return sampled(self.owner, answer.ids, answer.logprobs, spans_of(answer.versions), ends)
-        ```
+    `request` retries failed requests if it can; only interrupted turns are sent again here. `examples/other_engine` is
+    an engine on plain transformers.
     """
 
     owner = "the engine's owner"
-    """Whose engine it is, for error messages: "verl"."""
     capabilities: frozenset[Capability] = frozenset()
-    """What `request` can do; `Capability.ROUTED_EXPERTS` is the only one that this class passes on."""
 
     def __init__(self) -> None:
         self.delay = _DELAY_SECONDS
-        """Seconds to wait before an interrupted turn is continued, since weights are being updated."""
+        """Seconds before an interrupted turn is continued: weights are being updated."""
         self._poller: tuple[asyncio.AbstractEventLoop, CancelPoller] | None = None
 
     @abstractmethod
     async def request(
         self, input_ids: list[int], sampling: dict[str, Any], key: str, experts_start: int | None
     ) -> Generation:
-        """Send one request.
+        """Send one request; `input_ids` (the whole prompt) and `sampling` (with `max_new_tokens`) may be modified.
 
-        Args:
-            input_ids: The whole prompt; may be modified.
-            sampling: SGLang sampling parameters with `max_new_tokens`; may be modified.
-            key: Requests with the same key belong to one episode.
-            experts_start: First position whose routed experts are returned; None: none are.
-
-        Returns:
-            What was sampled; with `FinishReason.ABORT` if the engine interrupted it.
+        None for `experts_start`: no routed experts are returned. `FinishReason.ABORT`: the engine interrupted the turn.
         """
 
     def loses_kept_sets(self, sampling: Mapping[str, Any]) -> bool:
@@ -105,15 +85,7 @@ class BaseEngine(ABC):
         extra: Mapping[str, Any] | None = None,
         images: Sequence[PromptImage] = (),
     ) -> Generation:
-        """Sample a continuation of `input_ids`; `TokenEngine.generate` explains the arguments.
-
-        Raises:
-            EngineUnavailableError: `request` failed (`__cause__` is its error), or only interrupts the turn.
-            ConfigurationError: An argument asks for something that the engine cannot do.
-            CountMismatchError: The counts of ids, logprobs or versions do not match.
-            DeadlineExceededError: The deadline passed.
-            CallCancelledError: The cancel signal was set.
-        """
+        """Sample a continuation of `input_ids`; `TokenEngine.generate` explains the arguments."""
         if extra:
             raise ConfigurationError(
                 f"extra must be empty, got {list(extra)}: {self.owner} passes no further fields to the engine"
@@ -172,7 +144,6 @@ class BaseEngine(ABC):
     async def _part(
         self, input_ids: list[int], sampling: dict[str, Any], key: str, experts_start: int | None
     ) -> Generation:
-        """Send one request; raise any exception as an error of this package."""
         try:
             return await self.request(input_ids, sampling, key, experts_start)
         except StrandsSGLangError:
@@ -199,11 +170,7 @@ def sampled(
     finish: tuple[FinishReason, int | str | None],
     **more: Any,
 ) -> Generation:
-    """Return a `Generation` for what an engine returned.
-
-    Raises:
-        CountMismatchError: There are tokens without logprobs.
-    """
+    """Return a `Generation`; tokens without logprobs raise `CountMismatchError`."""
     if logprobs is None and len(token_ids):
         raise CountMismatchError(
             f"{owner}'s engine returned {len(token_ids)} tokens without logprobs, which were requested"
@@ -237,12 +204,7 @@ def spans_of(versions: Sequence[Any]) -> tuple[VersionSpan, ...]:
 
 
 def experts_from(choices: Any, start: int | None) -> RoutedExperts | None:
-    """Return routed experts for an array with one row per position, starting with the first of the prompt.
-
-    Args:
-        choices: Of shape (rows, ...); None if there are none.
-        start: First position to return; None to return none.
-    """
+    """Return the routed experts from position `start` on; `choices` has one row per position."""
     if choices is None or start is None:
         return None
     rows = np.asarray(choices)[start:]

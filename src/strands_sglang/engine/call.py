@@ -1,7 +1,5 @@
 """One call: attempts, retries and continuations until the turn is complete.
 
-`continuation` decides what follows each part, `retry` when to try again; this module sends the requests.
-
 Invariant: an attempt that ends without an answer is aborted on the engine.
 """
 
@@ -41,15 +39,8 @@ _MIN_CONNECT_SECONDS = 0.5  # of an attempt that starts when the time for a firs
 class Call:
     """A call in progress.
 
-    Args:
-        pool: The running loop's connections.
-        url: The address of `/generate`.
-        request: What to send.
-        routing_key: Keeps an episode on one worker; None: the call's own id, so that the router spreads calls.
-        policy: How often to retry.
-        timeout: Seconds one attempt may take; None for no limit.
-        on_abort: What to do when the engine interrupts the turn.
-        pin: Chooses the address of each attempt; None: always `url`.
+    Without a `routing_key` the call's own id is used, so that the router spreads calls. `timeout` is in seconds for
+    one attempt. `pin` chooses the address of each attempt; None: always `url`.
     """
 
     __slots__ = (
@@ -121,16 +112,9 @@ class Call:
     def _advance(
         self, part: Generation, since: float | None = None, fault: TransientFault | None = None, *, ended: bool = True
     ) -> Generation | TransientFault | None:
-        """Take the part of the turn that an attempt returned.
+        """Take the part of the turn that an attempt returned; `ended` is False if its stream broke.
 
-        Args:
-            part: The part that the attempt sampled.
-            since: Start of the attempt, by `time.monotonic`; None not to report it to `outages`.
-            fault: What ended the attempt early; None if nothing did.
-            ended: Whether the engine ended the part; False if its stream broke.
-
-        Returns:
-            The complete turn; or the fault to wait for before the next attempt; or None to send that at once.
+        Returns the complete turn, the fault to wait for before the next attempt, or None to send that at once.
         """
         interrupted = not ended or is_interrupted(part, self._on_abort)
         if self._continuation is None:
@@ -159,13 +143,11 @@ class Call:
         """Called before a turn whose sampled tokens were discarded starts over."""
 
     def _next(self) -> tuple[str, bytes]:
-        """Return the request id and the body of the next attempt."""
         number = self._requests
         self._requests += 1
         return self._request.rid(number), self._request.body(number)
 
     async def _choose_worker(self) -> None:
-        """Choose the worker of the next attempt, if the router must be passed by."""
         if self._pin is not None:
             self._url = await self._pin.url(self._pool, self._headers[ROUTING_HEADER], again=self._requests > 0)
 
@@ -213,7 +195,7 @@ class Call:
         return await with_sets(self._parsed(answer, rid), [] if sets is None else [sets])
 
     def _limits(self) -> aiohttp.ClientTimeout | None:
-        """Return the time limits of an attempt to reach a server that never answered; None for those of the pool."""
+        """Limits of an attempt to reach a server that never answered; None for those of the pool."""
         first, usual = self._policy.first_contact, self._pool.session.timeout.sock_connect
         if self._pool.server_history.answered or first is None or usual is None:
             return None
@@ -221,7 +203,7 @@ class Call:
         return attempt_timeout(None, min(usual, max(left, _MIN_CONNECT_SECONDS)))
 
     def _expiry(self) -> float | None:
-        """Return the loop time at which an attempt that starts now times out; None for never."""
+        """Return the loop time at which an attempt that starts now times out."""
         return None if self._timeout is None else self._pool.loop.time() + self._timeout
 
     def _within(self, expires_at: float | None) -> AbstractContextManager[object]:

@@ -50,16 +50,7 @@ class CancelPoller:
 
 
 class CancelScope:
-    """Applies a deadline and a cancel signal to the code in its `with` block.
-
-    Args:
-        loop: The running loop.
-        poller: The loop's poller of cancel signals.
-        expires_at: Loop time of the deadline; None for no deadline.
-        seconds: The deadline as the caller gave it, for the error message.
-        signal: The caller's cancel signal; None for no signal.
-        expired: Type of the error raised when the deadline passes.
-    """
+    """Applies a deadline (`expires_at`, in loop time; `seconds` as the caller gave it) and a cancel signal."""
 
     __slots__ = (
         "_cancelling",

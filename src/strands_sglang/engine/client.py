@@ -3,8 +3,7 @@
 The client retries by itself: the errors it raises are final, and the agent loop does not retry them. A call returns a
 complete `Generation` or raises a typed error, within its deadline; a call that ends early is aborted on the engine too.
 
-Invariant: the tokens that the engine sampled for a call are returned once, counted as discarded, or were never
-received.
+Invariant: sampled tokens are returned once, counted as discarded, or were never received.
 """
 
 from __future__ import annotations
@@ -88,13 +87,9 @@ class SGLangClient:
             deadline: Seconds a whole call may take, including all waits and retries; None: no limit.
             connect_timeout: Seconds for establishing one connection.
             api_key: Sent as a bearer token.
-            headers: Further headers for every request.
             first_contact: Seconds a call waits for a server that has never answered this process, because the address
                 may be wrong; None: as long as for a server that has answered before.
             sampling_names: Sampling parameters that this server supports in addition to SGLang's; others are refused.
-
-        Raises:
-            ConfigurationError: A value is invalid.
         """
         self._settings = {key: value for key, value in locals().items() if key != "self"}
         for name in ("max_connections", "connect_timeout", "timeout", "deadline", "first_contact"):
@@ -122,28 +117,17 @@ class SGLangClient:
         if isinstance(sampling_names, str):
             raise ConfigurationError(f"sampling_names must be a list of names, got {sampling_names!r}")
         self.sampling_names = KNOWN.union(sampling_names)
-        """Sampling parameters that may be sent."""
         self._directory = WorkerDirectory(self._url)
         self._pin = WorkerPin(self._url, self._directory)
         self._pools = Pools(self._make_pool)
 
     @classmethod
     def from_slime_args(cls, args: Any, **settings: Any) -> SGLangClient:
-        """Create a client for the router and the concurrency given by slime's parsed arguments.
-
-        Args:
-            args: slime's `args`.
-            **settings: Arguments of `SGLangClient`; they take precedence over `args`.
-        """
+        """Create a client for the router and the concurrency given by slime's parsed arguments."""
         return cls(**{**settings_from_slime_args(args), **settings})
 
     def at(self, base_url: str, **settings: Any) -> SGLangClient:
-        """Return a client of another address, such as one worker of a router, with the settings of this one.
-
-        Args:
-            base_url: The other address.
-            **settings: Arguments of `SGLangClient` that differ.
-        """
+        """Return a client of another address, such as one worker of a router, with the settings of this one."""
         own = {**self._settings, "headers": self._headers, "api_key": None, "base_url": base_url}
         return type(self)(**{**own, **settings})
 
@@ -253,12 +237,7 @@ class SGLangClient:
     async def score(
         self, input_ids: TokenIds, start: int, *, images: Sequence[PromptImage] = (), top: int = 0
     ) -> Prefill:
-        """Return the engine's logprobs of `input_ids[start:]`; `ScoringEngine.score` explains the arguments.
-
-        Raises:
-            ConfigurationError: `start` or `top` cannot work.
-            EngineError: The engine did not answer, refused the request, or returned something else.
-        """
+        """Return the engine's logprobs of `input_ids[start:]`; `ScoringEngine.score` explains the arguments."""
         return await prefill(self.control, input_ids, start, images=images, top=top)
 
     @property

@@ -4,9 +4,9 @@ An HTTP session belongs to the loop in which it was created. Strands opens a new
 slime runs rollouts on the loop of another thread, and a forked child inherits a loop that it must not touch. So a
 client owns no session: it takes the pool of the running loop, which is created on first use.
 
-`exchange` sends one request, and `exchange_json` also decodes the answer. They do not retry or interpret tokens, and
-follow no redirects: the prompt and the headers are sent to the given address only. The whole body of a 200 is returned;
-otherwise a `TransientFault` or the final error is raised. Exceptions of the HTTP library do not leave this module.
+`exchange` and `exchange_json` do not retry, interpret tokens or follow redirects: the prompt and the headers are sent
+to the given address only. They return the whole body of a 200; otherwise they raise a `TransientFault` or the final
+error, never an exception of the HTTP library.
 
 Invariant: a pool is used only by the loop and the process that created it.
 """
@@ -39,10 +39,8 @@ from strands_sglang.errors import (
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 2**30
-"""Maximum bytes of a turn: far more than any turn with the routed experts of a long context, and little enough that a
-faulty server cannot exhaust the memory."""
+"""Of a turn: more than routed experts of a long context need, and a faulty server cannot exhaust the memory."""
 MAX_ANSWER_BYTES = 2**26
-"""Maximum bytes of any other answer."""
 JSON_HEADERS = {"Content-Type": "application/json"}
 
 # SGLang's HTTP server closes idle connections after 5 s. Closing them slightly earlier on this side avoids sending a
@@ -57,8 +55,7 @@ _MAX_ERROR_BYTES = 2**20  # the rest of a longer error answer is not read
 class Slots:
     """A fixed number of slots, each held by at most one request.
 
-    Taking a free slot does not suspend the caller; if all are taken, callers queue and get slots in order.
-    (`asyncio.Semaphore` costs two coroutines per request even if slots are free.)
+    Taking a free slot does not suspend the caller (`asyncio.Semaphore` costs two coroutines); others queue in order.
 
     Invariant: taken plus free slots equal `count`; a waiter that is cancelled does not lose a slot.
     """
@@ -108,13 +105,11 @@ class LoopPool:
         server_history: ServerHistory | None = None,
     ) -> None:
         self.server_history = ServerHistory("") if server_history is None else server_history
-        """What is known about reaching the server."""
         self.loop = asyncio.get_running_loop()
         self.pid = os.getpid()
         # The connector's own limit is off because it counts waiting for a slot as connecting.
         self.slots = Slots(max_connections)
         self.cancel_poller = CancelPoller(self.loop)
-        """Polls the cancel signals of this loop's calls."""
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
             timeout=limits,
@@ -125,9 +120,7 @@ class LoopPool:
             trust_env=False,
         )
         self.in_flight: set[str] = set()
-        """Ids of the requests that the engine is processing."""
         self.closing = False
-        """Whether the pool is closed or closing: no further request is sent through it."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.abort: Callable[[str], None] = lambda rid: None
         """Aborts a request by its id without waiting; set by the `Aborter`."""
@@ -176,11 +169,7 @@ class LoopPool:
 
 
 class Pools:
-    """The pools of one client.
-
-    Args:
-        make: Creates the pool of the running loop.
-    """
+    """The pools of one client; `make` creates that of the running loop."""
 
     def __init__(self, make: Callable[[], LoopPool]) -> None:
         self._make = make
@@ -225,12 +214,7 @@ class Pools:
 
 
 def attempt_timeout(seconds: float | None, connect: float) -> aiohttp.ClientTimeout:
-    """Return the time limits of one exchange; waiting for a slot is not included.
-
-    Args:
-        seconds: For the whole exchange; None for no limit.
-        connect: For establishing a connection.
-    """
+    """Return the time limits of one exchange in seconds, not counting the wait for a slot; None for no limit."""
     # aiohttp rounds long timeouts up to whole seconds by default.
     return aiohttp.ClientTimeout(total=seconds, sock_connect=connect, ceil_threshold=float("inf"))
 
@@ -244,22 +228,7 @@ async def exchange(
     timeout: aiohttp.ClientTimeout | None = None,
     most: int = MAX_ANSWER_BYTES,
 ) -> bytes:
-    """Send one request and return the whole body of its 200.
-
-    Args:
-        pool: The running loop's connections.
-        method: The HTTP method.
-        url: Where to send it.
-        body: What to send; None for no body.
-        headers: Further headers.
-        timeout: Time limits of this exchange; None for those of the pool.
-        most: Maximum bytes of the answer.
-
-    Raises:
-        TransientFault: The request may succeed later.
-        RequestRejectedError: The request will not succeed later either.
-        MalformedResponseError: The answer is too long or compressed.
-    """
+    """Send one request and return the whole body of its 200, at most `most` bytes."""
     data: bytes | io.BytesIO | None = body
     if body is not None and len(body) > _LARGE_BODY_BYTES:
         data = io.BytesIO(body)  # sent in chunks, so that other calls are not blocked meanwhile
@@ -285,11 +254,7 @@ async def exchange_json(
     body: Mapping[str, Any] | None = None,
     timeout: aiohttp.ClientTimeout | None = None,
 ) -> Any:
-    """Send one request, with a JSON body if there is one, and return its decoded answer; see `exchange`.
-
-    Raises:
-        MalformedResponseError: The answer is not JSON, too long or compressed.
-    """
+    """Send one request, with a JSON body if there is one, and return its decoded answer; see `exchange`."""
     data, headers = (None, None) if body is None else (orjson.dumps(body), JSON_HEADERS)
     try:
         return orjson.loads(await exchange(pool, method, url, data, headers, timeout))
@@ -303,11 +268,7 @@ def not_json(url: URL, error: Exception) -> MalformedResponseError:
 
 
 async def read(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """Return the body of an answer; of an error answer, at most its beginning.
-
-    Raises:
-        MalformedResponseError: It has more than `most` bytes, or is compressed.
-    """
+    """Return the body of an answer, at most `most` bytes; of an error answer, at most its beginning."""
     check_encoding(response)
     if response.status != 200:
         most = _MAX_ERROR_BYTES

@@ -1,8 +1,7 @@
 """The state machine that assembles one turn from the requests it takes.
 
 An engine may interrupt a turn (a weight update, an abort, a broken stream). Every caller that handles this feeds the
-parts it receives to a `Continuation` and follows the returned `NextStep`. The callers are `Call`, `StreamingCall`,
-`BaseEngine` and the rollout's `PausableEngine`; each adds only its own way of sending a request.
+parts it receives to a `Continuation` and follows the returned `NextStep`.
 
 Invariant: every sampled token is kept exactly once and in order, or counted in `Generation.discarded_tokens`.
 """
@@ -28,11 +27,9 @@ class NextStep(Enum):
     """What to do after a part of a turn arrived."""
 
     WHOLE = "whole"
-    """The turn is complete: return `Continuation.turn()`."""
     SPENT = "spent"
     """The turn was interrupted after its last token within `max_new_tokens`: return `Continuation.turn()`."""
     CONTINUE = "continue"
-    """The part is kept: request the rest."""
     RESTART = "restart"
     """The part cannot be continued exactly and is discarded: request the whole turn again."""
     NO_PROGRESS = "no_progress"
@@ -45,27 +42,16 @@ def is_interrupted(part: Generation, on_abort: AbortPolicy) -> bool:
 
 
 def no_progress(part: Generation | None, retry_after: float | None = None) -> TransientFault:
-    """Return the fault of a request that was aborted without a token that is kept.
-
-    Args:
-        part: The response to the request; None if there was none.
-        retry_after: Seconds to wait before the next request; None to use the backoff of the retry policy.
-    """
+    """Return the fault of a request that was aborted without a token that is kept; `retry_after` is in seconds."""
     detail = None if part is None else part.finish_detail
     error = EngineUnavailableError(f"the engine aborted the request: {detail}", attempts=1)
     return TransientFault(error, retry_after=retry_after)
 
 
 class Continuation:
-    """The parts of one turn received so far.
+    """The parts of one turn received so far; `kept` is a part from an earlier call.
 
-    Args:
-        sampling: Sampling parameters of the whole turn.
-        extra: Further fields of the request.
-        on_abort: What to do when the engine ends a part with `abort`.
-        kept: A part of the turn from an earlier call; None if there is none.
-        kept_sets: Whether the turn must have kept sets. A part that lacks them is discarded:
-            the rest of the turn has sets, and only a turn that has all of them can be trained.
+    With `kept_sets`, a part that lacks them is discarded: only a turn that has all of them can be trained.
     """
 
     __slots__ = (
@@ -101,7 +87,6 @@ class Continuation:
             self._keep_or_discard(kept)
 
     def __len__(self) -> int:
-        """Return the number of tokens kept."""
         return sum(len(part) for part in self._parts)
 
     @property
@@ -127,10 +112,7 @@ class Continuation:
     def add(self, part: Generation, *, interrupted: bool | None = None) -> NextStep:
         """Take the next part and return what to do.
 
-        Args:
-            part: The part that the last request sampled.
-            interrupted: Whether the turn is to be continued after this part; None to decide by its finish reason and
-                `on_abort`.
+        `interrupted`: whether the turn is to be continued; None to decide by its finish reason and `on_abort`.
         """
         if interrupted is None:
             interrupted = is_interrupted(part, self._on_abort)
@@ -146,12 +128,7 @@ class Continuation:
         return NextStep.SPENT if self.spent else NextStep.CONTINUE
 
     def rest(self, prompt: TokenIds, experts_start: int | None) -> tuple[TokenIds, dict[str, Any], int | None]:
-        """Return what to request next: ids, sampling parameters, and the first position of routed experts.
-
-        Args:
-            prompt: Ids of the turn's prompt.
-            experts_start: First position whose routed experts are requested for the whole turn; None for none.
-        """
+        """Return what to request next: ids, sampling parameters, and the first position of routed experts."""
         if not self._parts:
             return prompt, dict(self._sampling), experts_start
         ids = array("i", prompt)

@@ -1,9 +1,8 @@
 """Control calls (health, information, pausing, weight updates), and the workers that they are sent to.
 
-A base URL is one server, or a router with workers. The router forwards `/generate` but answers 404 to aborts, pauses
-and weight updates, so those are sent to each worker: `WorkerDirectory` lists the workers, `Aborter` aborts requests on
-them, `EngineControl` has the other calls. The failure of a worker is returned, not raised (`ControlResult.ok` is
-False): if one worker is lost, the others can still be updated.
+The router forwards `/generate` but answers 404 to aborts, pauses and weight updates, so those are sent to each worker.
+The failure of a worker is returned, not raised (`ControlResult.ok` is False): if one worker is lost, the others can
+still be updated.
 
 Invariant: listing never fails a call. If the router does not answer, the last known list is used; without such a list,
 the base URL itself.
@@ -39,9 +38,7 @@ class Worker:
     """One SGLang server."""
 
     url: str
-    """Its own base URL."""
     healthy: bool = True
-    """Whether the router considers it healthy; True for a server without a router."""
     regular: bool = True
     """Whether it takes whole calls: neither a prefill nor a decode server."""
 
@@ -62,12 +59,7 @@ class WorkerDirectory:
         return self._known is not None
 
     async def workers(self, pool: LoopPool, *, fresh: bool = True) -> tuple[Worker, ...]:
-        """Return the servers that take control calls.
-
-        Args:
-            pool: The running loop's connections.
-            fresh: Whether to request the list even if the known one is only seconds old.
-        """
+        """Return the servers that take control calls; unless `fresh`, a list that is only seconds old is used."""
         now = pool.loop.time()
         if not fresh and self._known and now - self._known_at < _FRESH_SECONDS:
             return self._known
@@ -106,9 +98,8 @@ def _without_rank(url: str) -> str:
 class Aborter:
     """Aborts requests that no caller waits for any more, for one event loop.
 
-    A call that is cancelled, times out or loses its connection may still be decoding on the engine. Closing the
-    connection is not enough: the engine checks for that only every few seconds, and a router may not pass it on. So the
-    request is aborted by its id, on every worker that could have it.
+    Closing the connection is not enough: the engine checks for that only every few seconds, and a router may not pass
+    it on. So a request is aborted by its id, on every worker that could have it.
 
     Aborts never delay the caller. Those still unsent when the pool closes, and those of calls still in flight, are sent
     at that point, for at most a second.
@@ -154,13 +145,7 @@ _BACKOFF = Backoff(base=0.5, cap=15.0)
 
 
 class PauseMode(str, Enum):
-    """What happens to requests in flight when generation is paused.
-
-    Example:
-        ```python
-        await client.control.pause(PauseMode.RETRACT)
-        ```
-    """
+    """What happens to requests in flight when generation is paused."""
 
     ABORT = "abort"
     """They end with `abort` and their partial tokens; `AbortPolicy` decides whether they are continued."""
@@ -175,9 +160,7 @@ class ControlResult:
     """The answer of one worker to a control call."""
 
     worker: str
-    """Base URL of the worker."""
     ok: bool
-    """Whether the call succeeded."""
     message: str
     """The worker's answer, or why the call failed."""
 
@@ -187,11 +170,9 @@ class ModelInfo:
     """Model information reported by a server."""
 
     model_path: str
-    """Folder or hub name of the weights."""
     weight_version: str | None
     """Version of the weights it samples from; None if it does not report it."""
     rest: Mapping[str, Any]
-    """All other fields."""
 
 
 class EngineControl:
@@ -249,23 +230,11 @@ class EngineControl:
         return await self._first(await self._pools.open(), ("server_info", "get_server_info"))
 
     async def answer_to(self, body: Mapping[str, Any], *, retries: int = 0) -> Any:
-        """Send one `/generate` request without changes and return the decoded answer without checks.
-
-        Args:
-            body: The request.
-            retries: How often it is sent again if there is no answer.
-
-        Raises:
-            EngineError: There is no answer, or it is not JSON.
-        """
+        """Send one `/generate` request without changes and return the decoded answer without checks."""
         return await self._answer(await self._pools.open(), self._base, body, retries)
 
     async def answer_of_worker(self, body: Mapping[str, Any]) -> Any:
-        """Send one `/generate` request to one worker's own address, past a router that drops fields.
-
-        Raises:
-            EngineError: There is no answer, or it is not JSON.
-        """
+        """Send one `/generate` request to one worker's own address, past a router that drops fields."""
         pool = await self._pools.open()
         workers = await self._workers(pool)
         worker = next((one for one in workers if one.healthy and one.regular), workers[0])
@@ -428,11 +397,7 @@ class EngineControl:
 
 
 def requests_in(loads: Any) -> int:
-    """Return the number of running and waiting requests in an answer of `/v1/loads`.
-
-    Raises:
-        KeyError, TypeError: It is not such an answer.
-    """
+    """Return the number of running and waiting requests in an answer of `/v1/loads`."""
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads["loads"])
 
 

@@ -1,10 +1,9 @@
 """The kept sets of top-p, top-k and min-p in an answer: cut out of its bytes, and decoded once.
 
-The sets are the largest part of an answer by far, and a stream repeats them in every event. So they are cut out before
-the rest is decoded. They are decoded when the turn, or a part of it, has ended, and in a thread if they are large.
+The sets are the largest part of an answer, and a stream repeats them in every event. So they are cut out before the
+rest is decoded, and decoded once the part has ended, in a thread if they are large.
 
-An answer to a request that was aborted while it waited in the engine's queue, such as one that the engine had retracted
-before, has its tokens without their sets. The tokens of such a part must not be trained.
+A request aborted in the engine's queue has its tokens without their sets; they must not be trained.
 
 Invariant: sets are returned for every token of a part, or not at all. Only an aborted part may lack them.
 """
@@ -36,7 +35,6 @@ SETS_KEY, LOGPROBS_KEY, LENGTH_KEY = (
 )
 """Keys of meta_info: one list of ids per token, one logprob per token, and the number of sets."""
 _LARGE_BYTES = 1 << 18
-"""Sets of more bytes are decoded in a thread."""
 _PIECE_BYTES = 1 << 16
 """Bytes that are decoded at a time, so that a thread lets the event loop run in between."""
 _MOST_VALUES = 2**24
@@ -46,20 +44,13 @@ class SetsText(NamedTuple):
     """Kept sets as they were received: JSON that is not decoded."""
 
     sets: bytes
-    """A list of lists of ids."""
     logprobs: bytes
-    """A list of numbers."""
 
 
 def cut_sets(body: bytes) -> tuple[bytes, SetsText | None]:
-    """Cut the kept sets out of an answer.
+    """Return an answer (JSON) with null in place of its kept sets, and the sets.
 
-    Args:
-        body: The answer as JSON.
-
-    Returns:
-        The answer with null in their place, and the sets. None: it has none, or not where the engine writes them; then
-        `sets_in` finds them in the decoded answer.
+    None: it has none, or not where the engine writes them; then `sets_in` finds them in the decoded answer.
     """
     sets = _place(body, SETS_KEY, b"[[", b"]]")
     logprobs = _place(body, LOGPROBS_KEY, b"[", b"]")
@@ -91,17 +82,7 @@ def sets_in(meta: dict[str, Any]) -> SetsText | None:
 
 
 async def with_sets(part: Generation, received: list[SetsText]) -> Generation:
-    """Return a part of a turn with its kept sets.
-
-    Args:
-        part: The part, without sets.
-        received: Its sets as they were received, in order.
-
-    Raises:
-        KeptSetsMissingError: There are no sets, and the part was not aborted.
-        MalformedResponseError: The sets are not lists of ids with logprobs.
-        CountMismatchError: The sets do not fit the tokens.
-    """
+    """Return a part of a turn with its kept sets, given as they were received, in order."""
     if not received:
         return check_missing(part)
     if sum(len(text.sets) for text in received) > _LARGE_BYTES:
@@ -114,11 +95,7 @@ async def with_sets(part: Generation, received: list[SetsText]) -> Generation:
 
 
 def check_missing(part: Generation) -> Generation:
-    """Return a part that was received without kept sets, if it may lack them.
-
-    Raises:
-        KeptSetsMissingError: It has tokens and was not aborted.
-    """
+    """Return a part without kept sets; raise `KeptSetsMissingError` if it has tokens and was not aborted."""
     if not len(part):
         return replace(part, kept=KeptSets.of((), ()))
     if part.finish_reason is not FinishReason.ABORT:
@@ -164,7 +141,6 @@ def _decoded(received: list[SetsText]) -> KeptSets:
 
 
 def _pieces(sets: bytes) -> Iterator[bytes]:
-    """Yield a list of lists as shorter lists of lists."""
     start, end = 1, len(sets) - 1
     while start < end:
         cut = sets.find(b"],[", start + _PIECE_BYTES, end)

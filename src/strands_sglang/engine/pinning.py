@@ -1,8 +1,7 @@
 """Which worker a call is sent to, if the router would drop what the call asks for: `WorkerPin`.
 
-Some routers forward only the fields that they know: sglang-router 0.3.2 drops the requests for the ids that the engine
-computed, for kept sets and for routed experts. A call that needs one of these is sent to a worker itself. Calls with
-the same routing key go to the same worker, as the router would send them, for as long as the worker is healthy.
+sglang-router 0.3.2 forwards only the fields it knows: it drops the requests for computed ids, kept sets and routed
+experts. Such a call is sent to a worker itself, the same one for the same routing key while it is healthy.
 
 Invariant: calls that need nothing special, and calls to a server or to a router that forwards everything, are never
 redirected. Only workers that the router lists are used.
@@ -45,13 +44,7 @@ class WorkerPin:
         )
 
     async def url(self, pool: LoopPool, key: str, *, again: bool) -> URL:
-        """Return the address to send a call to.
-
-        Args:
-            pool: The running loop's connections.
-            key: Its routing key.
-            again: Whether an attempt failed: the worker may be gone, so the list is requested anew.
-        """
+        """Return the address to send a call to; `again` requests the workers anew, because one may be gone."""
         if self._drops is None:
             self._drops = await self._probe_once(pool)
         if not self._drops:
@@ -63,7 +56,6 @@ class WorkerPin:
         return URL(max(healthy, key=lambda worker: _rank(key, worker)).url) / "generate"
 
     async def _probe_once(self, pool: LoopPool) -> bool | None:
-        """Probe the router; calls that begin at the same time wait for one probe."""
         running = self._probes.get(pool.loop)
         if running is None or running.done():
             running = self._probes[pool.loop] = asyncio.ensure_future(self._probe(pool))
@@ -96,5 +88,5 @@ class WorkerPin:
 
 
 def _rank(key: str, worker: Worker) -> bytes:
-    """Return a number that differs for each key and worker: the highest one wins, whichever workers there are."""
+    """Rendezvous hashing: the highest number wins, whichever workers there are."""
     return hashlib.blake2b(f"{key}\0{worker.url}".encode(), digest_size=8).digest()

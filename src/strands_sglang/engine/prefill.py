@@ -1,7 +1,6 @@
 """Logprobs of given tokens, without sampling: `prefill`, the work of `SGLangClient.score`.
 
-One request computes the logprobs of a whole trajectory: its ids are the prompt. A teacher and `verify --rescore` use
-the same requests.
+One request computes the logprobs of a whole trajectory: its ids are the prompt.
 
 Invariants: every returned row is of the id that was asked for, which is compared with the engine's answer. Logprobs of
 a prompt are at temperature 1, whatever temperature is sent.
@@ -36,9 +35,7 @@ from strands_sglang.tokens.images import compact
 _MOST_VALUES = 1 << 21
 """Largest number of top logprobs in one answer (16 MB); longer trajectories take several requests."""
 _IN_A_THREAD = 1 << 15
-"""Number of values from which an answer is decoded in a thread."""
 _RETRIES = 5
-"""How often a request is sent again that was not answered."""
 _NO_TOKEN = (1 << 30) - 1
 """An id that no vocabulary has."""
 _IMPOSSIBLE = -1e30
@@ -51,14 +48,8 @@ async def prefill(
 ) -> Prefill:
     """Return the engine's logprobs of `ids[start:]`.
 
-    A request that the engine does not answer is sent again a few times.
-
     `ScoringEngine.score` explains the arguments. `top` must not be larger than the vocabulary (`vocabulary_size`): the
     engine does not check it, and ends.
-
-    Raises:
-        ConfigurationError: `start` or `top` cannot work.
-        EngineError: The engine did not answer, refused the request, or returned something else.
     """
     whole: list[int] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     if not 1 <= start < len(whole) or top < 0:
@@ -156,11 +147,7 @@ def _top(meta: dict[str, Any], rows: int, top: int) -> tuple[npt.NDArray[np.int3
 
 
 def _numbers(values: list[Any]) -> npt.NDArray[np.float64]:
-    """Return logprobs as an array.
-
-    Raises:
-        ValueError: A value is not a logprob. JSON has `null` for NaN.
-    """
+    """Return logprobs as an array; JSON has `null` for NaN."""
     for value in values:
         if isinstance(value, bool) or not isinstance(value, float | int) or not -math.inf < value <= LARGEST_LOGPROB:
             raise ValueError(f"{value!r:.50} is not a logprob")

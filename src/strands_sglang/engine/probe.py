@@ -63,21 +63,15 @@ class ServerFacts:
     """Information reported by a server; a field is None if it is not reported."""
 
     url: str
-    """Base URL of the server; with a router, of one of its workers."""
     known: bool = False
-    """Whether it reports anything about its model."""
     model_path: str | None = None
-    """Folder or hub name of its weights."""
     tokenizer_path: str | None = None
-    """Folder or hub name of its tokenizer."""
     context: int | None = None
     """Maximum tokens of prompt plus turn."""
     version: str | None = None
-    """Version of SGLang."""
     dead: tuple[str, ...] = ()
     """Workers of a router that do not answer."""
     workers: int = 1
-    """Total number of workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +79,16 @@ class WorkerReport:
     """What one server reports about itself."""
 
     url: str
-    """Its base URL."""
     healthy: bool
-    """Whether the router considers it healthy; True for a server without a router."""
     alive: bool
-    """Whether it answers."""
     model: Mapping[str, Any]
-    """Its /model_info; empty if it has none."""
+    """/model_info; empty if it has none."""
     server: Mapping[str, Any]
-    """Its /server_info: launch settings and state; empty if it has none."""
+    """/server_info; empty if it has none."""
 
 
 class Probe:
-    """Requests information from one server or router.
-
-    Args:
-        base: Its address.
-        directory: Its workers.
-        pools: The client's connections.
-        keyed: Whether an API key is sent.
-        seconds: Time limit for all requests together.
-    """
+    """Requests information from one server or router, within `seconds` for all requests together."""
 
     def __init__(self, base: URL, directory: WorkerDirectory, pools: Pools, *, keyed: bool, seconds: float) -> None:
         self._base, self._directory, self._pools, self._keyed = base, directory, pools, keyed
@@ -118,18 +101,9 @@ class Probe:
         return max(self._until - time.monotonic(), 0.1)
 
     async def reach(self, patience: float) -> bool:
-        """Check that a server answers.
+        """Return whether a server answers, polling it for `patience` seconds.
 
-        Args:
-            patience: Seconds for which a server that does not answer is polled.
-
-        Returns:
-            Whether it answers. False: it is busy, or it has answered this process before and this is an outage.
-
-        Raises:
-            EngineUnreachableError: Nothing answers at the address.
-            EngineUnavailableError: A router or proxy answers that has no engine.
-            ConfigurationError: The server requires an API key, or a different one.
+        False: it is busy, or it has answered this process before and this is an outage.
         """
         pool = await self._pools.open()
         until = time.monotonic() + patience
@@ -175,12 +149,7 @@ class Probe:
         return EngineUnreachableError(f"{fault} | {never_answered(self._url)}")
 
     async def facts(self) -> ServerFacts:
-        """Return the information that the server reports about itself.
-
-        Raises:
-            ConfigurationError: It is not an SGLang server.
-            EngineUnavailableError: It is a router, and none of its workers answers.
-        """
+        """Return the information that the server reports about itself."""
         pool = await self._pools.open()
         workers = await self._directory.workers(pool)
         reports = await asyncio.gather(*(self._about(pool, URL(one.url)) for one in workers if one.healthy))
@@ -266,13 +235,7 @@ class Probe:
         return tokens if isinstance(tokens, list) else None
 
     async def sample(self, ids: Sequence[int], sampling: Mapping[str, Any], extra: Mapping[str, Any] | None) -> None:
-        """Sample one token in the same way as a run, without a time limit. If cancelled, abort it on the engine too.
-
-        Raises:
-            ConfigurationError: The server refuses these parameters.
-            EngineBusyError: The server is overloaded.
-            EngineError: The server fails.
-        """
+        """Sample one token in the same way as a run, without a time limit. If cancelled, abort it on the engine too."""
         pool = await self._pools.open()
         one = {**sampling, "max_new_tokens": 1, **({"min_new_tokens": 0} if "min_new_tokens" in sampling else {})}
         request = GenerateRequest(list(ids), one, extra=extra)
@@ -322,7 +285,7 @@ class Probe:
             return False
 
     async def _about(self, pool: LoopPool, worker: URL) -> tuple[str, dict[str, Any] | None]:
-        """Return a worker and its model information: empty if it reports none, None if it does not answer."""
+        """Model information is empty if the worker reports none, None if it does not answer."""
         url = str(worker).rstrip("/")
         try:
             return url, await self._first(pool, worker, "model_info", "get_model_info", alive=True)
@@ -332,7 +295,6 @@ class Probe:
     async def _first(
         self, pool: LoopPool, worker: URL, *paths: str, alive: bool = False, seconds: float = 0.0
     ) -> dict[str, Any]:
-        """Return the first JSON object at any of these paths; empty if there is none."""
         for path in paths:
             try:
                 answer = await self._get(pool, worker / path, seconds)

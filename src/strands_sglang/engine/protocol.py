@@ -1,9 +1,8 @@
 """The `TokenEngine` protocol, the interface to anything that samples tokens, and its result, `Generation`.
 
-`SGLangClient` is one implementation; a trainer's engine adapter and a replay of recorded answers are others. An engine
-takes the ids of the whole prompt and returns a complete `Generation`, or raises. It returns an incomplete turn only if
-the caller requested that; `finish_reason` is then `ABORT`. What it can do beyond that it declares in `capabilities`;
-callers ask for a `Capability`, never for a class.
+An engine takes the ids of the whole prompt and returns a complete `Generation`, or raises. It returns an incomplete
+turn (`ABORT`) only if the caller requested that. What else it can do it declares in `capabilities`; callers ask for a
+`Capability`, never for a class.
 
 Invariant: `token_ids`, `logprobs` and the union of `versions` have the same length, and position i in each of them is
 the i-th sampled token. Ids are not negative; logprobs are finite and not above zero (within rounding). A `Generation`
@@ -35,14 +34,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class FinishReason(str, Enum):
-    """Why the engine stopped sampling.
-
-    Example:
-        ```python
-        if turn.finish_reason is FinishReason.LENGTH:
-            print("truncated after", len(turn.token_ids), "tokens")
-        ```
-    """
+    """Why the engine stopped sampling."""
 
     STOP = "stop"
     """A stop token or stop string was matched."""
@@ -63,9 +55,7 @@ class SpecInfo:
     """Counts of speculative decoding, summed over the call."""
 
     accepted_tokens: int
-    """Draft tokens the target model accepted."""
     drafted_tokens: int
-    """Draft tokens proposed."""
     verify_count: int
     """Forward passes of the target model that verified drafts."""
 
@@ -156,7 +146,6 @@ class Generation:
     logprobs: array[float]
     """Log-probability of each sampled token as the engine reports it; same length as `token_ids`."""
     finish_reason: FinishReason
-    """Why sampling ended."""
     finish_detail: int | str | list[int] | None = None
     """The matched stop token(s) or string (STOP), the limit in tokens (LENGTH), the engine's message (ABORT)."""
     versions: tuple[VersionSpan, ...] = ()
@@ -166,7 +155,6 @@ class Generation:
     cached_tokens: int | None = None
     """Prompt tokens served from the engine's prefix cache; None if the engine does not report it."""
     rid: str = ""
-    """Id of the call's last request."""
     requests: int = 1
     """HTTP requests the call took: 1 plus retries plus continuations."""
     continuations: int = 0
@@ -176,7 +164,6 @@ class Generation:
     routed_experts: RoutedExperts | None = None
     """Expert choices per token position, decoded on demand; None if not requested."""
     spec: SpecInfo | None = None
-    """Speculative decoding counts; None if the engine does not use it."""
     meta: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)
     """The rest of the engine's `meta_info` of the last request."""
     kept: KeptSets | None = None
@@ -259,28 +246,17 @@ def _int32(part: str) -> npt.NDArray[np.int32]:
 
 
 class PromptImage(NamedTuple):
-    """An image of a prompt, and where it is among the ids.
-
-    Example:
-        ```python
-        ids = [*before, *[image_pad] * 64, *after]
-        turn = await client.generate(ids, images=[PromptImage(len(before), 64, png)])
-        ```
-    """
+    """An image of a prompt, and where it is among the ids."""
 
     start: int
-    """Position of its first placeholder in the ids."""
     positions: int
     """Number of placeholders: the ids have one for every position that the image takes."""
     png: bytes
-    """The image, as a PNG file."""
     digest: str = ""
     """SHA-256 of the file in hex; "" if nothing needs it."""
 
 
 class _Placed(Protocol):
-    """Where an image is among ids: the fields that `ImageSpan` and the records of `proof/` share."""
-
     @property
     def start(self) -> int: ...
 
@@ -292,12 +268,7 @@ class _Placed(Protocol):
 
 
 def prompt_images(spans: Iterable[_Placed], read: Callable[[str], bytes]) -> list[PromptImage]:
-    """Return the images of a prompt, as an engine takes them.
-
-    Args:
-        spans: Where they are among the ids, in order.
-        read: Returns the PNG file of a digest.
-    """
+    """Return the images of a prompt, as an engine takes them; `read` returns the PNG file of a digest."""
     return [PromptImage(span.start, span.positions, read(span.digest), span.digest) for span in spans]
 
 
@@ -306,13 +277,7 @@ TokenIds: TypeAlias = Union[Sequence[int], "npt.NDArray[np.integer[Any]]"]
 
 
 class AbortPolicy(str, Enum):
-    """What to do with a turn that the engine itself ended with `abort` (a weight update, a drained worker).
-
-    Example:
-        ```python
-        turn = await client.generate(prompt_ids, on_abort=AbortPolicy.RETURN)
-        ```
-    """
+    """What to do with a turn that the engine itself ended with `abort` (a weight update, a drained worker)."""
 
     CONTINUE = "continue"
     """Continue it: send the prompt plus the partial tokens, with the budget reduced by the tokens used.
@@ -322,7 +287,6 @@ class AbortPolicy(str, Enum):
     without `max_new_tokens` (the budget is unknown). `Generation.discarded_tokens` counts the discarded tokens.
     """
     RETURN = "return"
-    """Return the partial turn with `FinishReason.ABORT`."""
 
 
 pause_requested: ContextVar[Callable[[], bool] | None] = ContextVar("strands_sglang_pause_requested", default=None)
@@ -354,14 +318,7 @@ class CancelSignal(Protocol):
 
 
 class Capability(str, Enum):
-    """What an engine can do beyond `TokenEngine.generate` with ids and sampling parameters.
-
-    Example:
-        ```python
-        class MyEngine(BaseEngine):
-            capabilities = frozenset({Capability.ROUTED_EXPERTS})
-        ```
-    """
+    """What an engine can do beyond `TokenEngine.generate` with ids and sampling parameters."""
 
     STREAMING = "streaming"
     """It is a `StreamingEngine`: `stream` yields tokens as they are sampled."""
@@ -422,28 +379,16 @@ class TokenEngine(Protocol):
             on_abort: What to do when the engine ends the turn with `abort`.
             routed_experts_start: First token position whose routed experts are returned; None: none are.
             extra: Further fields of the engine's request, such as `lora_path`.
-
-        Returns:
-            The complete turn.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationChunk:
-    """Newly sampled tokens.
-
-    Example:
-        ```python
-        async for chunk in client.stream(prompt_ids, {"max_new_tokens": 64}):
-            print(list(chunk.token_ids))
-        ```
-    """
+    """Newly sampled tokens."""
 
     token_ids: array[int]
-    """The new ids."""
     logprobs: array[float]
-    """Their logprobs, aligned with `token_ids`."""
     generation: Generation | None = None
     """The complete turn, in the last chunk; None before."""
 
@@ -462,10 +407,7 @@ class StreamingEngine(TokenEngine, Protocol):
         on_abort: AbortPolicy = AbortPolicy.CONTINUE,
         extra: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Sample a continuation and yield tokens as they are sampled; the last chunk carries the whole `Generation`.
-
-        `generate` explains the arguments.
-        """
+        """Sample a continuation and yield tokens as they are sampled; the last chunk carries the whole `Generation`."""
         ...
 
 
@@ -478,7 +420,6 @@ class Prefill:
     top_ids: npt.NDArray[np.int32]
     """The likeliest ids at each position, likeliest first; shape (tokens, top)."""
     top_logprobs: npt.NDArray[np.float64]
-    """Their logprobs; shape (tokens, top)."""
 
     @property
     def top(self) -> int:
@@ -486,7 +427,6 @@ class Prefill:
         return int(self.top_ids.shape[1])
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return len(self.logprobs)
 
 
@@ -501,7 +441,6 @@ class ScoringEngine(TokenEngine, Protocol):
         Args:
             input_ids: The ids, with a placeholder for every position of an image.
             start: First position whose logprob is returned; at least 1, because the first token follows nothing.
-            images: The images among them.
             top: Number of likeliest ids to return for each position; at most the size of the vocabulary.
         """
         ...

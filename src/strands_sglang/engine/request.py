@@ -1,9 +1,8 @@
 """The body of a `/generate` request, how it changes when an interrupted turn is continued, and its sampling parameters.
 
 Request ids have a fixed length because the engine aborts by *prefix* of the id: with ids of different lengths, aborting
-one request could end another. Names of sampling parameters are checked here because the engine, depending on its
-version, answers an unknown name with a plain 500 or ignores it: a run would fail, or sample differently from what it
-specifies.
+one request could end another. Names of sampling parameters are checked here: some versions of the engine ignore an
+unknown name, and a run would sample differently from what it specifies.
 
 Invariants:
 
@@ -86,10 +85,6 @@ def has_kept_sets(sampling: Mapping[str, Any]) -> bool:
     """Return whether top-p, top-k or min-p leave out tokens, so that each sampled token has a kept set.
 
     Greedy sampling (temperature 0) always takes the most likely token, so nothing is lost by not knowing the others.
-
-    Example:
-        >>> has_kept_sets({"top_p": 0.8}), has_kept_sets({"top_p": 1.0, "top_k": -1}), has_kept_sets({"top_k": 50})
-        (True, False, True)
     """
     if sampling.get("temperature") == 0:
         return False
@@ -104,19 +99,7 @@ def has_kept_sets(sampling: Mapping[str, Any]) -> bool:
 def request_fields(
     fields: Mapping[str, Any], experts_start: int | None, extra: Mapping[str, Any] | None
 ) -> tuple[int | None, dict[str, Any]]:
-    """Translate fields of SGLang's request into arguments of a call.
-
-    Args:
-        fields: Fields of SGLang's request.
-        experts_start: First position whose routed experts the caller requested; None for none.
-        extra: Further fields that the caller passed.
-
-    Returns:
-        The first position whose routed experts are requested, and all further fields.
-
-    Raises:
-        ConfigurationError: `stream` is set.
-    """
+    """Translate fields of SGLang's request into the first position of routed experts, and all further fields."""
     rest = {**(extra or {}), **fields}
     if rest.pop("return_logprob", None) is False:
         logger.debug("return_logprob=<False> | logprobs are requested anyway")
@@ -167,13 +150,11 @@ class GenerateRequest:
         self.computed_ids: array[int] | None = array("i", input_ids) if images else None
         """The ids that the engine must report to have computed; None without images."""
         self.kept_sets = kept_sets
-        """Whether kept sets are requested."""
         self._image_data = [image_url(image.png) for image in images]
         self.sampling: Mapping[str, Any] = dict(sampling_params) if sampling_params else {}
-        """The sampling parameters; replaced, not modified, when the turn is continued."""
+        """Replaced, not modified, when the turn is continued."""
         self._stream = stream
         self.experts_start = routed_experts_start
-        """First position whose routed experts are requested; None: none are."""
         self.extra = extra
         if not self.prompt_tokens or extra or "n" in self.sampling:
             self._check()
@@ -213,12 +194,7 @@ class GenerateRequest:
         return self._body
 
     def extend(self, token_ids: array[int], experts_start: int | None) -> None:
-        """Append sampled tokens to the prompt and take them off the budget.
-
-        Args:
-            token_ids: The sampled tokens.
-            experts_start: First position whose routed experts are requested from now on; None to leave it unchanged.
-        """
+        """Append sampled tokens to the prompt and take them off the budget."""
         if not len(token_ids):
             return
         self.prompt_tokens += len(token_ids)
@@ -265,11 +241,7 @@ def image_url(png: bytes) -> str:
 
 
 def _compact(ids: array[int], images: Sequence[PromptImage]) -> array[int]:
-    """Return the ids with one placeholder for each image.
-
-    Raises:
-        ConfigurationError: An image is not where placeholders are.
-    """
+    """Return the ids with one placeholder for each image."""
     at = 0
     for start, positions, *_ in images:
         end = start + positions
@@ -357,15 +329,7 @@ _ELSEWHERE = {
 
 
 def check_sampling_names(names: Iterable[str], more: Collection[str] = ()) -> None:
-    """Raise an error for sampling parameters that SGLang does not support.
-
-    Args:
-        names: Names to check.
-        more: Further names that this server supports.
-
-    Raises:
-        ConfigurationError: A name is unknown; the message suggests the closest known one.
-    """
+    """Refuse unknown names, suggesting the closest known one; `more` are further names that this server supports."""
     for name in names:
         if name in KNOWN or name in more:
             continue

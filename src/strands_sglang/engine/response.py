@@ -1,9 +1,8 @@
 """Decodes the body of a `/generate` answer into a `Generation`, and classifies the failure of one attempt.
 
-Decoding: the engine sends `output_token_logprobs` as one small list per token. Decoding that directly creates thousands
-of objects per turn that the garbage collector has to track. So the inner brackets are removed from the bytes first and
-one flat list is decoded. If the bytes do not look as expected, the body is decoded directly: this affects the speed
-only, never the result.
+Decoding `output_token_logprobs`, one small list per token, creates thousands of objects per turn that the garbage
+collector has to track. So the inner brackets are removed from the bytes first. If the bytes do not look as expected,
+the body is decoded directly: this affects the speed only.
 
 Failures: a fault is transient if the same request may succeed later: no connection, a lost connection, a body that is
 incomplete or garbled, status 408, 409, 425, 429 and every 5xx. Any other error answer is final and is raised with the
@@ -74,12 +73,7 @@ class RefusedInside(Exception):
 
 
 def loads(body: bytes) -> Any:
-    """Decode an answer; the logprobs of the output become one flat list.
-
-    Raises:
-        orjson.JSONDecodeError: The body is not JSON: incomplete, garbled, or not from the engine.
-        MalformedResponseError: Decoding it would take far more memory than the body itself.
-    """
+    """Decode an answer; the logprobs of the output become one flat list."""
     if len(body) > _LARGE_BODY_BYTES and body.count(b",") > _MOST_VALUES:
         raise MalformedResponseError(f"the answer must have at most {_MOST_VALUES} values")  # each takes about 60 bytes
     at = body.find(_KEY)
@@ -110,18 +104,11 @@ def parse(
 
     Args:
         answer: What `loads` returned; it is modified.
-        sent_tokens: Length of the prompt that was sent.
-        rid: Id of the request.
         requests: Requests that this answer took, including failed attempts.
         experts_start: First position whose routed experts were requested; None: none were.
         partial: Whether the answer comes from the middle of a stream and may be unfinished.
         computed_ids: The ids that the engine must have computed; None: it is not asked.
         counts_images: Whether `sent_tokens` counts every position of images; if not, the engine's count is taken.
-
-    Raises:
-        RefusedInside: The answer is a refusal or a server fault.
-        MalformedResponseError: A required field is missing or has the wrong type.
-        CountMismatchError: Counts do not match.
     """
     if not isinstance(answer, dict) or not isinstance(meta := answer.get("meta_info"), dict):
         raise MalformedResponseError(f"the answer must be an object with meta_info, got {_short(answer)}")
@@ -280,7 +267,6 @@ def _text(value: Any) -> str | None:
 
 
 def _short(value: Any, most: int = 200) -> str:
-    """Return a value as text of bounded length, for messages."""
     if isinstance(value, str):
         return value[:most]
     try:
@@ -315,9 +301,8 @@ class TransientFault(Exception):
     def __init__(self, error: EngineError, *, retry_after: float | None = None, in_flight: bool = False) -> None:
         super().__init__(str(error))
         self.error = error
-        """The typed error of this attempt."""
         self.retry_after = retry_after
-        """Seconds the server asked to wait; None if it did not."""
+        """Seconds; None if the server did not ask to wait."""
         self.in_flight = in_flight
         """Whether the engine may still be processing the request."""
 
@@ -339,7 +324,6 @@ def from_status(status: int, body: bytes, url: str, headers: Mapping[str, str] |
 
 
 def _redirected(status: int, url: str, headers: Mapping[str, str] | None) -> RequestRejectedError:
-    """Return the error for a redirect."""
     try:
         place = URL(headers.get("Location", "") if headers else "")
         where = f" to {place.origin()}" if place.is_absolute() else ""

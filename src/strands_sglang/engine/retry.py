@@ -1,9 +1,8 @@
 """Retries: when a call is attempted again, after which delay, and when it fails.
 
-All retries go through this module; `engine/base.py` and `runs/recording/pausable_engine.py` use it with limits of
-their own. `Retries` counts the failures in a row of one call; `ServerRetries` also uses the observations of
-this process about the server (`ServerHistory`): an address that never answered is probably wrong, so a call to it fails
-early with a message about what to check; a server that did answer is down, and the call waits for it.
+`Retries` counts the failures in a row of one call; `ServerRetries` also uses what this process knows about the server
+(`ServerHistory`): an address that never answered is probably wrong, so a call to it fails early; a server that did
+answer is down, and the call waits for it.
 
 Invariant: a call to a server that is known to work fails after `max_retries` failures in a row and no sooner; progress
 resets the count.
@@ -76,9 +75,7 @@ class RetryPolicy:
     """How often a call is retried, and after which delays."""
 
     max_retries: int
-    """Failures in a row that are followed by another attempt."""
     backoff: Backoff
-    """Delays before retries."""
     first_contact: float | None = None
     """Seconds a call waits for a server that never answered this process; None: no limit of its own."""
 
@@ -94,13 +91,10 @@ class ServerHistory:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        """The address, without credentials."""
         self.answered = False
-        """Whether it ever answered anything."""
         self.served = False
-        """Whether it ever fulfilled a request."""
         self.unreachable_since: float | None = None
-        """Start of the current outage, by `time.monotonic`; None if there is none."""
+        """By `time.monotonic`; None if there is no outage."""
         self._next_warning = 0.0
         self._unlogged = 0
 
@@ -110,11 +104,7 @@ class ServerHistory:
         return 0.0 if since is None else time.monotonic() - since
 
     def record_answer(self, *, served: bool = True) -> None:
-        """Record an answer of the server, which ends an outage.
-
-        Args:
-            served: Whether it fulfilled the request; False if it refused it.
-        """
+        """Record an answer, which ends an outage; `served` is False if the request was refused."""
         self.answered = True
         if served:
             self.served = True
@@ -166,12 +156,7 @@ def server_history(base_url: URL | str) -> ServerHistory:
 
 
 class Retries:
-    """The failures in a row of one call.
-
-    Args:
-        policy: How often to retry.
-        target: What is called, for error messages.
-    """
+    """The failures in a row of one call."""
 
     def __init__(self, policy: RetryPolicy, target: str) -> None:
         self._policy = policy
@@ -179,25 +164,13 @@ class Retries:
         self._failures = 0
 
     def progressed(self, since: float | None = None) -> None:
-        """Reset the count of failures after an attempt that got a result.
-
-        Args:
-            since: Start of that attempt, by `time.monotonic`; None: it is not reported to `outages`.
-        """
+        """Reset the count of failures; `since`, by `time.monotonic`, is reported to `outages`."""
         self._failures = 0
         if since is not None and (watch := outages.get()) is not None:
             watch.answered(since)
 
     async def after(self, fault: TransientFault, since: float | None = None) -> None:
-        """Wait until the next attempt may start.
-
-        Args:
-            fault: Why the last attempt failed.
-            since: Start of that attempt, by `time.monotonic`; None: it is not reported to `outages`.
-
-        Raises:
-            EngineUnavailableError: The call is not attempted again.
-        """
+        """Wait until the next attempt may start; raise `EngineUnavailableError` if there is none."""
         self._failures += 1
         if since is not None and (watch := outages.get()) is not None:
             watch.failed(since)
@@ -223,14 +196,7 @@ class Retries:
 
 
 class ServerRetries(Retries):
-    """The failures in a row of one call to an HTTP server.
-
-    Args:
-        policy: How often to retry.
-        url: Where the call is sent.
-        known: The server's history; None to look it up.
-        began: Start of the call, by `time.monotonic`; None for now.
-    """
+    """The failures in a row of one call to an HTTP server; `began` is by `time.monotonic`."""
 
     def __init__(
         self, policy: RetryPolicy, url: URL, known: ServerHistory | None = None, began: float | None = None
@@ -259,7 +225,7 @@ class ServerRetries(Retries):
         return delay
 
     def _first_contact_left(self) -> float | None:
-        """Return the seconds left to wait for a first answer; None if that time does not apply."""
+        """Seconds left to wait for a first answer; None if that limit does not apply."""
         if self._first_contact_until is None or self._known.answered:
             return None
         return self._first_contact_until - time.monotonic()
@@ -306,7 +272,6 @@ def never_answered(url: str) -> str:
 
 
 def _final_error(last: EngineError, status: int | None) -> type[EngineUnavailableError]:
-    """Return the error type of a call whose last attempt failed with `last`."""
     if isinstance(last, MalformedResponseError):
         return EngineGarbledError
     if isinstance(last, SGLangConnectionError):

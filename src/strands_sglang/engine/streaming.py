@@ -43,7 +43,7 @@ from strands_sglang.errors import (
 from strands_sglang.tokens.arrays import VersionSpan, joined_spans
 
 MAX_EVENT_BYTES = 2**28
-"""Maximum bytes of one event: more than any turn with all its metadata."""
+"""More than any turn with all its metadata."""
 _DATA = b"data:"
 _DONE = b"[DONE]"
 _ENDS = (b"\n\n", b"\n\r\n")
@@ -58,8 +58,7 @@ class StreamingCall(Call):
     async def chunks(self, scope: Callable[[], CancelScope]) -> AsyncGenerator[GenerationChunk, None]:
         """Yield new tokens; the last chunk carries the complete turn.
 
-        Args:
-            scope: Creates the scope of one wait. The caller's code runs between these waits and must not be cancelled.
+        `scope` creates the scope of one wait. The caller's code runs between these waits and must not be cancelled.
         """
         while True:
             snapshots = self._snapshots(scope)
@@ -229,25 +228,16 @@ async def payloads(content: aiohttp.StreamReader) -> AsyncIterator[list[bytes]]:
 
 
 class Accumulator:
-    """Converts events into the whole output so far, whichever way the engine streams.
-
-    Args:
-        kept_sets: Whether the events have kept sets, which are collected in `sets` and not decoded.
-    """
+    """Converts events into the whole output so far; kept sets are collected in `sets` and not decoded."""
 
     def __init__(self, *, kept_sets: bool = False) -> None:
         self._ids: list[Any] = []
         self._entries: list[Any] = []
         self._kept_sets = kept_sets
         self.sets: list[SetsText] = []
-        """The kept sets of the whole output, in order, as they were received."""
 
     def take(self, arrived: list[bytes]) -> Any:
-        """Take the events that have arrived; return the newest answer, with the whole output in it.
-
-        Raises:
-            orjson.JSONDecodeError: An event is not JSON.
-        """
+        """Take the events that have arrived; return the newest answer, with the whole output in it."""
         newest, sets = self._loads(arrived[-1])
         if _is_increment(newest):
             for event in arrived[:-1]:
@@ -283,7 +273,7 @@ class Accumulator:
 
 
 def _width(entries: list[Any]) -> int:
-    """Return the items per token: 1 as the engine sends them, 3 in a flat list."""
+    """Items per token: 1 as the engine sends them, 3 in a flat list."""
     return 1 if entries and isinstance(entries[0], list) else 3
 
 

@@ -34,9 +34,8 @@ class Appended:
     """The text that continues a branch."""
 
     prompt: PromptText | None
-    """The text; None if it cannot be derived."""
+    """None if it cannot be derived."""
     result: StepResult
-    """Whether the text equals what one rendering of the whole conversation contains."""
     plain: bool
     """Whether the template treats all texts so far like those of a stand-in (see `soundness.inspection`)."""
 
@@ -46,7 +45,6 @@ class Appender:
 
     def __init__(self, bridge: Bridge, soundness: RuntimeSoundness, parser: ToolParser) -> None:
         self.soundness = soundness
-        """What this process knows about the template."""
         self._bridge = bridge
         self._parser = parser
 
@@ -60,14 +58,7 @@ class Appender:
     def append(
         self, parent: IndexedTurn, new: list[TemplateMessage], conversation: Conversation, lineage: Lineage
     ) -> Appended:
-        """Render new messages after a turn, and determine whether the result is exact.
-
-        Args:
-            parent: The turn.
-            new: The messages after it.
-            conversation: The conversation that they are part of.
-            lineage: Where the conversation comes from.
-        """
+        """Render new messages after a turn, and determine whether the result is exact."""
         step, shape, soundness = step_of(new), parent.shape, self.soundness
         preamble = conversation.preamble
         tools = preamble.template_tools is not None
@@ -108,13 +99,7 @@ class Appender:
     ) -> tuple[PromptText | None, StepResult]:
         """Render new messages after the real conversation, and compare the rendering with the branch.
 
-        Args:
-            parent: The turn that they follow.
-            before: The conversation up to and including its reply.
-            new: The messages.
-            preamble: System prompt and tools.
-            aligned: Whether the conversation is complete; False if its oldest messages were dropped.
-            learn: Whether the result decides which stand-in is used from now on.
+        `aligned` is False if the oldest messages were dropped. `learn`: the result decides which stand-in is used.
         """
         step, shape, extend = step_of(new), parent.shape, self._bridge.extend
         tools, soundness = preamble.template_tools, self.soundness
@@ -138,7 +123,6 @@ class Appender:
         return prompt, result
 
     def _check_step(self, before: Sequence[TemplateMessage], new: Sequence[TemplateMessage], tools: Any) -> StepResult:
-        """Check whether the prompt of a turn is unchanged in a rendering with the turn and new messages after it."""
         render = self._bridge.template.render
         try:
             prompt, whole = render(before[:-1], tools=tools), render([*before, *new], tools=tools)
@@ -154,7 +138,6 @@ class Appender:
     def _find_stand_in(
         self, parent: IndexedTurn, new: list[TemplateMessage], tools: Any, prompt: PromptText
     ) -> StandIn:
-        """Return which stand-in gives the same continuation as the real conversation."""
         shape, extend = parent.shape, self._bridge.extend
         for stand_in, stand_in_shape, offered in (
             (StandIn.WITHOUT_PREAMBLE, replace(shape, system=None), None),
@@ -176,13 +159,8 @@ class Appender:
     ) -> Difference | None:
         """Return the first difference between one rendering of a conversation and its branch; None if they are equal.
 
-        Args:
-            turns: The turns of the branch.
-            following: The text that the template wrote after the last turn.
-            messages: The conversation up to the end of `following`.
-            preamble: Provides the tools.
-            recoded: Whether the branch was decoded from its tokens. Not every tokenizer decodes to the original text,
-                so the rendering is then encoded and decoded as well.
+        `recoded`: the branch was decoded from its tokens. Not every tokenizer decodes to the original text, so the
+        rendering is then encoded and decoded as well.
         """
         try:
             rendered = self._bridge.template.render(messages, tools=preamble.template_tools)

@@ -1,12 +1,11 @@
 """Checks of real turns: `Auditor` compares conversations with one rendering, `ParserAlarm` warns of a wrong parser.
 
-Auditor: no set of probes covers everything that a template may depend on. Therefore the first conversations of a
-process, and a share of all later ones, are rendered completely and compared with their branches, in a thread. A
-difference other than the spelling of a sampled turn withdraws the result: the step no longer counts as proved.
+Auditor: no set of probes covers everything that a template may depend on, so the first conversations of a process, and
+a share of all later ones, are rendered completely and compared with their branches, in a thread. A difference other
+than the spelling of a sampled turn withdraws the result.
 
-ParserAlarm: with the wrong parser nothing fails. Every call is text, every turn is an answer, and the reward suggests
-that the policy does not use its tools. Therefore turns without a parsed call are parsed with the other known parsers.
-It also warns if the chat template does not write the tools into the prompt and the model never calls one.
+ParserAlarm: with the wrong parser nothing fails: every call is text, and the reward suggests that the policy does not
+use its tools. So turns without a parsed call are parsed with the other known parsers.
 
 Invariants: an audit changes only what is known about the template. The alarm only logs warnings; no call is ever taken
 from another parser.
@@ -34,7 +33,7 @@ from strands_sglang.tool_parsers.registry import get_tool_parser, registered, to
 logger = logging.getLogger(__name__)
 
 FIRST_EPISODES = 16
-"""Number of episodes per process and template that are always audited, unless the share is 0."""
+"""Per process and template, audited unless the share is 0."""
 _GROWTH = 1.5
 """Factor by which a conversation must have grown before it is audited again."""
 
@@ -51,15 +50,7 @@ class Auditor:
         self._appender = appender
 
     def audit(self, entry: IndexedTurn, call_ids: Mapping[str, str] | None = None) -> Difference | None:
-        """Compare the conversation of a turn, up to its prompt, with one rendering. A difference withdraws the result.
-
-        Args:
-            entry: The turn.
-            call_ids: Call ids that the model itself wrote, by the call ids in the messages.
-
-        Returns:
-            The first difference; None if there is none, or if there is too little to compare.
-        """
+        """Compare a turn's conversation with one rendering; a difference withdraws the result. None: no difference."""
         node: IndexedTurn | None = entry
         while node is not None and not node.exact:
             node = node.parent
@@ -79,13 +70,7 @@ class Auditor:
     def submit(self, episode: EpisodeTokens, entry: IndexedTurn, share: float) -> Future[None] | None:
         """Audit an episode in a thread, if it is selected and has grown enough since its last audit.
 
-        Args:
-            episode: The episode.
-            entry: Its last turn.
-            share: Share of episodes that are audited, 0 to 1; 0: none, not even the first episodes.
-
-        Returns:
-            A future for the end of the audit; None if no audit was started.
+        `share` is 0 to 1; 0: none, not even the first episodes. None is returned if no audit was started.
         """
         if episode.audit is None:
             is_drawn = zlib.crc32(episode.id.encode()) / 2**32 < share
@@ -109,7 +94,6 @@ class Auditor:
 
 
 def _appended_turn(entry: IndexedTurn, turn: int) -> IndexedTurn:
-    """Return the turn at an index of a branch, but at least the first turn that was appended (index 1)."""
     path = [entry]
     while path[-1].parent is not None:
         path.append(path[-1].parent)
@@ -121,28 +105,15 @@ class ParserAlarm:
     """Checks the turns of one model for calls that its parser does not find."""
 
     def __init__(self, parser: ToolParser, *, tools_shown: bool = True) -> None:
-        """Create an alarm.
-
-        Args:
-            parser: The parser of the model.
-            tools_shown: Whether the chat template writes the tools into the prompt.
-        """
         self._parser = parser
         self._turns_without_calls: int | None = None if tools_shown else 0
         self._matches: Counter[str] = Counter()
         self._warned = False
 
     def check(self, text: str, parsed: ParsedTurn, schemas: Schemas, after: int | None) -> str | None:
-        """Check a turn, and log a warning after enough turns with unparsed calls.
+        """Check a turn; log a warning after `after` turns (None: never) with unparsed calls of tools in `schemas`.
 
-        Args:
-            text: The text of the turn.
-            parsed: The turn as parsed by the model's parser.
-            schemas: JSON schemas of the available tools. Text that calls none of them does not count as a call.
-            after: Turns before the warning; None: check nothing.
-
-        Returns:
-            The name of a parser that finds calls in the turn; None if there is none, or if the turn was not checked.
+        Returns the name of a parser that finds calls in the turn; None if there is none.
         """
         if parsed.calls or any(failed.failure is ParseFailure.SCHEMA for failed in parsed.failures):
             self._matches.clear()  # the parser reads this model's calls, so the rest is text
@@ -169,7 +140,6 @@ class ParserAlarm:
         return name
 
     def _candidates(self, text: str) -> list[str]:
-        """Return the names of parsers whose call markers occur in the text."""
         first = text.lstrip()[:1]
         found = []
         for name, markers in _call_markers(registered()):
@@ -200,7 +170,6 @@ class ParserAlarm:
 
 @lru_cache(maxsize=8)
 def _call_markers(parsers: tuple[type[ToolParser], ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the name and the call markers of each registered parser."""
     return tuple((name, tuple(get_tool_parser(name).call_markers)) for name in tool_parser_names())
 
 
@@ -214,7 +183,6 @@ def _warn_unknown_tools(turns: int) -> None:
 
 
 def _finds_calls(name: str, text: str, schemas: Schemas) -> bool:
-    """Return whether a parser finds calls of available tools in a text."""
     try:
         calls = get_tool_parser(name).parse(text, schemas=schemas).calls
     except Exception as error:  # a user-defined parser may raise

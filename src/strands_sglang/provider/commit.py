@@ -30,17 +30,7 @@ from strands_sglang.tool_parsers.schemas import checked_by_schema
 def commit_turn(
     planner: Planner, call: PreparedCall, generation: Generation, live: LiveEvents | None = None
 ) -> CommittedTurn:
-    """Parse a sampled turn, commit it to the tree and add it to the conversation index.
-
-    Args:
-        planner: Provides tokenizer and parser, and inspects texts.
-        call: The call that was sampled.
-        generation: The engine's result.
-        live: The events that were already emitted; None if nothing is streamed.
-
-    Returns:
-        The committed turn.
-    """
+    """Parse a sampled turn, commit it to the tree and add it to the conversation index."""
     latency_ms = int(1000 * (time.monotonic() - call.request.started))
     encoder, parser, request, plan = planner.bridge.encoder, planner.parser, call.request, call.plan
     episode, settings, conversation = request.episode, request.settings, request.conversation
@@ -121,10 +111,7 @@ def commit_turn(
 
 
 def _update_replaced(call: PreparedCall, turn: Turn) -> None:
-    """Reject the turn that this one replaces, and restore a replaced turn that a conversation continues from.
-
-    Applies only to turns whose replies are not tracked.
-    """
+    """Reject the turn that this one replaces; restore one that a conversation continues from. Untracked turns only."""
     lineage, tree, episode = call.plan.lineage, call.tree, call.request.episode
     if episode.tree is not tree:
         return
@@ -141,12 +128,11 @@ def _update_replaced(call: PreparedCall, turn: Turn) -> None:
 
 
 def _may_be_discarded(episode: EpisodeTokens, tree: TokenTree, turn: int) -> bool:
-    """Return whether a reply may have been discarded: it is not tracked, and no kept turn continues from it."""
+    """A reply may have been discarded if it is not tracked, and no kept turn continues from it."""
     return turn not in episode.tracked and all(child.rejected for child in tree.children(tree[turn]))
 
 
 def _detail(generation: Generation, parsed: ParsedTurn, request: TurnRequest, latency_ms: int) -> dict[str, Any]:
-    """Return the details that are stored with a turn besides its tokens."""
     detail: dict[str, Any] = {
         "rid": generation.rid,
         "prompt_tokens": generation.prompt_tokens,

@@ -26,26 +26,17 @@ from strands_sglang.tool_parsers import ToolParser
 
 
 class RewritePolicy(str, Enum):
-    """What to do when the history of a conversation no longer equals the tokens of its branch.
-
-    Example:
-        model = SGLangModel(tokenizer=tokenizer, client=client, on_trim=RewritePolicy.FORK)
-    """
+    """What to do when the history of a conversation no longer equals the tokens of its branch."""
 
     KEEP = "keep"
     """Append to the branch unchanged: one branch, all sampled tokens in it, and the prefix cache stays valid."""
     FORK = "fork"
     """Render the whole conversation as a new branch. Tokens sampled earlier are context there and not trained again."""
     REFUSE = "refuse"
-    """Raise `BridgeRefusedError`."""
 
 
 class FailedCallPolicy(str, Enum):
-    """What to do with a malformed tool call. It is not run in either case.
-
-    Example:
-        model = SGLangModel(tokenizer=tokenizer, client=client, on_failed_call=FailedCallPolicy.END)
-    """
+    """What to do with a malformed tool call. It is not run in either case."""
 
     TELL = "tell"
     """Return the parse error to the model as the result of the call, so that it can write the call again."""
@@ -54,14 +45,9 @@ class FailedCallPolicy(str, Enum):
 
 
 class ArgumentCheck(str, Enum):
-    """What validates the arguments of a well-formed call.
-
-    Example:
-        model = SGLangModel(tokenizer=tokenizer, client=client, arguments_checked_by=ArgumentCheck.SCHEMA)
-    """
+    """What validates the arguments of a well-formed call."""
 
     TOOL = "tool"
-    """The tool itself, with its own error message."""
     SCHEMA = "schema"
     """The tool's JSON schema: a call that violates it is a failed call and is not run."""
 
@@ -71,9 +57,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_NEW_TOKENS = 4096
 """Default for `max_new_tokens`. The engine's own default, 128, truncates most turns."""
 MOST_KEPT = 4096
-"""Largest `top_k` with which SGLang returns kept sets."""
 _RESERVED = {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "pad_token"}
-"""Template variables that are always set from the conversation and cannot be options."""
 
 
 class SGLangConfig(BaseModelConfig, total=False):
@@ -103,9 +87,7 @@ class SGLangConfig(BaseModelConfig, total=False):
     """What to do when text that the framework added for one call only (a reminder, the state of the environment) is no
     longer in the conversation."""
     on_failed_call: FailedCallPolicy | str
-    """What to do with a malformed tool call: return the error to the model, or also stop the agent."""
     arguments_checked_by: ArgumentCheck | str
-    """What validates the arguments of a well-formed call: the tool itself, or its JSON schema before it is run."""
     alarm_after: int | None
     """Turns with unparsed tool calls in another format after which a warning names the parser that would parse them;
     None: never."""
@@ -133,12 +115,7 @@ class SGLangConfig(BaseModelConfig, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a turn: those of `SGLangConfig`, where they are described, with every default.
-
-    Example:
-        >>> Settings.of({"on_trim": RewritePolicy.KEEP}).on_trim
-        <RewritePolicy.KEEP: 'keep'>
-    """
+    """The settings of a turn: those of `SGLangConfig`, where they are described, with every default."""
 
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     max_episode_tokens: int | None = None
@@ -174,9 +151,7 @@ class TemplateOptions(TypedDict, total=False):
     """Settings that are fixed when the model is created, because the soundness proof depends on them."""
 
     enable_thinking: bool
-    """Passed to the chat template."""
     chat_template_kwargs: dict[str, Any]
-    """Further arguments of the chat template."""
 
 
 class ModelOptions(SGLangConfig, TemplateOptions, total=False):
@@ -195,11 +170,7 @@ _FIXED = set(get_type_hints(TemplateOptions))
 
 
 def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return validated settings, with aliases resolved and policies as enums.
-
-    Raises:
-        ConfigurationError: A setting is unknown or cannot work.
-    """
+    """Return validated settings, with aliases resolved and policies as enums."""
     checked = dict(config)
     for name in checked:
         if name in _FIXED:
@@ -270,18 +241,7 @@ def _chosen(name: str, value: Any, kind: Any) -> Any:
 
 
 def template_arguments(source: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Remove the arguments of the chat template from the options and return them.
-
-    Args:
-        source: The chat template.
-        options: The options passed to the model; template arguments are removed from this dict.
-
-    Returns:
-        The template's arguments: `chat_template_kwargs`, `enable_thinking`, and any option that the template reads.
-
-    Raises:
-        ConfigurationError: An argument is passed twice, or is always set from the conversation.
-    """
+    """Remove the arguments of the chat template from the options and return them."""
     given = options.pop("chat_template_kwargs", None) or {}
     if not isinstance(given, Mapping):
         raise ConfigurationError(f"chat_template_kwargs must be a dict of the template's arguments, got {given!r}")
@@ -317,11 +277,6 @@ def _variables(source: str) -> set[str]:
 
 
 def kept_top_k(sampling: Mapping[str, Any]) -> int:
-    """Return the `top_k` of a request for kept sets: the one in the parameters, at most what SGLang returns sets for.
-
-    Example:
-        >>> kept_top_k({"top_k": 50}), kept_top_k({"top_p": 0.8})
-        (50, 4096)
-    """
+    """Return the `top_k` of a request for kept sets: as given, at most what SGLang returns sets for."""
     top_k = sampling.get("top_k")
     return top_k if top_k is not None and 0 < top_k <= MOST_KEPT else MOST_KEPT

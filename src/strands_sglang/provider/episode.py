@@ -1,14 +1,10 @@
 """An episode: the tree of turns of one task, and the index that finds the turn a conversation continues from.
 
-`with model.episode() as episode:` assigns every call of the model in that context, and in tasks and threads started
-from it, to that episode. Otherwise calls belong to the model's own episode, until `reset()`.
+Calls made inside `with model.episode() as episode:`, also in tasks and threads started from it, belong to that episode;
+other calls to the model's own episode, until `reset()`.
 
-An `EpisodeObserver` follows an episode from outside; the recorder of a ledger is one. `conversations` returns the
-conversations of an episode as plain data, one per branch, so that they can be rendered again later.
-
-Invariants: turns of different episodes never share a tree. An observer sees every engine call of its episode, because
-the calls go through its engine, and every turn, in the order in which turns are committed. The conversations are
-exactly those of the prompts, and collecting them never fails.
+Invariants: turns of different episodes never share a tree. An observer sees every engine call of its episode, and every
+turn in the order of commits. Collecting the conversations never fails.
 """
 
 from __future__ import annotations
@@ -49,12 +45,7 @@ class EpisodeEngine(Protocol):
     ) -> Generation:
         """Return a turn; `TokenEngine.generate` explains the other arguments.
 
-        Args:
-            input_ids: The whole prompt.
-            sampling_params: Sampling parameters.
-            hold: To be awaited before sampling: `hold.tokens(...)` returns how many tokens the turn may sample. None:
-                there is no limit.
-            **arguments: Further arguments of `TokenEngine.generate`.
+        `hold.tokens(...)` is awaited before sampling and returns how many tokens the turn may sample; None: no limit.
         """
         ...
 
@@ -88,18 +79,16 @@ class EpisodeObserver(Protocol):
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 scopes: ContextVar[tuple[tuple[str, EpisodeTokens], ...]] = ContextVar("strands_sglang_episodes", default=())
-"""Open episodes of this context, innermost last, each with the key of its model."""
+"""Innermost last, each with the key of its model."""
 
 
 class LastTurn(NamedTuple):
     """The last turn made in a context, and the task that made it."""
 
     tree: str
-    """Id of the turn's tree."""
     turn: int
-    """Id of the turn."""
     task: weakref.ref[asyncio.Task[Any]] | None
-    """The task that made the turn; None if it was made outside of asyncio."""
+    """None if the turn was made outside of asyncio."""
 
 
 last_turn: ContextVar[LastTurn | None] = ContextVar("strands_sglang_last_turn", default=None)
@@ -118,9 +107,7 @@ class EpisodeTokens:
 
     def __init__(self, id: str | None = None, observer: EpisodeObserver | None = None) -> None:
         self.token_manager = TokenManager(TokenTree(id))
-        """The tokens of its latest branch."""
         self.observer = observer
-        """Its observer; None: no observer."""
         self.lock = threading.Lock()
         """Held while the index is read or changed; never across an await."""
         self._commit_lock = threading.RLock()
@@ -132,7 +119,7 @@ class EpisodeTokens:
         self._index = ConversationIndex()
         self._routed_experts: dict[int, RoutedExperts] = {}
         self.images: dict[str, ImageFile] = {}
-        """The images of its turns by digest; every turn sends those of its branch again."""
+        """By digest; every turn sends those of its branch again."""
         self._called_from: dict[int, LastTurn] = {}
         self._call_number = 0
         self.replaced: dict[int, int] = {}
@@ -140,19 +127,15 @@ class EpisodeTokens:
         self.tracked: set[int] = set()
         """Turns whose replies are tracked (`reply_tracking`): whether these are discarded is known, not inferred."""
         self.stop_after: set[int] = set()
-        """Turns with failed calls after which the conversation must stop."""
         self.sampled_tokens = 0
         """Tokens sampled so far, including rejected and side turns."""
         self.audit: bool | None = None
         """Whether its conversations are audited; None: not decided yet."""
         self.audited_tokens = 0
-        """Tokens of the longest conversation that was audited or is being audited."""
         self.audits = 0
-        """Number of conversations that were audited."""
         self.audit_differences = 0
-        """Number of audited conversations that differ from one rendering although they were called proved."""
+        """Audited conversations that differ from one rendering although they were called proved."""
         self.last_audit: Future[None] | None = None
-        """The last audit that was started; None: there was none."""
 
     def reset(self) -> None:
         """Discard all turns and continue with an empty tree. The old tree object is not changed."""
@@ -190,11 +173,7 @@ class EpisodeTokens:
         return ReplyStatus.UNCERTAIN if turn in self.replaced else ReplyStatus.DISCARDED
 
     def reserve(self, limit: int | None) -> Reservation:
-        """Return a reservation for one call of this episode; it holds nothing yet.
-
-        Args:
-            limit: Tokens that the episode may sample in total; None: no limit.
-        """
+        """Return a reservation, which holds nothing yet; `limit` is for the whole episode."""
         return (
             Reservation()
             if limit is None
@@ -209,10 +188,7 @@ class EpisodeTokens:
         recorded order, so concurrent conversations get their recorded ids again. A turn that is not committed, because
         of an exception, uses no numbers.
 
-        Args:
-            count: Number of ids.
-            taken: Ids in new messages of the conversation, which may come from an earlier episode with the same id.
-                They are not minted, nor are those in a recorded conversation.
+        `taken` are ids in new messages, which may come from an earlier episode with the same id; they are not minted.
         """
         with self._commit_lock:
             number = self._call_number
@@ -223,7 +199,7 @@ class EpisodeTokens:
                 raise
 
     def _mint(self, count: int, taken: Iterable[str]) -> list[str]:
-        """Return new ids of nine letters and digits, which every chat template accepts."""
+        """Nine letters and digits: every chat template accepts them."""
         ids: list[str] = []
         if not count:
             return ids
@@ -246,14 +222,7 @@ class EpisodeTokens:
             self._routed_experts[turn.id] = experts
 
     def routed_experts(self, leaf: Turn) -> RoutedExperts | None:
-        """Return the routed experts of a branch, joined over its turns.
-
-        Returns:
-            One row for each token except the last; None if some turn has none.
-
-        Raises:
-            CountMismatchError: The rows of the turns do not add up to the tokens of the branch.
-        """
+        """Return one row for each token of a branch except the last; None if some turn has none."""
         joined: RoutedExperts | None = None
         for turn in self.tree.path(leaf):
             part = self._routed_experts.get(turn.id)
@@ -284,16 +253,11 @@ class EpisodeTokens:
     def caller(
         self, question: str, own: IndexedTurn | None = None, *, side: bool = False
     ) -> tuple[int, str | None] | None:
-        """Return the turn and the tool call inside which a new conversation was started.
+        """Return the turn and the call inside which a new conversation was started; None if not inside a tool call.
 
-        Args:
-            question: First text of the new conversation; identifies the call if the turn has several.
-            own: The last turn of the agent that starts the conversation, which cannot be the caller; None: no turn.
-            side: Whether the conversation is a side turn: the framework makes these between turns, not inside tools.
-
-        Returns:
-            Id of the turn, and id of the call or None if the call is ambiguous; None if it was not started inside a
-            tool call.
+        `question`, its first text, identifies the call if the turn has several; the call is None if ambiguous. `own` is
+        the last turn of the agent that starts the conversation, which cannot be the caller. The framework makes `side`
+        turns between turns, not inside tools.
         """
         last, entry = next(
             ((last, entry) for last, entry in self._enclosing_turns() if _has_open_calls(entry)), (None, None)
@@ -337,7 +301,6 @@ def check_not_observed(outer: EpisodeTokens) -> None:
 
 
 def _has_open_calls(entry: IndexedTurn) -> bool:
-    """Return whether a turn has tool calls and no turn continues from it yet."""
     return bool(entry.shape.calls) and not entry.children
 
 
@@ -349,7 +312,6 @@ def _current_task() -> asyncio.Task[Any] | None:
 
 
 def _mentions(value: object, text: str) -> bool:
-    """Return whether a canonical value contains a text."""
     if isinstance(value, tuple):
         return any(_mentions(item, text) for item in value)
     return value == text
@@ -382,13 +344,7 @@ def _iter_conversations(index: ConversationIndex, tree: TokenTree) -> Iterator[d
 
 
 def decode_branch(turns: Sequence[Turn], encoder: Encoder, parser: ToolParser) -> list[SampledTurn]:
-    """Return the turns of a branch as text, decoded from their tokens.
-
-    Args:
-        turns: The branch, from its root.
-        encoder: Encoder of the tokenizer that the tokens belong to.
-        parser: Parser of the model, which defines the end-of-turn tokens.
-    """
+    """Return the turns of a branch as text, decoded from their tokens."""
     decoded = []
     for turn in turns:
         prompt = turn.closing + compact(turn.context, turn.images)

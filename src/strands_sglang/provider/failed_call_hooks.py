@@ -1,9 +1,8 @@
 """Answers malformed tool calls in the SDK's event loop, and stops the agent after them if that is the policy.
 
-The SDK answers a call of an unknown tool with "Unknown tool" and logs an error. Hooks on the calling agent answer with
-the parse error instead, and stop the agent after the results if that is the policy. If the calling agent is not
-certain, the SDK's answer is replaced when the conversation is rendered (`chat/failed_call.py`), and the agent is
-stopped by an error at its next model call.
+The SDK answers a call of an unknown tool with "Unknown tool". Hooks on the calling agent answer with the parse error
+instead. If the calling agent is not certain, the SDK's answer is replaced when the conversation is rendered
+(`chat/failed_call.py`), and the agent is stopped by an error at its next model call.
 
 Invariant: hooks are added only to the agent that makes the call (`_strands_compat/agents.py` finds it).
 """
@@ -44,11 +43,7 @@ def handle_failed_calls(committed: CommittedTurn) -> None:
 
 
 def stop_after_failed_calls(call: PreparedCall) -> None:
-    """Stop a conversation whose last turn had failed calls, if its agent could not be stopped by a hook.
-
-    Raises:
-        FailedCallError: The policy is to stop after the previous turn, and this turn directly follows its results.
-    """
+    """Stop a conversation whose last turn had failed calls, if its agent could not be stopped by a hook."""
     parent, request = call.plan.lineage.parent, call.request
     if parent is None or parent.turn not in request.episode.stop_after or request.is_side:
         return
@@ -68,7 +63,7 @@ def _answer(event: BeforeToolCallEvent) -> None:
 
 
 def _stop(event: AfterToolsEvent) -> None:
-    """Stop the agent if a failed call requires it and all results are there: an interrupted turn is repeated."""
+    """Stop the agent only if all results are there: an interrupted turn is repeated."""
     uses = [block["toolUse"] for block in event.agent.messages[-1]["content"] if "toolUse" in block]
     if len(event.message["content"]) >= len(uses) and any(ends_agent(use) for use in uses):
         event.agent.cancel(after_current_tools=True)

@@ -27,12 +27,7 @@ from strands_sglang.tokens import ImageSize, ImageSpan, PreparedTurn, expand
 
 
 class ImageSupport:
-    """What a model's image processor makes of images. Nothing is read before the first image.
-
-    Args:
-        encoder: Encoder of the model's tokenizer.
-        source: The image processor, its settings, or where they are (`image_geometry`).
-    """
+    """What a model's image processor makes of images. Nothing is read before the first image."""
 
     def __init__(self, encoder: Encoder, source: Any) -> None:
         self._encoder = encoder
@@ -40,11 +35,7 @@ class ImageSupport:
 
     @cached_property
     def geometry(self) -> ImageGeometry:
-        """The settings that determine how many positions an image takes.
-
-        Raises:
-            ConfigurationError: They cannot be found, or images cannot be used with this model.
-        """
+        """The settings that determine how many positions an image takes."""
         geometry = image_geometry(self._source)
         if geometry.placeholder not in self._encoder.control.ids:
             raise ConfigurationError(
@@ -56,11 +47,7 @@ class ImageSupport:
     async def read(self, conversation: Conversation, first: int) -> list[ImageFile | None]:
         """Read the images of a conversation from a message on, in threads if that takes long.
 
-        Returns:
-            The images, None for one that cannot be sent: rendering the message says which one, and why.
-
-        Raises:
-            UnsupportedContentError: There are images, and they cannot be used with this model.
+        None stands for an image that cannot be sent: rendering the message says which one, and why.
         """
         cheap, slow = list[bytes](), list[bytes]()
         for source in conversation.images(first):
@@ -80,15 +67,7 @@ class ImageSupport:
         return [known[token] for token in self.geometry.reserved if token in known]
 
     def expand(self, context: array[int], files: Sequence[ImageFile]) -> tuple[array[int], list[ImageSpan]]:
-        """Return the context of a turn with one placeholder for every position, and where the images are.
-
-        Args:
-            context: The context as the tokenizer encoded it, with one placeholder for each image.
-            files: Its images, in order.
-
-        Raises:
-            UnsupportedContentError: The chat template did not write one placeholder for each image.
-        """
+        """Return the context of a turn with one placeholder for every position, and where the images are."""
         geometry = self.geometry
         sizes = []
         for file in files:
@@ -136,7 +115,6 @@ def _file(source: bytes) -> ImageFile | None:
 
 
 def _unusable(conversation: Conversation, error: ConfigurationError) -> UnsupportedContentError:
-    """Return the error for images that this model cannot be shown, with the place of the last one."""
     places = [
         (number, at)
         for number, message in enumerate(conversation.sent)

@@ -32,19 +32,13 @@ class Plan:
     """How a turn is made."""
 
     lineage: Lineage
-    """The turn that it continues from."""
     prompt: PromptText
-    """The text that is appended."""
     join: Join
-    """How the text joins the branch."""
     shape: ConversationShape
-    """The shape of the conversation before the turn."""
     exact: bool = True
     """Whether the prompt equals one rendering of its conversation, as far as known."""
     step: Step | None = None
-    """The kind of step that is appended; None if the turn starts a branch."""
     images: tuple[ImageFile, ...] = ()
-    """The images in `prompt`, in order."""
 
 
 class Planner:
@@ -54,23 +48,10 @@ class Planner:
         self.bridge = bridge
         self.parser = parser or PlainTextParser()
         self.soundness = soundness
-        """For which steps the bridge is exact, according to the probes."""
         self.appender = Appender(bridge, runtime_soundness(soundness.digest), self.parser)
-        """Appends messages to a branch, and determines whether the result is exact."""
 
     def plan(self, conversation: Conversation, lineage: Lineage, settings: Settings) -> Plan:
-        """Plan a turn.
-
-        Args:
-            conversation: The conversation.
-            lineage: Where it comes from (`ConversationIndex.lineage`).
-            settings: What to do if history was rewritten.
-
-        Raises:
-            BridgeRefusedError: The policy is to refuse.
-            TemplateRefusedError: The template does not accept the conversation.
-            UnsupportedContentError: A message has content that cannot be rendered.
-        """
+        """Plan a turn; `settings` say what to do if history was rewritten."""
         if not lineage.aligned and settings.on_trim is RewritePolicy.REFUSE:
             raise BridgeRefusedError(
                 "the oldest messages of the conversation were dropped, and on_trim is 'refuse': use a "
@@ -91,7 +72,6 @@ class Planner:
     def _extended(
         self, parent: IndexedTurn, conversation: Conversation, lineage: Lineage, settings: Settings
     ) -> Plan | None:
-        """Plan a turn that continues from another; None if it starts a new branch instead."""
         new = conversation.rendered_after(lineage.known, lineage.call_ids)
         fork = parent.transient and _forks_at_reminder(settings.on_reminder)
         if not new or fork:
@@ -119,7 +99,6 @@ class Planner:
         return self.appender.inspected_shape(shape, [reply])
 
     def _accepts(self, appended: Appended, step: Step, policy: RewritePolicy) -> bool:
-        """Return whether appended text is used; False if the policy is to start a new branch."""
         result = appended.result
         if result.proved:
             return True
@@ -135,7 +114,6 @@ class Planner:
 
 
 def _log_once(digest: str, step: Step, policy: RewritePolicy, first_difference: str) -> None:
-    """Log what happens to a step that is not proved, once per process for each template, step and policy."""
     if (digest, step, policy) in _logged:
         return
     _logged.add((digest, step, policy))
@@ -156,7 +134,6 @@ def _log_once(digest: str, step: Step, policy: RewritePolicy, first_difference: 
 
 
 def _forks_at_reminder(policy: RewritePolicy) -> bool:
-    """Return whether to start a new branch because text that was added for one call is no longer there."""
     if policy is RewritePolicy.REFUSE:
         raise BridgeRefusedError(
             "the prompt of the last turn had text that the conversation no longer contains (the framework's "

@@ -1,7 +1,5 @@
 """Prepares a turn: turns a conversation into a prompt.
 
-Reads its images, asks for its lineage, plans the text that is appended, encodes it, and prepares the turn in the tree.
-
 Invariant: preparing a turn changes nothing.
 """
 
@@ -20,17 +18,10 @@ from strands_sglang.provider.turn import PreparedCall, TurnRequest
 from strands_sglang.tokens import ImageSpan
 
 STATE_KEY = "strands_sglang"
-"""Key in an agent's model state that stores its last turn."""
 
 
 async def prepare(planner: Planner, images: ImageSupport, request: TurnRequest) -> PreparedCall:
-    """Find the branch of a conversation and build its next prompt.
-
-    Args:
-        planner: Finds the branch and renders new messages.
-        images: Knows how many positions an image takes.
-        request: The call.
-    """
+    """Find the branch of a conversation and build its next prompt."""
     episode, conversation, settings = request.episode, request.conversation, request.settings
     turns_in_messages = () if request.agent is None else restore_kept_turns(request.agent, episode)
     # Kept until the plan has them: an image that was read is forgotten with its last user.
@@ -91,7 +82,7 @@ def _first_unseen(request: TurnRequest) -> int:
 
 
 def _last_turn(request: TurnRequest) -> tuple[IndexedTurn | None, bool]:
-    """Return the agent's last turn, None if it has none, and whether the agent repeats the call that it answered."""
+    """The second value says whether the agent repeats the call that its last turn answered."""
     episode = request.episode
     turn, cycle = _turn_in_state(request)
     last, is_retry = episode.index.get(turn), cycle is not None and cycle == request.cycle

@@ -1,8 +1,8 @@
 """Tracks which replies become part of a conversation, instead of inferring it.
 
-A user's hook may discard a reply and repeat the call, or raise; a middleware may choose among several replies; and the
-same text may occur twice. Therefore a turn of an agent's loop starts as rejected, and is kept once the framework has
-added its reply to the agent's messages. The message identifies the turn: its metadata contain the turn's tree and id.
+A hook may discard a reply and repeat the call, a middleware may choose among several replies, and the same text may
+occur twice. So a turn of an agent's loop starts as rejected, and is kept once the framework has added its reply, whose
+metadata name the turn, to the agent's messages.
 
 Invariant: a tracked turn is kept only if its reply was added to an agent's messages, or is found there; once kept, it
 stays kept. Only if the agent is unknown (its calls share their invocation state with other agents, or are made without
@@ -26,15 +26,12 @@ from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.tokens import TokenTree, Turn
 
 TURN_KEY = "sglang"
-"""Key in the metrics of a reply under which its tree and turn are stored."""
 
 _HOOK_ORDER = -1_000_000  # before every other hook, since one of them may raise
 _MAX_PENDING = 64  # pending replies per agent; those that are never added would accumulate
 
 
 class _PendingReply(NamedTuple):
-    """A reply that was passed to its agent and is not yet in the agent's messages."""
-
     tree: weakref.ref[TokenTree]
     turn: Turn
     reply: Any
@@ -45,18 +42,11 @@ _lock = threading.Lock()
 
 
 reply_listeners: weakref.WeakKeyDictionary[TokenTree, Callable[[], None]] = weakref.WeakKeyDictionary()
-"""Callbacks for each tree, called when a reply of it was added to an agent's messages."""
+"""Called when a reply of the tree was added to an agent's messages."""
 
 
 def track_reply(agent: Any, tree: TokenTree, turn: Turn, entry: IndexedTurn) -> None:
-    """Register the reply of a turn as pending: the turn stays rejected until the agent's messages contain it.
-
-    Args:
-        agent: The agent that made the turn.
-        tree: The turn's tree.
-        turn: The turn.
-        entry: The turn in the conversation index.
-    """
+    """Register the reply of a turn as pending: the turn stays rejected until the agent's messages contain it."""
     with _lock:
         known = _pending.get(agent)
         replies = _pending.setdefault(agent, [])
@@ -68,13 +58,9 @@ def track_reply(agent: Any, tree: TokenTree, turn: Turn, entry: IndexedTurn) -> 
 
 @dataclass(slots=True)
 class _NamedTurns:
-    """The turns of a tree that an agent's messages name as their origin, as far as the messages were read."""
-
     tree: str
     read: list[Any] = field(default_factory=list)
-    """The messages that were read: the objects themselves, in order."""
     turns: dict[int, Any] = field(default_factory=dict)
-    """The turns, each with the message that names it."""
 
 
 _named: weakref.WeakKeyDictionary[Any, _NamedTurns] = weakref.WeakKeyDictionary()
@@ -83,8 +69,7 @@ _named: weakref.WeakKeyDictionary[Any, _NamedTurns] = weakref.WeakKeyDictionary(
 def turns_named_in(agent: Any, tree: str) -> Mapping[int, Any]:
     """Return the turns of a tree that an agent's messages name as their origin, each with the message.
 
-    Messages are read once, while they stay in the agent's list at their place: the metadata of a message, which name
-    the turn, are not edited in place.
+    Messages are read once: the metadata of a message, which name the turn, are not edited in place.
     """
     messages = getattr(agent, "messages", ())
     known = _named.get(agent)
@@ -99,16 +84,11 @@ def turns_named_in(agent: Any, tree: str) -> Mapping[int, Any]:
 
 
 def _starts_with(messages: Sequence[Any], read: Sequence[Any]) -> bool:
-    """Return whether a list starts with the same objects as another."""
     return len(messages) >= len(read) and all(map(is_, read, messages))
 
 
 def restore_kept_turns(agent: Any, episode: EpisodeTokens) -> Collection[int]:
-    """Keep every turn whose reply is found unchanged in an agent's messages.
-
-    Returns:
-        The turns that the messages name as their origin, including those whose message was edited.
-    """
+    """Keep every turn whose reply is found unchanged in an agent's messages; return all turns that these name."""
     with episode.lock:
         index, tree = episode.index, episode.tree
         named = turns_named_in(agent, tree.id)
@@ -120,7 +100,6 @@ def restore_kept_turns(agent: Any, episode: EpisodeTokens) -> Collection[int]:
 
 
 def _on_message_added(event: MessageAddedEvent) -> None:
-    """Keep the turn whose reply was added to an agent's messages."""
     message = event.message
     if message["role"] != "assistant":
         return
@@ -144,7 +123,6 @@ def _on_message_added(event: MessageAddedEvent) -> None:
 def _matches(
     pending: _PendingReply, tree: TokenTree, place: tuple[str, int] | None, message: Mapping[str, Any]
 ) -> bool:
-    """Return whether a message is a pending reply."""
     if place is not None:
         return place == (tree.id, pending.turn.id)
     # The message was rebuilt from its content. A message without metadata does not come from a model.
@@ -152,7 +130,6 @@ def _matches(
 
 
 def _turn_reference(message: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return tree and turn in the metadata of a reply; None if it names none."""
     if message.get("role") != "assistant":
         return None
     try:

@@ -1,7 +1,7 @@
 """Samples a prepared turn, streamed or as a whole: the arguments of the engine call, and what to do if it is refused.
 
 The engine is asked again with a smaller budget after it reported its context length, and without kept sets if it does
-not return them. Both are remembered for later turns.
+not return them; both are remembered.
 
 Invariant: a turn of which something was emitted is not sampled again. A call that is repeated holds no tokens of the
 one before it.
@@ -34,7 +34,7 @@ from strands_sglang.provider.turn import PreparedCall, TurnRequest
 logger = logging.getLogger(__name__)
 
 _SETS_REFUSED = ("sampling_mask", "sampling mask")
-"""Words with which the engine refuses to return kept sets, as with speculative decoding."""
+"""The engine refuses to return kept sets, as with speculative decoding."""
 
 
 class Sampler:
@@ -43,7 +43,7 @@ class Sampler:
     def __init__(self, engine: TokenEngine, images: ImageSupport) -> None:
         self.engine = engine
         self.context_limit: int | None = None
-        """The engine's context length in tokens; None until an error of the engine reported it."""
+        """In tokens; None until an error of the engine reported it."""
         self._images = images
         self._no_kept_sets = False  # whether the engine was found not to return them, in "auto" mode
 
@@ -54,17 +54,7 @@ class Sampler:
     async def sample(
         self, call: PreparedCall, live: LiveEvents | None, hold: Reservation
     ) -> AsyncGenerator[Event | Generation, None]:
-        """Yield the events that can be emitted while the turn is sampled, then the complete generation.
-
-        Args:
-            call: The turn.
-            live: Makes the events; None: the turn is not streamed.
-            hold: Reserves the tokens of the turn.
-
-        Raises:
-            ContextWindowOverflowException: The prompt does not fit the engine's context.
-            TokenBudgetError: The episode may sample no more tokens.
-        """
+        """Yield the events that can be emitted while the turn is sampled, then the complete generation."""
         request, engine = call.request, self._engine_of(call.request)
         limit = min(filter(None, (request.settings.context_window_limit, self.context_limit)), default=None)
         while True:
@@ -98,11 +88,7 @@ class Sampler:
     def _reported_limit(
         self, error: ContextOverflowError, call: PreparedCall, limit: int | None, hold: Reservation, *, final: bool
     ) -> int:
-        """Return the context length that the engine reported: the call is repeated with a smaller budget.
-
-        Raises:
-            ContextWindowOverflowException: A smaller budget does not help, or `final` is True.
-        """
+        """Return the context length that the engine reported; raise if `final`, or if a smaller budget is no help."""
         hold.release()
         known = error.limit_tokens
         if known is None or limit == known or len(call.turn.ids) >= known or final:
@@ -114,7 +100,6 @@ class Sampler:
     async def _arguments(
         self, call: PreparedCall, limit: int | None, hold: Reservation
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the sampling parameters of a turn, and the other arguments of the engine call."""
         request = call.request
         episode, settings = request.episode, request.settings
         sampling = dict(settings.sampling_params)
@@ -162,7 +147,7 @@ class Sampler:
         return wanted == "auto" and possible and not self._no_kept_sets and not constrained and has_kept_sets(sampling)
 
     def _without_kept_sets(self, error: Exception, settings: Settings, hold: Reservation) -> None:
-        """Sample without kept sets from now on, because the engine does not return them; raise if that is no reason."""
+        """Sample without kept sets from now on; raise if the error is no reason."""
         mentioned = isinstance(error, KeptSetsMissingError) or any(word in str(error) for word in _SETS_REFUSED)
         if settings.kept_sets != "auto" or self._no_kept_sets or not mentioned:
             raise error

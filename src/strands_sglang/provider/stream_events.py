@@ -1,7 +1,5 @@
 """Converts a turn into content blocks and stream events of the framework, at once or while it is being sampled.
 
-`blocks_of` and `block_events` convert a complete turn; `LiveText` and `LiveEvents` stream one.
-
 Invariants: the message that the framework builds from the events equals the predicted blocks, block for block, so that
 the turn is found again by content. Emitted text is never withdrawn: text that may still become a marker, a call or part
 of a character is held back until this is decided, and calls are emitted only when the turn is complete. As for the
@@ -20,19 +18,14 @@ from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.tool_parsers import FailedCall, ParsedTurn, ToolCall, ToolParser
 
 Block = dict[str, Any]
-"""A content block of the framework."""
 Event = dict[str, Any]
-"""A stream event of the framework."""
 
 _MAX_FAILURES = 16
-"""Failed calls of one turn that get a block of their own."""
+"""Only these get a block of their own: a broken model can write thousands of malformed calls."""
 
 
 def calls_as_blocks(parsed: ParsedTurn) -> list[ToolCall | FailedCall]:
-    """Return the calls and failed calls that become blocks, in the order of the text.
-
-    A broken model can write thousands of malformed calls; only the first of them get a block of their own.
-    """
+    """Return the calls and failed calls that become blocks, in the order of the text."""
     both: list[ToolCall | FailedCall] = [*parsed.calls, *parsed.failures[:_MAX_FAILURES]]
     return sorted(both, key=lambda call: call.start)
 
@@ -48,19 +41,11 @@ def blocks_of(
 ) -> list[Block]:
     """Return the content blocks of a turn.
 
-    Args:
-        parsed: The parsed turn.
-        calls: Its calls and failed calls that become blocks.
-        call_ids: An id for each of them.
-        truncated: Whether the turn was truncated. No call of such a turn is run: the framework would replace each
-            call with a message of its own, and the conversation would differ from the tokens. The calls stay in the
-            text as sampled.
-        raw: The turn's text after its reasoning, including calls.
-        ends: Whether the agent must stop after a failed call.
+    No call of a `truncated` turn is run: the framework would replace each call with a message of its own, and the
+    conversation would differ from the tokens. The calls stay in the text (`raw`) as sampled.
 
-    Returns:
-        Reasoning, text and calls, in this order; none of them blank. Newlines before the text are removed, as they are
-        around calls, so that a live stream does not depend on later tokens.
+    Reasoning, text and calls are returned in this order, none of them blank. Newlines before the text are removed, so
+    that a live stream does not depend on later tokens.
     """
     blocks: list[Block] = []
     if parsed.reasoning and parsed.reasoning.strip():
@@ -111,13 +96,6 @@ class LiveText:
     """Decodes a turn while it is sampled, and returns the text that can be streamed."""
 
     def __init__(self, encoder: Encoder, parser: ToolParser, *, reasoning_open: bool) -> None:
-        """Start with an empty turn.
-
-        Args:
-            encoder: Decodes token ids.
-            parser: The parser of the model; defines the markers.
-            reasoning_open: Whether the prompt ends with an open reasoning block.
-        """
         # Each sampled control token has a mark in the buffer, and so have the markers that are searched in it.
         self._decode, self._control = encoder.decode_marked, encoder.control
         self._opening, self._closing = map(self._control.marked, parser.reasoning_markers)
@@ -176,7 +154,6 @@ class LiveText:
         return pieces
 
     def _detect_reasoning(self) -> None:
-        """Detect whether the turn starts with reasoning."""
         start_of_turn = self._buffer.lstrip()
         if start_of_turn.startswith(self._opening):
             # Also if the prompt opened it: some models open it once more.
@@ -186,10 +163,7 @@ class LiveText:
             self._stage = _Stage.REASONING if self._reasoning_open else _Stage.TEXT
 
     def _emit(self, kind: str, markers: tuple[str, ...], blanks: str | None) -> list[tuple[str, str]]:
-        """Emit the text of the buffer before a marker, or before what may be the start of one.
-
-        Only text that is not emitted stays in the buffer, so the cost of a piece does not grow with the turn.
-        """
+        """Only text that is not emitted stays in the buffer, so the cost of a piece does not grow with the turn."""
         if not self._started:
             self._buffer = self._buffer.lstrip("\n")
         found = [(at, marker) for marker in markers if (at := self._buffer.find(marker)) >= 0]
@@ -213,8 +187,6 @@ class LiveText:
 
 
 class _Stage(Enum):
-    """The part of a turn that is being streamed."""
-
     BEGINNING = "beginning"
     REASONING = "reasoning"
     TEXT = "text"

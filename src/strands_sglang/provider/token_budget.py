@@ -1,9 +1,8 @@
 """Token budgets: how many tokens a turn may sample (`turn_budget`), and limits that concurrent calls share.
 
-Agents of one episode may make calls at the same time. Each call reserves its budget from a `SharedLimit` before it is
-made, and releases the `Reservation` when its turn is committed or has failed; the tokens it used are counted by then. A
-call that finds too little left waits until others have released theirs, first come, first served; it does not get
-a smaller budget because others reserved more than they may need.
+Each call reserves its budget from a `SharedLimit`, and releases the `Reservation` when its turn is committed or has
+failed. A call that finds too little left waits until others have released theirs, first come, first served; it does not
+get a smaller budget because others reserved more than they may need.
 
 Invariants: used and reserved tokens together never exceed the limit, and a call that has ended has nothing reserved.
 Works across threads and event loops. Every turn has a budget of at least one token, and never more than the episode and
@@ -32,7 +31,6 @@ class SharedLimit:
 
     def __init__(self) -> None:
         self.reserved = 0
-        """The amount that running calls have reserved."""
         self._lock = threading.Lock()
         self._queue: list[_Waiter] = []  # short and rarely used: an empty deque takes ten times the memory
         self._loops: Counter[asyncio.AbstractEventLoop] = Counter()
@@ -40,17 +38,10 @@ class SharedLimit:
     async def reserve(self, wanted: int, left: Callable[[], int]) -> int:
         """Reserve the wanted amount, or all that is left if no other call has a reservation. Waits if needed.
 
-        Args:
-            wanted: The amount, above 0.
-            left: Returns the amount that is not used yet, including reserved amounts: above 0. It raises if nothing is
-                left; the exception propagates.
+        `left` returns the amount that is not used yet, including reserved amounts, or raises if nothing is left.
 
-        Returns:
-            The reserved amount: at least 1.
-
-        Raises:
-            ConfigurationError: A deadlock: the remaining amount is reserved by calls on a blocked event loop, for
-                example because `agent(...)` was called synchronously there.
+        A deadlock raises ConfigurationError: the rest is reserved by calls on a blocked event loop, for example because
+        `agent(...)` was called synchronously there.
         """
         waiter = _Waiter()
         with self._lock:
@@ -89,12 +80,6 @@ class Reservation:
     """What one call holds of any number of limits."""
 
     def __init__(self, limit: SharedLimit | None = None, left: Callable[[], int] | None = None) -> None:
-        """Create a reservation that holds nothing yet.
-
-        Args:
-            limit: Limit on the tokens that the episode may sample; None: no limit.
-            left: Returns how many of them were not sampled yet; see `SharedLimit.take`. None: no limit.
-        """
         self._tokens = None if limit is None or left is None else (limit, left)
         self._held: list[tuple[SharedLimit, int, asyncio.AbstractEventLoop]] = []
 
@@ -122,8 +107,6 @@ class Reservation:
 
 
 class _Waiter:
-    """A call that waits, in its own event loop."""
-
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._wakeup: asyncio.Future[None] | None = None
@@ -144,7 +127,6 @@ def _resolve(wakeup: asyncio.Future[None]) -> None:
 
 
 async def _wait_for(wakeup: asyncio.Future[None], others: Iterable[asyncio.AbstractEventLoop]) -> None:
-    """Wait for a wakeup, as long as the event loops of the other calls respond."""
     while not wakeup.done():
         responses = []
         for loop in others:
@@ -162,11 +144,7 @@ async def _wait_for(wakeup: asyncio.Future[None], others: Iterable[asyncio.Abstr
 
 
 def tokens_left(used: int, episode_limit: int) -> int:
-    """Return how many tokens an episode may still sample, above 0.
-
-    Raises:
-        TokenBudgetError: No tokens are left.
-    """
+    """Return how many tokens an episode may still sample, above 0; raise `TokenBudgetError` if none."""
     if used >= episode_limit:
         raise TokenBudgetError(
             f"the episode has sampled {used} of {episode_limit} tokens (max_episode_tokens)",
@@ -181,16 +159,8 @@ def turn_budget(
 ) -> int:
     """Return how many tokens a turn may sample.
 
-    Args:
-        settings: Limits of a turn, an episode and a response.
-        prompt_tokens: Tokens of the turn's prompt.
-        context_limit: Tokens of prompt and turn together; None if unknown.
-        used: Tokens that the episode has sampled.
-        response: Tokens of the turn's prompt after the first prompt of its branch.
-
-    Raises:
-        ContextWindowOverflowException: The prompt fills the context.
-        TokenBudgetError: The episode, or the response, has no tokens left.
+    `context_limit` is for prompt and turn together (None if unknown); `response` counts the prompt after the branch's
+    first prompt.
     """
     budget: int = settings.sampling_params.get("max_new_tokens") or DEFAULT_MAX_NEW_TOKENS
     if settings.max_episode_tokens is not None:

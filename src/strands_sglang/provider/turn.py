@@ -37,18 +37,15 @@ class TurnRequest:
     episode: EpisodeTokens
     settings: Settings
     agent: Any = None
-    """The agent that makes the call; None if not certain."""
+    """None if not certain."""
     cancel_signal: Any = None
-    """Event that cancels the call when set; None: no cancellation."""
     state: dict[str, Any] | None = None
-    """The agent's state for this model; None for calls that are not made by an agent's loop."""
+    """None for calls that are not made by an agent's loop."""
     cycle: str | None = None
-    """Id of the cycle of the agent's loop that makes this call; None if unknown. A second call in the same cycle means
-    that the reply to the first was discarded."""
+    """None if unknown. A second call in one cycle of the agent's loop: the reply to the first was discarded."""
     schema: str | None = None
-    """JSON schema that the reply must follow; None: free text."""
     side: bool = False
-    """Whether this is a side turn regardless of `state`."""
+    """A side turn regardless of `state`."""
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -75,17 +72,12 @@ class PreparedCall:
 
     request: TurnRequest
     tree: TokenTree
-    """The tree that it is committed to. An episode that is reset meanwhile has another."""
+    """An episode that is reset meanwhile has another tree."""
     index: ConversationIndex
-    """The conversation index that belongs to the tree."""
     plan: Plan
-    """How it joins its branch."""
     turn: PreparedTurn
-    """The prompt as token ids, and its place in the tree."""
     reasoning_open: bool
-    """Whether the prompt ends with an open reasoning block."""
     images: Mapping[str, ImageFile]
-    """All images of the episode by digest."""
 
     @property
     def response(self) -> int:
@@ -101,13 +93,10 @@ class CommittedTurn:
     call: PreparedCall
     generation: Generation
     live: LiveEvents | None
-    """The events that were emitted while it was sampled; None if it was not streamed."""
+    """None if it was not streamed."""
     turn: Turn
-    """The turn in the tree."""
     entry: IndexedTurn
-    """Its entry in the conversation index."""
     blocks: list[Block]
-    """The reply as content blocks of the framework."""
     text: SampledText
     parsed: ParsedTurn
     truncated: bool

@@ -27,23 +27,15 @@ from strands_sglang.provider.turn import CommittedTurn, PreparedCall, TurnReply,
 logger = logging.getLogger(__name__)
 
 _MANY_TURNS = 20_000
-"""Turns of one episode after which a warning is logged."""
 _AUDIT_EVERY = 16
-"""Turns between two audits of an episode whose agent has not answered yet."""
+"""Between two audits of an episode whose agent has not answered yet."""
 
 
 class TurnRunner:
     """Runs the turns of one model, any number at the same time."""
 
     def __init__(self, engine: TokenEngine, planner: Planner, images: ImageSupport, problem: str = "") -> None:
-        """Create a runner.
-
-        Args:
-            engine: Samples tokens.
-            planner: Finds branches and builds prompts.
-            images: Knows how many positions an image takes.
-            problem: Why no parser of tool calls was found; "" if there is one.
-        """
+        """Create a runner; `problem` says why no parser of tool calls was found."""
         self.planner = planner
         self.sampler = Sampler(engine, images)
         self._images = images
@@ -69,7 +61,6 @@ class TurnRunner:
             return cast(TurnReply, await anext(items))  # the only item
 
     async def _run(self, request: TurnRequest, *, streamed: bool) -> AsyncGenerator[Event | TurnReply, None]:
-        """Yield the events that are emitted while the turn is sampled, then the reply."""
         call = await self._prepare(request)
         live: LiveEvents | None = None
         if streamed:
@@ -90,7 +81,6 @@ class TurnRunner:
         yield self._finish(committed)
 
     async def _prepare(self, request: TurnRequest) -> PreparedCall:
-        """Return a turn that can be sampled."""
         if self._problem and request.conversation.preamble.tools and request.schema is None:
             raise ConfigurationError(f"tool_parser='auto' cannot determine the format of tool calls: {self._problem}")
         call = await prepare(self.planner, self._images, request)
@@ -98,7 +88,6 @@ class TurnRunner:
         return call
 
     def _finish(self, committed: CommittedTurn) -> TurnReply:
-        """Run the checks of a committed turn before the framework receives it."""
         turn, generation, request = committed.turn, committed.generation, committed.call.request
         episode, settings = request.episode, request.settings
         if generation.finish_reason is FinishReason.ABORT:

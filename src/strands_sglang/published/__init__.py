@@ -1,8 +1,7 @@
 """What earlier packages of this name have and programs written for them use: names and import paths.
 
-`names` lists the names that are not in `strands_sglang.__all__`; they are imported from `strands_sglang` all the same.
-Where the earlier package has the modules of `MODULES`, there is this one module, under each of their names:
-`from strands_sglang.client import SGLangClient`. Type checkers do not see these paths.
+`names` lists those that are not in `strands_sglang.__all__`. The earlier modules of `MODULES` are this one module,
+under each of their names; type checkers do not see these paths.
 
 Invariant: a name that was published is never renamed and never removed.
 """

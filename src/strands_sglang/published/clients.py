@@ -1,7 +1,5 @@
 """Cached clients and tokenizers: `get_client`, `get_client_from_slime_args`, `get_tokenizer`.
 
-docs/moving.md lists what else is the same as in the published package.
-
 Invariant: equal arguments return the same object.
 """
 
@@ -58,9 +56,6 @@ def get_client_from_slime_args(
 
 def get_tokenizer(tokenizer_path: str) -> Any:
     """Return a tokenizer from a directory or the hub, loaded once per process.
-
-    Args:
-        tokenizer_path: What `AutoTokenizer.from_pretrained` accepts.
 
     Example:
         tokenizer = get_tokenizer("Qwen/Qwen3-8B")

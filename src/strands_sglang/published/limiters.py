@@ -1,8 +1,7 @@
 """The published package's limiters: `ToolIterationLimiter`, and `LoopLimiter` with its errors.
 
-`LoopLimiter` raises `LoopLimitReachedError` after a complete user message: a question, or all results of a turn. No
-call is left unanswered. After the first turn, the framework wraps the error in an `EventLoopException`, as its
-`__cause__`.
+`LoopLimiter` raises after a complete user message: a question, or all results of a turn. After the first turn, the
+framework wraps the error in an `EventLoopException`, as its `__cause__`.
 
 Invariant: an error is raised only where every call of the conversation is answered.
 """
@@ -25,11 +24,7 @@ class ToolIterationLimiter(ToolLimiter):
     """
 
     def __init__(self, max_iterations: int | None = None) -> None:
-        """Set the limit.
-
-        Args:
-            max_iterations: Turns with tool calls, parallel calls counted as one; None: no limit.
-        """
+        """Set the limit of turns with tool calls, parallel calls counted as one; None: no limit."""
         super().__init__(max_tool_iters=max_iterations)
 
     @property
@@ -57,27 +52,21 @@ class LoopLimitReachedError(StrandsSGLangError):
 class MaxToolIterationsReachedError(LoopLimitReachedError):
     """The agent used tools in the largest allowed number of turns.
 
-    Example:
-        >>> issubclass(MaxToolIterationsReachedError, LoopLimitReachedError)
-        True
+    Example: `except MaxToolIterationsReachedError: ...`
     """
 
 
 class MaxToolCallsReachedError(LoopLimitReachedError):
     """The agent made the largest allowed number of tool calls.
 
-    Example:
-        >>> issubclass(MaxToolCallsReachedError, LoopLimitReachedError)
-        True
+    Example: `except MaxToolCallsReachedError: ...`
     """
 
 
 class MaxMessagesReachedError(LoopLimitReachedError):
     """The largest allowed number of messages was added to the conversation.
 
-    Example:
-        >>> issubclass(MaxMessagesReachedError, LoopLimitReachedError)
-        True
+    Example: `except MaxMessagesReachedError: ...`
     """
 
 
@@ -86,10 +75,6 @@ class LoopLimiter(HookProvider):
 
     Example:
         agent = Agent(model=model, tools=[calculator], hooks=[LoopLimiter(max_messages=20)])
-        try:
-            agent("What is 12 * 7?")
-        except LoopLimitReachedError as error:
-            print(error)
     """
 
     def __init__(
@@ -108,25 +93,18 @@ class LoopLimiter(HookProvider):
             max_messages: Messages added, of either role.
         """
         self.max_tool_iters = max_tool_iters
-        """Allowed turns with tool calls; None: any number."""
         self.max_tool_calls = max_tool_calls
-        """Allowed tool calls; None: any number."""
         self.max_parallel_tool_calls = max_parallel_tool_calls
-        """Tool calls of one turn that are run; None: all."""
         self.max_messages = max_messages
-        """Messages that may be added; None: any number."""
         self.reset()
 
     def reset(self) -> None:
         """Set all counts to 0."""
         self.tool_iter_count = 0
-        """Turns with tool calls that were answered."""
         self.tool_call_count = 0
-        """Tool calls, including those that were not run."""
         self.cancelled_tool_call_count = 0
         """Tool calls that were not run because their turn had too many."""
         self.message_count = 0
-        """Messages added to the conversation."""
         self._turn: list[str] = []
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:

@@ -55,19 +55,11 @@ class Rollout(BaseModel):
         return self.segment_info[0][1] if self.segment_info and not self.segment_info[0][0] else 0
 
     def add_prompt(self, token_ids: list[int], logprobs: list[float | None] | None = None) -> None:
-        """Append a segment that was not sampled.
-
-        Raises:
-            ValueError: The number of logprobs is not the number of tokens.
-        """
+        """Append a segment that was not sampled."""
         self._add(token_ids, logprobs, sampled=False)
 
     def add_response(self, token_ids: list[int], logprobs: list[float | None] | None = None) -> None:
-        """Append a segment that was sampled.
-
-        Raises:
-            ValueError: The number of logprobs is not the number of tokens.
-        """
+        """Append a segment that was sampled."""
         self._add(token_ids, logprobs, sampled=True)
 
     def add_routed_experts(self, routed_experts: str) -> None:
@@ -75,11 +67,7 @@ class Rollout(BaseModel):
         self.routed_experts.append(routed_experts)
 
     def decode_routed_experts(self, num_layers: int, top_k: int) -> npt.NDArray[np.int32]:
-        """Return the expert choices as int32 of shape (tokens, num_layers, top_k).
-
-        Raises:
-            ValueError: The data does not fit this shape.
-        """
+        """Return the expert choices as int32 of shape (tokens, num_layers, top_k)."""
         data = b"".join(base64.b64decode(part) for part in self.routed_experts)
         return np.frombuffer(data, dtype="<i4").astype(np.int32).reshape(-1, num_layers, top_k)
 

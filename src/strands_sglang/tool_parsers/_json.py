@@ -19,14 +19,13 @@ from strands_sglang.tool_parsers._sampled_text import SampledText
 from strands_sglang.tool_parsers.parsed import CallFault, ParseFailure, quoted
 
 MAX_DEPTH = 100
-"""Largest nesting of objects and lists; far below what the interpreter or a later deep copy can handle."""
+"""Far below what the interpreter or a later deep copy can handle."""
 MAX_DIGITS = 4300
-"""Largest number of digits of an integer: Python's own default for reading and writing."""
+"""Python's own default for reading and writing integers."""
 
 _ROUNDING = Decimal("1e-15")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _CUT = re.compile(r"[ \t\n\r]*|-|\.|[eE][+-]?|t(ru?)?|f(a(ls?)?)?|n(ul?)?|u[0-9a-fA-F]{0,4}")
-"""What can be between an error and the end of a text that was cut off in the middle of a value."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -34,12 +33,11 @@ _Problems = list[tuple[ParseFailure, str]]
 
 
 def skip_space(text: str, at: int) -> int:
-    """Return the offset at which the JSON whitespace at `at` ends."""
     return _SPACE.match(text, at).end()  # type: ignore[union-attr]  # matches everywhere
 
 
 def float_problem(value: float, digits: str) -> str | None:
-    """Return why a float differs from the number in `digits`; None if it is equal, apart from the usual rounding."""
+    """Why a float differs from the number in `digits`; None if it is equal, apart from the usual rounding."""
     if math.isinf(value):
         return "too large"
     if abs(value) >= sys.float_info.min:
@@ -55,8 +53,6 @@ def float_problem(value: float, digits: str) -> str | None:
 
 
 class JsonReader:
-    """Reads JSON values inside a text."""
-
     def __init__(self, text: str) -> None:
         self._text = _Text(text)
         self._problems: _Problems = []
@@ -68,14 +64,7 @@ class JsonReader:
         )
 
     def read(self, at: int) -> tuple[Any, int]:
-        """Read the value at `at`, or after whitespace there.
-
-        Returns:
-            The value and the offset at which it ends.
-
-        Raises:
-            CallFault: There is no value, or none that can be used as it is.
-        """
+        """Return the value at `at`, or after whitespace there, and the offset at which it ends."""
         self._problems.clear()
         at = skip_space(self._text, at)
         try:
@@ -93,14 +82,13 @@ class JsonReader:
         return value, end
 
     def was_cut(self, fault: CallFault) -> bool:
-        """Return whether the only error is that the text ends in the middle of the value."""
         if fault.at is None:
             return False
         return "unterminated string" in fault.message or _CUT.fullmatch(self._text, fault.at) is not None
 
 
 class _Text(str):
-    """A text without lines. The decoder's error counts the lines before it each time, and that count is not used."""
+    """The decoder's error counts the lines before it each time, and that count is not used."""
 
     __slots__ = ()
 
@@ -148,7 +136,6 @@ def _int(problems: _Problems, digits: str) -> int:
 
 
 def _check(problems: _Problems, value: Any) -> None:
-    """Check the whole value: its depth, and strings that UTF-8 cannot encode."""
     level = [value]
     depth = 0
     while level:
@@ -184,11 +171,9 @@ class TurnJson:
         self._reader = JsonReader(text)
 
     def read(self, at: int, closing: str | None = None) -> tuple[Any, int]:
-        """Read the value at `at`, or after whitespace there.
+        """Return the value at `at`, or after whitespace there, and the offset at which it ends.
 
-        `at`: offset at which to begin. `closing`: marker that ends such a call or begins the next; None if the format
-        has none. Returns the value and the offset at which it ends. Raises CallFault if there is no value, or none that
-        can be used as it is; `UNCLOSED` if the turn ends in the middle of it and there is no closing marker.
+        `closing`: the marker that ends such a call or begins the next. `UNCLOSED` is raised only if there is none.
         """
         try:
             return self._reader.read(at)
@@ -203,9 +188,8 @@ class TurnJson:
     def pass_over(self, at: int, stop: int) -> int:
         """Return where the first object in a part of a malformed call ends.
 
-        `at`: offset at which the part begins. `stop`: offset at which it ends: at an apparent marker, which may be
-        inside a string of the object. Returns the offset up to which the object could be read; `at` if there is no
-        object, or no string in it. Only markers after this offset count.
+        The part ends at `stop`, an apparent marker, which may be inside a string of the object. `at` is returned if
+        there is no object, or no string in it. Only markers after the returned offset count.
         """
         begin = self._text.find("{", at, stop)
         if begin < 0 or self._text.find('"', begin, stop) < 0:
@@ -222,18 +206,6 @@ def is_whole(fault: CallFault, at: int) -> bool:
 
 
 def name_of(value: Any, past: int) -> str:
-    """Return the name of the tool that a JSON value calls.
-
-    Args:
-        past: Offset at which it ends in the text.
-
-    Raises:
-        CallFault: The value is not an object, or has no name that is a non-blank string.
-
-    Example:
-        >>> name_of({"name": "add", "arguments": {}}, past=30)
-        'add'
-    """
     if not isinstance(value, dict):
         message = f"A tool call must be a JSON object, not {kind_of(value)}"
         raise CallFault(ParseFailure.NOT_AN_OBJECT, message, past=past)
@@ -248,20 +220,6 @@ def name_of(value: Any, past: int) -> str:
 
 
 def arguments_of(value: dict[str, Any], past: int, key: str = "arguments") -> dict[str, Any]:
-    """Return the arguments of a call.
-
-    Args:
-        value: The call's JSON object.
-        past: Offset at which it ends in the text.
-        key: The format's key for arguments.
-
-    Raises:
-        CallFault: There are no arguments, or they are not an object.
-
-    Example:
-        >>> arguments_of({"name": "add", "arguments": {"a": 1}}, past=36)
-        {'a': 1}
-    """
     if key not in value:
         message = f'The tool call has no key "{key}"; a call without arguments needs "{key}": {{}}'
         raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=past)
@@ -269,7 +227,6 @@ def arguments_of(value: dict[str, Any], past: int, key: str = "arguments") -> di
 
 
 def as_arguments(value: Any, past: int, what: str = "arguments") -> dict[str, Any]:
-    """Return a JSON value as the arguments of a call. Raises CallFault if it is not an object."""
     if not isinstance(value, dict):
         message = f"The {what} of a tool call must be a JSON object, not {kind_of(value)}"
         raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=past)
@@ -277,7 +234,6 @@ def as_arguments(value: Any, past: int, what: str = "arguments") -> dict[str, An
 
 
 def kind_of(value: Any) -> str:
-    """Return what kind of JSON value a value is that is not an object."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, str):

@@ -46,19 +46,13 @@ from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, Found, Fra
 
 
 class ListEnd(NamedTuple):
-    """What must follow a list, apart from whitespace."""
-
     marker: str | None = None
-    """A marker; None: the end of the turn."""
+    """None: the end of the turn."""
     closes: bool = True
-    """Whether the marker belongs to the list and is required. If not, it begins something new, and the turn may end
-    instead."""
+    """Whether the marker is required. If not, it begins something new, and the turn may end instead."""
 
     def block_end(self, text: SampledText, past: int) -> int:
-        """Return where the block ends whose list ends at `past`.
-
-        Raises CallFault if something else follows the list.
-        """
+        """Return where the block ends whose list ends at `past`."""
         at = skip_space(text, past)
         must = self.marker if self.closes else None
         if self.marker is not None and text.marks(self.marker, at):
@@ -71,7 +65,6 @@ class ListEnd(NamedTuple):
         raise CallFault(ParseFailure.TRAILING_TEXT, f"{place} there must be nothing else", past=past, at=at)
 
     def limit(self, text: SampledText, past: int, json: TurnJson) -> int:
-        """Return where a malformed block ends that reaches at least to `past`."""
         if self.marker is None:
             return len(text)
         if past and text.marks(self.marker, past - 1):
@@ -85,25 +78,14 @@ class ListEnd(NamedTuple):
 
 
 class CallList:
-    """The lists of calls in one turn."""
-
     def __init__(self, text: SampledText, json: TurnJson, end: ListEnd, id_key: str | None = None) -> None:
-        """Create one.
-
-        `end`: what must follow a list. `id_key`: the format's key for the optional id of a call; None: the format has
-        no ids.
-        """
         self._text = text
         self._json = json
         self._end = end
         self._id_key = id_key
 
     def read(self, start: int, at: int) -> Generator[Found, None, int]:
-        """Yield the contents of one block.
-
-        `start`: offset at which the block begins. `at`: offset at which its list must begin, apart from whitespace.
-        Returns the offset at which the block ends.
-        """
+        """Yield the contents of one block from `start`, whose list begins at `at`; return where the block ends."""
         try:
             at = self._first(at)
         except CallFault as fault:
@@ -124,7 +106,6 @@ class CallList:
         return after
 
     def _first(self, at: int) -> int:
-        """Return where the first value of the list at `at` begins."""
         text, end = self._text, self._end
         at = skip_space(text, at)
         if not text.startswith("[", at):
@@ -178,7 +159,6 @@ class CallList:
         raise CallFault(ParseFailure.MISSING_NAME, message, past=past)
 
     def _next_value(self, past: int) -> tuple[int, bool]:
-        """Return where the next value begins after one that ends at `past`, or where the block ends; and which."""
         text = self._text
         at = skip_space(text, past)
         if text.startswith("]", at):
@@ -195,43 +175,27 @@ class CallList:
 
 
 class SectionMarkers(NamedTuple):
-    """The markers of a format with sections."""
-
     begin: str
     end: str
     call_begin: str
     separator: str
-    """Separates a call's head from its arguments."""
     call_end: str
 
 
 class Head(NamedTuple):
-    """The part of a call before its arguments."""
-
     name: str
     id: str | None
-    """Id of the call; None if the format has none."""
     past: int
-    """Offset at which the arguments begin."""
 
 
 class SectionToolParser(FramedToolParser):
-    """Base class of parsers of sections; a family defines its markers and `head`."""
+    """A family defines its markers and `head`."""
 
     section: ClassVar[SectionMarkers]
     fence: ClassVar[str] = ""
-    """A line between the JSON and the end of a call; "" if there is none."""
 
     def head(self, text: SampledText, start: int, separator: Mark, stop: int) -> Head:
-        """Read the head of a call.
-
-        Raises CallFault if the head is malformed.
-
-        Args:
-            start: Offset at which the head begins.
-            separator: The separator; there is no other marker before it.
-            stop: Offset of the next marker after the separator, or of the end of the turn.
-        """
+        """Read the head of a call, which begins at `start`; `stop` is the next marker after the separator."""
         raise NotImplementedError(f"{type(self).__name__} must define head")
 
     @override
@@ -240,8 +204,6 @@ class SectionToolParser(FramedToolParser):
 
 
 class _Turn:
-    """One turn while it is read."""
-
     _json: TurnJson
 
     def __init__(self, parser: SectionToolParser, text: SampledText) -> None:
@@ -266,20 +228,18 @@ class _Turn:
             mark = self._next(at)
 
     def _next(self, at: int) -> Mark | None:
-        """Return the next marker at or after an offset. The last search is reused where it still holds."""
+        """The last search is reused where it still holds."""
         if at < self._looked or (self._mark is not None and self._mark.start < at):
             self._looked, self._mark = at, self._markers.next(self._text, at)
         return self._mark
 
     def _closing(self, at: int) -> Mark | None:
-        """Return the next marker at or after an offset that ends a call."""
         mark = self._next(at)
         while mark is not None and mark.marker not in (self._format.call_end, self._format.end):
             mark = self._next(mark.end)
         return mark
 
     def _section(self, begin: Mark) -> Generator[Found, None, int]:
-        """Yield the contents of a section; return where it ends."""
         text, section = self._text, self._format
         at, is_empty = skip_space(text, begin.end), True
         while at < len(text):
@@ -306,7 +266,6 @@ class _Turn:
         return at
 
     def _outside(self, opening: Mark) -> Generator[Found, None, int]:
-        """Yield the call that begins outside of a section; return where reading continues."""
         text, section, start = self._text, self._format, opening.start
         if opening.marker == section.call_begin:
             found = self._call(start)
@@ -322,7 +281,6 @@ class _Turn:
         return at + len(section.end)
 
     def _stray(self, start: int) -> FailedCall:
-        """Return the text at `start` in a section that belongs to no call."""
         end = self._past_stray(start)
         message = f"A section may contain only tool calls, and each must begin with {self._format.call_begin}"
         return CallFault(ParseFailure.MISPLACED, message, past=end, at=start).failed(self._text, start, end)
@@ -366,7 +324,6 @@ class _Turn:
         return ToolCall(name=name, arguments=arguments, raw=text[start:end], start=start, id=head.id)
 
     def _separator(self, begin: int) -> Mark:
-        """Return the separator of the call whose head begins at `begin`."""
         section = self._format
         mark = self._next(begin)
         if mark is not None and mark.marker == section.separator:
@@ -383,7 +340,6 @@ class _Turn:
         raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=begin)
 
     def _end(self, past: int) -> int:
-        """Return where the call ends whose JSON ends at `past`."""
         text, section, fence = self._text, self._format, self._parser.fence
         at = skip_space(text, past)
         fenced = text.startswith(fence, at) and (not fence or text[past:at].endswith("\n"))

@@ -29,7 +29,7 @@ _ITEM = re.compile(
     r"|(True|False|None)(?!\w))"
     rf"{_BLANKS}([,\])}}]?){_BLANKS}"
 )
-"""Nearly every value that is not a list or a dict, with what follows it, so that one match reads one value."""
+"""One match reads nearly every value that is not a list or a dict, with what follows it."""
 _AFTER = re.compile(rf"{_BLANKS}([,\])}}]?){_BLANKS}")
 _NUMBER = re.compile(
     r"([+-]?(?:0+|[1-9][0-9]*)(?![\w.]))"
@@ -40,7 +40,6 @@ _KEYWORD = re.compile(rf"(\w*){_BLANKS}((?:=(?!=))?){_BLANKS}")
 _KEY = re.compile(rf"(['\"])([^'\"\\\n\r\0\ud800-\udfff]*)\1{_BLANKS}:{_BLANKS}")
 _COLON = re.compile(rf"{_BLANKS}(:?){_BLANKS}")
 _CUT = re.compile(rf"{_BLANKS}|[+-]?\.?|[+-]?[0-9.]+[eE][+-]?|T(?:ru?)?|F(?:a(?:ls?)?)?|N(?:on?)?")
-"""What can be between an error and the end of a text that was cut off in the middle of a value."""
 
 _CONSTANTS = {"True": True, "False": False, "None": None}
 # The content of a string up to its end; a backslash escapes the next character, whatever it is.
@@ -58,43 +57,30 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def skip_blanks(text: str, at: int) -> int:
-    """Return the offset at which the whitespace at `at` ends; the whitespace that Python allows between brackets."""
     if text[at : at + 1] not in " \t\n\r\f":
         return at
     return _SPACE.match(text, at).end()  # type: ignore[union-attr]  # matches everywhere
 
 
 class PythonReader:
-    """Reads Python literals inside a text."""
-
     def __init__(self, text: str) -> None:
         self._text = text
 
     def read(self, at: int) -> tuple[Any, int]:
-        """Read the literal at `at`, or after whitespace there.
-
-        Returns the value and the offset at which it ends. Raises CallFault if there is no literal, or none that can be
-        used as it is.
-        """
         at = skip_blanks(self._text, at)
         if self._text.startswith(("[", "{"), at):
             return self._container("]" if self._text[at] == "[" else "}", at + 1)
         return self._scalar(at)
 
     def read_keywords(self, at: int) -> tuple[dict[str, Any], int]:
-        """Read keyword arguments, starting after their opening parenthesis.
-
-        Returns the arguments and the offset after their closing parenthesis. Raises CallFault if there are no
-        arguments, or none that can be used as they are.
-        """
+        """Read keyword arguments after their opening parenthesis; return the offset after the closing one."""
         return self._container(")", at)
 
     def was_cut(self, fault: CallFault) -> bool:
-        """Return whether the only error is that the text ends in the middle of the value."""
         return fault.at is not None and _CUT.fullmatch(self._text, fault.at) is not None
 
     def _container(self, closing: str, at: int) -> tuple[Any, int]:
-        """Read a list, a dict or arguments, starting after the opening bracket. Not recursive."""
+        """Starts after the opening bracket. Not recursive."""
         text, next_item = self._text, _ITEM.match
         keys: dict[str, None] = {}  # in order; empty in a list
         values: list[Any] = []
@@ -146,13 +132,11 @@ class PythonReader:
                         raise _fault(f"expecting , or {closing}", stop)
 
     def _after(self, at: int) -> tuple[str, int, int]:
-        """Return the comma or closing bracket after a value, its offset, and where the text continues after it."""
         found = _AFTER.match(self._text, at)
         assert found is not None  # matches everywhere
         return found[1], found.start(1), found.end()
 
     def _key(self, keys: dict[str, None], closing: str, at: int) -> int:
-        """Read the next key of a dict or name of an argument; return where its value begins."""
         if closing == ")":
             found = _KEYWORD.match(self._text, at)
             assert found is not None  # matches everywhere
@@ -179,7 +163,6 @@ class PythonReader:
         return found.end()
 
     def _scalar(self, at: int) -> tuple[Any, int]:
-        """Read a value that is neither a list nor a dict."""
         if self._text.startswith(("'", '"'), at):
             return self._string(at)
         if found := _CONSTANT.match(self._text, at):
@@ -199,7 +182,6 @@ class PythonReader:
         return value, found.end()
 
     def _string(self, at: int) -> tuple[str, int]:
-        """Read the string whose first quote is at `at`."""
         text = self._text
         quote = text[at] * 3 if text.startswith(text[at] * 3, at) else text[at]
         start = at + len(quote)
@@ -215,7 +197,6 @@ class PythonReader:
 
 
 def _open_string(text: str, quote: str, end: int) -> CallFault:
-    """Return what is wrong with a string that has no closing quote at `end`."""
     if text.startswith(("\0", "\\\0"), end):
         return _fault("a string contains the character U+0000, which must be written as \\x00", end)
     if text.startswith(("\n", "\r"), end):
@@ -224,7 +205,6 @@ def _open_string(text: str, quote: str, end: int) -> CallFault:
 
 
 def _unescaped(start: int, found: re.Match[str]) -> str:
-    """Return the meaning of an escape, or of a literal line break, in a string whose content begins at `start`."""
     escape = found[1]
     if escape is None:
         return "\n"

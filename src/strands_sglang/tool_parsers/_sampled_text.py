@@ -18,8 +18,6 @@ _NOTHING = "\ufffd"
 
 
 class SampledText(str):
-    """A decoded turn, with the offsets of the control tokens in it."""
-
     _tokens: Collection[int] | None
     _parts: Callable[[str], Collection[int]] | None
 
@@ -29,10 +27,9 @@ class SampledText(str):
         tokens: Collection[int] | None = None,
         parts: Callable[[str], Collection[int]] | None = None,
     ) -> SampledText:
-        """Create one.
+        """`tokens`: offset of each sampled control token, in characters; None if unknown.
 
-        `tokens`: offset of each sampled control token, in characters; None if unknown. `parts`: returns the offset of
-        each control token inside a marker, as the tokenizer splits it.
+        `parts` returns the offset of each control token inside a marker, as the tokenizer splits it.
         """
         made = super().__new__(cls, text)
         made._tokens, made._parts = tokens, parts
@@ -40,19 +37,17 @@ class SampledText(str):
 
     @classmethod
     def of(cls, text: str) -> SampledText:
-        """Return `text` itself if it is a `SampledText`, else a `SampledText` in which letters count as markers."""
+        """Letters count as markers in a plain string."""
         return text if isinstance(text, SampledText) else cls(text)
 
     def has_token(self, marker: str) -> bool:
-        """Return whether the tokenizer is known to have a marker, or a part of it, as a token."""
+        """Whether the tokenizer is known to have a marker, or a part of it, as a token."""
         return self._parts is not None and bool(self._parts(marker))
 
     def marks(self, marker: str, at: int) -> bool:
-        """Return whether a marker is at an offset."""
         return self.startswith(marker, at) and self._sampled(marker, at)
 
     def mark(self, marker: str, at: int) -> int:
-        """Return the offset of the next marker at or after an offset, or -1."""
         found = self.find(marker, at)
         while found >= 0 and not self._sampled(marker, found):
             found = self.find(marker, found + 1)
@@ -71,24 +66,19 @@ class SampledText(str):
 
 
 class Mark(NamedTuple):
-    """A marker found in a text."""
-
     marker: str
     start: int
-    """Offset of its first character."""
     end: int
-    """Offset after its last character."""
 
 
 class Markers:
-    """Several markers that are searched for in one pass over the text."""
+    """Searched for in one pass over the text."""
 
     def __init__(self, *markers: str) -> None:
         longest_first = sorted(markers, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
 
     def next(self, text: SampledText, at: int) -> Mark | None:
-        """Return the first of the markers at or after an offset, or None."""
         found = self._pattern.search(text, at)
         while found is not None and not text.marks(found[0], found.start()):
             found = self._pattern.search(text, found.start() + 1)

@@ -38,28 +38,18 @@ offset after the closing tag; raises `CallFault`."""
 
 
 class Tag(NamedTuple):
-    """The two tags around a call or a parameter."""
-
     opening: str
-    """The opening tag up to the name: `<invoke name="`."""
     named: str
-    """What follows the name: `">`."""
     closing: str
-    """The closing tag: `</invoke>`."""
 
 
 class Block(NamedTuple):
-    """The two markers around calls."""
-
     opening: str
     closing: str
 
 
 def checked_name(text: str, start: int, end: int) -> str:
-    """Return the tool name at `text[start:end]`.
-
-    Raises CallFault if it is not one word without quotes, angle brackets or braces.
-    """
+    """One word without quotes, angle brackets or braces."""
     name = checked_text(text, start, end, "The name of the tool")
     if not _NAME.fullmatch(name):
         message = (
@@ -70,10 +60,7 @@ def checked_name(text: str, start: int, end: int) -> str:
 
 
 def checked_key(text: str, start: int, end: int) -> str:
-    """Return the parameter name at `text[start:end]`. Blanks are allowed inside of it, but not at its ends.
-
-    Raises CallFault if it is empty, quoted, or has blanks at its ends.
-    """
+    """Blanks are allowed inside of a parameter's name, but not at its ends."""
     key = checked_text(text, start, end, "The name of a parameter")
     if not key or key != key.strip() or key[0] in "\"'" or _INSIDE_TAG.match(key).end() < len(key):  # type: ignore[union-attr]
         message = f"{quoted(key)} is not the bare name of a parameter"
@@ -82,14 +69,8 @@ def checked_key(text: str, start: int, end: int) -> str:
 
 
 class CallTags:
-    """Reads the calls of a turn."""
-
     def __init__(self, *blocks: Block, call: Tag, parameter: Tag, several: bool) -> None:
-        """Define a format.
-
-        `blocks`: markers around calls; any of them may be used. `several`: whether a block may contain more than one
-        call.
-        """
+        """A block may contain more than one call if `several`."""
         self._blocks = {block.opening: block for block in blocks}
         self._closings = tuple(block.closing for block in blocks)
         self._call, self._parameter, self._several = call, parameter, several
@@ -104,11 +85,9 @@ class CallTags:
             parameter.opening,
             parameter.closing,
         )
-        """All fixed texts of the format."""
         self._any = Markers(*self.markers)
 
     def scan(self, text: SampledText, at: int, read: ReadParameter) -> Iterator[ToolCall | FailedCall]:
-        """Yield the calls and failed calls of a turn; see `ToolParser.scan`."""
         scan_start = at
         while mark := self._begin.next(text, at):
             at = mark.end
@@ -123,10 +102,7 @@ class CallTags:
                 at = found[-1].start + len(found[-1].raw)
 
     def value_end(self, text: SampledText, at: int, key: str) -> int:
-        """Return where the bare value at `at` ends: before the closing tag.
-
-        Raises CallFault if another tag of the format, or the end of the turn, comes first.
-        """
+        """Return where the bare value at `at` ends: before the closing tag, which no other tag may precede."""
         mark = self._any.next(text, at)
         closing = self._parameter.closing
         if mark is None:
@@ -182,7 +158,6 @@ class CallTags:
     def _read(
         self, text: SampledText, start: int, read: ReadParameter
     ) -> tuple[str | None, dict[str, Any] | CallFault, int]:
-        """Return the name of the call at `start`, its arguments or its fault, and where it ends."""
         name = None
         try:
             at = self._tag_end(text, start, self._call, ParseFailure.MISSING_NAME)
@@ -216,7 +191,6 @@ class CallTags:
         return CallFault(ParseFailure.BAD_ARGUMENTS, message, past=at, at=at)
 
     def _tag_end(self, text: SampledText, at: int, tag: Tag, failure: ParseFailure) -> int:
-        """Return where the name in an opening tag ends."""
         end = _INSIDE_TAG.match(text, at + len(tag.opening)).end()  # type: ignore[union-attr]  # matches everywhere
         if text.startswith(tag.named, end):
             return end
@@ -226,7 +200,6 @@ class CallTags:
     def _failed(
         self, text: SampledText, start: int, block: Block, name: str | None, fault: CallFault, past: int
     ) -> FailedCall:
-        """Return a whole block as one failed call: up to the next closing marker, else to the end of the text."""
         mark = self._close.next(text, past)
         if mark is not None:
             return fault.failed(text, start, mark.end, name)

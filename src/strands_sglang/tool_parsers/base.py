@@ -32,7 +32,6 @@ class ToolParser(ABC):
     """Parses a sampled turn. A parser has no state: one object serves any number of turns and threads at once."""
 
     name: ClassVar[str]
-    """Name of the family, as users write it."""
     reasoning_markers: ClassVar[tuple[str, str]] = ("<think>", "</think>")
     """Opening and closing marker of reasoning; a prompt that ends with the first has opened it."""
     call_markers: ClassVar[tuple[str, ...]] = ()
@@ -54,9 +53,6 @@ class ToolParser(ABC):
             reasoning_open: Whether the prompt already opened the reasoning, so that the turn begins inside it.
             schemas: JSON schema of each tool's parameters, by tool name, for formats that write every value as bare
                 text (is `123` a number or a string?); None if unknown.
-
-        Returns:
-            The reasoning, the text, the calls and the failed calls.
         """
         sampled = SampledText.of(text)
         split = split_reasoning(sampled, reasoning_open, *self.reasoning_markers)
@@ -71,10 +67,7 @@ class ToolParser(ABC):
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
         """Yield calls, failed calls and frames of a turn in text order, without overlaps.
 
-        Args:
-            text: The whole turn.
-            at: Offset at which its reasoning ends; nothing before it is a call.
-            schemas: See `parse`.
+        Nothing before `at`, where the reasoning ends, is a call.
         """
         raise NotImplementedError(f"{type(self).__name__} must define scan, or parse")
 
@@ -82,13 +75,8 @@ class ToolParser(ABC):
 def assemble(text: str, split: ReasoningSplit, found: Iterable[Found]) -> ParsedTurn:
     """Build a `ParsedTurn` from its parts.
 
-    Returns the turn. Its text is everything after the reasoning that was not found. Where something was removed,
-    surrounding newlines are removed too, blank pieces are dropped and the others are joined with a newline.
-
-    Args:
-        text: The whole turn.
-        split: The turn, split after its reasoning.
-        found: Calls, failed calls and frames after the reasoning, in text order.
+    The text is everything after the reasoning that was not found. Where something was removed, surrounding newlines are
+    removed too, blank pieces are dropped and the others are joined with a newline.
     """
     calls: list[ToolCall] = []
     failures: list[FailedCall] = []
@@ -109,7 +97,7 @@ def assemble(text: str, split: ReasoningSplit, found: Iterable[Found]) -> Parsed
 
 
 MAX_FAILED = 1000
-"""Largest number of failed calls per turn; the last of them includes the rest of the turn."""
+"""The last of them includes the rest of the turn."""
 
 
 class FramedToolParser(ToolParser):
@@ -124,7 +112,6 @@ class FramedToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
-        """Yield the items of `read`, up to the `MAX_FAILED`th failed call."""
         failed = 0
         for item in self.read(text, at, schemas):
             if isinstance(item, FailedCall):
@@ -146,5 +133,4 @@ class PlainTextParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield nothing."""
         return iter(())

@@ -53,7 +53,6 @@ _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL_BEGIN, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _KIND = "function"
 _BLOCK = "\n```json\n"
-"""Opens the block of arguments, directly after the name."""
 
 
 class DeepSeekV3ToolParser(SectionToolParser):
@@ -137,7 +136,6 @@ class DeepSeekV32ToolParser(ToolParser):
 
 
 def _json(text: SampledText, at: int, key: str, reader: JsonReader) -> tuple[Any, int]:
-    """Return the JSON value of a parameter, and the offset of its closing tag."""
     try:
         value, past = reader.read(at)
     except CallFault as fault:

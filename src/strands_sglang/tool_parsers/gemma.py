@@ -33,14 +33,10 @@ from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailu
 
 
 class _Dialect(NamedTuple):
-    """The markers of one model."""
-
     opening: str
     closing: str
     string: str
-    """Begins and ends each string."""
     ends: Markers
-    """What to search for after an error: the closing marker, and strings to skip."""
 
 
 _FUNCTION_GEMMA = ("<start_function_call>", "<end_function_call>", "<escape>")
@@ -57,7 +53,6 @@ _SCALAR = re.compile(
 )
 _AFTER = re.compile(r"[ \t\n\r]*([,\]}]?)[ \t\n\r]*")
 _CUT = re.compile(r"[ \t\n\r]*|-|-?[0-9.]+(?:[eE][+-]?)?|t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?|N(?:on?)?")
-"""What can be between an error and the end of a text that was cut off in the middle of a value."""
 
 _CONSTANTS = {"true": True, "false": False, "null": None, "None": None}
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -90,13 +85,10 @@ class GemmaToolParser(ToolParser):
 
 
 class _Call:
-    """Text that begins with an opening marker."""
-
     def __init__(self, text: SampledText, start: int, dialect: _Dialect) -> None:
         self._text, self._start, self._dialect = text, start, dialect
 
     def read(self) -> ToolCall | FailedCall:
-        """Return the call, or the failed call that it is."""
         name = None
         try:
             name, at = self._head(self._start + len(self._dialect.opening))
@@ -107,7 +99,6 @@ class _Call:
         return ToolCall(name=name, arguments=arguments, raw=self._text[self._start : end], start=self._start)
 
     def _head(self, at: int) -> tuple[str, int]:
-        """Read `call:NAME{`; return the name, and where the arguments begin."""
         text = self._text
         at = skip_space(text, at)
         found = _HEAD.match(text, at)
@@ -123,7 +114,7 @@ class _Call:
         return found[1], found.end() + 1
 
     def _arguments(self, at: int) -> tuple[dict[str, Any], int]:
-        """Read the arguments, starting after their opening brace. Not recursive."""
+        """Starts after the opening brace. Not recursive."""
         text = self._text
         keys: dict[str, None] = {}  # in order; empty in a list
         values: list[Any] = []
@@ -164,7 +155,6 @@ class _Call:
                 return dict(zip(keys, values, strict=True)), stop + 1
 
     def _key(self, keys: dict[str, None], at: int) -> int:
-        """Read the next key and its colon; return where its value begins."""
         found = _KEY.match(self._text, at)
         assert found is not None  # matches everywhere
         key, end = found[0], found.end()
@@ -179,7 +169,6 @@ class _Call:
         return skip_space(self._text, end + 1)
 
     def _value(self, at: int) -> tuple[Any, str, int, int]:
-        """Read a value that is neither a list nor an object; return it, and what `_after` returns."""
         found = _SCALAR.match(self._text, at)
         if found is None:
             string, past = self._string(at)
@@ -189,7 +178,6 @@ class _Call:
         return value, separator, found.start(4), found.end()
 
     def _string(self, at: int) -> tuple[str, int]:
-        """Read a string; return it, and the offset after its second mark."""
         text, mark = self._text, self._dialect.string
         if not text.marks(mark, at):
             raise _fault(f"expecting a value; a string is written between {mark} and {mark}", at)
@@ -203,7 +191,6 @@ class _Call:
         return string, end + len(mark)
 
     def _end(self, past: int) -> int:
-        """Return where the call ends whose arguments end at `past`."""
         text, closing = self._text, self._dialect.closing
         at = skip_space(text, past)
         if text.marks(closing, at):
@@ -217,7 +204,6 @@ class _Call:
         raise CallFault(ParseFailure.TRAILING_TEXT, message, past=past, at=at)
 
     def _failed(self, fault: CallFault, name: str | None) -> FailedCall:
-        """Return the failed call: up to the next closing marker outside of a string, else to the end of the text."""
         text, string = self._text, self._dialect.string
         mark = self._dialect.ends.next(text, fault.past)
         while mark is not None and mark.marker == string:
@@ -246,7 +232,6 @@ def _number(digits: str, whole: bool, at: int) -> int | float:
 
 
 def _after(text: str, at: int) -> tuple[str, int, int]:
-    """Return the comma or closing bracket after a value, its offset, and where the text continues after it."""
     found = _AFTER.match(text, at)
     assert found is not None  # matches everywhere
     return found[1], found.start(1), found.end()

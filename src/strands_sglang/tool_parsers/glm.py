@@ -64,7 +64,6 @@ def _read(text: SampledText, start: int, values: Values) -> ToolCall | FailedCal
 
 
 def _arguments(text: SampledText, name: str, mark: Mark, values: Values) -> tuple[dict[str, Any], int]:
-    """Return the arguments whose first tag is `mark`, and where the call ends."""
     arguments: dict[str, Any] = {}
     while mark.marker != _CLOSING:
         _expect(mark, _KEY, f"the next key or {_CLOSING}")
@@ -91,7 +90,6 @@ def _next(text: SampledText, at: int) -> Mark:
 
 
 def _follow(text: SampledText, mark: Mark) -> Mark:
-    """Return the tag that follows another, with only whitespace between them."""
     at = skip_space(text, mark.end)
     following = _next(text, at)
     if at < following.start:
@@ -108,7 +106,6 @@ def _expect(mark: Mark, marker: str, expected: str) -> None:
 
 
 def _failed(text: SampledText, start: int, name: str | None, fault: CallFault) -> FailedCall:
-    """Return the failed call: up to the next closing marker after what was read, else to the end of the text."""
     closing = text.mark(_CLOSING, fault.past)
     if closing >= 0:
         return fault.failed(text, start, closing + len(_CLOSING), name)

@@ -67,21 +67,15 @@ class HarmonyToolParser(ToolParser):
 
 
 class _Header(NamedTuple):
-    """The header of a message."""
-
     channel: str | None
-    """The channel; None if the header is malformed."""
     recipients: set[str]
     """The recipients; a call has exactly one, a message to the user none."""
     was_cut: bool
-    """Whether the text ends in the middle of an otherwise valid header."""
     stop: Mark | None
     """The marker that ends the header: `<|message|>` in a valid one; None if the text ends there."""
 
 
 class _Turn:
-    """A turn while it is read."""
-
     def __init__(self, text: SampledText) -> None:
         self._text = text
         self._reader = JsonReader(text)
@@ -94,7 +88,6 @@ class _Turn:
         self._unended = False  # whether another message began before the last one ended
 
     def parsed(self) -> ParsedTurn:
-        """Return the parsed turn."""
         reasoning = "\n".join(piece.strip("\n") for piece in self._reasoning) if self._reasoning else None
         pieces = self._pieces
         if len(pieces) != 1 or self._calls or self._failures:
@@ -103,7 +96,6 @@ class _Turn:
         return ParsedTurn(reasoning, "\n".join(pieces), calls, failures, self._closed, self._rest_start)
 
     def read(self, reasoning_open: bool) -> None:
-        """Read all messages."""
         text = self._text
         at = len(text) - len(text.lstrip())
         if reasoning_open:
@@ -117,7 +109,6 @@ class _Turn:
                 at = skip_space(text, at + len(marker))  # ends nothing
 
     def _message(self, start: int, is_first: bool) -> int:
-        """Read a message; return where the next one begins."""
         text, header = self._text, _header(self._text, start, is_first)
         if header.recipients:
             unended, self._unended = self._unended, False
@@ -138,7 +129,6 @@ class _Turn:
         return len(text) if stop is None else stop.start if self._unended else stop.end
 
     def _reason(self, at: int) -> int:
-        """Read the content of a message that is reasoning; return where the next message begins."""
         is_leading = not (self._pieces or self._calls or self._failures)
         end = self._text.mark(_END, at)
         self._closed = end >= 0
@@ -148,7 +138,6 @@ class _Turn:
         return past
 
     def _call(self, start: int, header: _Header, unended: bool) -> int:
-        """Read a message to a tool; return where the next message begins."""
         text = self._text
         name, value, invalid = None, None, None
         past = len(text) if header.stop is None else header.stop.start
@@ -172,7 +161,6 @@ class _Turn:
         return end
 
     def _failed(self, start: int, name: str | None, fault: CallFault) -> FailedCall:
-        """Return the failed call: up to the end of the message after what was read, else to the end of the text."""
         mark = _ENDS.next(self._text, fault.past)
         if mark is None and fault.failure is ParseFailure.INVALID_JSON and self._reader.was_cut(fault):
             message = f"The turn ended in the middle of the JSON of a tool call, before {_CALL}"
@@ -181,7 +169,7 @@ class _Turn:
 
 
 def _header(text: SampledText, start: int, is_first: bool) -> _Header:
-    """Read the header at `start`; that of the first message begins in the prompt."""
+    """The header of the first message begins in the prompt."""
     begins = text.marks(_START, start)
     mark = _ALL.next(text, start + len(_START) if begins else start)
     markers, pieces = [""], [text[start + len(_START) * begins : len(text) if mark is None else mark.start]]
@@ -231,7 +219,6 @@ def _check(header: _Header, unended: bool, past: int) -> None:
 
 
 def _end(text: SampledText, past: int) -> int:
-    """Return where the call ends whose JSON ends at `past`."""
     at = skip_space(text, past)
     mark = _STOPS.next(text, at)
     if mark is None:

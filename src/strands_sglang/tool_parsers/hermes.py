@@ -57,7 +57,6 @@ def _read(text: SampledText, start: int, reader: JsonReader) -> ToolCall | Faile
 
 
 def _end(text: SampledText, past: int) -> int:
-    """Return where the call ends whose JSON ends at `past`."""
     at = skip_space(text, past)
     if text.marks(_CLOSING, at):
         return at + len(_CLOSING)
@@ -71,7 +70,6 @@ def _end(text: SampledText, past: int) -> int:
 
 
 def _failed(text: SampledText, start: int, name: str | None, fault: CallFault, reader: JsonReader) -> FailedCall:
-    """Return the failed call: up to the next closing marker after what was read, else to the end of the text."""
     closing = text.mark(_CLOSING, fault.past)
     if closing >= 0:
         return fault.failed(text, start, closing + len(_CLOSING), name)

@@ -43,7 +43,6 @@ class Llama3JsonToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        """Yield the call or failed call that is the whole turn, or the failed call at its end."""
         start = skip_space(text, at)
         tagged = text.marks(_TAG, start)
         if tagged or text.startswith("{", start):
@@ -60,7 +59,6 @@ class Llama3JsonToolParser(ToolParser):
 def _read(
     text: SampledText, start: int, at: int, schemas: Schemas, tagged: bool
 ) -> tuple[ToolCall | FailedCall | None, int]:
-    """Return the call in the turn whose JSON begins at `at`, or None if it is text; and where the JSON ends."""
     name: str | None = None
     is_call = tagged or _LIKE_A_CALL.match(text, at) is not None
     past = at
@@ -80,7 +78,6 @@ def _read(
 
 
 def _is_call(value: Any, schemas: Schemas) -> bool:
-    """Return whether a JSON value at the beginning of a turn is meant as a call."""
     if not isinstance(value, dict) or "name" not in value:
         return False
     name = value["name"]

@@ -62,15 +62,12 @@ class MistralToolParser(FramedToolParser):
 
 
 class _Head(NamedTuple):
-    """The part of a call before its arguments."""
-
     name: str
     id: str | None
     past: int
 
 
 def _read(text: SampledText, start: int, json: TurnJson) -> ToolCall | FailedCall:
-    """Return the call of the second format that begins at `start`."""
     name: str | None = None
     try:
         head = _head(text, start + len(_OPENING))

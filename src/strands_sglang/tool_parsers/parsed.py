@@ -33,9 +33,7 @@ class ParseFailure(str, Enum):
     NOT_AN_OBJECT = "not_an_object"
     """Valid JSON, but a list, a string, a number, true, false or null in place of the call's object."""
     MISSING_NAME = "missing_name"
-    """The name of the tool is absent, blank or not a string."""
     BAD_ARGUMENTS = "bad_arguments"
-    """The arguments are absent or not an object."""
     TRAILING_TEXT = "trailing_text"
     """There is other text between the call and its closing marker."""
     UNCLOSED = "unclosed"
@@ -55,9 +53,7 @@ class ToolCall:
     arguments: dict[str, Any]
     """The decoded arguments; `{}` only if the model wrote an empty object."""
     raw: str
-    """The exact text of the call, markers included."""
     start: int
-    """Offset of `raw` in the parsed text, in characters."""
     id: str | None = None
     """The call id that the model wrote; None if the format has none."""
 
@@ -69,7 +65,6 @@ class FailedCall:
     raw: str
     """The exact text from the opening marker to the closing one, or to the end of the turn if that is missing."""
     start: int
-    """Offset of `raw` in the parsed text, in characters."""
     failure: ParseFailure
     detail: str
     """The error and its position, in a sentence for the model; always encodable as UTF-8."""
@@ -82,7 +77,6 @@ class Frame(NamedTuple):
 
     raw: str
     start: int
-    """Offset in the parsed text, in characters."""
 
 
 Found: TypeAlias = ToolCall | FailedCall | Frame
@@ -96,11 +90,8 @@ class ParsedTurn:
     reasoning: str | None
     """The reasoning without surrounding newlines; None if there is no reasoning block, "" if it is empty."""
     text: str
-    """The text for the user: without reasoning, calls and failed calls."""
     calls: tuple[ToolCall, ...] = ()
-    """The well-formed calls, in text order."""
     failures: tuple[FailedCall, ...] = ()
-    """The failed calls, in text order."""
     reasoning_closed: bool = True
     """False if reasoning was opened and never closed: everything after its opening is reasoning and holds no calls."""
     rest_start: int = 0
@@ -108,9 +99,7 @@ class ParsedTurn:
 
 
 _NEAR = 20
-"""Characters shown on each side of the position of an error."""
 _LONG = 48
-"""Largest number of characters of a quoted text, quotes and escapes included."""
 
 
 def quoted(text: str) -> str:
@@ -130,7 +119,7 @@ class CallFault(Exception):
         self.past = past
         """Offset up to which the text belongs to this call, whatever it looks like."""
         self.at = at
-        """Offset of the error in the text; None if `message` is complete without it."""
+        """None if `message` is complete without it."""
 
     def failed(self, text: str, start: int, end: int, name: str | None = None) -> FailedCall:
         """Return `text[start:end]` as a failed call."""
@@ -149,9 +138,7 @@ class ReasoningSplit(NamedTuple):
     """A turn split after its reasoning."""
 
     reasoning: str | None
-    """The reasoning without surrounding newlines; None if there is no reasoning block, "" if it is empty."""
     rest: str
-    """The text after the reasoning: exactly `text[rest_start:]`."""
     rest_start: int
     """Offset of `rest` in the text, in characters; after the newlines that follow the reasoning."""
     closed: bool
@@ -163,13 +150,7 @@ def split_reasoning(
 ) -> ReasoningSplit:
     r"""Split a turn after its reasoning.
 
-    Returns both parts. Without reasoning, the rest is the whole text, unchanged.
-
-    Args:
-        reasoning_open: Whether the prompt already opened the reasoning, so that the turn begins inside it. A model that
-            opens it again is tolerated.
-        opening: Marker that begins reasoning; whitespace before it is allowed.
-        closing: Marker that ends it; the first one counts.
+    With `reasoning_open` the turn begins inside the reasoning; a model that opens it again is tolerated.
     """
     text = SampledText.of(text)
     start = len(text) - len(text.lstrip())
@@ -187,11 +168,7 @@ def split_reasoning(
 def outside_reasoning(
     text: SampledText, at: int, scan: Callable[[SampledText], Iterable[Found]], opening: str, closing: str
 ) -> list[Found]:
-    """Return the items that a scan finds in a turn outside of later reasoning blocks.
-
-    `at`: offset at which the reasoning at its beginning ends. `scan`: finds calls, failed calls and frames in a turn,
-    in text order.
-    """
+    """Return the items that a scan finds in a turn outside of later reasoning blocks; `at` is where the first ends."""
     found = list(scan(text))
     if not found or text.mark(opening, at) < 0:
         return found
@@ -221,7 +198,7 @@ def outside_reasoning(
 
 
 def _drafting(text: SampledText, at: int, found: list[Found], opening: str, closing: str) -> tuple[int, int] | None:
-    """Return start and end of the first reasoning block with a draft of a call; end is -1 if it is not closed."""
+    """The end is -1 if the block is not closed."""
     number = 0
     while (start := text.mark(opening, at)) >= 0:
         while number < len(found) and found[number].start + len(found[number].raw) <= start:
@@ -240,7 +217,6 @@ def _drafting(text: SampledText, at: int, found: list[Found], opening: str, clos
 
 
 def _of(text: SampledText, item: Found) -> Found:
-    """Return an item found in the masked text with its raw text from the original."""
     raw = text[item.start : item.start + len(item.raw)]
     if raw == item.raw:
         return item

@@ -61,8 +61,6 @@ class PythonicToolParser(ToolParser):
 
 
 class _List:
-    """A list of calls while it is read."""
-
     def __init__(self, text: SampledText, start: int, opening: str) -> None:
         self._text, self._start, self._opening = text, start, opening
         self._reader = PythonReader(text)
@@ -72,7 +70,6 @@ class _List:
         """Offset at which the list ends, its closing marker included; the end of the text if it is malformed."""
 
     def read(self) -> list[ToolCall | FailedCall]:
-        """Return all calls of the list, or one failed call."""
         try:
             self.end = self._closed(self._read(self._start + len(self._opening)))
         except CallFault as fault:
@@ -86,7 +83,6 @@ class _List:
         return found
 
     def _read(self, at: int) -> int:
-        """Read the list; return the offset after its closing bracket."""
         text = self._text
         at = skip_blanks(text, at)
         if not text.startswith("[", at):
@@ -110,7 +106,6 @@ class _List:
         return at + 1
 
     def _closed(self, past: int) -> int:
-        """Return where the list ends whose closing bracket ends at `past`."""
         text = self._text
         at = skip_blanks(text, past)
         if self._opening:
@@ -127,14 +122,12 @@ class _List:
         return past
 
     def _failed(self, fault: CallFault) -> FailedCall:
-        """Return the failed call: all of the text from the beginning of the list."""
         if fault.failure is ParseFailure.INVALID_LITERAL and self._reader.was_cut(fault):
             fault = CallFault(ParseFailure.UNCLOSED, "The turn ended in the middle of a list of calls", past=self.end)
         return fault.failed(self._text, self._start, len(self._text), self._only)
 
 
 def _name(text: str, at: int) -> tuple[str, int]:
-    """Read the name of a tool; return it, and where its arguments begin."""
     found = _NAME.match(text, at)
     assert found is not None  # matches everywhere
     name = found[0]

@@ -55,12 +55,6 @@ _lock = threading.Lock()
 def register_tool_parser(parser: P) -> P:
     """Register a parser by its name, so that it can be named and detected from a chat template.
 
-    Args:
-        parser: The class, which is created without arguments. Works as a decorator.
-
-    Raises:
-        ConfigurationError: `parser` is not a parser, has no name, or its name is taken.
-
     Example:
         @register_tool_parser
         class MyToolParser(ToolParser):
@@ -81,12 +75,7 @@ def register_tool_parser(parser: P) -> P:
 
 
 def tool_parser_names() -> tuple[str, ...]:
-    """Return the names of all registered parsers.
-
-    Example:
-        >>> "hermes" in tool_parser_names()
-        True
-    """
+    """Return the names of all registered parsers."""
     return tuple(_known)
 
 
@@ -106,9 +95,6 @@ def get_tool_parser(name: str) -> ToolParser:
     Args:
         name: A registered name, a name of the published package ("qwen_xml"), or "none" for no tool calls.
 
-    Raises:
-        ConfigurationError: No parser has this name.
-
     Example:
         >>> get_tool_parser("hermes").name
         'hermes'
@@ -123,5 +109,5 @@ def get_tool_parser(name: str) -> ToolParser:
 
 
 def _is_other(known: type[ToolParser] | None, parser: type[ToolParser]) -> bool:
-    """Return whether a name is taken by another class. A notebook cell that runs again defines the same class again."""
+    """A notebook cell that runs again defines the same class again."""
     return known is not None and (known.__module__, known.__qualname__) != (parser.__module__, parser.__qualname__)

@@ -56,7 +56,7 @@ _PYTHON = {"True": True, "False": False, "None": None}
 
 _MAX_DEPTH = 50
 _MAX_NODES = 10_000
-"""How far a schema is followed: references can make a small schema endless."""
+"""References can make a small schema endless."""
 
 _SPACE = " \t\n\r"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -66,18 +66,11 @@ class Values:
     """Reads the bare values of one turn."""
 
     def __init__(self, schemas: Mapping[str, Any]) -> None:
-        """Create one.
-
-        `schemas`: JSON schema of each tool's parameters, by tool name.
-        """
         self._schemas = schemas
         self._tools: dict[str, _Tool] = {}
 
     def read(self, tool: str, key: str, text: str, start: int, end: int) -> Any:
-        """Return `text[start:end]` as the value of one parameter of a tool.
-
-        Raises CallFault if it is not a value that the parameter allows.
-        """
+        """Return `text[start:end]` as the value of one parameter of a tool."""
         if tool not in self._tools:
             self._tools[tool] = _Tool(self._schemas.get(tool))
         types = self._tools[tool].types(key)
@@ -106,7 +99,6 @@ def type_of(value: Any) -> str | None:
 
 
 def _lossless(value_text: str, types: frozenset[str]) -> Any:
-    """Return the value of a text where strings and other types are allowed."""
     if value_text in _PYTHON:
         return _PYTHON[value_text] if type_of(_PYTHON[value_text]) in types else value_text
     if not value_text or value_text[0] not in "{[-0123456789tfn" or value_text[-1] in _SPACE:
@@ -122,7 +114,6 @@ def _lossless(value_text: str, types: frozenset[str]) -> Any:
 
 
 def _typed(value_text: str, types: frozenset[str], key: str, start: int, end: int) -> Any:
-    """Return the value of a text where no string is allowed."""
     bare = value_text.strip(_SPACE)
     if bare in _PYTHON and type_of(_PYTHON[bare]) in types:
         return _PYTHON[bare]
@@ -144,10 +135,7 @@ def _typed(value_text: str, types: frozenset[str], key: str, start: int, end: in
 
 
 def _json(value_text: str) -> Any:
-    """Return the JSON value of a text.
-
-    Raises CallFault if it is not JSON; `at` counts from the beginning of the text.
-    """
+    """`at` of the fault counts from the beginning of the text."""
     value, past = JsonReader(value_text).read(0)
     past = skip_space(value_text, past)
     if past < len(value_text):
@@ -157,7 +145,7 @@ def _json(value_text: str) -> Any:
 
 
 class _Tool:
-    """The types that the parameters of one tool allow. An empty set means unknown, or that nothing is allowed."""
+    """An empty set means unknown, or that nothing is allowed."""
 
     def __init__(self, schema: Any) -> None:
         self._root = schema
@@ -167,7 +155,6 @@ class _Tool:
         self._others = self._union([owner.get("additionalProperties") for owner in self._owners], only=Mapping)
 
     def types(self, key: str) -> frozenset[str]:
-        """Return the types that a parameter allows."""
         if key not in self._known:
             declared = [owner["properties"][key] for owner in self._owners if key in _mapping(owner, "properties")]
             if not declared:
@@ -176,7 +163,7 @@ class _Tool:
         return self._known[key]
 
     def _with_parameters(self, schema: Any, refs: frozenset[str], depth: int = 0) -> Iterator[Mapping[str, Any]]:
-        """Yield a schema and its parts; the properties of all of them are parameters of the tool."""
+        """The properties of a schema and of all its parts are parameters of the tool."""
         if not self._may_follow(schema, depth):
             return
         yield schema
@@ -226,7 +213,7 @@ class _Tool:
 
 
 def _followed(root: Any, ref: str) -> Any:
-    """Return the target of a reference into the schema itself; None for any other reference."""
+    """Only references into the schema itself are followed."""
     if ref != "#" and not ref.startswith("#/"):
         return None
     for step in ref.split("/")[1:]:
@@ -253,10 +240,7 @@ _LONG = 200
 
 
 def checked_by_schema(parsed: ParsedTurn, schemas: Schemas) -> ParsedTurn:
-    """Return a turn in which calls that violate their tool's schema are failed calls.
-
-    `schemas`: JSON schema of each tool's parameters, by tool name; a tool without one is not checked.
-    """
+    """Return a turn in which calls that violate their tool's schema are failed calls; without one, none is."""
     calls: list[ToolCall] = []
     failures = list(parsed.failures)
     for call in parsed.calls:

@@ -1,24 +1,7 @@
 """Adapters to each trainer's input format, and exports for your own trainer.
 
-=================  ===========================================================================================
-trainer            entry points
-=================  ===========================================================================================
-slime              `slime_rollout`; `grpo_by_group`, `check_reward_nonzero_std`,
-                   `check_reward_nonzero_std_with_fallback`
-Miles              `miles_rollout`
-TRL                `trl_rollout`, `trl_reward`, `DiskSync`, `logprob_drift`
-verl               `StrandsAgentLoop`
-SkyRL              `StrandsGenerator`
-AReaL              `StrandsWorkflow`
-your own           `padded_batch`, `write_jsonl`, `read_jsonl`, `to_arrow`, `branches_of`, `Branch`, `Branches`, `Row`
-=================  ===========================================================================================
-
 Each name is imported when it is first used, so that no trainer's package (slime, trl, verl, torch, ray, ...) is needed
 to import this package.
-
-Example:
-    >>> from strands_sglang.trainers import slime_rollout
-    >>> generate = slime_rollout(build_agent, reward=score)
 """
 
 from __future__ import annotations

@@ -54,9 +54,7 @@ class ModelResponse(Protocol):
     """The response of AReaL's engines, as far as it is read."""
 
     output_tokens: list[int]
-    """The sampled tokens."""
     output_logprobs: list[float]
-    """One per token."""
     output_versions: list[int]
     """One per token: the version of the weights that sampled it."""
     stop_reason: str
@@ -72,23 +70,12 @@ class InferenceEngine(Protocol):
 
 
 class ArealEngine(BaseEngine):
-    """Sends requests to AReaL's engine.
-
-    Example:
-        >>> engine = ArealEngine(areal_engine, ModelRequest, gconfig, tokenizer)
-    """
+    """Sends requests to AReaL's engine."""
 
     owner = "AReaL"
 
     def __init__(self, engine: InferenceEngine, request: Callable[..., Any], gconfig: Any, tokenizer: Any) -> None:
-        """Wrap AReaL's engine.
-
-        Args:
-            engine: The engine that AReaL passes to workflows.
-            request: AReaL's `ModelRequest`.
-            gconfig: AReaL's `GenerationHyperparameters`.
-            tokenizer: Passed on with every request, as AReaL's own workflows do.
-        """
+        """Wrap the engine that AReaL passes to workflows; `request` is AReaL's `ModelRequest`."""
         super().__init__()
         self._engine, self._request, self._gconfig, self._tokenizer = engine, request, gconfig, tokenizer
 
@@ -129,28 +116,17 @@ class ArealEngine(BaseEngine):
 
 
 class Failed(str, Enum):
-    """What AReaL gets for an episode that failed.
-
-    Example:
-        >>> StrandsWorkflow(build, score, gconfig, tokenizer, failed=Failed.REJECT)
-    """
+    """What AReaL gets for an episode that failed."""
 
     MASK = "mask"
-    """Its tokens with loss mask 0 and reward 0.
-
-    This is the default because AReaL normalises rewards over a fixed number of consecutive rows: a missing row would
-    shift all groups after it.
+    """Its tokens with loss mask 0 and reward 0. AReaL normalises rewards over a fixed number of consecutive rows: a
+    missing row would shift all groups after it.
     """
     REJECT = "reject"
-    """None, so that AReaL drops the episode."""
 
 
 class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
-    """Runs one episode of a Strands agent on AReaL's engine.
-
-    Example:
-        >>> workflow = StrandsWorkflow(build, score, config.gconfig, tokenizer, limits=Limits(max_turns=10))
-    """
+    """Runs one episode of a Strands agent on AReaL's engine."""
 
     def __init__(
         self,
@@ -168,19 +144,13 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
         """Make a workflow. Functions may be given as dotted paths, for workflows that another process makes.
 
         Args:
-            build: Makes the agent of an episode: `build(task, model)`.
-            reward: Scores an episode.
+            build, reward: As for `rollout`; functions or their dotted paths.
             gconfig: AReaL's `GenerationHyperparameters`, or a dict of them. `max_new_tokens` limits a turn,
                 `max_tokens` limits prompt and response of all turns together.
             tokenizer: The model's tokenizer, or the path it is loaded from.
             task: Makes a task from a row of the dataset; None: `row_task`.
             limits: Limits of an episode, in addition to those of `gconfig`.
-            model: Further arguments of `SGLangModel`.
-            failed: What AReaL gets for an episode that failed.
             reward_timeout: Time limit for scoring an episode, in seconds; None means no limit.
-
-        Raises:
-            ConfigurationError: If an argument cannot work.
         """
         self._build, self._reward = agent_functions(build, reward)
         self._task, self._reward_timeout = import_by_path(task) or row_task, reward_timeout
@@ -196,15 +166,7 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
         self._workers: PerLoop[LocalWorker] = PerLoop()
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> dict[str, Any] | None:
-        """Run one episode.
-
-        Args:
-            engine: AReaL's inference engine.
-            data: A row of the dataset.
-
-        Returns:
-            Tensors of shape [1, tokens] (rewards: [1]); None if the episode is rejected.
-        """
+        """Run one episode; return tensors of shape [1, tokens] (rewards: [1]), or None if the episode is rejected."""
         episode = await run_episode(self._worker(engine), lambda: self._episode_spec(data))
         if self._failed is Failed.REJECT and not is_trainable(episode, scored=True):
             return None
@@ -213,7 +175,7 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
         return trajectory(row)
 
     def _episode_spec(self, data: Mapping[str, Any]) -> EpisodeSpec:
-        """Return the episode specification of a row, with a new id: AReaL may run a row any number of times."""
+        """The id is new: AReaL may run a row any number of times."""
         id = uuid4().hex
         task = Task.of(self._task(dict(data)))
         return EpisodeSpec(replace(task, id=f"{task.id[:150]}-{id}"), 0, session=id)
@@ -236,7 +198,6 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
         )
 
     def _log_stats(self, episode: Episode | None, reward: float) -> None:
-        """Report an episode to AReaL's statistics, as its own workflows do."""
         numbers = {"reward": reward, "failed": float(not is_trainable(episode, scored=True))}
         if episode is not None:
             used = episode.metrics

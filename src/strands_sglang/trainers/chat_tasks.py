@@ -30,16 +30,8 @@ def chat_task(messages: Any, *, answer: Any = None, data: Mapping[str, Any] | No
     Args:
         messages: Dicts with role and content, the last one from the user; or a question as text. Content may have
             images: `{"type": "image", "image": ...}`, as images of Pillow, files as bytes, paths, data URLs, or base64.
-        answer: Reference answer for the reward function.
         data: The rest of the row. `task.data["messages"]` holds the conversation.
         id: Id of the task; "" derives one from the content.
-
-    Raises:
-        ConfigurationError: If the conversation does not end with a user message of text and images.
-
-    Example:
-        >>> chat_task([{"role": "user", "content": "What is 6 * 7?"}], answer=42).prompt
-        'What is 6 * 7?'
     """
     given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     conversation = plain([_without_images(message) for message in given] if isinstance(given, list) else given)
@@ -72,7 +64,6 @@ def _warn_once() -> None:
 
 
 def _plainer(value: Any) -> Any:
-    """Return a value that JSON does not support in a simpler form."""
     if hasattr(value, "tolist"):  # a tensor, or an array of objects
         return value.tolist()
     if isinstance(value, Mapping):
@@ -83,7 +74,7 @@ def _plainer(value: Any) -> Any:
 
 
 def _without_images(message: Any) -> Any:
-    """Return a message of a dataset with a short mark in place of each image: the prompt of the task has the images."""
+    """The prompt of the task has the images; a short mark takes the place of each."""
     content: Any = message.get("content") if isinstance(message, Mapping) else None
     content = content.tolist() if hasattr(content, "tolist") else content
     if not isinstance(content, (list, tuple)):
@@ -96,7 +87,6 @@ def _without_images(message: Any) -> Any:
 
 
 def _prompt(content: Any) -> str | list[dict[str, Any]]:
-    """Return the content of a message as the prompt of a task: text, or content blocks if it has images."""
     if isinstance(content, str):
         return content
     content = content.tolist() if hasattr(content, "tolist") else content
@@ -112,7 +102,6 @@ def _prompt(content: Any) -> str | list[dict[str, Any]]:
 
 
 def _block(part: Any) -> dict[str, Any] | None:
-    """Return a part of a message as a content block of Strands; None if it is neither text nor an image."""
     if not isinstance(part, Mapping):
         return None
     if isinstance(text := part.get("text"), str):
@@ -123,7 +112,6 @@ def _block(part: Any) -> dict[str, Any] | None:
 
 
 def _image_bytes(image: Any) -> bytes | None:
-    """Return an image of a dataset as a file; None if it is not given in a form that is known."""
     if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):  # as `datasets` stores it
         image = image["bytes"]
     if isinstance(image, (bytes, bytearray)):
@@ -138,7 +126,6 @@ def _image_bytes(image: Any) -> bytes | None:
 
 
 def _named_image(text: str) -> bytes | None:
-    """Return the image of a path, a data URL or base64 text; None if it is none of these, such as a web address."""
     if not text.startswith("data:"):
         try:
             return Path(text.removeprefix("file://")).read_bytes()

@@ -34,15 +34,10 @@ from strands_sglang.trainers.statuses import STATUS_BY_END
 logger = logging.getLogger(__name__)
 
 _EPSILON = 1e-6
-"""Added to a standard deviation before dividing by it, as trainers do."""
 
 
 class Side(str, Enum):
-    """The side that is padded.
-
-    Example:
-        >>> padded_batch(run, pad_token_id=0, side=Side.LEFT)
-    """
+    """The side that is padded."""
 
     LEFT = "left"
     """Before the tokens, so that all rows end at the same position."""
@@ -51,14 +46,9 @@ class Side(str, Enum):
 
 
 class Advantages(str, Enum):
-    """Which advantages a batch contains.
-
-    Example:
-        >>> padded_batch(run, pad_token_id=0, advantages=Advantages.GROUP)["advantages"]
-    """
+    """Which advantages a batch contains."""
 
     NONE = "none"
-    """None."""
     GROUP = "group"
     """Reward minus the mean of the group's episodes, divided by their standard deviation. Each episode counts once; an
     episode without a reward does not count and gets 0.0."""
@@ -93,10 +83,6 @@ class PaddedBatch(dict[str, Any]):
     teacher_top_ids  (rows, L, K) int32 the teacher's likeliest ids, -1 on tokens not sampled; only if requested
     teacher_top_logprobs (rows, L, K)   their logprobs, float32
     ===============  ========  =======  ==========================================================================
-
-    Example:
-        >>> batch = padded_batch(run, pad_token_id=0)
-        >>> tensors = batch.to_torch()
     """
 
     version_names: tuple[str | None, ...] = ()
@@ -105,11 +91,7 @@ class PaddedBatch(dict[str, Any]):
     """For each row the name of the agent, or of the graph node, that produced it; None if unknown."""
 
     def to_torch(self) -> dict[str, Any]:
-        """Return the arrays as tensors on the CPU.
-
-        Raises:
-            ImportError: If torch is not installed.
-        """
+        """Return the arrays as tensors on the CPU."""
         try:
             import torch
         except ImportError as error:
@@ -143,24 +125,15 @@ def padded_batch(
         source: Rows, branches or episodes; or the result of a run, a ledger, or the directory of a run. Rows of
             episodes in which nothing is trained are left out. A `Row` on its own has no reward; rows of one tree form
             a group.
-        pad_token_id: Token used for padding.
-        side: Side that is padded.
         max_length: Maximum number of tokens of a row; the rest is cut off at the end. None means no maximum.
         multiple_of: The length of the block is rounded up to a multiple of this.
-        branches: Which branches of episodes to include.
-        advantages: Which advantages to compute.
         train_unscored: Whether episodes without a reward keep their loss mask, for runs without a reward function.
             Failed and aborted episodes are not trained in any case.
         kept_block: Whether to add the kept sets as one padded block. `K` is the size of the
             largest set, so one token with 4,096 candidates makes it 16 KB per token.
 
-    Raises:
-        ConfigurationError: If there are no rows, or a length is below 1.
-
     Example:
         >>> batch = padded_batch(run, pad_token_id=tokenizer.pad_token_id, advantages="group")
-        >>> batch["input_ids"].shape == batch["loss_mask"].shape
-        True
     """
     if multiple_of < 1 or (max_length is not None and max_length < 1):
         raise ConfigurationError(
@@ -192,7 +165,7 @@ def padded_batch(
 
 
 def _add_kept(batch: PaddedBatch, items: list[_Item], lengths: list[int], side: Side, *, padded: bool) -> None:
-    """Add the kept sets, if some row has them. Rows without them are not trained."""
+    """Rows without kept sets are not trained."""
     sets = [item.row.trajectory.kept for item in items]
     known = np.array([kept is not None for kept in sets])
     if not known.any():
@@ -224,7 +197,6 @@ def _add_kept(batch: PaddedBatch, items: list[_Item], lengths: list[int], side: 
 
 
 def _add_teacher(batch: PaddedBatch, items: list[_Item], lengths: list[int], width: int, side: Side) -> None:
-    """Add the teacher's logprobs, if every row has them with the same number of likeliest ids."""
     known = [item.row.trajectory.teacher for item in items]
     tops = {None if teacher is None else teacher.top for teacher in known}
     top = tops.pop()
@@ -279,7 +251,6 @@ def _empty(count: int, width: int, pad_token_id: int) -> dict[str, npt.NDArray[A
 
 
 def _fill(batch: PaddedBatch, at: int, place: slice, item: _Item, length: int, names: dict[str | None, int]) -> None:
-    """Write a row into the batch; weight versions are numbered over the whole batch."""
     row = item.row
     first = min(len(row.prompt_ids), length)
     response, kept = slice(place.start + first, place.stop), length - first
@@ -301,7 +272,6 @@ def _numbered(keys: Iterable[str]) -> npt.NDArray[np.int64]:
 def _group_advantages(
     rewards: list[float | None], groups: npt.NDArray[np.int64], rollouts: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Return the advantage of each row within its group; every episode counts once."""
     values = np.array([np.nan if reward is None else reward for reward in rewards])
     compared = np.zeros(len(values))
     for group in np.unique(groups):
@@ -322,16 +292,7 @@ def write_jsonl(
     branches: Branches = Branches.ALL,
     keep: Callable[[Episode], bool] | None = None,
 ) -> int:
-    """Write one line per branch, replacing the file if it exists.
-
-    Args:
-        source: The result of a run, any episodes, a ledger, or the directory of a run.
-        path: The file to write. It appears under this name only when it is complete.
-        branches: Which branches of each episode to write.
-        keep: Returns whether to include an episode; None includes all.
-
-    Returns:
-        The number of lines.
+    """Write one line per branch, replacing the file if it exists; return the number of lines.
 
     Example:
         >>> write_jsonl("runs/first", "rows.jsonl", keep=lambda episode: episode.reward is not None)
@@ -347,9 +308,6 @@ def write_jsonl(
 
 def read_jsonl(path: Path | str) -> Iterator[Branch]:
     """Read what `write_jsonl` wrote, one line at a time.
-
-    Raises:
-        RecordError: If a line is not a valid branch; the message names the file and the line.
 
     Example:
         >>> rewards = [branch.reward for branch in read_jsonl("rows.jsonl")]

@@ -1,7 +1,7 @@
 """The images of a branch in the forms that trainers take: pictures, and the tensors of the model's image processor.
 
-Tokens of a branch have one placeholder for every position of an image, so a trainer needs the images in the same order
-and with the same grids. Needs Pillow (the extra `images`); tensors also need `transformers` and PyTorch.
+Trainers need the images in the order and with the grids of the placeholders. Needs Pillow (the extra `images`); tensors
+also need `transformers` and PyTorch.
 
 Invariant: the images returned for some tokens are exactly those whose placeholders are among them, in order, and the
 image processor gives each the grid that it had when the engine sampled. Otherwise an error is raised: the trainer would
@@ -22,15 +22,7 @@ from strands_sglang.tokens import ImageSpan
 
 
 def images_within(images: Sequence[ImageSpan], tokens: int) -> list[ImageSpan]:
-    """Return the images of the first so many tokens of a branch.
-
-    Args:
-        images: All images of the branch.
-        tokens: Number of tokens that are kept.
-
-    Raises:
-        CountMismatchError: An image is cut in two.
-    """
+    """Return the images of the first `tokens` tokens of a branch; one that is cut in two is an error."""
     kept = [image for image in images if image.start < tokens]
     if kept and kept[-1].end > tokens:
         raise CountMismatchError(f"the image at {kept[-1].start} ends after the {tokens} tokens that are kept")
@@ -38,25 +30,12 @@ def images_within(images: Sequence[ImageSpan], tokens: int) -> list[ImageSpan]:
 
 
 def whole_images(images: Sequence[ImageSpan], tokens: int) -> int:
-    """Return how many of the first so many tokens can be kept without cutting an image in two.
-
-    Example:
-        >>> whole_images([ImageSpan(3, 4, "d", (1, 4, 4))], 5)
-        3
-    """
+    """Return how many of the first `tokens` tokens can be kept without cutting an image in two."""
     return next((image.start for image in images if image.start < tokens < image.end), tokens)
 
 
 def pictures_of(files: Mapping[str, bytes], images: Sequence[ImageSpan]) -> list[Any]:
-    """Return images as RGB images of Pillow.
-
-    Args:
-        files: PNG files by digest (`Episode.image_files`).
-        images: The images, in order.
-
-    Raises:
-        ConfigurationError: Pillow is not installed.
-    """
+    """Return images as RGB images of Pillow; `files` are PNG files by digest."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -65,19 +44,10 @@ def pictures_of(files: Mapping[str, bytes], images: Sequence[ImageSpan]) -> list
 
 
 class ImageFeatures:
-    """Computes the tensors that a model takes for images, with the model's own image processor.
-
-    Example:
-        >>> features = ImageFeatures("Qwen/Qwen3-VL-8B-Instruct")
-        >>> features.of(episode.image_files, trajectory.images)["pixel_values"].shape  # doctest: +SKIP
-    """
+    """Computes the tensors that a model takes for images, with the model's own image processor."""
 
     def __init__(self, processor: Any) -> None:
-        """Keep the image processor; a name or path is loaded when the first image arrives.
-
-        Args:
-            processor: An image processor of `transformers`, a processor that has one, or the name or path of the model.
-        """
+        """Take an image processor, a processor that has one, or a model's name or path (loaded at the first image)."""
         self._source = processor
 
     @cached_property
@@ -92,15 +62,7 @@ class ImageFeatures:
         return getattr(source, "image_processor", source)
 
     def of(self, files: Mapping[str, bytes], images: Sequence[ImageSpan]) -> dict[str, Any]:
-        """Return the tensors of images, concatenated in order, such as `pixel_values` and `image_grid_thw`.
-
-        Args:
-            files: PNG files by digest (`Episode.image_files`).
-            images: The images, in order; at least one.
-
-        Raises:
-            CountMismatchError: The image processor gives an image another grid than it had during the rollout.
-        """
+        """Return the tensors of at least one image, concatenated in order; `files` are PNG files by digest."""
         features = dict(self._processor(images=pictures_of(files, images), return_tensors="pt"))
         for image, grid in zip(images, features["image_grid_thw"].tolist(), strict=True):
             if tuple(grid) != image.grid:

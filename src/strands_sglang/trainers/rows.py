@@ -1,8 +1,5 @@
 """One branch of an episode as trainers read it: a prompt, a response, and per-token data of the response.
 
-Adapters are built on `Row`, which holds numpy views, or on `PlainRow`, which holds lists and always exists, also for
-episodes that failed. `Branch` adds the fields of the episode that files and tables need.
-
 Invariant: a response begins and ends with a sampled token, and its arrays have the same length. Prompt and response
 together are the branch up to its last sampled token. Over the rows of an episode no token is trained twice. A branch
 has the same tokens and logprobs, bit for bit, whether it comes from memory, a ledger or a file.
@@ -30,7 +27,6 @@ from strands_sglang.tokens.turn import Origin
 from strands_sglang.trainers.statuses import is_trainable
 
 Source: TypeAlias = RunResult | Iterable[Episode] | Ledger | Path | str
-"""Where episodes come from: the result of a run, any episodes, a ledger, or the directory of a run."""
 
 
 class Branches(str, Enum):
@@ -42,7 +38,6 @@ class Branches(str, Enum):
     """
 
     MAIN = "main"
-    """Only the branch in which the agent finished: one row."""
     ALL = "all"
     """Every branch, the main one first. Tokens that several branches share are trained in one of them."""
 
@@ -118,12 +113,7 @@ class Row:
 
 
 def rows(episode: Episode, branches: Branches = Branches.MAIN) -> list[Row]:
-    """Return the rows of an episode in which something is trained; empty if nothing was sampled.
-
-    Example:
-        >>> [len(row.response_ids) for row in rows(episode, Branches.ALL)]
-        [212, 87]
-    """
+    """Return the rows of an episode in which something is trained; empty if nothing was sampled."""
     return tree_rows(episode.tree, branches)
 
 
@@ -147,35 +137,25 @@ class PlainRow:
     """A prompt and a response as Python lists, for trainers that take one valid row for every episode.
 
     Prompt and response are never empty. An episode that must not be trained has loss mask 0 throughout.
-
-    Example:
-        >>> row = plain_rows(episode, pad_id=tokenizer.pad_token_id, scored=True)[-1]
-        >>> len(row.response_ids) == len(row.loss_mask) == len(row.logprobs)
-        True
     """
 
     prompt_ids: list[int]
-    """Tokens before the first sampled one; at least one."""
     response_ids: list[int]
-    """Tokens from the first sampled one to the last; at least one."""
     loss_mask: list[int]
     """1 on response tokens to train; 0 throughout if the episode is not trained."""
     logprobs: list[float]
-    """Logprobs of the response tokens as the engine reported them; 0.0 on tokens that were not sampled."""
     versions: list[str | None]
     """Weights that sampled each response token; None if it was not sampled or the engine did not report a version."""
     reward: float | None
     """Reward of the episode; 0.0 if it has none; None if no reward function was given."""
     num_turns: int
-    """Number of turns in the row; 0 if nothing was sampled."""
     agent: str | None = None
     """Name of the agent, or of the graph node, that produced the branch; None if unknown."""
     main: bool = True
-    """Whether this is the branch in which the task's agent finished."""
     experts: npt.NDArray[np.int32] | None = None
     """Routed experts of every token of prompt and response except the last; None if they were not requested."""
     images: tuple[ImageSpan, ...] = ()
-    """The images among prompt and response, in order; positions count from the first token of the prompt."""
+    """Positions count from the first token of the prompt."""
     kept: KeptSets | None = None
     """Kept set of each response token; None if not recorded for all of them."""
     teacher: TeacherLogprobs | None = None
@@ -192,11 +172,8 @@ def plain_rows(
 ) -> list[PlainRow]:
     """Return the rows of an episode, the main branch last; at least one, however the episode ended.
 
-    Args:
-        episode: A finished episode; None if no task could be made of the dataset's row.
-        pad_id: Token that fills a row without tokens.
-        scored: Whether a reward function was given; then an episode without a reward is not trained.
-        branches: Which branches become rows.
+    `scored`: a reward function was given, so an episode without a reward is not trained. `episode` is None if no task
+    could be made of the dataset's row.
     """
     reward = None if episode is None else episode.reward
     if scored and reward is None:
@@ -239,19 +216,15 @@ class Branch:
     """
 
     trajectory: Trajectory
-    """Token ids, loss mask, logprobs, weight versions, turns and origins."""
     episode: str
-    """Id of the episode: task id, "/", number of the sample."""
+    """Task id, "/", number of the sample."""
     task_id: str
-    """Id of the task; episodes of one task form a group."""
     sample: int
-    """Number of the episode among the samples of its task, from 0."""
     reward: float | None
     """Reward of the episode; None if there was no reward function, or it failed."""
     end_reason: str
-    """Why the episode ended: the value of an `EndReason`."""
+    """The value of an `EndReason`."""
     main: bool
-    """Whether this is the branch in which the agent finished."""
     parts: dict[str, float] = field(default_factory=dict)
     """Named numbers that the reward function returned beside the reward."""
     agent: str | None = None
@@ -264,11 +237,7 @@ class Branch:
 
 
 def episodes_of(source: Source) -> Iterator[Episode]:
-    """Yield finished episodes. Those of a ledger are read one at a time, in the ledger's order.
-
-    Raises:
-        LedgerError: If a path holds no run.
-    """
+    """Yield finished episodes. Those of a ledger are read one at a time, in the ledger's order."""
     if isinstance(source, (Ledger, str, Path)):
         ledger = source if isinstance(source, Ledger) else Ledger(source)
         _ = ledger.run  # raises if there is no run; an empty directory would otherwise be a run without episodes
@@ -283,7 +252,6 @@ def branches_of(
     """Yield the branches of episodes.
 
     Args:
-        source: Where the episodes come from.
         branches: `ALL` yields every branch, in the order in which they ended. `MAIN` yields the main branch of each
             episode, as if it were the only one, if something is trained in it.
         keep: Returns whether to include an episode; None includes all.

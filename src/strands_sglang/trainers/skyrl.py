@@ -69,23 +69,15 @@ class InferenceClient(Protocol):
 
 
 class SkyrlEngine(BaseEngine):
-    """Sends requests to SkyRL's servers.
-
-    Example:
-        >>> engine = SkyrlEngine(inference_engine_client)
-    """
+    """Sends requests to SkyRL's servers."""
 
     owner = "SkyRL"
     capabilities = frozenset({Capability.ROUTED_EXPERTS})
 
     def __init__(self, client: InferenceClient, model: str | None = None, *, kept_sets: bool = False) -> None:
-        """Wrap SkyRL's client.
+        """Wrap SkyRL's client; `model` None samples from the servers' base model.
 
-        Args:
-            client: The client that SkyRL gives its generators.
-            model: Name of the model to sample from; None: the servers' base model.
-            kept_sets: Whether the servers return kept sets
-                (`enable_return_sample_support_set`).
+        `kept_sets`: the servers return kept sets (`enable_return_sample_support_set`).
         """
         super().__init__()
         self._client, self._model, self._kept_sets = client, model, kept_sets
@@ -155,15 +147,10 @@ def has_bounded_support(sampling: Mapping[str, Any]) -> bool:
 
 
 def kept_sets_of(supports: Any, logprobs: Sequence[float]) -> KeptSets:
-    """Return what SkyRL's client returned for one prompt as kept sets.
+    """Return kept sets from what SkyRL's client returned for one prompt.
 
-    Args:
-        supports: For each prompt an array of shape (tokens, top k) with -1 after the ids of each set.
-        logprobs: Logprobs of the sampled tokens. vLLM computes them over the kept sets if it runs with
-            `logprobs_mode="processed_logprobs"`.
-
-    Raises:
-        MalformedResponseError: There is no array with a row for every token.
+    `supports` has for each prompt an array of shape (tokens, top k) with -1 after the ids of each set. vLLM computes
+    `logprobs` over the kept sets if it runs with `logprobs_mode="processed_logprobs"`.
     """
     rows = None if not supports else np.asarray(supports[0])
     if not len(logprobs):
@@ -185,7 +172,6 @@ class OutputOptions:
     step_wise: bool = False
     """`step_wise_trajectories`: an episode may be several rows."""
     logprobs: bool = True
-    """Whether the batch contains the engine's logprobs."""
     experts: bool = False
     """`enable_return_routed_experts`."""
     zero_reward_on_non_stop: bool = False
@@ -203,17 +189,7 @@ def generator_output(
     trajectory_ids: Sequence[Any] | None,
     expert_shape: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return a `GeneratorOutput` without its rollout metrics.
-
-    Args:
-        results: For each prompt of the batch its episode and its rows.
-        options: What SkyRL's configuration requires.
-        trajectory_ids: SkyRL's ids, one per prompt; None if it gave none.
-        expert_shape: Layers and top k of routed experts.
-
-    Raises:
-        ConfigurationError: A row that is trained has no kept sets, although SkyRL renormalises over them.
-    """
+    """Return a `GeneratorOutput` without its rollout metrics."""
     columns: dict[str, list[Any]] = defaultdict(list)
     for number, (episode, rows) in enumerate(results):
         status, score = status_of(episode), None if episode is None else episode.reward_detail
@@ -254,7 +230,7 @@ def generator_output(
 
 
 def _support(row: PlainRow, width: int) -> npt.NDArray[np.int32]:
-    """Return the kept set of each response token, with -1 after its ids; only -1 for a token that was not sampled."""
+    """-1 follows the ids of each set; only -1 for a token that was not sampled."""
     if row.kept is not None:
         return row.kept.padded(width or None)
     if width and any(row.loss_mask):
@@ -289,11 +265,7 @@ def _experts(row: PlainRow, shape: Sequence[int]) -> Any:
 
 
 class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
-    """Runs one episode of a Strands agent for every prompt of a batch.
-
-    Example:
-        >>> StrandsGenerator(build, score, cfg.generator, inference_engine_client, tokenizer)
-    """
+    """Runs one episode of a Strands agent for every prompt of a batch."""
 
     def __init__(
         self,
@@ -312,19 +284,13 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
         """Make a generator. Functions may be given as dotted paths.
 
         Args:
-            build: Makes the agent of an episode: `build(task, model)`.
-            reward: Scores an episode.
+            build, reward: As for `rollout`.
             generator_cfg: SkyRL's `cfg.generator`: turns, lengths, sampling.
-            inference_engine_client: SkyRL's client of its servers.
             tokenizer: The model's tokenizer, or the name or path to load it from.
             policy_model_name: Name of the model to sample from, if the servers serve several; None: their base model.
             task: Makes a task from a prompt and its `env_extras`; None: `row_task`.
             limits: Limits of an episode, in addition to those of `generator_cfg`.
-            model: Further arguments of `SGLangModel`.
             reward_timeout: Time limit for scoring an episode, in seconds; None means no limit.
-
-        Raises:
-            ConfigurationError: If an argument cannot work.
         """
         self._build, self._reward = agent_functions(build, reward)
         self._task, self._reward_timeout = import_by_path(task) or row_task, reward_timeout
@@ -334,15 +300,7 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
         self._workers: PerLoop[LocalWorker] = PerLoop()
 
     async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> dict[str, Any]:
-        """Run the episodes of a batch.
-
-        Args:
-            input_batch: SkyRL's `GeneratorInput`.
-            disable_tqdm: Accepted because SkyRL's own generator has it; no progress bar is shown.
-
-        Returns:
-            SkyRL's `GeneratorOutput`.
-        """
+        """Run the episodes of a `GeneratorInput`; return a `GeneratorOutput`. No progress bar is shown."""
         prompts, extras = input_batch["prompts"], input_batch.get("env_extras") or [{}] * len(input_batch["prompts"])
         ids, sampling = input_batch.get("trajectory_ids"), self._sampling(input_batch.get("sampling_params"))
         worker = self._worker()
@@ -375,7 +333,6 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
         extras: Any,
         trajectory_id: Any,
     ) -> tuple[Episode | None, list[PlainRow]]:
-        """Run one episode."""
         session = uuid4().hex if trajectory_id is None else f"{trajectory_id.to_string()}_{uuid4().hex[:8]}"
         if salt is not None:
             engine.salts[session] = salt
@@ -405,7 +362,6 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
         return {**params, "max_new_tokens": int(budget)}
 
     def _bounds(self, budget: int) -> Limits:
-        """Return the limits of an episode: the given ones, within SkyRL's lengths."""
         limits, longest = self._limits, self._cfg.max_input_length
         context = (
             limits.max_context_tokens
@@ -416,7 +372,7 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
 
     @property
     def _kept_sets(self) -> bool:
-        """Whether SkyRL's servers return kept sets; versions up to 0.3 do not know them."""
+        """SkyRL up to 0.3 does not know kept sets."""
         return bool(getattr(self._cfg.inference_engine, "enable_return_sample_support_set", False))
 
     def _output_options(self, given: Mapping[str, Any] | None, sampling: Mapping[str, Any]) -> OutputOptions:

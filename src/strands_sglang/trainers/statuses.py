@@ -36,13 +36,9 @@ class TrainerStatus(str, Enum):
     """
 
     COMPLETED = "completed"
-    """The agent ended the episode itself."""
     LIMIT_REACHED = "limit_reached"
-    """A limit on turns, tool calls, tokens or seconds ended the episode."""
     ABORTED = "aborted"
-    """The run or the trainer ended the episode from outside."""
     FAILED = "failed"
-    """The engine or the agent's code failed."""
 
     @property
     def trained(self) -> bool:
@@ -82,25 +78,15 @@ STATUS_BY_END: Mapping[EndReason, TrainerStatus] = {
     EndReason.ENGINE_ERROR: TrainerStatus.FAILED,
     EndReason.AGENT_ERROR: TrainerStatus.FAILED,
 }
-"""The status of every way an episode can end."""
 
 
 def status_of(episode: Episode | None) -> TrainerStatus:
-    """Return the status of an episode.
-
-    Args:
-        episode: A finished episode; None means that no task could be made of the dataset's row, which is a failure.
-    """
+    """Return the status of an episode; None (no task could be made of the dataset's row) is a failure."""
     return TrainerStatus.FAILED if episode is None else STATUS_BY_END[episode.end_reason]
 
 
 def is_trainable(episode: Episode | None, *, scored: bool) -> bool:
-    """Return whether an episode may be trained.
-
-    Args:
-        episode: A finished episode; None means that no task could be made of the dataset's row.
-        scored: Whether a reward function was given; then an episode without a reward is not trained.
-    """
+    """Return whether an episode may be trained; if `scored`, only with a reward."""
     if episode is None or not status_of(episode).trained:
         return False
     return not scored or episode.reward is not None

@@ -55,14 +55,13 @@ _RANGE = ".."
 _WORKERS: PerLoop[LocalWorker] = PerLoop()
 _TEACHERS: PerLoop[EpisodeTeacher] = PerLoop()
 _DROPPED_PARAMS = ("logprobs", "prompt_logprobs")
-"""Sampling parameters of verl's that are not passed on: `VerlEngine` always requests logprobs."""
+"""`VerlEngine` always requests logprobs."""
 
 
 class TokenOutput(Protocol):
     """The response of verl's servers, as far as it is read."""
 
     token_ids: list[int]
-    """The sampled tokens."""
     log_probs: list[float] | None
     """One per token; None if not requested, or if nothing was sampled."""
     routed_experts: Any
@@ -82,11 +81,7 @@ class ServerClient(Protocol):
 
 
 class VerlEngine(BaseEngine):
-    """Sends requests to verl's servers.
-
-    Example:
-        >>> engine = VerlEngine(agent_loop.server_manager)
-    """
+    """Sends requests to verl's servers."""
 
     owner = "verl"
     capabilities = frozenset({Capability.ROUTED_EXPERTS})
@@ -94,10 +89,8 @@ class VerlEngine(BaseEngine):
     """The newest global step that a server reported to this process; None if none did."""
 
     def __init__(self, servers: ServerClient) -> None:
-        """Wrap the client that verl gives its agent loops."""
         super().__init__()
         self.servers = servers
-        """verl's client."""
 
     async def request(
         self, input_ids: list[int], sampling: dict[str, Any], key: str, experts_start: int | None
@@ -153,17 +146,8 @@ def output_fields(
 ) -> dict[str, Any]:
     """Return the arguments of an `AgentLoopOutput`.
 
-    Args:
-        row: The row to train.
-        episode: The episode of the row; None if no task could be made.
-        prompt_length: Length to which verl pads prompts.
-        response_length: Length to which verl pads responses.
-        logprobs: Whether verl uses the engine's logprobs (`calculate_log_probs`).
-        steps: Global step to report for a row without a sampled token.
-        expert_shape: Layers and top k; None if routed experts are not used.
-        reward_keys: Names of the reward's parts that verl averages as validation metrics.
-        teacher_top: Number of a teacher's likeliest ids per token; None if there is no teacher. A row that the teacher
-            could not score is not trained.
+    `steps` is the global step to report for a row without a sampled token. `teacher_top` is None without a teacher; a
+    row that the teacher could not score is not trained.
     """
     # verl would shorten a first prompt longer than prompt_length, but the model has seen all of it. The excess becomes
     # the start of the response, which may contain tokens that are not trained.
@@ -226,7 +210,7 @@ def _teacher(row: PlainRow, tokens: int, top: int) -> dict[str, Any]:
 
 
 def _experts(row: PlainRow, shape: tuple[int, int] | None, tokens: int) -> Any:
-    """Return routed experts in verl's form: one row per token of prompt and response, except the last."""
+    """One row per token of prompt and response, except the last."""
     if shape is None:
         return None
     if row.experts is None:
@@ -241,7 +225,6 @@ def _metrics(episode: Episode | None) -> dict[str, float]:
 
 
 def _about(episode: Episode | None, reward_keys: Sequence[str]) -> dict[str, Any]:
-    """Return the extra fields that describe an episode."""
     score = None if episode is None else episode.reward_detail
     failure = None if episode is None else episode.failure
     parts = {} if score is None else dict(score.parts)
@@ -257,16 +240,7 @@ def _about(episode: Episode | None, reward_keys: Sequence[str]) -> dict[str, Any
 
 
 class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """Runs one episode of a Strands agent on verl's servers.
-
-    The settings below come from verl's configuration, or from a subclass.
-
-    Example:
-        >>> @register("calculator")
-        ... class Calculator(StrandsAgentLoop):
-        ...     build = staticmethod(build)
-        ...     reward = staticmethod(score)
-    """
+    """Runs one episode of a Strands agent on verl's servers."""
 
     build: Any = None
     """Makes the agent of an episode: `build(task, model)`. A function or its dotted path."""
@@ -296,11 +270,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
     logprob alone."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        """Accept verl's arguments for agent loops, and any of the settings above.
-
-        Raises:
-            ConfigurationError: If a setting cannot work.
-        """
+        """Accept verl's arguments for agent loops, and any of the settings above."""
         given = {name: plain_config(settings.pop(name)) for name in _SETTINGS if name in settings}
         super().__init__(*args, **settings)
         for name, value in given.items():
@@ -319,14 +289,9 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
             )
 
     async def run(self, sampling_params: dict[str, Any], **fields: Any) -> Any:
-        """Run one episode.
+        """Run one episode on a row of the dataset.
 
-        Args:
-            sampling_params: verl's sampling parameters, for training or for validation.
-            **fields: The row of the dataset.
-
-        Returns:
-            An `AgentLoopOutput`; with branches "all" a list of them, the main branch last.
+        Returns an `AgentLoopOutput`; with branches "all" a list of them, the main branch last.
         """
         worker = self._worker()
         episode = await run_episode(worker, lambda: self._episode_spec(sampling_params, fields))
@@ -356,7 +321,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
         return outputs if branches is Branches.ALL else outputs[-1]
 
     def _episode_spec(self, sampling_params: Mapping[str, Any], fields: Mapping[str, Any]) -> EpisodeSpec:
-        """Return the episode specification of a row, with a new id: verl may run a row any number of times."""
+        """The id is new: verl may run a row any number of times."""
         id = uuid4().hex
         if self.rollout_config.get("full_determinism", False):
             id = f"det-{int(fields.get('priority', 0))}"
@@ -367,13 +332,12 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
         return EpisodeSpec(named, 0, sampling_params=plain(sampling), limits=self._limits, session=id)
 
     def _worker(self) -> LocalWorker:
-        """Return the worker of this loop; it is shared, because verl makes an agent loop for every sample."""
+        """Shared, because verl makes an agent loop for every sample."""
         settings = tuple(repr(getattr(self, name)) for name in ("model", "reward_timeout"))
         key = (self._build, self._reward, id(self.server_manager), id(self.tokenizer), self._limits, settings)
         return _WORKERS.get(lambda: LocalWorker(self._run_spec()), key)
 
     def _teacher(self) -> EpisodeTeacher | None:
-        """Return the teacher; it is shared, as the worker is."""
         if not self.teacher:
             return None
         return _TEACHERS.get(
@@ -398,7 +362,6 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
         )
 
     def _bounds(self, given: Limits | None) -> Limits:
-        """Return the limits of an episode: the given ones, within verl's lengths."""
         rollout, limits = self.rollout_config, given or Limits()
         context = self._prompt_length + self._response_length
         if rollout.get("max_model_len"):

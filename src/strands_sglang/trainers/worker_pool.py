@@ -1,7 +1,6 @@
 """Workers that run a trainer's episodes and teachers that score them, kept per event loop: `PerLoop`, `run_episode`.
 
-Trainers create their own objects for every sample, or call from several event loops. The model is set up once per loop,
-because locks and connections belong to one loop.
+Locks and connections belong to one loop, so the model is set up once per loop, not once per sample.
 
 Invariants: an object kept here is only used on the event loop that it was made on. An episode that failed, or that the
 teacher could not score, is logged and returned; a teacher raises only at the first contact, where a wrong address is a
@@ -29,23 +28,13 @@ T = TypeVar("T")
 
 
 class PerLoop(Generic[T]):
-    """Objects kept by event loop and key. Those of closed loops are dropped when a new one is made.
-
-    Example:
-        >>> workers: PerLoop[LocalWorker] = PerLoop()
-        >>> worker = workers.get(lambda: LocalWorker(run_spec), key="generator")
-    """
+    """Objects kept by event loop and key. Those of closed loops are dropped when a new one is made."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[asyncio.AbstractEventLoop, Hashable], T] = {}
 
     def get(self, make: Callable[[], T], key: Hashable = None) -> T:
-        """Return the running loop's object.
-
-        Args:
-            make: Called if the loop has none under this key.
-            key: Distinguishes several objects of one loop.
-        """
+        """Return the running loop's object under this key, making it at first use."""
         place = (asyncio.get_running_loop(), key)
         if place not in self._kept:
             for known in [known for known in self._kept if known[0].is_closed()]:
@@ -64,13 +53,7 @@ class PerLoop(Generic[T]):
 async def run_episode(worker: LocalWorker, spec: Callable[[], EpisodeSpec]) -> Episode | None:
     """Run an episode and log its failure, if any. Raises nothing but cancellation.
 
-    Args:
-        worker: Runs the episode.
-        spec: Makes the specification of the episode. If it raises, the dataset's row counts as a failed episode: one
-            bad row must not end a training.
-
-    Returns:
-        The episode; None if `spec` raised.
+    If `spec` raises, the result is None: one bad row of a dataset must not end a training.
     """
     try:
         made = spec()
@@ -97,33 +80,16 @@ def log_failure(episode: Episode) -> None:
 
 
 class EpisodeTeacher:
-    """Scores the sampled tokens of episodes with another model of the same vocabulary.
-
-    Example:
-        >>> teacher = EpisodeTeacher("http://teacher:30000", top=8)
-        >>> await teacher.score(episode)
-        >>> episode.trajectories[0].teacher.logprobs
-    """
+    """Scores the sampled tokens of episodes with another model of the same vocabulary."""
 
     def __init__(self, teacher: ScoringEngine | str, top: int = 0) -> None:
-        """Keep the settings; nothing is sent before the first episode.
-
-        Args:
-            teacher: The teacher's engine, or its base URL.
-            top: Number of the teacher's likeliest ids to keep for each token; 0: none.
-        """
+        """Keep the settings; `top` likeliest ids are kept for each token. Nothing is sent before the first episode."""
         self._client = SGLangClient(teacher) if isinstance(teacher, str) else teacher
         self.top = top
-        """Number of likeliest ids per token."""
         self._scorers: PerLoop[asyncio.Future[TeacherScorer]] = PerLoop()
 
     async def score(self, episode: Episode) -> None:
-        """Set the teacher's logprobs in the tree of an episode.
-
-        Raises:
-            EngineError: The teacher did not answer at the first contact.
-            ConfigurationError: `top` is larger than its vocabulary.
-        """
+        """Set the teacher's logprobs in the tree of an episode."""
         opening = self._scorers.get(lambda: asyncio.ensure_future(TeacherScorer.open(self._client, self.top)))
         try:
             scorer = await asyncio.shield(opening)
@@ -141,15 +107,7 @@ def pad_id_of(tokenizer: Any) -> int:
 
 
 def agent_functions(build: Any, reward: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the functions that make an agent and score an episode.
-
-    Args:
-        build: The function, or its dotted path.
-        reward: The same.
-
-    Raises:
-        ConfigurationError: If one of them is not a function.
-    """
+    """Return the functions that make an agent and score an episode, given as such or by dotted path."""
     made, scored = import_by_path(build), import_by_path(reward)
     if not callable(made) or not callable(scored):
         raise ConfigurationError(
@@ -159,11 +117,7 @@ def agent_functions(build: Any, reward: Any) -> tuple[Callable[..., Any], Callab
 
 
 def import_by_path(target: Any) -> Any:
-    """Return the object at a dotted path such as "my_agent.build"; anything but a string is returned as it is.
-
-    Raises:
-        ConfigurationError: If there is nothing at that path.
-    """
+    """Return the object at a dotted path such as "my_agent.build"; anything but a string is returned as it is."""
     if not isinstance(target, str):
         return target
     module, _, name = target.rpartition(".")

@@ -1,8 +1,6 @@
 """Soundness: for which steps the bridge of a chat template is proved to be exact.
 
-`checks` has the conversations that a template is tested on and runs them, `report` has the results, `inspection`
-detects which texts a template inspects, and `runtime` has the state of this process. Run
-`python -m strands_sglang.chat.soundness` for a report on a tokenizer.
+Run `python -m strands_sglang.chat.soundness` for a report on a tokenizer.
 """
 
 from strands_sglang.chat.soundness.report import (

@@ -1,15 +1,12 @@
 """Checks whether the bridge of a template is exact, on synthetic conversations.
 
-A probe is a conversation that ends with an assistant turn, and messages to append to it. Probes vary the properties
-that known templates depend on: calls, reasoning, number of successive calls, earlier exchanges, empty and unusual
-contents. For each probe, the tokens of the conversation so far, ended as a model ends its turn, plus the tokens that
-the bridge appends must equal the tokens of one rendering of the whole conversation. A single difference refuses the
-step.
+A probe is a conversation that ends with an assistant turn, and messages to append to it. The tokens of the
+conversation, ended as a model ends its turn, plus the tokens that the bridge appends must equal the tokens of one
+rendering of the whole. A single difference refuses the step.
 
-Some templates depend on position: they number messages, change their text after some turns, or shorten old messages.
-Short probes do not show this, so a long conversation is checked, too: at each of its steps, the text written before
-must be unchanged, and the text written next must equal the text written after a stand-in. Short conversations are also
-rendered to detect which texts a template inspects (`inspection`).
+Some templates depend on position: they number messages, or shorten old ones. Short probes do not show this, so a long
+conversation is checked, too: at each step, the text written before must be unchanged, and the text written next must
+equal the text written after a stand-in.
 
 Invariant: a step is proved only if every probe gave equal tokens.
 """
@@ -28,7 +25,7 @@ from strands_sglang.chat.soundness.report import DROPS_REASONING, FailureReason,
 from strands_sglang.errors import TemplateRefusedError
 
 WORD = "xQzWordqZx"
-"""Last word of each probe's last assistant turn, which marks its end in the rendered text."""
+"""Marks the end of a probe's last assistant turn in the rendered text."""
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -44,16 +41,12 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-"""The tools of the probes."""
 
 SYSTEM: TemplateMessage = {"role": "system", "content": "You are a helpful agent."}
-"""The system prompt of the probes."""
 
 QUESTION = "What is 12*7+3?"
-"""The first question of the probes."""
 
 _LONG_ROUNDS = (0, 1, 0, 3, 0, 2, 5, 1)
-"""Rounds of calls before each answer of the long conversation."""
 _LONG_TEXTS = ("87", "y" * 400, "Now subtract 7.", "a\n\nb", "z" * 2000, "87")
 _CONTENTS = ("87", "", "Grüße 🙂 中文\nنعم", "  a\n\nb  \n", '{"a": [1, true]}', "<b>&amp;</b> \\n", "x" * 300)
 _QUESTIONS = ("Now subtract 7.", "Grüße 🙂 中文\nنعم", "a\n\nb", '{"a": [1, true]}')
@@ -64,17 +57,12 @@ class Probe:
     """A conversation, and messages to append to it."""
 
     step: Step
-    """The step that is tested."""
     reasoning: bool
-    """Whether its assistant turns have reasoning."""
     before: list[TemplateMessage]
-    """The conversation. Its last message is an assistant turn whose last word is `WORD`."""
+    """The last word of its last message, an assistant turn, is `WORD`."""
     new: list[TemplateMessage]
-    """The messages to append."""
     shape: ConversationShape
-    """The shape of `before`."""
     words: int
-    """How often `WORD` occurs in the last turn."""
 
 
 def assistant(text: str, reasoning: bool, calls: int = 0, serial: int = 0, word: str = "12*7+3") -> TemplateMessage:
@@ -108,7 +96,6 @@ def results(contents: list[str], serial: int) -> list[TemplateMessage]:
 
 
 def _histories(reasoning: bool, calls: bool, system: bool) -> Iterator[tuple[list[TemplateMessage], ConversationShape]]:
-    """Yield conversations before an assistant turn, and their shapes."""
     question: TemplateMessage = {"role": "user", "content": QUESTION}
     system_messages = [SYSTEM] if system else []
     content = SYSTEM["content"] if system else None
@@ -131,15 +118,7 @@ def _histories(reasoning: bool, calls: bool, system: bool) -> Iterator[tuple[lis
 
 
 def probes(step: Step, reasoning: bool, calls: int = 1, *, tools: bool = True, system: bool = True) -> Iterator[Probe]:
-    """Yield the probes of a step.
-
-    Args:
-        step: TOOL, USER or USER_AFTER_TOOL.
-        reasoning: Whether assistant turns have reasoning.
-        calls: Number of calls of the last turn, for steps after calls.
-        tools: Whether the template writes calls.
-        system: Whether the template accepts a system prompt.
-    """
+    """Yield the probes of a step."""
     for number, (history, shape) in enumerate(_histories(reasoning, tools, system)):
         # All contents with the first history, the other histories with one or two contents: no known template depends
         # on both at once, and the full product would take many seconds.
@@ -161,14 +140,7 @@ def probes(step: Step, reasoning: bool, calls: int = 1, *, tools: bool = True, s
 def long_conversation(
     reasoning: bool, no_reasoning: bool, calls: bool, *, plain_first: bool = False
 ) -> Iterator[tuple[TemplateMessage, list[TemplateMessage]]]:
-    """Yield the assistant turns of a long conversation after `QUESTION`, and the messages after each.
-
-    Args:
-        reasoning: Whether some assistant turns have reasoning.
-        no_reasoning: Whether some have none.
-        calls: Whether there are calls.
-        plain_first: Whether the first answer has no reasoning, if turns of both kinds occur.
-    """
+    """Yield the assistant turns of a long conversation after `QUESTION`, and the messages after each."""
     serial = 0
     for number, rounds in enumerate(_LONG_ROUNDS):
         for _ in range(rounds if calls else 0):
@@ -222,16 +194,7 @@ def check_step(
     like: ConversationShape | None = None,
     calls: int = 1,
 ) -> StepResult:
-    """Check one step on its probes.
-
-    Args:
-        bridge: The template's bridge.
-        step: What is appended.
-        reasoning: Whether assistant turns have reasoning.
-        tools: Whether tools are available.
-        like: Check only conversations of this shape and the simplest ones; None: all.
-        calls: Number of calls of the last turn, for steps after calls.
-    """
+    """Check one step on its probes; `like`: only on conversations of this shape and the simplest ones."""
     if reasoning and not bridge.template.writes_reasoning:
         return DROPS_REASONING
     if step is not Step.USER and not bridge.template.writes_calls:
@@ -252,7 +215,6 @@ def check_step(
 def _probes(
     bridge: Bridge, step: Step, reasoning: bool, tools: Any, like: ConversationShape | None, calls: int
 ) -> Iterator[Probe]:
-    """Yield the probes of a step that are possible with the template."""
     system = like is None or like.system is not None
     system = system and _accepts(bridge, [SYSTEM, {"role": "user", "content": "x"}], tools)
     probed = Step.TOOL if step is Step.ANSWER else step
@@ -273,7 +235,7 @@ def _accepts(bridge: Bridge, messages: list[TemplateMessage], tools: Any) -> boo
 
 
 def _check_probe(bridge: Bridge, probe: Probe, tools: Any) -> StepResult | None:
-    """Check one probe; None if the template rejects its history, or drops its last turn."""
+    """Return None if the template rejects its history, or drops its last turn."""
     render = bridge.template.render
     try:
         before = render(probe.before, tools=tools, generate=False).text
@@ -304,7 +266,7 @@ def _check_probe(bridge: Bridge, probe: Probe, tools: Any) -> StepResult | None:
 
 
 def _check_answer(bridge: Bridge, probe: Probe, tools: Any) -> StepResult:
-    """Check that a series of calls is unchanged once its answer follows."""
+    """A series of calls must be unchanged once its answer follows."""
     answer: TemplateMessage = {"role": "assistant", "content": "The answer is 87."}
     if probe.reasoning:
         answer["reasoning_content"] = "The tool returned 87."
@@ -319,7 +281,6 @@ def _check_answer(bridge: Bridge, probe: Probe, tools: Any) -> StepResult:
 
 
 def _ended(bridge: Bridge, probe: Probe, before: str) -> str | None:
-    """Return the text of a conversation as a model leaves it: up to its end-of-turn token."""
     at = offset_after(before, WORD, probe.words)
     if at is None:
         return None
@@ -337,18 +298,7 @@ def _ended(bridge: Bridge, probe: Probe, before: str) -> str | None:
 def check_long_conversation(
     bridge: Bridge, *, reasoning: bool, no_reasoning: bool, tools: bool, system: bool
 ) -> dict[Step, str]:
-    """Check every step of a long conversation.
-
-    Args:
-        bridge: The template's bridge.
-        reasoning: Whether some assistant turns have reasoning.
-        no_reasoning: Whether some have none.
-        tools: Whether tools are available.
-        system: Whether there is a system prompt.
-
-    Returns:
-        The steps that are not exact everywhere, with the first difference or error of each.
-    """
+    """Return the steps of a long conversation that are not exact everywhere, with the first difference of each."""
     calls = tools and bridge.template.writes_calls
     conversations = [(calls, False)]
     if reasoning and no_reasoning:
@@ -370,7 +320,7 @@ def _check_turns(
     tools: bool,
     system: bool,
 ) -> None:
-    """Check every step of one conversation; adds the steps that are not exact to `failed`."""
+    """Adds the steps that are not exact to `failed`."""
     available = TOOLS if tools else None
     history: list[TemplateMessage] = [{"role": "user", "content": QUESTION}]
     if system:
@@ -390,7 +340,6 @@ def _check_turns(
 def _difference_at(
     bridge: Bridge, history: list[TemplateMessage], turn: TemplateMessage, new: list[TemplateMessage], tools: Any
 ) -> str | None:
-    """Return the first difference at one step of the long conversation; None if the step is exact."""
     prompt = bridge.template.render(history, tools=tools).text
     whole = bridge.template.render([*history, turn, *new], tools=tools).text
     if not whole.startswith(prompt):

@@ -21,21 +21,14 @@ class WrittenImage(str, Enum):
     """What a template makes of an image."""
 
     PLACEHOLDER = "placeholder"
-    """One placeholder token."""
     TEXT = "text"
-    """The image's own description as text, such as Python's repr of it: the model would see no image."""
+    """Such as Python's repr of it: the model would see no image."""
     DROPPED = "dropped"
-    """Nothing."""
     REFUSED = "refused"
-    """The template raises an error."""
 
 
 def written_images(template: ChatTemplate) -> dict[str, WrittenImage]:
-    """Return what a template writes for an image of a user, and for one in a tool result.
-
-    Returns:
-        By role: "user" and "tool".
-    """
+    """Return what a template writes for an image, by role: "user" and "tool"."""
     image: dict[str, Any] = {"type": "image", "image": _DIGEST}
     shown = [image, {"type": "text", "text": PROBE}]
     call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {"key": "x"}}}

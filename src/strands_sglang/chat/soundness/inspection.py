@@ -1,9 +1,8 @@
 """Detects which properties of a conversation's texts a chat template inspects, besides writing the texts.
 
-A stand-in conversation is equivalent to the real one only if the template cannot tell them apart. Most templates write
-texts as they are; some test whether a text contains `/no_think`, how it starts, or how long it is. To detect this,
-conversations are rendered with string objects that record the methods called on them. Each recorded query is then
-evaluated on every real message before a stand-in is used for it.
+A stand-in is equivalent to the real conversation only if the template cannot tell them apart; some templates test
+whether a text contains `/no_think`, how it starts, or how long it is. So conversations are rendered with strings that
+record the methods called on them, and each recorded query is evaluated on every real message.
 
 Invariant: a message is `plain` only if every recorded query gives the same result for it as for the stand-in's text.
 """
@@ -29,7 +28,7 @@ from strands_sglang.errors import TemplateRefusedError
 
 _STAND_IN = "x"
 _MAX_QUERIES = 128
-"""Queries recorded of one field. A template with more reads its texts character by character."""
+"""A template with more reads its texts character by character."""
 _TRUTH, _LENGTH = "__bool__", "__len__"
 _DERIVING = (
     "strip lstrip rstrip lower upper title capitalize casefold swapcase replace removeprefix removesuffix expandtabs "
@@ -42,16 +41,12 @@ _QUERYING = (
 ).split()
 
 MethodCall: TypeAlias = tuple[str, tuple[Any, ...]]
-"""Name and arguments of a method called on a text."""
 Query: TypeAlias = tuple[MethodCall, ...]
 """Methods called one after the other. The template sees the result of the last."""
 Field: TypeAlias = tuple[str, str]
-"""Role of a message, and key of the text in the message."""
 
 
 class _RecordingText(str):
-    """A string that records the methods called on it."""
-
     record: _Record
     field: Field
     path: Query
@@ -83,8 +78,6 @@ class _RecordingText(str):
 
 @dataclass
 class _Record:
-    """The queries recorded by all texts of one template."""
-
     queries: dict[Field, dict[Query, None]] = field(default_factory=dict)
     unbounded: bool = False
 
@@ -148,11 +141,10 @@ class Inspections:
     """The queries that a template makes on the texts of a conversation."""
 
     queries: Mapping[Field, tuple[Query, ...]]
-    """The queries on each field."""
     expected: Mapping[tuple[Field, Query], tuple[Any, ...]]
     """Results for a stand-in's text. An assistant's text may also be empty there, which is part of the shape."""
     sizes: tuple[int, ...]
-    """Integers in the template's source, sorted. A length matters only relative to these."""
+    """Sorted integers in the template's source: a length matters only relative to these."""
     unbounded: bool
     """Whether the queries cannot be recorded: the template compares texts with each other, or reads characters."""
 
@@ -173,7 +165,6 @@ class Inspections:
 
 
 def _evaluate(text: str, query: Query, sizes: Sequence[int]) -> Any:
-    """Return the result of a query on a text."""
     value: Any = text
     try:
         for method, arguments in query:
@@ -195,15 +186,7 @@ def _real(argument: Any) -> Any:
 
 
 def inspect(template: ChatTemplate, conversations: Sequence[tuple[Sequence[TemplateMessage], Any]]) -> Inspections:
-    """Detect what a template queries.
-
-    Args:
-        template: The chat template.
-        conversations: What to render: messages and tools.
-
-    Returns:
-        The queries on texts of users, tools and assistants. The system prompt is never replaced by a stand-in's.
-    """
+    """Detect what a template queries; the system prompt is never replaced by a stand-in's."""
     record, source = _Record(), template.source
     try:
         compiled = _environment().from_string(source)
@@ -246,7 +229,6 @@ def _recording(message: TemplateMessage, record: _Record) -> TemplateMessage:
 
 
 def _numbers(source: str) -> tuple[int, ...]:
-    """Return the integers above 1 in a template's source, sorted."""
     tree = _environment().parse(source)
     found = {node.value for node in tree.find_all(nodes.Const) if type(node.value) is int and node.value > 1}
     return tuple(sorted(found))
@@ -257,11 +239,10 @@ def _uses_time(source: str) -> bool:
 
 
 class _PreservingEnvironment(ImmutableSandboxedEnvironment):
-    """An environment in which a macro that writes a single text returns the same string object."""
+    """A macro that writes a single text returns the same string object."""
 
     @staticmethod
     def concat(pieces: Any) -> str:
-        """Return the joined pieces; if only one is not empty, that object itself."""
         found = [piece for piece in pieces if str.__len__(piece)]
         return found[0] if len(found) == 1 else "".join(found)
 
@@ -272,14 +253,12 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - declared as in jinja2
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the content."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    """Return an environment in which templates render as in transformers. What it renders is compared with those."""
 
     def refuse(message: str) -> None:
         raise TemplateError(message)

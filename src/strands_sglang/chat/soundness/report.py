@@ -17,9 +17,7 @@ class FailureReason(str, Enum):
     TOKENS = "tokens"
     """The text is the same but its tokens are not: characters on both sides of the boundary form one token."""
     REFUSES = "refuses"
-    """The template raises an error."""
     LACKS = "lacks"
-    """The template does not write such messages."""
     UNPROBED = "unprobed"
     """No probe covers these messages."""
 
@@ -47,23 +45,14 @@ DROPS_REASONING = StepResult(FailureReason.REWRITES, "the template does not writ
 
 @dataclass(frozen=True, slots=True)
 class Soundness:
-    """The results for one template and tokenizer.
-
-    Example:
-        ```python
-        report = soundness("Qwen/Qwen3-8B")
-        print(report.proved, report.advice)
-        ```
-    """
+    """The results for one template and tokenizer."""
 
     digest: str
     """Hash of the template, its arguments and the tokenizer."""
     results: Mapping[tuple[Step, bool], StepResult]
     """By step and whether assistant turns have reasoning."""
     parallel: StepResult
-    """For several tool results of one turn."""
     reasoning: bool
-    """Whether the template writes reasoning."""
     without_tools: Mapping[bool, StepResult] = field(default_factory=dict)
     """For a user message if no tools are available, by whether assistant turns have reasoning."""
 

@@ -1,9 +1,8 @@
 """State of each template in this process: its bridge, its soundness report, and evidence from real conversations.
 
-A template is checked once for each combination of tokenizer, template and arguments, identified by a digest. Probes are
-synthetic, but the result must hold for real conversations. Therefore the first conversation of each kind, with its own
-system prompt and tools, is compared with one rendering before a step counts as proved; conversations with texts that
-the template inspects are compared every time; and an audit can withdraw a result later.
+Probes are synthetic, but the result must hold for real conversations. So the first conversation of each kind, with its
+own system prompt and tools, is compared with one rendering before a step counts as proved; conversations with texts
+that the template inspects are compared every time; and an audit can withdraw a result later.
 
 Invariant: a stand-in is used only after a real conversation of its kind, with the same system prompt and tools, was
 equal to one rendering. A withdrawn result is never reinstated.
@@ -40,11 +39,10 @@ from strands_sglang.chat.tokenization import Encoder, load_tokenizer
 logger = logging.getLogger(__name__)
 
 _MAX_PREAMBLES = 1024
-"""Combinations of system prompt and tools for which stand-ins are cached."""
 
 _bridges: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], tuple[Bridge, Soundness]]] = weakref.WeakKeyDictionary()
 _reports: dict[str, Soundness] = {}
-"""By digest: another copy of the same tokenizer is not checked again."""
+"""Another copy of the same tokenizer is not checked again."""
 
 
 def sound_bridge(
@@ -85,9 +83,6 @@ def soundness(
         chat_template: A template to use instead of the tokenizer's own.
         arguments: Template arguments, such as `{"enable_thinking": False}`.
 
-    Returns:
-        The soundness report.
-
     Example:
         ```python
         print(soundness("Qwen/Qwen3-8B", arguments={"enable_thinking": False}).advice)
@@ -100,11 +95,10 @@ class StandIn(str, Enum):
     """Which stand-in conversation gives the same continuation as the real one, for one kind of step."""
 
     WITHOUT_PREAMBLE = "without preamble"
-    """One without system prompt and tools: they do not affect the continuation."""
+    """System prompt and tools do not affect the continuation."""
     WITH_PREAMBLE = "with preamble"
-    """One with the real system prompt and tools."""
     NONE = "none"
-    """None: only the real conversation gives it."""
+    """Only the real conversation gives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +106,9 @@ class AuditCounts:
     """Results of the audits of one template in this process."""
 
     audited: int = 0
-    """Conversations that were compared with one rendering."""
     differences: int = 0
     """Conversations that differed from the branch at a step that was called proved."""
     withdrawn: int = 0
-    """Results that were withdrawn."""
 
 
 @dataclass
@@ -124,9 +116,8 @@ class RuntimeSoundness:
     """State of one template with its arguments and tokenizer in this process. Thread-safe."""
 
     digest: str
-    """Digest of the template, its arguments and the tokenizer; "" if not identified."""
+    """Empty if not identified."""
     counts: AuditCounts = field(default_factory=AuditCounts)
-    """Results of audits."""
     withdrawn: dict[tuple[Step, bool], StepResult] = field(default_factory=dict)
     """Results that replace withdrawn ones, by step and whether assistant turns have reasoning."""
 

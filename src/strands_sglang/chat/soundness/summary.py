@@ -17,11 +17,7 @@ from strands_sglang.errors import StrandsSGLangError
 
 
 def tokenizers_in(source: str) -> list[tuple[str, str]]:
-    """Return the names and paths of tokenizers.
-
-    Args:
-        source: A tokenizer folder, a folder of tokenizer folders, or a model name on the Hugging Face Hub.
-    """
+    """Return names and paths for a tokenizer folder, a folder of such, or a model name on the Hugging Face Hub."""
     folder = Path(source)
     if not folder.is_dir() or _is_tokenizer(folder):
         return [(folder.name, source)]
@@ -35,14 +31,8 @@ def _is_tokenizer(folder: Path) -> bool:
 def template_summary(name: str, source: str, template: str | None = None) -> dict[str, Any]:
     """Return the soundness of a tokenizer's chat template as plain data.
 
-    Args:
-        name: Name in the report.
-        source: Folder or model name of the tokenizer.
-        template: Template to check instead of the tokenizer's own; None: its own.
-
-    Returns:
-        `family`, `proved` (steps), `refused` (the first difference by step), `images` (what is written for an image, by
-        role), `advice`, and `error`, which is None if the tokenizer could be checked.
+    `refused` has the first difference by step, `images` what is written for an image by role; `error` is None if the
+    tokenizer could be checked.
     """
     try:
         tokenizer = load_tokenizer(source)  # the bridge holds only a weak reference

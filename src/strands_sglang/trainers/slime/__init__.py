@@ -1,8 +1,4 @@
-"""slime and its fork Miles: a generate function from a Strands agent, and what goes with it.
-
-`slime_rollout` makes the function for slime, `miles_rollout` the one for Miles. `grpo_by_group` and the two filters are
-for slime's flags where an episode becomes several samples. slime and Miles themselves are never imported.
-"""
+"""slime and its fork Miles: a generate function from a Strands agent, without importing them."""
 
 from strands_sglang.trainers.slime.generate import slime_rollout
 from strands_sglang.trainers.slime.groups import (

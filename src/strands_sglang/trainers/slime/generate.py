@@ -92,12 +92,6 @@ def slime_rollout(
             that it could not score is kept out of the loss. None: no teacher.
         **model_options: Further arguments of `SGLangModel`. Sampling parameters come from slime.
 
-    Returns:
-        `generate(args, sample, sampling_params, evaluation=False)`.
-
-    Raises:
-        ConfigurationError: If an argument cannot work.
-
     Example:
         >>> generate = slime_rollout(build_agent, reward=score, limits=Limits(max_turns=10))
     """
@@ -120,7 +114,6 @@ def slime_rollout(
     )
 
     async def generate(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any:
-        """Run the episode of a sample, or continue it."""
         return await runner.run(args, sample, sampling_params, AbortFlag.of_slime(args), evaluation=evaluation)
 
     return generate
@@ -152,9 +145,6 @@ class SampleRunner:
         """Check the arguments; nothing is started before the first sample.
 
         Besides the arguments of `slime_rollout`, `session_field` is the field of a sample that holds its routing key.
-
-        Raises:
-            ConfigurationError: If an argument cannot work.
         """
         try:
             self._branches = Branches(branches)
@@ -185,12 +175,7 @@ class SampleRunner:
     async def run(self, args: Any, sample: Any, sampling_params: Any, flag: AbortFlag, *, evaluation: bool) -> Any:
         """Run the episode of a sample, or continue it.
 
-        Args:
-            args: slime's arguments.
-            sample: The sample, or the list that an earlier call returned for it.
-            sampling_params: slime's sampling parameters; not modified.
-            flag: slime's abort flag.
-            evaluation: Whether this is an evaluation, which always gets one sample.
+        `sample` may be the list that an earlier call returned for it. An evaluation always gets one sample.
         """
         check_args(args, self._branches, evaluation=evaluation)
         given = sample[0] if isinstance(sample, list) else sample
@@ -268,7 +253,6 @@ _logged: set[str] = set()
 
 
 def _failed_episode(spec: EpisodeSpec, error: Exception) -> Episode:
-    """Return the episode of a sample that could not be run at all."""
     return Episode(
         spec.id, spec.task, spec.sample, EndReason.AGENT_ERROR, TokenTree(spec.id), failure=failure_of(error)
     )

@@ -21,11 +21,9 @@ from strands_sglang.errors import ConfigurationError
 from strands_sglang.trainers.slime.types import SlimeStatus, flatten, reward_of
 
 _CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
-"""Estimators for which slime subtracts the mean of the group."""
 _SCALED = ("grpo", "gspo", "cispo")
-"""Estimators for which slime also divides by the standard deviation."""
 _EPSILON = 1e-6
-"""Added to a standard deviation by slime; a smaller standard deviation counts as zero."""
+"""As in slime; a smaller standard deviation counts as zero."""
 _FILTER_MODULE = "slime.rollout.filter_hub.base_types"
 
 
@@ -34,11 +32,9 @@ class FilterOutput:
     """Result of a dynamic filter, used if slime's own class is not loaded. True if the group is kept."""
 
     keep: bool
-    """Whether the group is trained."""
     reason: str | None = None
-    """Why the group is dropped, as a name for slime's metrics; None if it is kept."""
+    """A name for slime's metrics; None if the group is kept."""
     keep_when_insufficient: bool = False
-    """Whether to train a dropped group anyway if there are too few groups."""
 
     def __bool__(self) -> bool:
         return self.keep
@@ -49,18 +45,7 @@ def grpo_by_group(args: Any, samples: Any) -> tuple[list[float], list[float]]:
 
     For groups of equal size with one sample per rollout this equals slime's own normalisation. Otherwise the mean and
     the standard deviation are taken over the rollouts of a group (`group_index`), each counted once. Samples that are
-    kept out of the loss do not count and get 0.0. So do groups in which all rewards are equal or only one rollout
-    counts.
-
-    Args:
-        args: slime's arguments: `reward_key`, `advantage_estimator`, `rewards_normalization`, `grpo_std_normalization`.
-        samples: A list of samples, flat or nested.
-
-    Returns:
-        Rewards and advantages, both in the order of the samples.
-
-    Raises:
-        ConfigurationError: If a sample that counts has no reward.
+    kept out of the loss get 0.0, as do groups in which all rewards are equal or only one rollout counts.
 
     Example:
         >>> rewards, advantages = grpo_by_group(args, samples)
@@ -87,13 +72,7 @@ def grpo_by_group(args: Any, samples: Any) -> tuple[list[float], list[float]]:
 def check_reward_nonzero_std(args: Any, samples: Any, **kwargs: Any) -> Any:
     """Keep a group whose rollouts do not all have the same reward. A rollout may be a sample or a list of samples.
 
-    Args:
-        args: slime's arguments; `reward_key` is read.
-        samples: The samples of one group, flat or nested.
-        kwargs: Anything else that slime passes; ignored.
-
-    Returns:
-        slime's `DynamicFilterOutput` if slime is running, else a `FilterOutput`.
+    Returns slime's `DynamicFilterOutput` if slime is running, else a `FilterOutput`.
 
     Example:
         >>> check_reward_nonzero_std(args, group).keep
@@ -145,10 +124,7 @@ def _counts(sample: Any) -> bool:
 
 
 def _groups(flat: Sequence[Any], args: Any) -> list[list[int]]:
-    """Return the positions of the samples of each group.
-
-    Samples without a group number are grouped as slime does it: `n_samples_per_prompt` consecutive rollouts.
-    """
+    """Samples without a group number are grouped as slime does it: `n_samples_per_prompt` consecutive rollouts."""
     groups: dict[Any, list[int]] = {}
     unnumbered: dict[Any, int] = {}
     size = getattr(args, "n_samples_per_prompt", None) or len(flat)
@@ -162,7 +138,6 @@ def _groups(flat: Sequence[Any], args: Any) -> list[list[int]]:
 
 
 def _rollout(sample: Any) -> Any:
-    """Return a key that is the same for all samples of one rollout."""
     for known in (sample.rollout_id, sample.index):
         if known is not None:
             return known
@@ -170,7 +145,7 @@ def _rollout(sample: Any) -> Any:
 
 
 def _rollouts(samples: Sequence[Any], rewards: Sequence[float]) -> list[float]:
-    """Return the reward of each rollout: the mean over its samples, which usually all have the same reward."""
+    """The mean over a rollout's samples, which usually all have the same reward."""
     worth: dict[Any, list[float]] = {}
     for sample, reward in zip(samples, rewards, strict=True):
         worth.setdefault(_rollout(sample), []).append(reward)

@@ -49,28 +49,15 @@ _POLL_SECONDS = 0.02
 
 
 class AbortFlag:
-    """Whether the trainer has requested that its episodes return.
-
-    Example:
-        >>> AbortFlag(state).is_set()
-        False
-    """
+    """Whether the trainer has requested that its episodes return."""
 
     def __init__(self, state: Any) -> None:
-        """Wrap a state.
-
-        Args:
-            state: An object whose attribute `aborted` is the flag; None: it is never set.
-        """
+        """Wrap an object whose attribute `aborted` is the flag; None: it is never set."""
         self._state = state
 
     @classmethod
     def of_slime(cls, args: Any) -> AbortFlag:
-        """Return the flag of the running slime.
-
-        Args:
-            args: slime's arguments.
-        """
+        """Return the flag of the running slime."""
         kind = getattr(sys.modules.get(_STATE_MODULE), "GenerateState", None)
         if kind is None:
             return cls(None)
@@ -92,12 +79,7 @@ class AbortMonitor:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, flag: AbortFlag, pause: Callable[[], object]) -> object:
-        """Watch a flag for an episode; return a key for `unwatch`.
-
-        Args:
-            flag: The flag to poll.
-            pause: Called when the flag is set, and again at every poll until `unwatch`.
-        """
+        """Call `pause` when the flag is set, and at every poll until `unwatch` gets the returned key."""
         key = object()
         self._watched[key] = (flag, pause)
         if self._task is None or self._task.done():
@@ -152,7 +134,6 @@ class SlimeHost:
         self._by_loop: PerLoop[tuple[LocalWorker | RayPool, AbortMonitor]] = PerLoop()
         self._image_features: ImageFeatures | None = None
         self.needs_kept_sets = False
-        """Whether the trainer cannot train turns of top-p sampling without their kept sets."""
         self.has_run = False
         """Whether a sample was run: from then on a failure is that of a sample, not of the arguments."""
 
@@ -171,13 +152,7 @@ class SlimeHost:
         return self._image_features
 
     async def run(self, args: Any, spec: EpisodeSpec, flag: AbortFlag) -> Episode:
-        """Run an episode until it ends, or until slime sets its abort flag.
-
-        Args:
-            args: slime's arguments.
-            spec: The episode to run.
-            flag: slime's abort flag.
-        """
+        """Run an episode until it ends, or until slime sets its abort flag."""
         worker, monitor = self._by_loop.get(lambda: (self._make_worker(self._make_setup(args), args), AbortMonitor()))
         await self._check_engine(spec)
         watched = monitor.watch(flag, lambda: worker.pause(spec.id))
@@ -192,11 +167,7 @@ class SlimeHost:
             monitor.unwatch(watched)
 
     async def _check_engine(self, spec: EpisodeSpec) -> None:
-        """Check before the first sample that the engine fits; all samples of the first batch wait for one check.
-
-        Raises:
-            ConfigurationError: If it does not fit, or cannot be reached.
-        """
+        """All samples of the first batch wait for one check."""
         run_spec = self._run_spec
         if not self._preflight or self.has_run or run_spec is None:
             return
@@ -215,7 +186,6 @@ class SlimeHost:
         return LocalWorker(run_spec, f"slime{os.getpid()}.{next(self._names)}")
 
     def _make_setup(self, args: Any) -> RunSpec:
-        """Return what all episodes have in common; made once."""
         if self._run_spec is not None:
             return self._run_spec
         options = dict(self._options)
@@ -252,7 +222,6 @@ class SlimeHost:
 
 
 def _concurrency(args: Any) -> int:
-    """Return how many episodes slime runs at once: its concurrency per engine times the number of engines."""
     try:
         return int(settings_from_slime_args(args)["max_connections"])
     except ConfigurationError:

@@ -27,34 +27,24 @@ from strands_sglang.tokens.kept_sets import empty_sets
 logger = logging.getLogger(__name__)
 
 _REQUEST = {"return_top_p_token_ids": True}
-"""The custom parameters with which slime asks its own patch of SGLang for kept sets."""
 
 
 class KeptSetsForm(Enum):
     """The form in which samples of a trainer hold kept sets."""
 
     NONE = "none"
-    """The trainer does not renormalise."""
     SLIME = "slime"
-    """`rollout_top_p_token_ids` and `rollout_top_p_token_offsets`."""
     MILES = "miles"
-    """`rollout_sampling_mask`."""
 
     @classmethod
     def of(cls, args: Any, sample: Any) -> KeptSetsForm:
-        """Return the form that a trainer expects with its arguments.
-
-        Args:
-            args: The trainer's arguments.
-            sample: A sample of the trainer, which tells its version by its fields.
-        """
+        """Return the form that a trainer expects; the fields of a sample tell the trainer's version."""
         top_p, top_k = getattr(args, "rollout_top_p", 1.0), getattr(args, "rollout_top_k", -1)
         if hasattr(sample, "rollout_sampling_mask"):
             return cls.MILES if top_p < 1.0 or top_k > 0 else cls.NONE
         return cls.SLIME if hasattr(sample, "rollout_top_p_token_ids") and top_p != 1.0 else cls.NONE
 
     def __bool__(self) -> bool:
-        """Return whether the trainer renormalises."""
         return self is not KeptSetsForm.NONE
 
 
@@ -67,12 +57,7 @@ def engine_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warn_if_lost(form: KeptSetsForm, sampling: Mapping[str, Any]) -> None:
-    """Log a warning, once per process, if sampling has kept sets but the trainer does not renormalise.
-
-    Args:
-        form: The form that the trainer expects.
-        sampling: The sampling parameters.
-    """
+    """Log a warning, once per process, if sampling has kept sets but the trainer does not renormalise."""
     if form or not has_kept_sets(sampling) or "lost" in _logged:
         return
     _logged.add("lost")
@@ -88,17 +73,7 @@ _logged: set[str] = set()
 
 
 def write_kept_sets(sample: Any, kept: KeptSets | None, response_ids: Sequence[int], form: KeptSetsForm) -> None:
-    """Set the kept sets of a sample, or clear those it had before.
-
-    Args:
-        sample: The sample.
-        kept: The kept set of each response token; None if they are unknown, then the sample must not be trained.
-        response_ids: The response tokens.
-        form: The form that the trainer expects.
-
-    Raises:
-        ConfigurationError: This version of Miles has no class for kept sets.
-    """
+    """Set the kept sets of a sample, or clear those it had before. None: unknown, the sample must not be trained."""
     known = empty_sets(len(response_ids)) if kept is None else kept
     if hasattr(sample, "rollout_top_p_token_ids"):
         # slime asserts that every sample has them, also one that is not trained.
@@ -111,7 +86,7 @@ def write_kept_sets(sample: Any, kept: KeptSets | None, response_ids: Sequence[i
 
 
 def _never_empty(kept: KeptSets, response_ids: Sequence[int]) -> tuple[array[int], array[int]]:
-    """Return ids and offsets in which a token without a set is alone in its set."""
+    """A token without a set is alone in its set."""
     ids, offsets = array("i"), array("q", [0])
     for at, token in enumerate(response_ids):
         ids += kept.at(at) or array("i", [token])

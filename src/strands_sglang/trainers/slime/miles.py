@@ -1,9 +1,8 @@
 """Miles, a fork of slime: `miles_rollout`.
 
-Miles calls a generate function whose first parameter is named `input` with a `GenerateFnInput`: the sample, the
-sampling parameters, the arguments and its rollout state, which holds the abort flag. It reads `samples` of what is
-returned. That is the form used here. (A function of slime's form runs in Miles too, but is not given the state, so it
-could not see an abort; `slime_rollout` refuses Miles' samples for that reason.)
+Miles passes a `GenerateFnInput` (sample, sampling parameters, arguments, rollout state with the abort flag) to a
+function whose first parameter is named `input`, and reads `samples` of the result. A function of slime's form runs in
+Miles too, but could not see an abort; `slime_rollout` refuses Miles' samples for that reason.
 
     generate = miles_rollout(build_agent, reward=score)      # --custom-generate-function-path my.module.generate
 
@@ -32,7 +31,6 @@ class GenerateOutput:
     """What Miles reads of a generate function's result, used if Miles' own `GenerateFnOutput` is not loaded."""
 
     samples: Any
-    """A sample, or a list of samples."""
 
 
 class MilesGenerate(Protocol):
@@ -44,17 +42,7 @@ class MilesGenerate(Protocol):
 
 
 def miles_rollout(build: Callable[..., Any], **options: Any) -> MilesGenerate:
-    """Make the function that Miles calls for every sample.
-
-    Args:
-        build: Makes the agent of an episode: `build(task, model)`, as for `rollout`.
-        **options: Further arguments, as for `slime_rollout`.
-
-    Returns:
-        `generate(input)`.
-
-    Raises:
-        ConfigurationError: If an argument cannot work.
+    """Make the function that Miles calls for every sample; the arguments are those of `slime_rollout`.
 
     Example:
         >>> generate = miles_rollout(build_agent, reward=score, limits=Limits(max_turns=10))
@@ -62,7 +50,6 @@ def miles_rollout(build: Callable[..., Any], **options: Any) -> MilesGenerate:
     runner = SampleRunner(build, session_field=SessionField.MILES, **options)
 
     async def generate(input: Any) -> Any:
-        """Run the episode of a sample, or continue it."""
         _check_input(input)
         samples = await runner.run(
             input.args,
@@ -78,7 +65,6 @@ def miles_rollout(build: Callable[..., Any], **options: Any) -> MilesGenerate:
 
 
 def _check_input(given: Any) -> None:
-    """Raise ConfigurationError if the input is not the `GenerateFnInput` that this module was written for."""
     missing = [name for name in _INPUT_FIELDS if not hasattr(given, name)]
     if not missing and not hasattr(given.state, "aborted"):
         missing = ["state.aborted"]

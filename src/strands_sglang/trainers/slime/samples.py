@@ -45,46 +45,32 @@ from strands_sglang.trainers.statuses import TrainerStatus, status_of
 logger = logging.getLogger(__name__)
 
 METADATA_KEY = "strands_sglang"
-"""Key under which a sample's metadata describes its episode."""
 
 
 class RemovalReason(str, Enum):
     """Why a sample is kept out of the loss."""
 
     ABORTED = "aborted"
-    """The episode was paused or cancelled."""
     FAILED = "failed"
-    """The engine or the agent's code failed."""
     NOTHING_SAMPLED = "nothing_sampled"
-    """No sampled token can be trained."""
     NOT_SCORED = "not_scored"
-    """The reward function failed."""
     NO_EXPERTS = "no_experts"
     """Routed experts are required, but those of this branch are unknown."""
     NO_KEPT_SETS = "no_kept_sets"
-    """Sampling has kept sets (--rollout-top-p), but those of this branch are unknown."""
     NO_TEACHER = "no_teacher"
-    """The teacher could not score this branch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """One branch as a sample holds it."""
-
     tokens: list[int]
-    """Prompt and response."""
     mask: list[int]
-    """Loss mask of the response."""
     logprobs: list[float]
-    """Logprobs of the response."""
     path: Sequence[Turn]
-    """The turns of the branch, first to last; empty for a placeholder."""
+    """Empty for a placeholder."""
     cut: int = 0
-    """Number of response tokens that were cut off at the response limit."""
     kept: KeptSets | None = None
     """Kept set of each response token; None if not recorded."""
     teacher: list[float] | None = None
-    """A teacher's logprobs of the response; None if it was not scored."""
 
 
 _PLACEHOLDER = _Content([0, 0], [0], [0.0], ())
@@ -109,10 +95,8 @@ def samples_of(
 
     Args:
         sample: The sample that slime passed, with any status. It becomes the first of the list.
-        episode: The finished or paused episode.
         branches: Whether further branches become samples of their own. Episodes that are not trained (aborted,
             failed, not scored) are always one sample.
-        decode: Returns the text of token ids.
         response_limit: Maximum number of response tokens; the rest is cut off. None means no maximum.
         experts: Returns, for the last turn of a branch, the routed experts of every token except the last; None if
             unknown.
@@ -123,13 +107,6 @@ def samples_of(
         images: Computes the tensors of images; None: samples with images have the images without tensors.
         kept_sets: The form in which the trainer needs kept sets. If it needs them, a branch
             without them is kept out of the loss.
-        needs_teacher: Whether slime needs a teacher's logprobs. A branch without them is kept out of the loss.
-
-    Returns:
-        At least one sample. With `Branches.ALL` all have the same `rollout_id`.
-
-    Raises:
-        ConfigurationError: If `experts` is given without `expert_shape`.
     """
     if experts is not None and expert_shape is None:
         raise ConfigurationError("expert_shape must be given with experts: slime needs (tokens - 1, layers, top k)")
@@ -178,7 +155,7 @@ def _removal_reason(status: TrainerStatus, episode: Episode) -> RemovalReason | 
 def _content(
     row: Row, episode: Episode, limit: int | None, off_policy: Mapping[int, int], renormalised: bool
 ) -> _Content:
-    """Return a row that is no longer than the limit and still ends with a sampled token.
+    """The row is cut to the limit and still ends with a sampled token.
 
     Kept sets and the logprobs over them are used only if the trainer renormalises, too (`renormalised`).
     """
@@ -234,7 +211,6 @@ def missing_images(path: Sequence[Turn], episode: Episode) -> bool:
 
 
 def _write_images(sample: Any, content: _Content, episode: Episode, features: ImageFeatures | None) -> None:
-    """Set the images of a sample: those whose placeholders are among its tokens, in order."""
     if not hasattr(sample, "multimodal_inputs"):
         return
     # A sample of the dataset may have images of its own; those that the agent saw replace them.
@@ -246,7 +222,7 @@ def _write_images(sample: Any, content: _Content, episode: Episode, features: Im
 
 
 def _reward(episode: Episode, why: RemovalReason | None, key: str | None) -> float | dict[str, Any] | None:
-    """Return the reward; None only if a trainable episode was not scored, so that slime's reward model scores it."""
+    """None only if a trainable episode was not scored, so that slime's reward model scores it."""
     value = 0.0 if why is not None else episode.reward
     return value if key is None or value is None else {**episode.reward_detail.parts, key: value}
 
@@ -269,7 +245,7 @@ def _choices(
 
 
 def _placeholder_experts(count: int, shape: tuple[int, int]) -> npt.NDArray[np.int32]:
-    """Return routed experts that slime accepts: experts 0, 1, ... in each layer. slime rejects all zeros."""
+    """Experts 0, 1, ... in each layer: slime rejects all zeros."""
     layers, top_k = shape
     return np.tile(np.arange(top_k, dtype=np.int32), (count, layers, 1))
 
@@ -323,8 +299,6 @@ class SampleGroup(list[Any]):
 
     Example:
         >>> group = SampleGroup([main, branch])
-        >>> group.status is main.status, len(group)
-        (True, 2)
     """
 
     @property
@@ -372,16 +346,13 @@ def with_partial_turn(episode: Episode) -> Episode:
 
 
 RECORD_KEY = "record"
-"""Key under which the metadata of a paused sample holds its record, inside `METADATA_KEY`."""
 
 
 class SessionField(str, Enum):
     """The field of a sample that holds the routing key of its episode."""
 
     SLIME = "session_id"
-    """slime's name for it."""
     MILES = "routing_key"
-    """Miles' name for it."""
 
 
 class SlimeSpecs:
@@ -393,23 +364,12 @@ class SlimeSpecs:
         task: Callable[[Any], Any] | None = None,
         session_field: SessionField = SessionField.SLIME,
     ) -> None:
-        """Keep the settings.
-
-        Args:
-            limits: Limits of every episode; slime's own budgets apply in addition.
-            task: Makes a task from a sample; None: its prompt is the question, its label the answer.
-            session_field: The field of a sample that holds its routing key.
-        """
+        """Keep the settings; `task` None: the prompt is the question, the label the answer."""
         self._limits, self._task, self._session_field = limits, task, session_field
         self._numbers = itertools.count()
 
     def spec(self, args: Any, sample: SlimeSample, sampling: Mapping[str, Any], *, evaluation: bool) -> EpisodeSpec:
-        """Return the episode specification of a sample.
-
-        Raises:
-            ConfigurationError: If the prompt cannot be given to an agent, or the sample is of another trainer.
-            LedgerError: If it comes back with a record that was changed.
-        """
+        """Return the episode specification of a sample."""
         session = self._session(sample)
         record = record_of(sample)
         limits = self.limits(args, sampling, evaluation=evaluation)
@@ -440,7 +400,6 @@ class SlimeSpecs:
         return chat_task(sample.prompt, answer=sample.label, data=data, id=id), number
 
     def _session(self, sample: Any) -> str:
-        """Return the routing key for session affinity; if the sample has none, make one and keep it with the sample."""
         name = self._session_field.value
         if self._session_field is SessionField.SLIME and not hasattr(sample, name) and hasattr(sample, "routing_key"):
             raise ConfigurationError(

@@ -21,23 +21,19 @@ class SlimeSample(Protocol):
     rollout_id: int | None
     """The same for all samples of one episode; None if the sample is the whole episode."""
     prompt: Any
-    """The dataset's prompt: text or messages."""
     multimodal_inputs: Any
     """`{"images": [...]}`, the images among the tokens as images of Pillow; None without images."""
     multimodal_train_inputs: Any
-    """The tensors that the model takes for them, such as `pixel_values` and `image_grid_thw`; None without images."""
+    """For the images, such as `pixel_values` and `image_grid_thw`; None without images."""
     tokens: list[int]
-    """Prompt and response."""
     response: str
-    """The response as text."""
     response_length: int
     """Number of tokens at the end that are the response; at least 1 and fewer than all."""
     reward: float | dict[str, Any] | None
-    """The reward; None lets slime's reward model score the sample."""
+    """None lets slime's reward model score the sample."""
     loss_mask: list[int] | None
     """One entry per response token; None means 1 on all."""
     weight_versions: list[str]
-    """Versions of the weights that sampled the response."""
     rollout_log_probs: list[float] | None
     """One entry per response token; 0.0 on tokens that were not sampled."""
     rollout_top_p_token_ids: Any
@@ -47,43 +43,28 @@ class SlimeSample(Protocol):
     rollout_routed_experts: Any
     """Routed experts of shape (tokens - 1, layers, top k); None if not requested."""
     remove_sample: bool
-    """Whether the sample is kept out of the loss."""
     teacher_log_probs: list[float] | None
     """One entry per response token, from a teacher model; None if there is none."""
     status: Any
-    """A member of slime's `Sample.Status`."""
     session_id: str | None
     """Routing key for session affinity; None in evaluations."""
     label: Any
-    """The dataset's label, which a reward function compares with; None if it has none."""
     metadata: dict[str, Any]
-    """Data that the dataset and hooks attach to the sample."""
     non_generation_time: float
     """Seconds spent on anything but sampling."""
     spec_info: Any
-    """Counters of speculative decoding."""
     prefix_cache_info: Any
-    """Counters of the engine's prefix cache."""
 
 
 class SlimeStatus(str, Enum):
-    """The members of slime's `Sample.Status`, by name. `TrainerStatus` has those an episode can end with.
-
-    Example:
-        >>> SlimeStatus.ABORTED.of(sample)
-        False
-    """
+    """The members of slime's `Sample.Status`, by name. `TrainerStatus` has those an episode can end with."""
 
     PENDING = "PENDING"
-    """Not run yet."""
     COMPLETED = "COMPLETED"
-    """The agent ended the episode."""
     TRUNCATED = "TRUNCATED"
-    """A limit ended the episode."""
     ABORTED = "ABORTED"
     """slime ended the episode; the sample may come back to be continued."""
     FAILED = "FAILED"
-    """The engine or the agent's code failed."""
 
     def set(self, sample: SlimeSample) -> None:
         """Set the status of a sample, as a member of the sample's own enum."""

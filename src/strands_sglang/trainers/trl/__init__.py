@@ -1,8 +1,4 @@
-"""TRL: a `rollout_func` for `GRPOTrainer` from a Strands agent, on an SGLang engine.
-
-`trl_rollout` makes the function and `trl_reward` goes with it. `DiskSync`, or a `WeightSync` of your own, brings the
-trainer's weights to the engine. `logprob_drift` compares trainer and engine. TRL and torch are not imported here.
-"""
+"""TRL: a `rollout_func` for `GRPOTrainer` from a Strands agent, on an SGLang engine; TRL and torch are not imported."""
 
 from strands_sglang.trainers.trl.batch import LogprobDrift, logprob_drift, trl_reward
 from strands_sglang.trainers.trl.engine_thread import EngineThread

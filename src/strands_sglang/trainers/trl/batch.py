@@ -3,14 +3,9 @@
 Invariant: every prompt has one entry in every list, however its episode ended. Ids, mask and logprobs of a completion
 have the same length, at least 1. Only tokens sampled by the weights that are trained have mask 1.
 
-Difference between the trainer's logprobs and the engine's: `logprob_drift`.
-
-The engine samples the tokens and the trainer scores them again. If the two differ by more than rounding (other weights,
-temperature or precision), the loss is computed for a different policy than the one that acted. TRL corrects for this
-only with vLLM, so it is measured here.
-
-Invariant: exactly the tokens that are trained are compared, each with the logprob that the engine returned when it
-sampled the token.
+The engine samples the tokens and the trainer scores them again. If the two differ by more than rounding, the loss is
+computed for a different policy than the one that acted. TRL corrects for this only with vLLM, so `logprob_drift`
+measures it, on exactly the tokens that are trained.
 """
 
 from __future__ import annotations
@@ -28,13 +23,12 @@ from strands_sglang.trainers.rows import Row, rows
 from strands_sglang.trainers.statuses import status_of
 
 REWARD = "strands_reward"
-"""Key of the rewards, one per prompt; None for an episode without a reward."""
+"""One per prompt; None for an episode without a reward."""
 EPISODE = "episode"
-"""Key of the episodes, one per prompt, for the user's own reward functions."""
+"""One per prompt, for the user's own reward functions."""
 AGENT = "strands_agent"
-"""Key of the names of the agents that produced the completions, one per prompt; None if unknown."""
+"""Names of the agents, one per prompt; None if unknown."""
 METRICS = "strands_metrics"
-"""Key of the step's metrics, by name."""
 
 
 class MaskReason(str, Enum):
@@ -43,9 +37,7 @@ class MaskReason(str, Enum):
     FAILED = "failed"
     """The engine or the agent's code failed, or the run ended the episode."""
     EMPTY = "empty"
-    """Nothing was sampled in its main branch."""
     STALE = "stale"
-    """Some of its tokens were sampled by other weights than those that are trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +46,11 @@ class Completion:
 
     episode: Episode
     row: Row | None
-    """The main branch; None if nothing was sampled in it."""
     masked: MaskReason | None
-    """Why it is not trained; None if it is trained."""
 
     @classmethod
     def of(cls, episode: Episode, version: str | None = None) -> Completion:
-        """Return the completion of an episode.
-
-        `version`: weights that must have sampled every token to train; None accepts any.
-        """
+        """Return the completion of an episode; it is not trained if another `version` sampled it (None accepts any)."""
         row = next(iter(rows(episode)), None)
         masked = None
         if not status_of(episode).trained:
@@ -83,12 +70,7 @@ def versions_of(row: Row) -> set[str | None]:
 def batch_of(completions: Sequence[Completion], *, pad: int, longest: int | None) -> dict[str, Any]:
     """Return TRL's batch: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, and this module's own keys.
 
-    Raises ConfigurationError if an episode has images.
-
-    Args:
-        completions: One per prompt, in the order of the prompts.
-        pad: Token that fills an entry in which nothing was sampled.
-        longest: Maximum number of tokens of a completion; the rest is cut off. None means no maximum.
+    `pad` fills an entry in which nothing was sampled. Completions are cut to `longest` tokens; None means no maximum.
     """
     batch: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
     for one in completions:
@@ -114,10 +96,9 @@ def batch_of(completions: Sequence[Completion], *, pad: int, longest: int | None
 
 
 def _check_images(row: Row) -> None:
-    """Raise ConfigurationError if a row has images.
+    """A rollout function of TRL cannot return images.
 
-    A rollout function of TRL cannot return images. Those of the dataset are used instead, with the positions that they
-    have when TRL renders the dataset's prompt: without the agent's system prompt and tools.
+    TRL would use those of the dataset, at positions without the agent's system prompt and tools.
     """
     if row.images:
         raise ConfigurationError(
@@ -137,11 +118,6 @@ def trl_reward(
     """The reward function to pass to TRL: returns the rewards of `trl_rollout(reward=...)` and logs the step's metrics.
 
     An episode that failed or was not scored has None, which TRL leaves out of the group's mean.
-
-    Args:
-        strands_reward: Rewards from `trl_rollout`.
-        strands_metrics: Metrics of the step, the same for every prompt.
-        **_: Other arguments of TRL's reward functions; ignored.
 
     Example:
         >>> trainer = GRPOTrainer(..., reward_funcs=[trl_reward], rollout_func=rollouts)
@@ -165,11 +141,9 @@ class LogprobDrift:
     """
 
     tokens: int
-    """Number of tokens compared."""
     mean: float
     """Mean of the absolute difference; 0.0 if no tokens were compared."""
     max: float
-    """Largest absolute difference."""
     bias: float
     """Mean of the signed difference: above 0, the trainer assigns the tokens a higher probability than the engine."""
 
@@ -177,16 +151,8 @@ class LogprobDrift:
 def logprob_drift(model: Any, rows: Sequence[Row], *, temperature: float = 1.0) -> LogprobDrift:
     """Recompute the logprobs of rows with a model and compare them with the engine's.
 
-    Args:
-        model: A Hugging Face causal language model with the weights that sampled the rows.
-        rows: The rows, which are scored one at a time.
-
-    Returns:
-        The difference over all tokens to train.
-
     Example:
         >>> drift = logprob_drift(model, rollouts.last.rows, temperature=1.0)
-        >>> print(f"{drift.tokens} tokens, mean {drift.mean:.1e}, max {drift.max:.1e}")
     """
     differences = [trainer_logprobs(model, row, temperature) - row.logprobs for row in rows]
     masks = [row.loss_mask.astype(bool) for row in rows]

@@ -25,17 +25,10 @@ class EngineThread:
 
     Example:
         >>> engine = EngineThread(SGLangClient("http://127.0.0.1:30000"), owned=True)
-        >>> engine.run(engine.control.model_info()).weight_version
-        'default'
-        >>> engine.close()
     """
 
     def __init__(self, client: TokenEngine, *, owned: bool = False) -> None:
-        """Keep the client; no thread is started yet.
-
-        Args:
-            owned: Whether `close` also closes the client.
-        """
+        """Keep the client, which `close` closes if it is `owned`; no thread is started yet."""
         self.client = client
         self._owned = owned
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -43,11 +36,7 @@ class EngineThread:
 
     @property
     def control(self) -> EngineControl:
-        """Control calls to the engine's workers.
-
-        Raises:
-            ConfigurationError: If the client is not a server (`Capability.CONTROL`).
-        """
+        """Control calls to the engine's workers."""
         if not is_server(self.client):
             raise ConfigurationError(
                 f"client must be an SGLangClient to update weights, got a {type(self.client).__name__}: pass base_url= "
@@ -85,7 +74,6 @@ class EngineThread:
             return self._loop
 
     def _settle(self) -> None:
-        """Wait briefly until cancelled calls have aborted their requests on the engine."""
         loop = self._loop
         if loop is not None:
             done = asyncio.run_coroutine_threadsafe(_others_done(), loop)

@@ -2,13 +2,11 @@
 
     trainer = GRPOTrainer(..., reward_funcs=[trl_reward], rollout_func=trl_rollout(build, reward=score, base_url=...))
 
-TRL itself is not imported: only a trainer's arguments, state, model and accelerator are used. Every process runs the
-episodes of its own prompts; the main process alone updates the engine.
+TRL itself is not imported. Every process runs the episodes of its own prompts; the main process alone updates the
+engine.
 
 Invariant: a call returns one completion per prompt, in the order of the prompts, sampled by the trainer's current
 weights. Only sampled tokens are trained.
-
-Checks of a TRL trainer before an episode runs, and its arguments as sampling parameters and limits.
 
 A server on another port, or one that another user started on the same port, would accept the trainer's weights without
 an error, and the model that it served would be lost. `check_served_model` prevents that.
@@ -51,14 +49,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "min_p": (None, 0.0),
     "repetition_penalty": (None, 1.0),
 }
-"""Sampling arguments of the trainer, and the values of each that have no effect."""
 
 
 def check_trainer(trainer: Any) -> None:
-    """Check a trainer before anything runs.
-
-    Raises ConfigurationError if the trainer uses a feature that `trl_rollout` does not support.
-    """
+    """Raise ConfigurationError if a trainer uses a feature that `trl_rollout` does not support."""
     if getattr(trainer, "tools", None):
         raise ConfigurationError(
             "the trainer must have no tools: it would call them again on the agent's output and drop the loss mask. "
@@ -98,10 +92,7 @@ def limits_within(limits: Limits, longest: int | None) -> Limits:
 
 
 def check_served_model(engine: EngineThread, trainer: Any) -> None:
-    """Check that the server serves the trainer's model.
-
-    Raises ConfigurationError if it serves another model. Raises EngineError if it could never be reached.
-    """
+    """Raise ConfigurationError if the server serves another model than the trainer's."""
     client = engine.client
     trained = model_name(trainer)
     if not is_server(client):
@@ -134,7 +125,6 @@ def model_name(trainer: Any) -> str:
 
 
 def _short(path: str) -> str:
-    """Return the name of a model without its folder or organisation."""
     path = path.rstrip("/")
     found = _HUB_PATH.search(path)
     return found["name"] if found else PurePath(path).name
@@ -154,13 +144,9 @@ class TrlStep:
 
     step: int
     version: str | None
-    """Name of the weights that the engine sampled from; None if this package does not update them."""
     directory: Path | None
-    """Directory of the ledger of its episodes; None if none is written."""
     completions: list[Completion]
-    """One per prompt."""
     metrics: dict[str, float]
-    """Metrics of the step, by the names they are logged under."""
 
     @property
     def rows(self) -> list[Row]:
@@ -173,9 +159,6 @@ class TrlRollout:
 
     Example:
         >>> rollouts = trl_rollout(build, reward=score, base_url="http://127.0.0.1:30000")
-        >>> trainer = GRPOTrainer(..., reward_funcs=[trl_reward], rollout_func=rollouts)
-        >>> trainer.train()
-        >>> rollouts.close()
     """
 
     def __init__(
@@ -189,9 +172,7 @@ class TrlRollout:
         options: Mapping[str, Any],
     ) -> None:
         self.engine = engine
-        """The thread in which the episodes run."""
         self.last: TrlStep | None = None
-        """The result of the last call; None before the first."""
         self._build, self._updater, self._finder = build, updater, finder
         self._limits, self._drift_rows, self._options = limits, drift_rows, dict(options)
 
@@ -250,7 +231,7 @@ class TrlRollout:
         self.engine.close()
 
     def _directory(self, trainer: Any, training: bool) -> Path | None:
-        """Return a directory that does not exist yet: the tokens of an earlier run have other weights."""
+        """The directory does not exist yet: the tokens of an earlier run have other weights."""
         if self._options.get("directory") is None:
             return None
         accelerator = trainer.accelerator
@@ -320,24 +301,15 @@ def trl_rollout(
         build: Makes the agent of an episode: `build(task, model)`.
         reward: Scores an episode; `trl_reward` passes the result to TRL. None leaves scoring to TRL's reward functions,
             which get the episodes as the argument `episode`.
-        base_url: Address of the server or router, if no client is given.
-        client: The engine, if no `base_url` is given.
         limits: Limits of an episode. In addition, all its turns together stay within `max_completion_length`.
         tasks: Makes the task of a prompt. None: the row of the trainer's dataset with this prompt is the task, with its
             `answer` and, in `data`, every other column.
         sync: How the engine gets the trainer's weights whenever its step has changed: "disk"; a `DiskSync(folder)`; a
             function `sync(trainer, version, engine)`, called on every process; or "none".
         directory: Where ledgers are written, each call in its own directory; None: no ledger is written.
-        sampling_params: Further sampling parameters; temperature, top_p and the like are the trainer's.
         drift_rows: Number of rows per step whose logprobs are recomputed by the trainer's model; 0 for none.
         **options: Further arguments of `rollout`: `workers`, `progress`, `tokenizer`, `tool_parser`, `options`, ...
             `RunOptions.preflight` (on by default) also checks that the server serves the model whose weights it gets.
-
-    Returns:
-        The function. It keeps a thread and connections until `close()`.
-
-    Raises:
-        ConfigurationError: If an argument cannot work.
 
     Example:
         >>> rollouts = trl_rollout(build, reward=score, base_url="http://127.0.0.1:30000", limits=Limits(max_turns=10))

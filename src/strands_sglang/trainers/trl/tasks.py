@@ -1,7 +1,6 @@
 """Tasks of the prompts that TRL passes to a rollout function: `TaskFinder`, `Plan`.
 
-TRL passes the prompts of the process, each repeated once per completion, without the other columns of the dataset.
-These are looked up in the trainer's dataset.
+TRL passes prompts, each repeated once per completion, without the other columns: they are looked up in the dataset.
 
 Invariant: every prompt has one slot in the plan, and a slot is one sample of the prompt's task.
 """
@@ -30,17 +29,13 @@ class Plan:
     """The tasks to run, the number of samples of each, and the sample that each prompt gets."""
 
     tasks: list[Task]
-    """Tasks with different ids; a task that is needed more often than `samples` occurs several times."""
+    """Ids differ; a task that is needed more often than `samples` occurs several times."""
     samples: int
     slots: list[tuple[str, int]]
-    """For each prompt, the id of a task and the number of a sample."""
 
     @classmethod
     def of(cls, prompt_tasks: Sequence[Task]) -> Plan:
-        """Return the plan for the tasks of all prompts, which may repeat in any order.
-
-        Raises ConfigurationError if two different tasks have the same id.
-        """
+        """Return the plan for the tasks of all prompts, which may repeat in any order."""
         counts: dict[str, int] = {}
         known: dict[str, Task] = {}
         for task in prompt_tasks:
@@ -64,21 +59,13 @@ class TaskFinder:
     """Finds or makes the task of a prompt."""
 
     def __init__(self, tasks: Callable[[Any], Task] | None = None) -> None:
-        """Keep the settings.
-
-        `tasks`: makes the task of a prompt. None: the row of the trainer's dataset with this prompt is the task.
-        """
+        """Keep the maker of a prompt's task; None: the row of the trainer's dataset with this prompt."""
         self._own = tasks
         self._rows: dict[int, _Rows] = {}
         self._warned = False
 
     def find(self, prompts: Sequence[Any], datasets: Any) -> list[Task]:
-        """Return the task of each prompt.
-
-        `prompts`: the prompts that the trainer passed: texts or conversations. `datasets`: the trainer's dataset that
-        they came from, or a dict of several. None, or a dataset without a length, is not searched. Raises
-        ConfigurationError if a prompt cannot become a task.
-        """
+        """Return the task of each prompt; a dataset that is None or has no length is not searched."""
         if self._own is not None:
             return [Task.of(self._own(prompt)) for prompt in prompts]
         several = list(datasets.values()) if isinstance(datasets, Mapping) else [datasets]
@@ -103,8 +90,6 @@ class TaskFinder:
 
 
 class _Rows:
-    """The rows of a dataset, by prompt."""
-
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset  # kept, so that its id() is not reused
         self._places: dict[bytes, int] = {}
@@ -119,7 +104,6 @@ class _Rows:
                 self._twice.add(_key(prompt))
 
     def task(self, key: bytes) -> Task | None:
-        """Return the task of the row with a prompt; None if there is no such row."""
         if key not in self._places:
             return None
         if key not in self._made:
@@ -130,7 +114,7 @@ class _Rows:
         return self._made[key]
 
     def _check_duplicates(self, key: bytes, task: Task) -> None:
-        """Raise ConfigurationError if rows with this prompt differ: TRL does not report which row it passes."""
+        """TRL does not report which row it passes, so rows with this prompt must not differ."""
         for row in self._dataset:
             if _key(row["prompt"]) == key and _task_of(row) != task:
                 raise ConfigurationError(
@@ -144,10 +128,7 @@ def _key(prompt: Any) -> bytes:
 
 
 def _task_of(row: Mapping[str, Any]) -> Task:
-    """Return a row of a dataset as a task; columns that are not fields of a task go into its data.
-
-    Raises ConfigurationError if its prompt does not end with a question.
-    """
+    """Columns that are not fields of a task go into its data."""
     prompt = row["prompt"]
     rest = {name: value for name, value in row.items() if name not in ("prompt", "answer", "id")}
     data = rest.pop("data") if isinstance(rest.get("data"), dict) else {}

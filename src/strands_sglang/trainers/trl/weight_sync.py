@@ -1,12 +1,8 @@
 """Updates the engine's weights whenever the trainer's step has changed, and checks the result: `WeightUpdater`.
 
 Invariant: no episode of a step begins before every worker that responds has loaded that step's weights and the engine
-reports their version. A failed update raises an error; a step never runs with old weights.
-
-Brings a trainer's weights to the engine through a folder: `DiskSync`, `save_weights`.
-
-Invariant: a folder with a version's name is complete. Every worker that responds loads it, or an error is raised. What
-is saved is what the trainer's forward pass computes with, and the trainer's model stays bit for bit the same.
+reports their version. A failed update raises an error; a step never runs with old weights. A folder with a version's
+name is complete; the trainer's model stays bit for bit the same.
 """
 
 from __future__ import annotations
@@ -50,13 +46,10 @@ class DiskSync:
     """
 
     def __init__(self, folder: str | Path | None = None, *, patience: float = PATIENCE) -> None:
-        """Keep the settings.
+        """Keep the settings; `patience` is the seconds for which an engine that does not respond is retried.
 
-        Args:
-            folder: Where weights are saved; every worker must see it under this path. A folder in memory
-                (`/dev/shm/weights`) is fastest on one machine. None: a temporary folder, removed by `close`.
-            patience: Seconds for which an engine that does not respond is retried, so that it can be restarted. After
-                that an error is raised.
+        Every worker must see `folder` under this path; one in memory (`/dev/shm/weights`) is fastest on one machine.
+        None: a temporary folder, removed by `close`.
         """
         self.patience = patience
         self._folder = None if folder is None else Path(folder).absolute()
@@ -64,12 +57,7 @@ class DiskSync:
         self._last: Path | None = None
 
     def __call__(self, trainer: Any, version: str, engine: EngineThread) -> None:
-        """Save the weights, have the engine load them, and remove the previous ones.
-
-        Raises:
-            ConfigurationError: If the model is sharded, or its adapters cannot be merged.
-            EngineError: If a worker does not load the weights, or none responds.
-        """
+        """Save the weights, have the engine load them, and remove the previous ones."""
         if (kind := sharded_by(trainer)) is not None:
             raise ConfigurationError(
                 f"the model must be complete on the main process for sync='disk', got one sharded by {kind}: pass a "
@@ -92,7 +80,6 @@ class DiskSync:
         self._last = self._temporary = None
 
     def _save(self, trainer: Any, version: str) -> Path:
-        """Save under a temporary name, then rename: a folder with a version's name is complete."""
         if self._folder is None and self._temporary is None:
             self._temporary = Path(tempfile.mkdtemp(prefix="strands-sglang-weights-"))
         folder = self._folder or self._temporary
@@ -107,10 +94,10 @@ class DiskSync:
 
 
 async def _load(control: EngineControl, path: Path, version: str) -> None:
-    """Have every worker load weights. A worker that responds but does not load them is an error.
+    """A worker that responds but does not load the weights is an error.
 
-    A worker that does not respond is not an error: it samples nothing. If it comes back with older weights, what it
-    samples is masked until the next update.
+    One that does not respond samples nothing. If it comes back with older weights, what it samples is masked until
+    the next update.
     """
     results = await control.swap_weights(str(path), version=version)
     refused = {result.worker: result.message for result in results if not (result.ok and _succeeded(result.message))}
@@ -164,11 +151,7 @@ def _succeeded(message: str) -> bool:
 
 
 def save_weights(model: Any, path: Path) -> None:
-    """Save a Hugging Face model, or a PEFT model with its adapters merged, as a checkpoint.
-
-    `model`: the unwrapped model, complete on this process. Raises ConfigurationError if the adapters cannot be merged
-    exactly.
-    """
+    """Save a Hugging Face model, or a PEFT model with its adapters merged, as a checkpoint."""
     if hasattr(model, "get_base_model"):  # PEFT's
         with merged(model):
             model.get_base_model().save_pretrained(str(path), state_dict=_plain_state(model))
@@ -209,7 +192,6 @@ def merged(model: Any) -> Iterator[None]:
 
 
 def _plain_state(model: Any) -> dict[str, Any]:
-    """Return the tensors of a merged PEFT model under their names without PEFT."""
     plain: dict[str, Any] = {}
     for name, tensor in model.state_dict().items():
         if f".{model.prefix}" in name or ".original_module." in name:
@@ -227,9 +209,7 @@ class SyncKind(str, Enum):
     """How the engine gets the trainer's weights."""
 
     DISK = "disk"
-    """Through a folder that the engine can read: `DiskSync()`."""
     NONE = "none"
-    """Not by this package: you update the engine yourself."""
 
 
 class WeightSync(Protocol):
@@ -256,11 +236,7 @@ class WeightUpdater:
         engine: EngineThread,
         check: Callable[[EngineThread, Any], None] | None = None,
     ) -> None:
-        """Keep the settings; the first `update` always updates.
-
-        `check`: called once, on the main process, before the first update; raises if it is the wrong engine. Raises
-        ConfigurationError if `sync` is not valid, or the engine's weights cannot be updated.
-        """
+        """`check` is called once, on the main process, before the first update; it raises if it is the wrong engine."""
         try:
             kind = sync if callable(sync) else SyncKind(sync)
         except ValueError:
@@ -271,16 +247,11 @@ class WeightUpdater:
         self._engine, self._engine_check = engine, check
         self._done: tuple[weakref.ref[Any], int] | None = None  # a trainer and its step
         self.version: str | None = None
-        """Name of the weights that the engine has; None if this package did not update them."""
         if self._sync is not None:
             _ = engine.control  # raises now if weights cannot be updated
 
     def update(self, trainer: Any) -> float | None:
-        """Bring the trainer's weights to the engine.
-
-        Returns the seconds it took; None if the engine already had them. Raises EngineError if the engine does not have
-        the weights afterwards.
-        """
+        """Update the engine's weights; return the seconds it took, None if the engine already had them."""
         step = int(trainer.state.global_step)
         if self._sync is None or (self._done is not None and self._done == (weakref.ref(trainer), step)):
             return None
@@ -311,7 +282,7 @@ class WeightUpdater:
         return self._engine.run(self._engine.control.model_info()).weight_version
 
     def _new_name(self, trainer: Any, step: int) -> str:
-        """Return a name for the weights of a step that differs from the engine's current one, to detect the change."""
+        """The name differs from the engine's current one, to detect the change."""
         if self._engine_check is not None:
             self._engine_check(self._engine, trainer)
             self._engine_check = None
@@ -331,7 +302,6 @@ class WeightUpdater:
 
 
 def _from_main(trainer: Any, work: Callable[[], Any]) -> Any:
-    """Call a function on the main process; return or raise its result on all processes."""
     accelerator = trainer.accelerator
     if getattr(accelerator, "num_processes", 1) == 1:
         return work()
