@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack
 from enum import Enum
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
@@ -24,7 +25,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from pydantic import BaseModel
 from strands import Agent, tool
-from strands.agent import agent as agent_module
 from strands.event_loop import streaming
 from strands.hooks import (
     AfterInvocationEvent,
@@ -51,6 +51,8 @@ from support.rollout.agent_kinds import plain as plain_agent
 from support.rollout.scripts import PromptEngine, steps
 from support.rollout.scripts import run as rollout_of
 from support.scripted_engine import Reply, tool_call
+
+agent_module: Any = import_module("strands.agent.agent")
 
 EVENTS = (
     *(BeforeInvocationEvent, AfterInvocationEvent, BeforeModelCallEvent, AfterModelCallEvent, MessageAddedEvent),
@@ -504,10 +506,17 @@ async def test_canary_history_is_copied_fast_and_serialised_for_nobody(monkeypat
     written: list[str] = []
     copied: list[int] = []
     serialize, deepcopy = framework.serialize, copy.deepcopy
-    monkeypatch.setattr(framework, "serialize", lambda value: (written.append(repr(value)), serialize(value))[1])
-    monkeypatch.setattr(
-        copy, "deepcopy", lambda value, memo=None: (copied.append(len(value or ())), deepcopy(value, memo))[1]
-    )
+
+    def serializing(value: Any) -> str:
+        written.append(repr(value))
+        return serialize(value)
+
+    def copying(value: Any, memo: Any = None) -> Any:
+        copied.append(len(value or ()))
+        return deepcopy(value, memo)
+
+    monkeypatch.setattr(framework, "serialize", serializing)
+    monkeypatch.setattr(copy, "deepcopy", copying)
 
     async def run() -> tuple[int, int]:
         written.clear()
