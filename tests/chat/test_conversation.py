@@ -26,8 +26,8 @@ def result(use_id: str, text: str) -> dict[str, Any]:
 
 def test_a_conversation_is_sent_as_it_is_kept() -> None:
     messages = [user("a")]
-    made = Conversation.of(messages, shared=True)
-    assert made.messages is made.sent is messages and made.shared and not made.transient
+    made = Conversation.of(messages)
+    assert made.messages is made.sent is messages and not made.transient
 
 
 @pytest.mark.parametrize(

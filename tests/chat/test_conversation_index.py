@@ -46,9 +46,8 @@ class RecordingIndex(ConversationIndex):
         parent: IndexedTurn | None = None,
         *,
         aligned: bool = True,
-        shared: bool = False,
     ) -> IndexedTurn:
-        number, conversation = len(self), Conversation(NONE, messages, shared=shared)
+        number, conversation = len(self), Conversation(NONE, messages)
         lineage = Lineage(parent, aligned=aligned)
         return self.add(number, conversation, lineage, reply, ConversationShape(), ended_by=None, end=number)
 
@@ -245,17 +244,3 @@ def test_found_turn_is_the_deepest_equal_one(filed: list[list[tuple[str, str]]],
     ]
     found = index.find(NONE, wanted)
     assert (0 if found is None else found.count) == max(depths, default=0)
-
-
-def test_shared_messages_are_kept_and_others_are_still_compared() -> None:
-    index = RecordingIndex()
-    messages = [user("a"), call("x", n=1), result("x", n=1)]
-    first = index.record(messages, assistant("b"), shared=True)
-    assert all(kept is given for kept, given in zip(first.history, messages, strict=True))
-    grown = [*messages, assistant("b"), user("c")]
-    assert index.find(NONE, grown, first) is first
-    assert index.find(NONE, copy.deepcopy(grown), first) is first
-    for other in (2, 1.0, True):
-        edited = copy.deepcopy(grown)
-        edited[2] = result("x", n=other)
-        assert index.find(NONE, edited, first) is None
