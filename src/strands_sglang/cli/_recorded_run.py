@@ -52,7 +52,7 @@ def recorded_tokenizer(run: Mapping[str, Any]) -> str | None:
         run: Content of run.json.
 
     Returns:
-        None if it is not recorded: an earlier version wrote the run, or its tokenizer has no name.
+        None if it is not recorded: its tokenizer has no name.
     """
     name = run.get("tokenizer")
     return name if isinstance(name, str) and name else None

@@ -95,6 +95,16 @@ async def test_messages_are_restored(kind: Kind, tmp_path: Path) -> None:
         assert kept["branch"] is not None and len(json.loads(kept["rest"])) == 1
 
 
+async def test_malformed_messages_are_left_out(tmp_path: Path) -> None:
+    await run(build, [TASKS[0]], PromptEngine(steps(2)), tmp_path)
+    record = record_of(tmp_path, "a/0")
+    assert record.end is not None
+    record.end.data |= {"conversations": "[{]", "messages": {"branch": 0, "rest": "["}}
+    assert restored(record).messages == []
+    record.end.data["messages"] = None
+    assert restored(record).messages == []
+
+
 async def test_run_is_scored_again(tmp_path: Path) -> None:
     tasks = [*TASKS, Task("fails", id="c")]
 
