@@ -4,9 +4,9 @@
     python bench/rollout.py [--quick] [--tokenizer FOLDER]
 
 The same conversation is run alternately in four ways, on one core: by the SDK alone on a model with scripted turns,
-unchanged ("bare") and as `rollout` uses it ("sdk": a few turns at a time, quiet tracer, fast copies, infrequent garbage
-collection); by `rollout` on an engine within the process; and by `rollout` over HTTP to a loopback server pinned to
-another core. Only the CPU time of this process counts; the costs of this package and of HTTP are the differences.
+unchanged ("bare") and as `rollout` uses it ("sdk": inside `fast_agents`, infrequent garbage collection); by `rollout`
+on an engine within the process; and by `rollout` over HTTP to a loopback server pinned to another core. Only the CPU
+time of this process counts; the costs of this package and of HTTP are the differences.
 `/bare` is the ratio of the total cost to that of the bare SDK in the same round, which is comparable between machines.
 
 Prints a table, then the effect of the garbage collector's settings, then one JSON line.
@@ -30,8 +30,7 @@ from agent_script import Script, script, tokenizer_from
 from loopback import stay_on
 from loopback_process import AgentLoopback
 from played_agent import TOKENIZER, ScriptedEngine, ScriptedModel, build, questions
-from strands_sglang._strands_compat.invocation import use_fast_copies
-from strands_sglang._strands_compat.tracing import quiet_tracing
+from strands_sglang import fast_agents
 from strands_sglang.runs import rollout
 from strands_sglang.runs.agent_runner import run_agent
 from strands_sglang.runs.limits import Limits
@@ -71,12 +70,11 @@ def ways(turns_script: Script, tokenizer: Any, url: str, turns: int, episodes: i
 
     async def driven(task: Any) -> None:
         agent = build(task, ScriptedModel(turns_script, turns - 1))
-        use_fast_copies(agent)
         outcome = await run_agent(agent, Task.of(task), limits, None)  # type: ignore[arg-type]
         assert outcome.end_reason.complete, outcome
 
     async def sdk() -> None:
-        with quiet_tracing(), infrequent_gc():
+        with fast_agents(), infrequent_gc():
             await gathered(driven, tasks)
 
     async def run(**source: Any) -> None:

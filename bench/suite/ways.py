@@ -268,8 +268,7 @@ class Ways:
 
     async def _driven(self, job: Job) -> Done:
         # Internal names: where a version of the sources has others, this way is left out.
-        from strands_sglang._strands_compat.invocation import use_fast_copies
-        from strands_sglang._strands_compat.tracing import quiet_tracing
+        from strands_sglang import fast_agents
         from strands_sglang.runs.agent_runner import run_agent
         from strands_sglang.runs.limits import Limits
         from strands_sglang.runs.task import Task
@@ -279,11 +278,10 @@ class Ways:
 
         async def episode(task: Any) -> Done:
             agent = build(task, ScriptedModel(self.script(job.tokens), job.turns - 1))
-            use_fast_copies(agent)
             await run_agent(agent, Task.of(task), limits, None)  # type: ignore[arg-type]
             return Done(sum(message["role"] == "assistant" for message in agent.messages))
 
-        quiet: list[AbstractContextManager[Any]] = [quiet_tracing(), infrequent_gc()]
+        quiet: list[AbstractContextManager[Any]] = [fast_agents(), infrequent_gc()]
         with ExitStack() as stack:
             for manager in quiet:
                 stack.enter_context(manager)

@@ -2,10 +2,6 @@
 
 `_public` lists the names of this package, `published` those that earlier packages of this name had. Both are imported
 when a name is first used, so that `import strands_sglang` stays fast.
-
-Example:
-    >>> from strands_sglang import SGLangClient, SGLangModel
-    >>> model = SGLangModel(tokenizer=tokenizer, client=SGLangClient("http://localhost:30000"))
 """
 
 from __future__ import annotations

@@ -29,26 +29,12 @@ def _threads_of(process: int) -> ThreadPoolExecutor:
 
 
 async def in_thread(work: Callable[[ArgumentT], ResultT], argument: ArgumentT) -> ResultT:
-    """Run a function that would block the event loop for too long in a thread of our own, and return its result.
-
-    Args:
-        work: The function; it must not use the event loop.
-        argument: Its only argument.
-    """
+    """Run a function that blocks, and does not use the event loop, in a thread of our own, and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_threads_of(os.getpid()), work, argument)
 
 
 async def run_bounded(work: Callable[[ArgumentT], Awaitable[None]], items: Iterable[ArgumentT], at_once: int) -> None:
-    """Call an async function with every item.
-
-    Args:
-        work: The function.
-        items: Its arguments. The next one is taken in a thread, because it may be read from disk.
-        at_once: Maximum number of calls at the same time.
-
-    Raises:
-        Exception: What the first call raised that failed; the others are cancelled.
-    """
+    """Call an async function with every item, at most `at_once` at a time; one that fails cancels the others."""
     end, iterator = object(), iter(items)
     tasks: set[asyncio.Future[None]] = set()
     try:

@@ -14,56 +14,21 @@ from typing import Any
 from strands_sglang.errors import ConfigurationError
 
 SOURCE = "https://github.com/strands-sglang/strands-sglang"
-"""Repository of this package."""
 
 
 def closest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the known name most similar to `name`, or None if none is similar.
-
-    Args:
-        name: The name a user wrote.
-        known: The names that exist.
-        cutoff: Least similarity, from 0 to 1.
-
-    Example:
-        >>> closest_name("temperatur", ["temperature", "top_p"])
-        'temperature'
-    """
+    """Return the known name most similar to `name`, or None if none is at least `cutoff` (0 to 1) similar."""
     return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, meant: str | None = None) -> str:
-    """Return the continuation of an error message about an unknown name.
-
-    Args:
-        name: The unknown name.
-        known: The names that exist.
-        meant: The name that is meant, if that is known for certain; None: the closest one.
-
-    Example:
-        >>> "unknown tool parser 'hermse'" + did_you_mean("hermse", ["hermes", "glm"])
-        "unknown tool parser 'hermse'; did you mean 'hermes'?"
-    """
+    """Return the continuation of a message about an unknown name, with the name that is `meant` or the closest one."""
     close = meant or closest_name(name, known)
     return "." if close is None else f"; did you mean {close!r}?"
 
 
 def check_int(name: str, value: Any, *, minimum: int = 1, optional: bool = True, hint: str = "") -> None:
-    """Raise ConfigurationError unless `value` is an int of at least `minimum`.
-
-    Args:
-        name: Name of the argument, for the message.
-        value: The argument.
-        minimum: Smallest value that is accepted.
-        optional: Whether None is accepted too.
-        hint: What else to say in the message, such as what a special value means.
-
-    Example:
-        >>> check_int("max_tool_calls", 3)
-        >>> check_int("workers", -1, minimum=0, optional=False)
-        Traceback (most recent call last):
-        strands_sglang.errors.ConfigurationError: workers must be an int >= 0, got -1
-    """
+    """Raise ConfigurationError unless `value` is an int of at least `minimum`, or None if optional; `hint` is added."""
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
@@ -81,23 +46,9 @@ def check_number(
     optional: bool = True,
     hint: str = "",
 ) -> None:
-    """Raise ConfigurationError unless `value` is an int or a float in a range; NaN is in none.
+    """Raise ConfigurationError unless `value` is an int or a float in a range; NaN is in none. None: no bound.
 
-    Args:
-        name: Name of the argument, for the message.
-        value: The argument.
-        above: The value must be greater than this; None: no such bound.
-        minimum: The value must not be less than this; None: no such bound.
-        maximum: The value must not be greater than this; None: no such bound.
-        finite: Whether infinity is refused.
-        optional: Whether None is accepted too.
-        hint: What else to say in the message, such as the unit.
-
-    Example:
-        >>> check_number("deadline", 30.0)
-        >>> check_number("audit_share", 2, above=None, minimum=0, maximum=1, optional=False)
-        Traceback (most recent call last):
-        strands_sglang.errors.ConfigurationError: audit_share must be a number >= 0 and <= 1, got 2
+    `finite`: whether infinity is refused. `optional`: None is accepted. `hint`: what else to say, such as the unit.
     """
     if optional and value is None:
         return
@@ -123,10 +74,5 @@ def _message(name: str, kind: str, optional: bool, value: Any, hint: str) -> str
 
 
 def install(extra: str) -> str:
-    """Return the command that installs this package with one of its extras ("ray", "progress", "arrow", ...).
-
-    Example:
-        >>> install("ray").startswith("pip install 'strands-sglang[ray] @ git+https://")
-        True
-    """
+    """Return the command that installs this package with one of its extras ("ray", "progress", "arrow", ...)."""
     return f"pip install 'strands-sglang[{extra}] @ git+{SOURCE}', or pip install -e '.[{extra}]' in a checkout"

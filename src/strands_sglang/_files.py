@@ -17,18 +17,13 @@ from typing import Any, BinaryIO
 
 import orjson
 
-DEEPEST = 254
-"""Largest nesting depth of JSON that can be written and is read."""
+DEEPEST = 254  # largest nesting depth of JSON that can be written and is read
 
 _TOKENS = re.compile(rb'"[^"]*"?|[\[{]|[\]}]')
 
 
 def open_file(path: Path, buffering: int = 1 << 17) -> BinaryIO:
-    """Open a regular file for reading.
-
-    Raises:
-        OSError: The file does not exist, or is not a regular file (a directory, a pipe, a device).
-    """
+    """Open a regular file for reading; OSError if there is none (a directory, a pipe, a device)."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags)
     try:
@@ -42,17 +37,10 @@ def open_file(path: Path, buffering: int = 1 << 17) -> BinaryIO:
 
 @contextmanager
 def replace_file(path: Path, *, sync: bool = False) -> Iterator[Path]:
-    """Write a file atomically, replacing an existing one.
+    """Write a file atomically, replacing an existing one; `sync`: sync the content to disk first.
 
     The block writes to the temporary path it is given, in the same directory. When the block succeeds, the temporary
     file is renamed to `path`; when it raises, the temporary file is removed and `path` is unchanged.
-
-    Args:
-        path: Where the complete file appears.
-        sync: Whether to sync the content to disk before the rename.
-
-    Yields:
-        The temporary path to write to.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -78,11 +66,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def loads(data: bytes) -> Any:
-    """Decode JSON.
-
-    Raises:
-        ValueError: The data is not JSON, or is nested deeper than `DEEPEST`.
-    """
+    """Decode JSON; ValueError if the data is not JSON, or is nested deeper than `DEEPEST`."""
     if data.count(b"[") + data.count(b"{") > DEEPEST and _depth(data) > DEEPEST:
         raise ValueError(f"JSON is nested deeper than {DEEPEST} levels")
     return orjson.loads(data)

@@ -23,22 +23,13 @@ def dump_bytes(value: Any, *, sort_keys: bool = False, non_str_keys: bool = Fals
 
     Raises:
         TypeError: A lone surrogate, an int of more than 64 bits, or a key that is not accepted.
-
-    Example:
-        >>> dump_bytes({"b": 1, "a": {2}}, sort_keys=True)
-        b'{"a":"{2}","b":1}'
     """
     option = (orjson.OPT_SORT_KEYS if sort_keys else 0) | (orjson.OPT_NON_STR_KEYS if non_str_keys else 0)
     return orjson.dumps(value, default=described, option=option)
 
 
 def dump_text(value: Any) -> str:
-    """Return a value as JSON text, also where `dump_bytes` raises: with lone surrogates and large ints.
-
-    Example:
-        >>> dump_text([1 << 70])
-        '[1180591620717411303424]'
-    """
+    """Return a value as JSON text, also where `dump_bytes` raises: with lone surrogates and large ints."""
     try:
         return dump_bytes(value).decode()
     except TypeError:
@@ -46,12 +37,7 @@ def dump_text(value: Any) -> str:
 
 
 def load_text(text: Any) -> Any:
-    """Return the value that `dump_text` wrote, or None if `text` is not JSON text.
-
-    Example:
-        >>> load_text('{"a": 1}')
-        {'a': 1}
-    """
+    """Return the value that `dump_text` wrote, or None if `text` is not JSON text."""
     if not isinstance(text, str):
         return None
     try:
@@ -64,12 +50,7 @@ def load_text(text: Any) -> Any:
 
 
 def jsonable(value: Any) -> Any:
-    """Return the closest value that JSON can hold: tuples as lists, NumPy scalars as Python's, the rest as `repr`.
-
-    Example:
-        >>> jsonable({1: (2, 1 << 70)})
-        {'1': [2, '1180591620717411303424']}
-    """
+    """Return the closest value that JSON can hold: tuples as lists, NumPy scalars as Python's, the rest as `repr`."""
     if isinstance(value, dict):
         return {str(jsonable(name)): jsonable(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -84,12 +65,7 @@ def jsonable(value: Any) -> Any:
 
 
 def described(value: Any) -> str:
-    """Return what stands for a value that JSON cannot hold: its `repr`, or size and SHA-256 of bytes.
-
-    Example:
-        >>> described(b"abc")
-        '<bytes: 3 bytes, sha256 ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad>'
-    """
+    """Return what stands for a value that JSON cannot hold: its `repr`, or size and SHA-256 of bytes."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value)
         return f"<{type(value).__name__}: {len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()}>"

@@ -5,6 +5,7 @@
 """
 
 from strands_sglang import errors as errors
+from strands_sglang._strands_compat.fast_agents import fast_agents as fast_agents
 from strands_sglang.chat.soundness import soundness as soundness
 from strands_sglang.engine import Generation as Generation
 from strands_sglang.engine import SGLangClient as SGLangClient

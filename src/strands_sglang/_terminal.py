@@ -11,34 +11,19 @@ from collections.abc import Iterable, Sequence
 
 
 def escape_for_terminal(text: str) -> str:
-    r"""Return text with every non-printable character escaped: `\n`, `\x1b`, `\u202e`.
-
-    Args:
-        text: Any text from outside: an id, a file name, a message that quotes one.
-    """
+    r"""Return text with every non-printable character escaped: `\n`, `\x1b`, `\u202e`."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def counted(number: int, noun: str, several: str | None = None) -> str:
-    """Return a number with its noun: `1 episode`, `1,024 episodes`.
-
-    Args:
-        number: The count.
-        noun: The singular.
-        several: The plural; None: the singular with an s.
-    """
+    """Return a number with its noun: `1 episode`, `1,024 episodes`; `several` None: the singular with an s."""
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
 def table(rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:
-    """Return rows as lines with aligned columns; cells must be escaped and without colours.
-
-    Args:
-        rows: The rows, all of the same length.
-        right: Columns that are aligned to the right.
-    """
+    """Return rows of the same length as lines with aligned columns, `right` ones at the right; cells are escaped."""
     cells = [list(row) for row in rows]
     if not cells:
         return []
@@ -54,11 +39,6 @@ def table(rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> list[s
 
 
 def natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Return a sort key by which `task-2` comes before `task-10`.
-
-    Example:
-        >>> sorted(["task-10/0", "task-2/0"], key=natural_key)
-        ['task-2/0', 'task-10/0']
-    """
+    """Return a sort key by which `task-2` comes before `task-10`."""
     parts = re.split(r"(\d{1,18})", text)
     return [(1, int(part), "") if part.isdecimal() and part.isascii() else (0, 0, part) for part in parts]

@@ -70,7 +70,6 @@ class SGLangHTTPError(SGLangClientError):
         self.status = status
         """HTTP status; None if unknown."""
         self.body = body
-        """The server's message."""
 
 
 class SGLangContextLengthError(SGLangHTTPError):
@@ -169,9 +168,7 @@ class TokenBudgetError(StrandsSGLangError):
     def __init__(self, message: str, *, used: int = 0, budget: int = 0) -> None:
         super().__init__(message)
         self.used = used
-        """Tokens sampled in the episode."""
         self.budget = budget
-        """Tokens the episode may sample."""
 
 
 class FailedCallError(StrandsSGLangError):
@@ -180,7 +177,6 @@ class FailedCallError(StrandsSGLangError):
     def __init__(self, message: str, *, turn: int = -1) -> None:
         super().__init__(message)
         self.turn = turn
-        """Id of the turn in its tree."""
 
 
 class TurnAbortedError(StrandsSGLangError):
@@ -197,7 +193,6 @@ class RequestRejectedError(EngineError, SGLangHTTPError):
     def __init__(self, message: str, *, status: int | None = None, server_message: str = "") -> None:
         SGLangHTTPError.__init__(self, message, status=status, body=server_message)
         self.server_message = server_message
-        """The server's own message, unchanged."""
 
 
 class ContextOverflowError(RequestRejectedError, SGLangContextLengthError):
@@ -225,7 +220,6 @@ class EngineUnavailableError(EngineError):
     def __init__(self, message: str, *, attempts: int = 0, status: int | None = None, body: str = "") -> None:
         super().__init__(message)
         self.attempts = attempts
-        """Requests sent for this call."""
         self.status = status
         """HTTP status of the last attempt; None if it had no answer."""
         self.body = body

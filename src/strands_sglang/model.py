@@ -23,10 +23,7 @@ from strands.types.streaming import StreamEvent
 from strands.types.tools import ToolChoice, ToolSpec
 from typing_extensions import override
 
-from strands_sglang._strands_compat.agents import calling_agent, cycle_of
-from strands_sglang._strands_compat.copies import SharedMessages
-from strands_sglang._strands_compat.event_loop import use_flat_loop
-from strands_sglang._strands_compat.model_calls import WholeReply, WholeReplyModel
+from strands_sglang._strands_compat.agents import StructuredOutputModel, calling_agent, cycle_of
 from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.messages import template_system
 from strands_sglang.chat.parser_detection import resolve_tool_parser
@@ -38,7 +35,6 @@ from strands_sglang.provider.config import Settings, checked_config, template_ar
 from strands_sglang.provider.episode import EpisodeTokens, check_not_observed, scopes
 from strands_sglang.provider.images import ImageSupport
 from strands_sglang.provider.planning import Planner
-from strands_sglang.provider.stream_events import message_content
 from strands_sglang.provider.turn import TurnRequest, schema_of
 from strands_sglang.provider.turn_runner import TurnRunner
 from strands_sglang.published.rollout_record import Rollout, RolloutViews
@@ -51,7 +47,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=BaseModel)
 
 
-class SGLangModel(WholeReplyModel):
+class SGLangModel(StructuredOutputModel):
     """A Strands model on SGLang's native `/generate`: token ids in, sampled ids and logprobs out.
 
     Example:
@@ -111,7 +107,6 @@ class SGLangModel(WholeReplyModel):
         engine: TokenEngine = client if client is not None else SGLangClient(cast(str, base_url))
         _check_sampling(engine, self._settings)
         self.tokenizer = tokenizer
-        """The model's tokenizer."""
         bridge, sound = sound_bridge(tokenizer, chat_template=chat_template, arguments=arguments)
         detected = resolve_tool_parser(tool_parser, bridge)
         parser = detected.parser or PlainTextParser()
@@ -120,7 +115,6 @@ class SGLangModel(WholeReplyModel):
         self._key = uuid.uuid4().hex
         self._own = EpisodeTokens()
         self._rollouts = RolloutViews()
-        use_flat_loop()
 
     @property
     def client(self) -> TokenEngine:
@@ -250,49 +244,6 @@ class SGLangModel(WholeReplyModel):
             logger.debug("episode=<%s> | turn cancelled", request.episode.id)
         self._rollouts.refresh(request.episode)
 
-    @property
-    @override
-    def replies_whole(self) -> bool:
-        """Whether `whole_reply` may be called: nothing is streamed, and `stream` is not replaced."""
-        return type(self).stream is _STREAM and "stream" not in vars(self) and not self._settings.streaming
-
-    @override
-    async def whole_reply(
-        self,
-        messages: Messages,
-        tool_specs: list[ToolSpec] | None = None,
-        system_prompt: str | None = None,
-        *,
-        tool_choice: ToolChoice | None = None,
-        system_prompt_content: list[SystemContentBlock] | None = None,
-        cancel_signal: Any = None,
-        structured_output_model: type[BaseModel] | None = None,
-        invocation_state: dict[str, Any] | None = None,
-        model_state: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> WholeReply | None:
-        """Sample the next turn of a conversation, without stream events; see `stream`."""
-        request = self._request(
-            messages,
-            tool_specs,
-            template_system(system_prompt, system_prompt_content),
-            tool_choice,
-            cancel_signal,
-            structured_output_model,
-            invocation_state,
-            model_state,
-            kwargs,
-        )
-        whole: WholeReply | None = None
-        try:
-            with await self._runner.reply(request) as reply:
-                reply.check_not_cancelled()
-                whole = WholeReply(reply.stop_reason, message_content(reply.blocks), reply.usage, reply.metrics)
-        except CallCancelledError:
-            logger.debug("episode=<%s> | turn cancelled", request.episode.id)
-        self._rollouts.refresh(request.episode)
-        return whole
-
     @override
     async def structured_output(
         self, output_model: type[T], prompt: Messages, system_prompt: str | None = None, **kwargs: Any
@@ -353,7 +304,6 @@ class SGLangModel(WholeReplyModel):
         model_state: dict[str, Any] | None,
         others: dict[str, Any],
     ) -> TurnRequest:
-        """Return the call that the arguments of `stream` describe."""
         if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
             logger.warning("tool_choice=<%s> | a chat template cannot force a tool call; ignored", tool_choice)
         conversation = Conversation.of(
@@ -361,7 +311,6 @@ class SGLangModel(WholeReplyModel):
             system=system,
             tool_specs=tool_specs,
             transient_blocks=int(others.get("dynamic_trailing_blocks") or 0),
-            shared=type(messages) is SharedMessages,
         )
         return TurnRequest(
             conversation,
@@ -373,9 +322,6 @@ class SGLangModel(WholeReplyModel):
             cycle=cycle_of(invocation_state),
             schema=schema_of(structured_output_model),
         )
-
-
-_STREAM = SGLangModel.stream
 
 
 def _check_sampling(engine: TokenEngine, settings: Settings) -> None:

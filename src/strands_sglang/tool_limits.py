@@ -1,8 +1,5 @@
 """Limits on an agent's tool use: `ToolLimiter`.
 
-    limiter = ToolLimiter(max_tool_iters=5)
-    agent = Agent(model=model, tools=[...], hooks=[limiter])
-
 `ToolLimiter` uses the framework's deferred stop: requested tools run to their end, their results are appended, and the
 model is not called again. A limited conversation therefore ends on a tool result, without invented messages or
 unanswered calls, and every sampled token is trainable. The agent's result has the stop reason "cancelled", and
@@ -32,17 +29,11 @@ from strands.hooks import (
 from strands_sglang._checks import check_int
 from strands_sglang.chat.failed_call import FAILED_CALL
 
-STATE_KEY = "tool_limit"
-"""Key in an agent's result state that names the limit that stopped it."""
+STATE_KEY = "tool_limit"  # key in an agent's result state that names the limit that stopped it
 
 
 class ToolLimit(str, Enum):
-    """Which limit stopped an agent.
-
-    Example:
-        >>> ToolLimit("tool_calls") is ToolLimit.TOOL_CALLS
-        True
-    """
+    """Which limit stopped an agent."""
 
     TOOL_ITERATIONS = "tool_iterations"
     """The agent used tools in the largest allowed number of turns."""
@@ -52,8 +43,6 @@ class ToolLimit(str, Enum):
 
 @dataclass
 class _Counts:
-    """What one agent has used."""
-
     iterations: int = 0
     calls: int = 0
     reason: ToolLimit | None = None
@@ -84,16 +73,12 @@ class ToolLimiter(HookProvider):
         max_tool_calls: int | None = None,
         max_parallel_tool_calls: int | None = None,
     ) -> None:
-        """Set the limits.
+        """Set the limits, each an int >= 1.
 
         Args:
             max_tool_iters: Turns with tool calls, parallel calls counted as one; None: no limit.
             max_tool_calls: Tool calls in total. Calls beyond it in the last turn are answered, not run; None: no limit.
-            max_parallel_tool_calls: Tool calls of one turn that are run; the others are answered, not run; None: no
-                limit.
-
-        Raises:
-            ConfigurationError: A limit is not an int >= 1.
+            max_parallel_tool_calls: Tool calls of one turn that are run, the others are only answered; None: no limit.
         """
         self._limits = {
             "max_tool_iters": max_tool_iters,

@@ -26,8 +26,7 @@ from strands.agent.conversation_manager import NullConversationManager
 from strands.hooks import AfterModelCallEvent, AfterToolCallEvent, BeforeModelCallEvent, MessageAddedEvent
 from strands.middleware import InvokeModelStage
 
-from strands_sglang import SGLangModel
-from strands_sglang._strands_compat.tracing import quiet_tracing
+from strands_sglang import SGLangModel, fast_agents
 from strands_sglang.chat.messages import template_messages, template_tools
 from strands_sglang.engine import Generation
 from strands_sglang.errors import EngineError
@@ -382,7 +381,7 @@ def quiet() -> Iterator[None]:
     """Disable logging and tracing."""
     logging.disable(logging.CRITICAL)
     try:
-        with quiet_tracing():
+        with fast_agents():
             yield
     finally:
         logging.disable(logging.NOTSET)

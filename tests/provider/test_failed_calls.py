@@ -12,7 +12,6 @@ from strands.hooks import AfterModelCallEvent, AfterToolCallEvent, BeforeToolCal
 from strands.types.exceptions import EventLoopException
 
 from strands_sglang import EpisodeTokens, SGLangModel
-from strands_sglang._strands_compat import agents as finding
 from strands_sglang.engine import FinishReason
 from strands_sglang.errors import FailedCallError
 from support.provider.agents import agent_on, ask, outline, said, scripted_model
@@ -100,11 +99,11 @@ async def test_after_policy_end_a_new_question_continues(adder: Adder) -> None:
 
 
 class Strangers:
-    """Passes no agent with calls, as with parallel agents that share a state, and hides the agent's loop."""
+    """Passes no agent with calls, as with parallel agents that share a state."""
 
     def __init__(self, *known: int) -> None:
         self._known, self._calls = known, 0
-        self._stream, self._agent_on_stack = SGLangModel.stream, finding._agent_on_stack
+        self._stream = SGLangModel.stream
 
     def __enter__(self) -> Strangers:
         def stream(model: SGLangModel, *args: Any, **kwargs: Any) -> Any:
@@ -114,12 +113,10 @@ class Strangers:
             return self._stream(model, *args, **kwargs)
 
         SGLangModel.stream = stream  # type: ignore[method-assign, assignment]
-        finding._agent_on_stack = lambda cancel_signal: None
         return self
 
     def __exit__(self, *_: Any) -> None:
         SGLangModel.stream = self._stream  # type: ignore[method-assign]
-        finding._agent_on_stack = self._agent_on_stack
 
 
 async def test_an_unknown_agent_receives_the_parse_error_too(adder: Adder) -> None:

@@ -2,7 +2,8 @@
 
 `calling_agent`, `cycle_of`, `name_of`: the SDK does not pass the calling agent to a provider, and
 `invocation_state["agent"]` may be another agent if agents share that dict, as the nodes of a graph do. An agent is
-identified by its cancel signal: it is passed to `stream()`, and no two agents have the same.
+identified by its cancel signal: it is passed to `stream()`, and no two agents have the same. Known are the agents that
+were named in the state of some call, the nodes of graphs that `rollout` runs, and all agents inside `fast_agents`.
 
 `StructuredOutputModel`: if an agent's turn does not follow the required schema, the SDK calls the model again, and
 passes the schema as `structured_output_model`.
@@ -15,7 +16,6 @@ Tested with strands-agents 1.62.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -25,8 +25,6 @@ from strands.models.model import Model
 
 from strands_sglang._strands_compat.guard import report_unrecognised
 
-_FRAMES = 40  # frames searched between a model and the loop that calls it; each middleware adds some
-
 _agents: weakref.WeakKeyDictionary[threading.Event, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 """Known agents, by their cancel signals."""
 _nodes: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -35,7 +33,7 @@ _lock = threading.Lock()
 
 
 def calling_agent(invocation_state: Mapping[str, Any] | None, cancel_signal: Any) -> Any:
-    """Return the agent that makes a model call. Call it from `stream()` itself.
+    """Return the agent that makes a model call.
 
     Args:
         invocation_state: As passed to `stream()`.
@@ -44,36 +42,20 @@ def calling_agent(invocation_state: Mapping[str, Any] | None, cancel_signal: Any
     Returns:
         The agent; None if that is not certain.
     """
-    agent = (invocation_state or {}).get("agent")
-    signal = getattr(agent, "cancel_signal", None)
+    # The state may name another agent than the caller; if so, that one is known when it calls.
+    remember((invocation_state or {}).get("agent"))
     with _lock:
-        if isinstance(signal, threading.Event) and (signal not in _agents or _agents[signal]() is not agent):
-            _agents[signal] = weakref.ref(agent)
         known = _agents.get(cancel_signal) if isinstance(cancel_signal, threading.Event) else None
-    if known is not None or not isinstance(cancel_signal, threading.Event):
-        return known() if known is not None else None
-    agent = _agent_on_stack(cancel_signal)
-    if agent is not None:
+    return known() if known is not None else None
+
+
+def remember(agent: Any) -> None:
+    """Let `calling_agent` find an agent by its cancel signal."""
+    signal = getattr(agent, "cancel_signal", None)
+    if isinstance(signal, threading.Event):
         with _lock:
-            _agents[cancel_signal] = weakref.ref(agent)
-    return agent
-
-
-def _agent_on_stack(cancel_signal: threading.Event) -> Any:
-    """Return the agent with this signal whose loop is awaiting this call; None if no frame shows it.
-
-    Agents that share `invocation_state` overwrite each other in it, but the loop of each has it in a local variable
-    named `agent`. Without such frames (another interpreter, another name) the agent stays unknown.
-    """
-    frame = sys._getframe(2) if hasattr(sys, "_getframe") else None
-    for _ in range(_FRAMES):
-        if frame is None:
-            return None
-        agent = frame.f_locals.get("agent")
-        if agent is not None and getattr(agent, "cancel_signal", None) is cancel_signal:
-            return agent
-        frame = frame.f_back
-    return None
+            if signal not in _agents or _agents[signal]() is not agent:
+                _agents[signal] = weakref.ref(agent)
 
 
 def cycle_of(invocation_state: Mapping[str, Any] | None) -> str | None:
@@ -93,6 +75,7 @@ def name_nodes(graph: Any) -> None:
             _nodes[executor] = name
         except TypeError:  # not hashable, or without weak references
             continue
+        remember(executor)
         name_nodes(executor)
 
 

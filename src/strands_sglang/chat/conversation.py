@@ -64,8 +64,6 @@ class Conversation:
     """The messages as later calls will repeat them."""
     reminded: Sequence[Message] | None = None
     """The messages with text that is sent in this call only (a reminder); None: there is no such text."""
-    shared: bool = False
-    """Whether the messages are never modified, so that they can be kept instead of copies."""
     _forms: dict[int, Canonical] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
@@ -76,7 +74,6 @@ class Conversation:
         system: str | None = None,
         tool_specs: Sequence[Mapping[str, Any]] | None = None,
         transient_blocks: int = 0,
-        shared: bool = False,
     ) -> Conversation:
         """Return the conversation of a call.
 
@@ -85,11 +82,10 @@ class Conversation:
             system: The system prompt; None if there is none.
             tool_specs: The available tools; None if there are none.
             transient_blocks: Number of blocks at the end of the last user message that are sent in this call only.
-            shared: Whether nobody modifies the messages later.
         """
         preamble = preamble_of(system, tool_specs)
         if transient_blocks <= 0:
-            return cls(preamble, messages, None, shared)
+            return cls(preamble, messages)
         at = next((at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == "user"), -1)
         if at < 0:
             return cls(preamble, messages, messages)

@@ -18,7 +18,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import Any, TypeAlias
 
-from strands_sglang.chat.canonical import canonical, copied, holds_numbers, same_numbers
+from strands_sglang.chat.canonical import canonical, copied, same_numbers
 from strands_sglang.chat.conversation import Conversation, Message, Preamble, call_ids_in
 from strands_sglang.chat.conversation_shape import ConversationShape, Step
 from strands_sglang.chat.differences import SampledTurn
@@ -311,11 +311,6 @@ class ConversationIndex:
         # Copies: the caller may modify its messages later.
         new = messages[known:]
         for at, message in enumerate(new, known):
-            if conversation.shared:
-                history.append(message)
-                if holds_numbers(message.get("content")):
-                    numeric.append(at)
-                continue
             # Numbers count only in the content: the rest of a message is not compared by type.
             content, numbers = copied(message.get("content"))
             if type(message) is dict:

@@ -33,14 +33,10 @@ class Command(click.Command):
         interrupted: str = "nothing was written",
         **settings: Any,
     ) -> None:
-        """Create the command.
+        """Create the command; arguments beyond those of `click.Command` are printed at the end of its help.
 
-        Args:
-            name: Its name.
-            exit_codes: What each exit code means.
-            examples: Command lines without the program's name; lines of other programs start with "$ ".
-            interrupted: What the command leaves behind after Ctrl-C.
-            **settings: Arguments of `click.Command`.
+        `examples` are without the program's name, lines of other programs start with "$ ". `interrupted`: what the
+        command leaves behind after Ctrl-C.
         """
         super().__init__(name, **settings)
         self.exit_codes, self.examples, self.interrupted = dict(exit_codes or {}), tuple(examples), interrupted
@@ -67,14 +63,7 @@ class LazyGroup(click.Group):
     """A group that imports a command when it is used."""
 
     def __init__(self, name: str, table: Mapping[str, str], end: str, **settings: Any) -> None:
-        """Create the group.
-
-        Args:
-            name: Name of the program.
-            table: What each command does, by name; its module in `commands/` has the same name.
-            end: Text at the end of the help page, not wrapped.
-            **settings: Arguments of `click.Group`.
-        """
+        """Create the group of the commands in `table` (what each does, by name); `end` ends the help, not wrapped."""
         super().__init__(name, **settings)
         self._table, self._end = table, end
 
@@ -148,11 +137,7 @@ def episode_option(help: str = "only this episode; can be repeated") -> click.Op
 
 
 def tokenizer_option(default: str = "the one in run.json") -> click.Option:
-    """Return the option `--tokenizer` of a command that reads a recorded run.
-
-    Args:
-        default: What is used if it is not given.
-    """
+    """Return the option `--tokenizer` of a command that reads a recorded run."""
     help = f"name or path of the run's tokenizer (default: {default})"
     return click.Option(["--tokenizer"], metavar="NAME", help=help)
 
@@ -163,16 +148,7 @@ def function_option(name: str, help: str, *, required: bool = False, multiple: b
 
 
 def import_function(path: str, option: str, example: str) -> Callable[..., Any]:
-    """Import a function; modules in the working directory are found.
-
-    Args:
-        path: Value of the option: `module:name`.
-        option: Name of the option, for error messages.
-        example: A valid value, for error messages.
-
-    Raises:
-        ConfigurationError: The value has another format, or there is no such module or function.
-    """
+    """Import the function `module:name`, also from the working directory; errors name the option and an example."""
     module, _, name = path.partition(":")
     if not name or not module or module.startswith("."):
         raise ConfigurationError(f"{option} must be MODULE:FUNCTION, such as {example}, got {path!r}")

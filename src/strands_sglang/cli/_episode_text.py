@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from strands_sglang.ledger.summary import SummaryRow
     from strands_sglang.viewer.token_text import TokenTexts
 
-UNFINISHED = "unfinished"
-"""End reason of an episode that has not ended."""
+UNFINISHED = "unfinished"  # end reason of an episode that has not ended
 WHY = {
     "answered": ("the agent finished by itself", ()),
     "stopped": ("the agent's own code stopped it: a hook, cancel() or an interrupt", ()),
@@ -140,7 +139,6 @@ class EpisodePrinter:
 
     paint: Paint
     limits: Mapping[str, Any]
-    """Limits of the run, by name."""
     longest: int | None
     """Characters of a text after which it is cut; None: it is not."""
     context: bool
@@ -305,7 +303,6 @@ class EpisodePrinter:
 
 
 def _about_turn(step: Mapping[str, Any], detail: Mapping[str, Any]) -> list[str]:
-    """Return the place of a turn in its tree, and figures of its call."""
     parts = [counted(len(step["tokens"]["ids"]), "token")]
     if step.get("parent") is not None:
         parts.append(f"after turn {step['parent']}")
@@ -337,7 +334,6 @@ def _logprob_summary(tokens: Mapping[str, Any]) -> str:
 
 
 def _prompt_text(prompt: Any) -> str:
-    """Return the text of a prompt: a string, or the text blocks of a list of content blocks."""
     if isinstance(prompt, str):
         return prompt
     blocks = map(mapping, prompt if isinstance(prompt, list) else [])

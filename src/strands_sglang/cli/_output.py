@@ -22,11 +22,7 @@ _CODES = {
 
 
 def wants_colours(stream: TextIO | None = None) -> bool:
-    """Return whether text for a stream is coloured: it is a terminal, and NO_COLOR is not set (https://no-color.org).
-
-    Args:
-        stream: Where the text goes; None: standard output.
-    """
+    """Return whether text for a stream (None: stdout) is coloured: a terminal, without NO_COLOR (https://no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     try:
@@ -36,18 +32,10 @@ def wants_colours(stream: TextIO | None = None) -> bool:
 
 
 class Paint:
-    r"""Colours text, or returns it unchanged.
-
-    Example:
-        >>> Paint(False)("text", "red")
-        'text'
-        >>> Paint(True)("text", "red")
-        '\x1b[31mtext\x1b[0m'
-    """
+    r"""Colours text, or returns it unchanged."""
 
     def __init__(self, coloured: bool) -> None:
         self.coloured = coloured
-        """Whether text is coloured."""
 
     def __call__(self, text: str, *styles: str) -> str:
         """Return text in styles; the text itself must be escaped already."""

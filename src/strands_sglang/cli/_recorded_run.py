@@ -27,15 +27,7 @@ _REPR = re.compile(r"<.*>|[\w.]+\(.*\)", re.DOTALL)  # looks like the `repr` of 
 
 
 def open_run(directory: str | Path, *, needs_run_file: bool = False) -> dict[str, Any]:
-    """Return the content of run.json; empty if the run has only a ledger.
-
-    Args:
-        directory: Directory of the run.
-        needs_run_file: Whether a run without run.json is an error.
-
-    Raises:
-        LedgerError: There is no run, or its run.json cannot be read.
-    """
+    """Return run.json, empty if the run has only a ledger unless `needs_run_file`; LedgerError if there is no run."""
     folder = Path(directory)
     found = read_run(folder) if folder.is_dir() else None
     if found is None and needs_run_file:
@@ -46,28 +38,13 @@ def open_run(directory: str | Path, *, needs_run_file: bool = False) -> dict[str
 
 
 def recorded_tokenizer(run: Mapping[str, Any]) -> str | None:
-    """Return the name or path of a run's tokenizer.
-
-    Args:
-        run: Content of run.json.
-
-    Returns:
-        None if it is not recorded: its tokenizer has no name.
-    """
+    """Return the name or path of the tokenizer in run.json; None if it has none."""
     name = run.get("tokenizer")
     return name if isinstance(name, str) and name else None
 
 
 def tokenizer_of(run: Mapping[str, Any], given: str | None) -> str:
-    """Return the name or path of the tokenizer to use.
-
-    Args:
-        run: Content of run.json.
-        given: Value of `--tokenizer`; None: the one that run.json names.
-
-    Raises:
-        ConfigurationError: Neither names one, or the recorded folder no longer exists.
-    """
+    """Return the given tokenizer, else that of run.json; ConfigurationError if there is none, or its folder is gone."""
     name = given or recorded_tokenizer(run)
     if name is None:
         raise ConfigurationError("run.json does not name the tokenizer: pass --tokenizer")
@@ -81,9 +58,7 @@ class RunSettings:
     """Settings that were given to `rollout`."""
 
     limits: Limits
-    """Limits of an episode."""
     model_options: dict[str, Any]
-    """Arguments of `SGLangModel`."""
     left_out: tuple[str, ...] = ()
     """Names of arguments that run.json stores only as a `repr` and that were not given explicitly."""
 
@@ -97,16 +72,7 @@ class RunSettings:
 def run_settings(
     run: Mapping[str, Any], limits: Mapping[str, Any] | None, model_options: Mapping[str, Any]
 ) -> RunSettings:
-    """Return the settings of a run.
-
-    Args:
-        run: Content of run.json.
-        limits: Limits that replace the recorded ones; None: the recorded ones.
-        model_options: Options that replace the recorded ones of the same name.
-
-    Raises:
-        ConfigurationError: A given or recorded value is not valid.
-    """
+    """Return the settings in run.json, with the given ones in their place; ConfigurationError if a value is invalid."""
     from strands_sglang.cli._run_options import check_model_options
     from strands_sglang.runs import Limits, replay
 

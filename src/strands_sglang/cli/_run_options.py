@@ -35,14 +35,12 @@ LIMITS = {
     "tool_timeout": "seconds of one tool call",
     "episode_timeout": "seconds of an episode",
 }
-"""The limits of an episode, with what each limits."""
 
-TRACKERS = ("wandb", "mlflow", "tensorboard")
-"""The built-in trackers. Listed here because their module imports much."""
+TRACKERS = ("wandb", "mlflow", "tensorboard")  # the built-in trackers. Listed here because their module imports much
 
 _RUN_OPTIONS = (
     *("durability", "rerun_tools", "tool_arguments", "reward_timeout", "prefix_warmup", "stop_if_first_fail"),
-    *("metrics_interval", "preflight", "tune_runtime"),
+    *("metrics_interval", "preflight", "tune_runtime", "fast_agents"),
 )
 _PLAIN = ("samples_per_task", "concurrency", "workers", "stop_after_groups", "min_samples_per_task", "directory")
 
@@ -104,15 +102,7 @@ def model_params() -> list[click.Parameter]:
 
 
 def model_arguments(given: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """Return `limits`, `sampling_params` and the other arguments of the model.
-
-    Args:
-        given: Values of the parameters of `model_params` by name.
-        function: The function that they are passed to.
-
-    Raises:
-        ConfigurationError: A value is invalid.
-    """
+    """Return `limits`, `sampling_params` and the other arguments of the model, checked for the function they go to."""
     from strands_sglang.runs import Limits
 
     arguments: dict[str, Any] = dict(given["model_options"] or {})
@@ -126,12 +116,7 @@ def model_arguments(given: Mapping[str, Any], function: Callable[..., Any]) -> d
 
 
 def check_model_options(options: Mapping[str, Any], function: Callable[..., Any]) -> None:
-    """Raise ConfigurationError if `--model-options` names an argument of the function itself, or of the client.
-
-    Args:
-        options: Value of `--model-options`.
-        function: The function that they are passed to.
-    """
+    """Raise ConfigurationError if `--model-options` names an argument of the function itself, or of the client."""
     own = {*inspect.signature(function).parameters, "client", "base_url"}
     if wrong := sorted(own & set(options)):
         raise ConfigurationError(f"--model-options must contain arguments of SGLangModel only, got {wrong[0]!r}")
@@ -196,6 +181,11 @@ def setting_params() -> list[click.Parameter]:
             default=None,
             help="more tool threads and fewer garbage collections (default: yes)",
         ),
+        click.Option(
+            ["--fast-agents/--no-fast-agents"],
+            default=None,
+            help="run agents without the recursion of the Strands SDK's loop (default: yes)",
+        ),
     ]
 
 
@@ -216,14 +206,7 @@ def group_params() -> list[click.Parameter]:
 
 
 def rollout_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the function `rollout`.
-
-    Args:
-        given: Values of the parameters by name.
-
-    Raises:
-        ConfigurationError: A value is invalid, or a function cannot be imported.
-    """
+    """Return the arguments of the function `rollout`; ConfigurationError for an invalid value or a missing function."""
     from strands_sglang.ledger.writer import Durability
     from strands_sglang.runs import RunOptions, rollout
 
@@ -263,7 +246,6 @@ def rollout_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _engine(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the argument `base_url` or `client`."""
     if given["client"] is not None:
         if given["base_url"] is not None or given["client_options"]:
             raise ConfigurationError("--client must not be given together with --base-url or --client-options")
@@ -276,16 +258,7 @@ def _engine(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def engine_client(base_url: str, options: Mapping[str, Any] | None, connections: int) -> SGLangClient:
-    """Return a client of a server; an API key comes from the environment.
-
-    Args:
-        base_url: Address of the server or router.
-        options: Further arguments of `SGLangClient`; None: none.
-        connections: Maximum number of connections, unless the options name another.
-
-    Raises:
-        ConfigurationError: An argument is invalid.
-    """
+    """Return a client with at most `connections`, unless the options name another number; the key is in `API_KEY`."""
     from strands_sglang.engine import SGLangClient
 
     arguments: dict[str, Any] = {"max_connections": connections, **(options or {})}
@@ -298,15 +271,7 @@ def engine_client(base_url: str, options: Mapping[str, Any] | None, connections:
 
 
 def read_tasks(given: Mapping[str, Any]) -> list[Any]:
-    """Return the tasks of a JSON Lines file: an object with the prompt, or a string, on each line.
-
-    Args:
-        given: Values of the parameters `tasks` (a path, or "-" for standard input), `prompt_key`, `answer_key`,
-            `id_key` and `first`.
-
-    Raises:
-        ConfigurationError: A line is not a task; the message names it.
-    """
+    """Return the tasks of a JSON Lines file ("-": stdin), an object or a prompt per line; errors name the line."""
     from strands_sglang.runs import Task
 
     path = given["tasks"]

@@ -42,16 +42,11 @@ COMMANDS = {
 """What each command does, by name, in the order of the help page."""
 
 PROGRAM = "strands-sglang"
-"""Name of the program."""
-COMPLETE_VARIABLE = "_STRANDS_SGLANG_COMPLETE"
-"""Environment variable that a shell sets when it asks for completions."""
+COMPLETE_VARIABLE = "_STRANDS_SGLANG_COMPLETE"  # environment variable that a shell sets when it asks for completions
 
-USAGE = 2
-"""Exit code for invalid arguments, or a run or episode that does not exist."""
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in a shell."""
-BROKEN_PIPE = 141
-"""Exit code if the reader of standard output closed it, as in a shell."""
+USAGE = 2  # exit code for invalid arguments, or a run or episode that does not exist
+INTERRUPTED = 130  # exit code after Ctrl-C, as in a shell
+BROKEN_PIPE = 141  # exit code if the reader of standard output closed it, as in a shell
 
 _EXIT_CODES = {
     0: "success",
@@ -89,21 +84,10 @@ program = LazyGroup(
         )
     ],
 )
-"""The program: a group of commands."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        arguments: Command line arguments after the program name; None: those of this process.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        SystemExit: Help was requested (code 0), or the arguments are invalid (code 2).
-    """
+    """Run a command (None: of this process) and return its exit code; SystemExit after help or invalid arguments."""
     if arguments is None:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no line about missing PyTorch
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -132,12 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], meta: dict[str, Any]) -> int:
-    """Parse the arguments and run the command; return its exit code.
-
-    Args:
-        arguments: Command line arguments after the program name.
-        meta: Receives what the command stores in `Context.meta`.
-    """
+    """Parse the arguments and run the command; return its exit code. `meta` receives its `Context.meta`."""
     try:
         if not arguments:
             with click.Context(program, info_name=PROGRAM, **_context_settings()) as context:

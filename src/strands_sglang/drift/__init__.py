@@ -1,8 +1,4 @@
-"""Drift: how recorded turns would differ if they were re-tokenised or re-rendered: `measure`.
-
-`conversations` reads runs and message logs, `compare` finds and explains differences of tokens, `measure` counts them,
-`report` has the result, `page` and `plots` show it as HTML and SVG.
-"""
+"""Drift: how recorded turns would differ if they were re-tokenised or re-rendered: `measure`."""
 
 from strands_sglang.drift.compare import Cause, Difference
 from strands_sglang.drift.measure import measure

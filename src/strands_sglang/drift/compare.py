@@ -69,7 +69,6 @@ class Difference:
     """A run of tokens that would be replaced."""
 
     start: int
-    """Index of the first old token."""
     end: int
     """Index after the last old token; equal to `start` if tokens would only be added."""
     new: tuple[int, ...]
@@ -82,10 +81,8 @@ def turn_regions(
 ) -> list[list[int]] | None:
     """Return the tokens that a rendering of a whole conversation has in place of each turn.
 
-    The text between two turns is written by the template in both, so it marks where turns are.
-
-    `spans`: start and end of each turn in it, in order. Returns one list per turn; None if the text between two turns
-    is not in the rendering.
+    The text between two turns is written by the template in both, so it marks where turns are; None if it is not in the
+    rendering. `spans`: start and end of each turn in the branch, in order.
     """
     whole, starts, at, last = array("i", rendered), [], 0, 0
     data = whole.tobytes()
@@ -105,10 +102,7 @@ _MOST_CUT_BEFORE = 4  # the same for its start
 
 
 def _find(context: array[int], whole: array[int], data: bytes, start: int) -> tuple[int, int] | None:
-    """Return where a context starts in a rendering, and where the turn after it starts; None if it is not there.
-
-    `data`: the rendering as bytes, which are searched faster.
-    """
+    """Return where a context starts in a rendering (`data`: its bytes), and where the turn after it does; or None."""
     if not context:
         return start, start
     for head in range(min(_MOST_CUT_BEFORE, len(context) - 1) + 1):
@@ -133,9 +127,7 @@ def differences(
     """Return how a sampled turn differs from the tokens that another method gives for it.
 
     Tokens after the last sampled one are ignored: the template writes the end of a turn and the next header there.
-
-    `rendered`: the tokens of the other method; it may continue after the turn. `reasoning`: number of sampled tokens
-    that are reasoning, closing marker included (see `reasoning_tokens`).
+    `reasoning`: number of sampled tokens that are reasoning, closing marker included (see `reasoning_tokens`).
     """
     sampled, rendered = list(sampled), list(rendered)
     spans = align(sampled, rendered)
@@ -228,10 +220,7 @@ def _unescaped(text: str) -> str:
 
 
 def reasoning_tokens(encoder: Encoder, sampled: Sequence[int], marker: str) -> int:
-    """Return how many tokens at the start of a turn are reasoning, up to and including its closing marker.
-
-    `marker`: the closing marker of reasoning, such as `</think>`.
-    """
+    """Return how many tokens at the start of a turn are reasoning, up to its closing marker, such as `</think>`."""
     ids = list(sampled)
     known = encoder.control.ids.get(marker)
     if known is not None:

@@ -76,12 +76,9 @@ def read_source(
     episodes: Collection[str] | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> Iterator[Conversation]:
-    """Yield the conversations of a run or a file, one at a time.
-
-    Raises LedgerError if there is no such run, episode or file.
+    """Yield the conversations of a run or a JSON Lines file, one at a time; LedgerError if there is no such source.
 
     Args:
-        source: Directory of a run, or a JSON Lines file.
         problems: What could not be read is added here.
         episodes: Ids of the episodes to read; None: all. For a file, numbers of lines.
         part: Number of this part, and number of parts: only every n-th episode or line is read.
@@ -187,10 +184,7 @@ def _messages(
 
 
 def parsed_message(sampled: Sequence[int], bridge: Bridge, parser: ToolParser, tools: Any = None) -> TemplateMessage:
-    """Return the message that a sampled turn is parsed to.
-
-    `tools`: tools in the template's form, for formats that write values without their type; None: none.
-    """
+    """Return the message that a sampled turn is parsed to; some formats need the tools for the types of values."""
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools or ()}
     encoder = bridge.encoder
     _, content = split_end_of_turn(encoder.control, array("i", sampled), parser)
@@ -235,10 +229,7 @@ def _of_file(
 
 
 def of_line(value: Any, id: str) -> Conversation:
-    """Return the conversation of one line of a file.
-
-    Raises ValueError if it is neither a conversation nor a trajectory.
-    """
+    """Return the conversation of one line of a file; ValueError if it is neither a conversation nor a trajectory."""
     if isinstance(value, list):
         value = {"messages": value}
     if not isinstance(value, dict):
@@ -283,7 +274,6 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def _template_form(messages: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
-    """Return messages of OpenAI's or of Strands' form in the template's form."""
     made: list[TemplateMessage] = []
     blocks: list[Mapping[str, Any]] = []
     for message in messages:

@@ -67,18 +67,12 @@ def measure(
         chat_template: Template to use instead of the tokenizer's own; None: the tokenizer's.
         chat_template_kwargs: Arguments of the chat template, such as `{"enable_thinking": False}`; None: none.
 
-    Returns:
-        The counts and examples.
-
     Raises:
         LedgerError: There is no such run or file.
         ConfigurationError: The tokenizer has no chat template, or another argument is invalid.
 
     Example:
-        ```python
-        report = measure("runs/first", "Qwen/Qwen3-8B", processes=8)
-        print(report.text())
-        ```
+        >>> print(measure("runs/first", "Qwen/Qwen3-8B", processes=8).text())
     """
     check_int("processes", processes, optional=False)
     check_int("examples", examples, minimum=0, optional=False)
@@ -103,7 +97,6 @@ def measure(
 
 
 def _measure_part(source: str | Path, tokenizer: Any, part: tuple[int, int], options: Mapping[str, Any]) -> DriftReport:
-    """Measure every n-th conversation of a source; see `measure`."""
     loaded = load_tokenizer(tokenizer)
     bridge, _ = sound_bridge(
         loaded, chat_template=options["chat_template"], arguments=options["chat_template_kwargs"] or None
@@ -127,11 +120,7 @@ class DriftMeter:
     """Adds up the drift of conversations."""
 
     def __init__(self, tokenizer: Any, bridge: Bridge, parser: ToolParser, *, examples: int = 3) -> None:
-        """Create a meter.
-
-        `bridge`: bridge of its chat template; the tokenizer must be kept as long as it is used. `examples`: maximum
-        number of examples for each method and cause.
-        """
+        """Create a meter; the bridge needs the tokenizer to be kept. `examples`: maximum for each method and cause."""
         self.report = DriftReport()
         self._tokenizer, self._bridge, self._parser = tokenizer, bridge, parser
         self._encoder = bridge.encoder
@@ -257,11 +246,7 @@ class DriftMeter:
         tools: Any,
         prompt: Sequence[int],
     ) -> array[int]:
-        """Return the tokens between a turn and the next one, as `SGLangModel` appends them.
-
-        `tools`: tools in the template's form; None: none. `prompt`: the tokens of the next prompt if it is rendered,
-        used if nothing can be appended.
-        """
+        """Return the tokens between a turn and the next one, as `SGLangModel` appends them, else from `prompt`."""
         ended_by = self._encoder.control.ended_by(branch)
         text = self._bridge.extend(shape, ended_by, list(new), tools)
         if text is None and shape.calls:
@@ -354,12 +339,9 @@ class DriftMeter:
 
 
 def end_of_turn(ids: Sequence[int], control: ControlTokens, parser: ToolParser) -> int:
-    """Return where a model ends a turn that a template wrote: after its last special token.
+    """Return where a model ends a turn that a template wrote: after its last special token that is not part of a call.
 
     Some templates write a second one at the end of a conversation, which no model samples.
-
-    `ids`: the turn as the template wrote it, up to the end of the rendering. `parser`: parser of the model; special
-    tokens of calls end no turn.
     """
     special = [at for at, token in enumerate(ids) if token in control.special]
     if not special:

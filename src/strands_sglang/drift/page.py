@@ -37,13 +37,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def html_page(report: DriftReport) -> str:
-    """Return a report as one self-contained HTML page.
-
-    Example:
-        ```python
-        Path("drift.html").write_text(html_page(measure("runs/first", "Qwen/Qwen3-8B")))
-        ```
-    """
+    """Return a report as one self-contained HTML page."""
     measured = [(method, drift) for method, drift in report.methods.items() if drift.turns]
     parts = [
         "<!doctype html>",

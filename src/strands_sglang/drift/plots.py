@@ -46,15 +46,9 @@ def bars(
     colors: Sequence[str] = PALETTE,
     scale: float | None = None,
 ) -> str:
-    """Return a chart of horizontal stacked bars.
+    """Return a chart of horizontal stacked bars; widths in pixels.
 
-    Args:
-        title: Title, also read by screen readers.
-        rows: The bars, from top to bottom.
-        series: Names of the parts, for the legend; empty: no legend.
-        width: Width in pixels.
-        label_width: Width of the labels in pixels.
-        scale: Share at the right end of the axis; None: the longest bar.
+    `series`: names of the parts, for the legend. `scale`: share at the right end of the axis; None: the longest bar.
     """
     note_width, bar, top = 96, 16, 54 + 18 * ((len(series) + 3) // 4 if series else 0)
     plot = width - label_width - note_width
@@ -97,14 +91,7 @@ class Line:
 
 
 def lines(title: str, data: Sequence[Line], axis: str, *, width: int = 860, height: int = 260) -> str:
-    """Return a line chart.
-
-    Args:
-        title: Title, also read by screen readers.
-        axis: Name of the horizontal axis.
-        width: Width in pixels.
-        height: Height in pixels.
-    """
+    """Return a line chart; width and height are in pixels."""
     left, right, top, bottom = 56, 16, 58, 40
     most = max([point for line in data for point in line.points if point is not None] + [0.01])
     count = max([len(line.points) for line in data] + [2])

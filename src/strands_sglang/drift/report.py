@@ -12,8 +12,7 @@ from typing import Any
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.drift.compare import Cause
 
-DEPTHS = 32
-"""Turn numbers that are counted one by one; later turns are counted together as the last one."""
+DEPTHS = 32  # turn numbers that are counted one by one; later turns are counted together as the last one
 
 
 class Method(str, Enum):
@@ -53,7 +52,6 @@ class MethodDrift:
 
     turns: int = 0
     tokens: int = 0
-    """Sampled tokens of these turns."""
     drifted: int = 0
     """Turns of which at least one token would be another one."""
     tokens_changed: int = 0
@@ -144,7 +142,6 @@ class DriftReport:
     """How recorded turns would differ. `text` is for people, `to_dict` for programs, `html_page` for a browser."""
 
     source: str = ""
-    """Where the turns are from."""
     tokenizer: str = ""
     conversations: int = 0
     """Number of conversations: branches of episodes, or lines of a file."""
@@ -160,12 +157,7 @@ class DriftReport:
     """A few places for each method and cause."""
 
     def add(self, other: DriftReport, examples: int = 3) -> None:
-        """Add the report of another part of the same source.
-
-        Args:
-            other: The other report.
-            examples: Maximum number of examples for each method and cause.
-        """
+        """Add the report of another part of the same source, with at most `examples` for each method and cause."""
         self.conversations += other.conversations
         self.turns += other.turns
         self.tokens += other.tokens
@@ -200,11 +192,7 @@ class DriftReport:
         }
 
     def text(self, examples: int = 1) -> str:
-        """Return the report as text.
-
-        Args:
-            examples: Maximum number of examples to show for each method and cause.
-        """
+        """Return the report as text, with at most `examples` for each method and cause."""
         lines = [
             f"{self.source}  ({self.tokenizer})",
             f"  {counted(self.conversations, 'conversation')}, {counted(self.turns, 'turn')}, "

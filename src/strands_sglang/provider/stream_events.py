@@ -99,23 +99,6 @@ def closing_events(stop_reason: str, usage: dict[str, int], metrics: dict[str, A
     return [{"messageStop": {"stopReason": stop_reason}}, {"metadata": {"usage": usage, "metrics": metrics}}]
 
 
-def message_content(blocks: Sequence[Block]) -> list[Block]:
-    """Return the content of the message that the framework builds from the events of all blocks."""
-    content: list[Block] = []
-    for block in blocks:
-        if "toolUse" in block:
-            use = block["toolUse"]
-            if use["toolUseId"] and use["name"]:  # others are dropped by the framework
-                arguments = _decode(_encode(use["input"]))
-                content.append({"toolUse": {"toolUseId": use["toolUseId"], "name": use["name"], "input": arguments}})
-        elif "reasoningContent" in block:
-            text = block["reasoningContent"]["reasoningText"]["text"]
-            content.append({"reasoningContent": {"reasoningText": {"text": text}}})
-        else:
-            content.append({"text": block["text"]})
-    return content
-
-
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _decode = json.JSONDecoder().decode
 

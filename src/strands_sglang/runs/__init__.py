@@ -1,12 +1,4 @@
-"""Episodes at scale: runs an agent on many tasks, records every episode, and resumes interrupted runs.
-
-Example:
-    ```python
-    from strands_sglang import Task, rollout
-
-    run = await rollout(build, [Task("2 + 2?", answer=4)], base_url="http://localhost:30000", tokenizer="Qwen/Qwen3-8B")
-    ```
-"""
+"""Episodes at scale: runs an agent on many tasks, records every episode, and resumes interrupted runs."""
 
 from strands_sglang.ledger.writer import Durability
 from strands_sglang.runs.end_reason import EndReason

@@ -23,7 +23,6 @@ from strands.types.exceptions import (
 )
 
 from strands_sglang._strands_compat.agents import name_nodes
-from strands_sglang._strands_compat.invocation import TURN_LIMIT, ChunkedInvocation, use_fast_copies
 from strands_sglang._strands_compat.logs import drop_expected_errors
 from strands_sglang.chat.failed_call import ends_agent
 from strands_sglang.errors import (
@@ -54,24 +53,14 @@ class AgentOutcome:
     """How an agent ended."""
 
     end_reason: EndReason
-    """Why it ended."""
     text: str = ""
-    """Text of its last reply."""
     failure: Failure | None = None
-    """The error; None if there was none."""
 
 
 async def run_agent(agent: Any, task: Task, limits: Limits, episode: EpisodeTokens) -> AgentOutcome:
-    """Run an agent on its task until it ends or reaches a limit.
+    """Run an agent on its task until it ends or reaches a limit; time limits are not applied here.
 
-    Args:
-        agent: A Strands agent, a graph or swarm of agents, or a function without arguments, which may be async.
-        task: The task.
-        limits: Limits of the episode. Time limits are not applied here.
-        episode: Records the turns.
-
-    Returns:
-        The end reason, the text of the last reply, and the error if there was one.
+    `agent`: a Strands agent, a graph or swarm of agents, or a function without arguments, which may be async.
     """
     try:
         if not hasattr(agent, "invoke_async"):
@@ -81,8 +70,9 @@ async def run_agent(agent: Any, task: Task, limits: Limits, episode: EpisodeToke
             return AgentOutcome(EndReason.ANSWERED, "" if result is None else str(result))
         if not hasattr(agent, "messages"):  # a graph or a swarm, which has no event loop of its own
             return _multi_agent_outcome(await agent.invoke_async(task.prompt))
-        result = await ChunkedInvocation(agent, limits.max_turns).invoke(task.prompt)
-        end_reason = EndReason.TURN_LIMIT if result.stop_reason == TURN_LIMIT else _end_reason(result, agent)
+        turns = None if limits.max_turns is None else {"turns": limits.max_turns}
+        result = await agent.invoke_async(task.prompt, limits=turns)
+        end_reason = EndReason.TURN_LIMIT if result.stop_reason == "limit_turns" else _end_reason(result, agent)
         return AgentOutcome(end_reason, str(result).strip())
     except (Exception, SystemExit) as error:
         return outcome_of(error, limits, episode)
@@ -123,7 +113,6 @@ _END_REASONS: dict[type[BaseException], EndReason] = {
 
 
 def _truncation_reason(limits: Limits, episode: EpisodeTokens) -> EndReason:
-    """Return the end reason of an episode whose last turn was truncated: which budget was reached."""
     if limits.max_episode_tokens is not None and episode.sampled_tokens >= limits.max_episode_tokens:
         return EndReason.TOKEN_LIMIT
     last = episode.tree.turns[-1]
@@ -140,7 +129,6 @@ def _truncation_reason(limits: Limits, episode: EpisodeTokens) -> EndReason:
 
 
 def _multi_agent_outcome(result: Any) -> AgentOutcome:
-    """Return the outcome of a graph or a swarm; its text is the text of the last agent."""
     last = list(result.results.values())[-1:]
     end_reason = EndReason.ANSWERED if result.status.value == "completed" else EndReason.STOPPED
     return AgentOutcome(end_reason, str(last[0].result).strip() if last else "")
@@ -165,7 +153,6 @@ _EXPECTED_ENDS = (
 
 
 def _in_episode() -> bool:
-    """Return whether this context belongs to an episode."""
     return current_tool_recorder.get() is not None
 
 
@@ -179,13 +166,10 @@ class EpisodeRun:
     """An episode while it runs."""
 
     id: str
-    """Id of the episode."""
     task: Task
-    """The task."""
     recorder: EpisodeRecorder
     """Answers its engine calls and records them."""
     tokens: EpisodeTokens = field(init=False)
-    """Turns and tokens of the episode."""
     agent: Any = None
     """The return value of `build`; None: not built yet."""
     agents: list[Any] = field(default_factory=list)
@@ -196,7 +180,6 @@ class EpisodeRun:
         self.recorder.on_agent = self._add_agent
 
     def _add_agent(self, agent: Any) -> None:
-        """Called with the agent of every turn: registers its tools and adds it to `agents`."""
         record_tools(agent)
         if not within.get() and all(agent is not known for known in self.agents):
             self.agents.append(agent)
@@ -212,7 +195,6 @@ class EpisodeRun:
                 agent = build(self.task, model)
                 self.agent = agent = _check_built(await agent if inspect.isawaitable(agent) else agent)
                 name_nodes(agent)
-                use_fast_copies(agent)
                 if not (hasattr(agent, "invoke_async") and hasattr(agent, "messages")):
                     self.recorder.agent_limits = MultiAgentLimits(limits.max_turns, limits.max_tool_calls)
                 elif limits.max_tool_calls is not None:
@@ -248,11 +230,7 @@ class EpisodeRun:
 
 
 def _check_built(built: Any) -> Any:
-    """Return the return value of `build`.
-
-    Raises:
-        ConfigurationError: It is neither an agent nor a function.
-    """
+    """Return the return value of `build`; ConfigurationError if it is neither an agent nor a function."""
     if built is None:
         raise ConfigurationError("build(task, model) must return an agent, got None: does it end with `return agent`?")
     if isinstance(built, type) or not (hasattr(built, "invoke_async") or callable(built)):

@@ -44,20 +44,10 @@ class RunController:
         on_episode: Callable[[Episode], Any] | None,
         stop_if_first_fail: int | None = None,
     ) -> None:
-        """Prepare the run; nothing is started.
-
-        Args:
-            run_spec: Settings shared by all episodes.
-            previous_run: State recovered from a previous run in the same directory; None: there was no previous run.
-            collector: Collects episodes into groups.
-            on_episode: Called with every episode that ends; None: nothing is called.
-            stop_if_first_fail: The run stops if this many first episodes all failed with the same error class; None:
-                it never stops for this.
-        """
+        """Prepare the run; nothing is started. None: there was no previous run, no callback, no early stop."""
         self.run_spec = run_spec if previous_run is None else replace(run_spec, run=previous_run.run["run"])
-        """Settings shared by all episodes; a resumed run keeps its run id."""
+        """A resumed run keeps its run id."""
         self.collector = collector
-        """Collects episodes into groups."""
         self._previous_run, self._on_episode = previous_run, on_episode
         self._first_failures = FirstFailures(stop_if_first_fail)
         self._scored = 0  # episodes of a previous run that are only scored in this one

@@ -1,8 +1,5 @@
 """The end reason of an episode: `EndReason`.
 
-`agent_runner.py` decides the reasons that follow from the agent's own run, `workers/local.py` those from outside it:
-`timeout`, `paused`, `not_needed`, and `engine_error` if the agent ignored an error of the engine.
-
 Invariant: every episode has exactly one end reason, also one that failed or was stopped by the run.
 """
 
@@ -17,10 +14,7 @@ class EndReason(str, Enum):
     """Why an episode ended. None of these is an error of the run: a failed episode is data.
 
     Example:
-        ```python
-        truncated = [episode for episode in run if episode.end_reason is EndReason.TURN_TRUNCATED]
-        failed = [episode for episode in run if episode.end_reason.failed]
-        ```
+        >>> failed = [episode for episode in run if episode.end_reason.failed]
     """
 
     ANSWERED = "answered"
@@ -72,4 +66,3 @@ class LimitReachedError(StrandsSGLangError):
     def __init__(self, message: str, end_reason: EndReason = EndReason.STOPPED) -> None:
         super().__init__(message)
         self.end_reason = end_reason
-        """End reason of the episode."""

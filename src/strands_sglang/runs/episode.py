@@ -23,7 +23,6 @@ class TurnCounts(NamedTuple):
     """Token counts of one turn."""
 
     sampled: int
-    """Number of sampled tokens."""
     cached: int | None
     """Number of prompt tokens served from the engine's prefix cache; None: the engine did not report it."""
     prompt: int
@@ -36,19 +35,11 @@ class TurnCounts(NamedTuple):
 
 
 OnTurn: TypeAlias = Callable[[TurnCounts], None]
-"""Callback that is called with the counts of every sampled turn."""
 
 
 @dataclass(slots=True)
 class EpisodeMetrics:
-    """Counts and times of one episode, including sub-agents and rejected turns.
-
-    Example:
-        ```python
-        used = run[0].metrics
-        print(used.turns, used.sampled_tokens, used.tool_errors, used.engine_seconds)
-        ```
-    """
+    """Counts and times of one episode, including sub-agents and rejected turns."""
 
     turns: int = 0
     """Recorded engine calls."""
@@ -69,7 +60,6 @@ class EpisodeMetrics:
     tool_errors: int = 0
     """Tool calls with an error as their result, including timeouts."""
     tool_timeouts: int = 0
-    """Tool calls that timed out."""
     audits: int = 0
     """Conversations that were compared with one rendering of the chat template."""
     audit_differences: int = 0
@@ -111,20 +101,10 @@ class EpisodeMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The error that an episode failed with.
-
-    Example:
-        ```python
-        for episode in run:
-            if episode.failure is not None:
-                print(episode.id, episode.failure.kind, episode.failure.message)
-        ```
-    """
+    """The error that an episode failed with."""
 
     kind: str
-    """Name of the error's class."""
     message: str
-    """The error message."""
     where: str = ""
     """The traceback; "" if there is none."""
 
@@ -134,28 +114,21 @@ class Episode:
     """One run of an agent on a task.
 
     Example:
-        ```python
-        for episode in run:
-            print(episode.id, episode.end_reason.value, episode.reward, episode.text)
-            for trajectory in episode.trajectories:
-                print(len(trajectory.token_ids), sum(trajectory.loss_mask))
-        ```
+        >>> for episode in run:
+        ...     print(episode.id, episode.end_reason.value, episode.reward, episode.text, len(episode.trajectories))
     """
 
     id: str
     """`<task id>/<sample>`."""
     task: Task
-    """The task."""
     sample: int
     """Number among the samples of the task, from 0."""
     end_reason: EndReason
-    """Why the episode ended."""
     source: TokenTree | Callable[[], TokenTree] = field(repr=False)
     """The tree of turns, or a function that returns it (it may still be on another machine); see `tree`."""
     reward_detail: Reward = field(default_factory=Reward)
     """The reward with its parts, steps and error."""
     metrics: EpisodeMetrics = field(default_factory=EpisodeMetrics)
-    """Counts and times of the episode."""
     failure: Failure | None = None
     """The error it failed with; None if it did not fail."""
     text: str = ""
@@ -193,22 +166,14 @@ class Episode:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The messages of the agent's conversation.
-
-        For a graph, a swarm or a function: the messages of its agents, one agent after the other. An episode read from
-        the ledger has the messages as far as they are plain data.
-        """
+        """The messages of the agent, or of all its agents one after the other; from a ledger, as plain data."""
         if not isinstance(self.conversation, list):
             self.conversation = self.conversation()
         return self.conversation
 
     @property
     def image_files(self) -> dict[str, bytes]:
-        """The images of its turns as PNG files, by the digest that `Trajectory.images` has; read at the first access.
-
-        Raises:
-            LedgerError: The episode was read from a ledger in which an image is missing or was changed.
-        """
+        """The images of its turns as PNG files, by their digest; LedgerError if a file is missing or changed."""
         if not isinstance(self.images, dict):
             self.images = self.images()
         return self.images

@@ -1,8 +1,5 @@
 """Finishes an episode that has ended or is paused (`EpisodeFinalizer`), and calls the reward function (`RewardRunner`).
 
-    def reward(episode):                  # or reward(task, episode); may be async
-        return float(episode.task.answer in episode.text)
-
 Invariant: an episode is returned only after its end is in the ledger. A paused episode has no end in the ledger; it has
 the record it is resumed from. A reward function that raises, blocks or returns an invalid value gives a reward with an
 error; it neither crashes nor blocks the run.
@@ -48,15 +45,14 @@ from strands_sglang.runs.reward import Reward, RewardFunction, describe_error, o
 from strands_sglang.runs.workers.spec import EpisodeSpec
 from strands_sglang.tokens import TokenTree
 
-_GRACE = 1.0
-"""Seconds that an async function has to finish after it is cancelled."""
+_GRACE = 1.0  # seconds that an async function has to finish after it is cancelled
 
 
 class RewardRunner:
     """Scores episodes with one reward function. It belongs to the event loop that uses it first."""
 
     def __init__(self, function: RewardFunction, *, timeout: float | None = None, threads: int = 16) -> None:
-        """Validate the signature of the function.
+        """Validate the signature of the function; ConfigurationError unless it takes one or two arguments.
 
         Args:
             function: Takes the episode, or the task and the episode. An async function is awaited on the event loop;
@@ -64,9 +60,6 @@ class RewardRunner:
             timeout: Seconds one call may take; None: no limit. The thread of a function that exceeds it cannot be
                 stopped; it keeps running, its result is discarded, and it no longer counts towards `threads`.
             threads: Number of calls that may run in threads at the same time.
-
-        Raises:
-            ConfigurationError: It is not a function of one or two arguments.
         """
         self._function, self._timeout = function, timeout
         self._takes_task = _takes_task(function)
@@ -90,7 +83,6 @@ class RewardRunner:
             return Reward(error=describe_error(error, self._function))
 
     async def _to_reward(self, result: Any, episode: Episode) -> Reward:
-        """Return the result of a call, awaited if it is awaitable, as a reward of this episode."""
         try:
             reward = Reward.of(await result if inspect.isawaitable(result) else result)
             if reward.steps and len(reward.steps) != (turns := len(own_turns(episode.tree))):
@@ -140,7 +132,6 @@ class RewardRunner:
 
 
 def _takes_task(function: RewardFunction) -> bool:
-    """Return whether a function takes the task as well as the episode."""
     if not callable(function):
         raise ConfigurationError(f"reward must be a function of the episode, got {function!r:.200}")
     try:
@@ -168,15 +159,7 @@ def append_after_end(
     data: Any,
     arrays: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write an event after the end of a recorded episode, and the episode's new row of the index.
-
-    Args:
-        writer: Writes it.
-        record: The episode; its end is recorded.
-        kind: One of `AFTER_END`.
-        data: Data of the event, as `ledger/event.py` declares it.
-        arrays: Its arrays.
-    """
+    """Write an event (a kind of `AFTER_END`) after the end of a recorded episode, and the episode's new index row."""
     assert record.begin is not None and record.end is not None
     # No other process writes events of this episode any more, so the epoch stays the same.
     epoch = record.events[-1].epoch
@@ -192,12 +175,7 @@ class EpisodeFinalizer:
     """Scores the episodes of one worker and writes their ends."""
 
     def __init__(self, scorer: RewardRunner | None, writer: LedgerWriter | None) -> None:
-        """Create a finalizer.
-
-        Args:
-            scorer: Scores the episodes; None: episodes are not scored.
-            writer: Writes them to the ledger; None: nothing is written.
-        """
+        """Create a finalizer; scorer None: episodes are not scored, writer None: nothing is written."""
         self._scorer, self._writer = scorer, writer
 
     async def episode(
@@ -333,7 +311,6 @@ class EpisodeFinalizer:
 def _images(
     episode_run: EpisodeRun, spec: EpisodeSpec, recorded_tree: TokenTree | None
 ) -> dict[str, bytes] | Callable[[], dict[str, bytes]]:
-    """Return the images of an episode: of its own turns, or those in its record if it was not run."""
     if recorded_tree is not None and spec.record is not None:
         return spec.record.images
     return {digest: file.png for digest, file in episode_run.tokens.images.items()}
@@ -381,7 +358,6 @@ def _conversations(episode_run: EpisodeRun, put: Put | None) -> tuple[list[dict[
 
 
 async def _wait_for_audit(episode_run: EpisodeRun, recorder: EpisodeRecorder) -> None:
-    """Wait for the audit of an episode, and add its counts to the metrics."""
     tokens = episode_run.tokens
     if tokens.last_audit is not None:
         await asyncio.wait([asyncio.wrap_future(tokens.last_audit)], timeout=_AUDIT_SECONDS)

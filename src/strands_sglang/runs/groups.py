@@ -1,7 +1,5 @@
 """Collects the episodes of a run into groups, one per task (`GroupCollector`), and returns them as a `RunResult`.
 
-`GroupFilters` keep or drop a complete `Group`.
-
 Invariant: whether a group is kept depends only on its episodes, never on time. A filter that raises drops nothing. Each
 episode is counted once. The filters are called once for each group, when it is complete; episodes that end later
 are added to `left_over`. A `RunResult` contains every episode of every kept group once, in the order of tasks and
@@ -34,14 +32,10 @@ class Group:
     """The finished episodes of one task, as a trainer compares them.
 
     Example:
-        ```python
-        for group in run.groups:
-            advantages = [reward - group.reward_mean for reward in group.rewards if reward is not None]
-        ```
+        >>> advantages = [reward - group.reward_mean for reward in group.rewards if reward is not None]
     """
 
     task: Task
-    """The task of all its episodes."""
     episodes: list[Episode] = field(default_factory=list)
     """The finished episodes, ordered by sample number."""
 
@@ -69,32 +63,11 @@ class Group:
 
 
 GroupFilter: TypeAlias = Callable[[Group], "bool | Awaitable[bool]"]
-"""A function of a complete `Group` that returns True to keep the group and False to drop it.
-
-It may be async. A plain function runs on the event loop, so a filter that waits for something must be async.
-
-Example:
-    ```python
-    def not_solved(group: Group) -> bool:
-        return group.reward_mean is None or group.reward_mean < 0.9
-
-
-    run = await rollout(..., filters=[rewards_differ, not_solved])
-    ```
-"""
+"""A function, plain or async, that returns whether to keep a complete `Group`. It must not block the event loop."""
 
 
 def rewards_differ(group: Group) -> bool:
-    """Return whether a group has at least two different rewards.
-
-    Without a difference no episode is better than another, and group-relative advantages are all zero. Episodes
-    without a reward are ignored.
-
-    Example:
-        ```python
-        run = await rollout(build, tasks, ..., samples_per_task=8, filters=[rewards_differ])
-        ```
-    """
+    """Return whether a group has two different rewards: without, group-relative advantages are all zero."""
     return len({reward for reward in group.rewards if reward is not None}) > 1
 
 
@@ -102,21 +75,13 @@ class GroupFilters:
     """All filters of a run, called in order until one drops the group."""
 
     def __init__(self, filters: Sequence[GroupFilter] = ()) -> None:
-        """Store the filters.
-
-        Args:
-            filters: Each returns whether a group is kept; without filters every group is kept.
-
-        Raises:
-            ConfigurationError: A filter is not callable.
-        """
+        """Store the filters; without filters every group is kept. ConfigurationError if one is not callable."""
         self._filters = list(filters)
         for one in self._filters:
             if not callable(one):
                 raise ConfigurationError(f"a filter must be a function of a Group, got {one!r:.200}")
         self._reported: set[int] = set()
         self.errors = 0
-        """Number of filter calls that raised."""
 
     async def keep(self, group: Group) -> bool:
         """Return whether every filter keeps the group.
@@ -145,22 +110,16 @@ class GroupFilters:
 
 @dataclass(slots=True)
 class _GroupState:
-    """The group of one task and its state."""
-
     group: Group
     """The group; its episodes are in the order in which they ended, and sorted by sample once it is complete."""
     number: int
-    """Index of the task, from 0."""
     expected: int
-    """Number of episodes the task has."""
     ended: int = 0
     """Number of episodes that ended, including those stopped as `not_needed`."""
     failed: list[Episode] = field(default_factory=list)
     """Episodes that failed. They count towards a complete group only when no other episode is outstanding."""
     complete: bool = False
-    """Whether the group has all the episodes it needs."""
     kept: bool = False
-    """Whether the filters kept the complete group."""
 
 
 @dataclass(slots=True)
@@ -168,29 +127,17 @@ class GroupCollector:
     """The groups of a run."""
 
     stop_criteria: StopCriteria
-    """Stop criteria: when a group is complete, and when the run has enough groups."""
     filters: GroupFilters
-    """Decide which complete groups are kept."""
     on_complete: Callable[[Task], None] = lambda task: None
     """Called when a group is complete before all episodes of its task have ended."""
     by_task: dict[str, _GroupState] = field(default_factory=dict)
-    """The group of each task, by task id."""
     left_over: list[Episode] = field(default_factory=list)
-    """Episodes that are part of no group: stopped as `not_needed`, ended after their group was complete, or failed in a
-    group that is complete without them."""
+    """As `RunResult.left_over`."""
     kept: int = 0
-    """Number of complete groups that were kept."""
     dropped: int = 0
-    """Number of complete groups that were dropped."""
 
     def expect(self, task: Task, samples: int, number: int | None = None) -> None:
-        """Register a task and its number of episodes.
-
-        Args:
-            task: The task.
-            samples: Number of its episodes.
-            number: Index of the task, from 0; None: the number of tasks registered so far.
-        """
+        """Register a task and its number of episodes; `number`: index of the task, None: those registered so far."""
         self.by_task[task.id] = _GroupState(Group(task), len(self.by_task) if number is None else number, samples)
 
     @property
@@ -199,11 +146,7 @@ class GroupCollector:
         return self.stop_criteria.enough(self.kept)
 
     async def add(self, episode: Episode) -> bool:
-        """Add an episode that ended.
-
-        Returns:
-            Whether the run has enough groups now.
-        """
+        """Add an episode that ended; return whether the run has enough groups now."""
         entry = self.by_task[episode.task.id]
         entry.ended += 1
         if episode.end_reason is EndReason.NOT_NEEDED or entry.complete or self.enough:
@@ -231,10 +174,7 @@ class GroupCollector:
         self.dropped += not entry.kept
 
     def groups(self, kept: bool) -> list[Group]:
-        """Return the kept groups, or the dropped ones, in the order of their tasks.
-
-        A group that was not complete when the run ended was not filtered and counts as dropped.
-        """
+        """Return the kept groups, or the dropped ones with those not complete, in the order of their tasks."""
         entries = sorted(self.by_task.values(), key=lambda entry: entry.number)
         return [entry.group for entry in entries if entry.kept is kept and entry.group.episodes]
 
@@ -244,18 +184,13 @@ class RunResult:
     """The episodes and metrics of a run: a sequence of the episodes of all kept groups.
 
     Example:
-        ```python
-        run = await rollout(build, tasks, ..., samples_per_task=4)
-        print(len(run), run[0].reward, run.metrics.reward_mean)
-        for group in run.groups:
-            print(group.task.id, group.rewards)
-        ```
+        >>> run = await rollout(build, tasks, ..., samples_per_task=4)
+        >>> print(len(run), run[0].reward, run.metrics.reward_mean, run.groups[0].rewards)
     """
 
     groups: list[Group]
     """The kept groups, in the order of their tasks; the episodes of each are ordered by sample number."""
     metrics: RunMetrics
-    """The final metrics of the run in this process."""
     dropped: list[Group] = field(default_factory=list)
     """Groups that a filter dropped, or that were not complete when the run had enough groups."""
     left_over: list[Episode] = field(default_factory=list)
@@ -264,7 +199,6 @@ class RunResult:
     directory: Path | None = None
     """Directory of the ledger; None if no ledger was written."""
     run_id: str = ""
-    """Id of the run."""
 
     episodes: list[Episode] = field(init=False, repr=False)
     """The episodes of all kept groups, in the order of tasks and samples."""
@@ -283,5 +217,4 @@ class RunResult:
     @overload
     def __getitem__(self, index: slice) -> list[Episode]: ...
     def __getitem__(self, index: int | slice) -> Episode | list[Episode]:
-        """Return the episode at an index, or a list of episodes for a slice."""
         return self.episodes[index]

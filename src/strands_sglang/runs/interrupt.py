@@ -29,7 +29,6 @@ class InterruptHandler:
 
     def __init__(self) -> None:
         self.seen = False
-        """Whether Ctrl-C was pressed."""
         self._previous_handler: Any = None
         self._handler: Any = None
 
@@ -78,12 +77,7 @@ _quiet = _Quiet()
 
 
 def interrupted_line(run: RunMetrics, directory: Path | None) -> str:
-    """Return the line about an interrupted run: what is on disk, and how to resume it.
-
-    Args:
-        run: Metrics of the run.
-        directory: Directory of the ledger; None if no ledger is written.
-    """
+    """Return the line about an interrupted run: what is on disk (None: no ledger is written), and how to resume it."""
     done = counted(run.done, "episode") if run.total is None else f"{run.done:,} of {counted(run.total, 'episode')}"
     if directory is None:
         return f"interrupted after {done}: nothing was saved; pass directory= to rollout to save and resume a run"

@@ -25,10 +25,7 @@ class Limits:
     """Limits of one episode; None: no limit.
 
     Example:
-        ```python
-        limits = Limits(max_turns=10, max_new_tokens=1024, tool_timeout=30, episode_timeout=600)
-        run = await rollout(build, tasks, ..., limits=limits)
-        ```
+        >>> limits = Limits(max_turns=10, max_new_tokens=1024, tool_timeout=30, episode_timeout=600)
     """
 
     max_turns: int | None = None
@@ -44,12 +41,10 @@ class Limits:
     max_context_tokens: int | None = None
     """Maximum number of tokens of prompt and turn together; None: the engine's context length."""
     tool_timeout: float | None = None
-    """Maximum duration of one tool call in seconds; a call that exceeds it is answered with a timeout message, which
-    the model sees (`recording/tool_recorder.py` writes it). The time of turns made inside the tool counts; time in
-    which the engine fails does not."""
+    """Maximum duration of one tool call in seconds, turns inside the tool included and engine failures excluded; a call
+    that exceeds it is answered with a timeout message, which the model sees."""
     episode_timeout: float | None = None
-    """Maximum duration of the episode in seconds, from its start. Time in which the engine fails or does
-    not respond does not count."""
+    """Maximum duration of the episode in seconds, without time in which the engine fails or does not respond."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -68,21 +63,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class MultiAgentLimits:
-    """Limits of all agents of an episode together."""
+    """Limits of all agents of an episode together; None: no limit."""
 
     max_turns: int | None = None
-    """Maximum number of turns; None: no limit."""
     max_tool_calls: int | None = None
-    """Maximum number of tool calls; None: no limit."""
     _running_turns: SharedLimit = field(default_factory=SharedLimit, repr=False, compare=False)
 
     def check(self, turns: int, tool_calls: int) -> None:
-        """Raise LimitReachedError if the engine must not be called any more.
-
-        Args:
-            turns: Number of turns made.
-            tool_calls: Number of tools run.
-        """
+        """Raise LimitReachedError if the engine must not be called after this many turns and tool calls."""
         if self.max_turns is not None and turns >= self.max_turns:
             raise LimitReachedError(
                 f"the episode has reached its limit of {counted(self.max_turns, 'turn')}", EndReason.TURN_LIMIT
@@ -96,12 +84,7 @@ class MultiAgentLimits:
     async def begin_turn(self, hold: Reservation, done: Callable[[], tuple[int, int]]) -> None:
         """Reserve a turn until it is made or has failed; wait while the running turns may use up the limit.
 
-        Args:
-            hold: Reservations of the call that makes the turn.
-            done: Returns the current numbers of turns made and tools run.
-
-        Raises:
-            LimitReachedError: No turn is left.
+        `done` returns the current numbers of turns made and tools run. LimitReachedError if no turn is left.
         """
         bound = self.max_turns
         self.check(*done())
@@ -115,11 +98,7 @@ class MultiAgentLimits:
         await hold.reserve(self._running_turns, 1, left)
 
     def refusal(self, tool_calls: int) -> str | None:
-        """Return the error message for a tool call beyond the limit; None if the tool may run.
-
-        Args:
-            tool_calls: Number of tools run so far.
-        """
+        """Return the error message for a tool call beyond the limit, after `tool_calls` others; None: it may run."""
         if self.max_tool_calls is None or tool_calls < self.max_tool_calls:
             return None
         return f"not executed: the limit of {self.max_tool_calls} tool calls is reached"

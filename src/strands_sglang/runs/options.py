@@ -21,10 +21,7 @@ class RunOptions:
     """Less common options of `rollout`.
 
     Example:
-        ```python
-        options = RunOptions(reward_timeout=60, on_metrics=lambda metrics: tracker.log(metrics.to_dict()))
-        run = await rollout(build, tasks, ..., options=options)
-        ```
+        >>> options = RunOptions(reward_timeout=60, on_metrics=lambda metrics: tracker.log(metrics.to_dict()))
     """
 
     durability: Durability = Durability.PROCESS
@@ -32,8 +29,8 @@ class RunOptions:
     rerun_tools: Collection[str] = ()
     """Names of tools that are run again when an episode is resumed, because they keep state in memory."""
     tool_arguments: ToolArguments | str = ToolArguments.RECORD
-    """How the ledger records the arguments of tool calls: "record", or "digest" if hooks pass secrets to tools. The
-    arguments as sampled by the model are recorded as tokens in either case."""
+    """How the ledger records arguments of tool calls: "record", or "digest" if hooks pass secrets to tools; what the
+    model sampled is recorded as tokens in either case."""
     reward_timeout: float | None = None
     """Seconds that scoring an episode may take; None: no limit."""
     prefix_warmup: float | None = 1.0
@@ -45,7 +42,6 @@ class RunOptions:
     on_metrics: Callable[[RunMetrics], Any] | None = None
     """Called with a `RunMetrics` every `metrics_interval` seconds, and at the end; None: not called."""
     metrics_interval: float = 10.0
-    """Seconds between two calls of `on_metrics`."""
     preflight: bool = True
     """Whether to check the SGLang server before the run starts, for at most 5 seconds: that it answers, and that
     tokenizer, chat template, context length and sampling parameters fit it."""
@@ -53,13 +49,15 @@ class RunOptions:
     """Whether the run changes settings of its processes while it runs: more threads for synchronous tools (the event
     loop's default executor), fewer garbage collections, and a limit of open files that allows for all connections.
     Executor and collector are restored at the end."""
+    fast_agents: bool = True
+    """Whether agents run inside `fast_agents`. Without, the SDK's own loop limits an invocation to about 300 turns."""
 
     def __post_init__(self) -> None:
         check_number("RunOptions.reward_timeout", self.reward_timeout)
         check_number("RunOptions.prefix_warmup", self.prefix_warmup)
         check_int("RunOptions.stop_if_first_fail", self.stop_if_first_fail)
         check_number("RunOptions.metrics_interval", self.metrics_interval, optional=False)
-        for name in ("preflight", "tune_runtime"):
+        for name in ("preflight", "tune_runtime", "fast_agents"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"RunOptions.{name} must be True or False, got {getattr(self, name)!r:.100}")
         tools = frozenset([self.rerun_tools] if isinstance(self.rerun_tools, str) else self.rerun_tools)

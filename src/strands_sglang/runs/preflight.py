@@ -27,8 +27,7 @@ from strands_sglang.runs.workers.spec import RunSpec
 
 logger = logging.getLogger(__name__)
 
-SECONDS = 5.0
-"""Upper bound on the duration of a preflight, in seconds."""
+SECONDS = 5.0  # upper bound on the duration of a preflight, in seconds
 
 _passed: set[str] = set()
 
@@ -40,7 +39,7 @@ async def preflight_run(
     *,
     needs_kept_sets: bool = False,
 ) -> None:
-    """Check that the server fits the episodes of a run. Does nothing for an engine that is no server.
+    """Check that the server fits the episodes of a run; see `preflight`. Does nothing for an engine that is no server.
 
     Args:
         run_spec: Settings shared by the episodes.
@@ -63,9 +62,6 @@ async def preflight_run(
 
 async def preflight(setup: Setup) -> None:
     """Check that a server fits a run.
-
-    Args:
-        setup: The server, and what the run does with it.
 
     Raises:
         ConfigurationError: A setting does not fit the server; the message says which value does.

@@ -38,20 +38,14 @@ from strands_sglang.runs.reward import Reward
 from strands_sglang.runs.task import Task
 from strands_sglang.runs.workers.spec import EpisodeSpec
 
-Conversation = Mapping[str, Any]
-"""The conversation of a branch, as `provider/episode.py` returns it."""
+Conversation = Mapping[str, Any]  # the conversation of a branch, as `provider/episode.py` returns it
 
 
 def messages_data(messages: Sequence[Any], conversations: Sequence[Conversation]) -> MessagesData:
     """Return messages as the data of an end event; messages in the conversation of a branch are only referenced.
 
-    Args:
-        messages: Messages of the agent.
-        conversations: Conversations of the branches, as the same end event has them.
-
-    Returns:
-        `branch`: last turn of the branch whose conversation the messages start with, None if there is none; `rest`: the
-        messages after it, as JSON text.
+    `branch`: last turn of the branch whose conversation the messages start with, None if there is none; `rest`: the
+    messages after it, as JSON text.
     """
     bare = [_bare(message) for message in messages]
     longest: Conversation | None = None
@@ -68,12 +62,7 @@ def messages_data(messages: Sequence[Any], conversations: Sequence[Conversation]
 
 
 def messages_of(end: EndData, files: FileStore | None = None) -> list[Any]:
-    """Return the messages of an end event.
-
-    Args:
-        end: Data of the event.
-        files: The files of the run. An image whose file is not there stays a reference; None: all of them do.
-    """
+    """Return the messages of an end event. An image whose file is not in `files` stays a reference."""
     return [_with_images(message, files) for message in _messages_of(end)]
 
 
@@ -98,7 +87,6 @@ def _messages_of(end: EndData) -> list[Any]:
 
 
 def _bare(message: Any) -> Any:
-    """Return a message without the keys that the framework adds, such as usage and ids."""
     if not isinstance(message, Mapping):
         return message
     return {name: message[name] for name in ("role", "content") if name in message}
@@ -119,7 +107,6 @@ class PreviousRun:
     """The recorded episodes of a run."""
 
     run: dict[str, Any]
-    """Content of run.json."""
     finished: dict[str, Episode] = field(default_factory=dict)
     """Episodes whose end is recorded, by id."""
     unfinished: dict[str, EpisodeRecord] = field(default_factory=dict)
@@ -154,14 +141,11 @@ class PreviousRun:
         """Return the episodes of a task: first the finished ones, in the order in which they ended.
 
         Args:
-            task: The task.
+            task: The task; ConfigurationError if its id was recorded with another task.
             samples: Number of episodes of the task.
             needed: Number of episodes, without failed and stopped ones, that make the group complete; if there are
                 fewer, failed and stopped ones are resumed.
             scored: Whether the run has a reward function; then finished episodes without a score are scored.
-
-        Raises:
-            ConfigurationError: The id was recorded with another task.
         """
         specs = [EpisodeSpec(task.copy(), sample) for sample in range(samples)]
         ended = [self.finished[spec.id] for spec in specs if spec.id in self.finished]
@@ -247,9 +231,7 @@ except ImportError:  # Windows: directories are not locked
 
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
-    """Lock a directory while the `with` block runs; creates the directory if it does not exist.
-
-    On a file system without locks, nothing is locked.
+    """Lock a directory while the `with` block runs; creates the directory. No lock on a file system without locks.
 
     Raises:
         ConfigurationError: Another run holds the lock.

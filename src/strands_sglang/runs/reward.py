@@ -20,7 +20,6 @@ RewardFunction: TypeAlias = Callable[..., Any]
 """A function of an `Episode`, or of a `Task` and an `Episode`; plain or async; returns what `Reward.of` accepts."""
 
 _MAX_CHARACTERS = 500
-"""Maximum number of characters kept of an error message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +27,9 @@ class Reward:
     """The score of an episode.
 
     Example:
-        ```python
-        def reward(episode):
-            correct = float(str(episode.task.answer) in episode.text)
-            return {"reward": correct, "turns": episode.metrics.turns}  # `turns` becomes a part
-
-
-        run = await rollout(build, tasks, ..., reward=reward)
-        detail = run[0].reward_detail
-        print(detail.value, detail.parts["turns"], detail.error)
-        ```
+        >>> def reward(episode):
+        ...     correct = float(str(episode.task.answer) in episode.text)
+        ...     return {"reward": correct, "turns": episode.metrics.turns}  # `turns` becomes a part
     """
 
     value: float | None = None
@@ -57,12 +49,6 @@ class Reward:
             returned: A number (of Python or numpy, or a tensor with one element); a dict with the number under "reward"
                 or "score" (other numbers become parts, a sequence under "steps" becomes the steps, anything else is
                 ignored); a sequence of numbers, one per step, whose sum is the value; a `Reward`; None: not scored.
-
-        Example:
-            ```python
-            Reward.of({"reward": 1.0, "format": 0.5})  # Reward(value=1.0, parts={"format": 0.5}, ...)
-            Reward.of([0.0, 1.0])  # Reward(value=1.0, steps=(0.0, 1.0), ...)
-            ```
         """
         try:
             return cls._of(returned)
@@ -124,10 +110,7 @@ def own_turns(tree: TokenTree) -> list[Turn]:
 def describe_error(error: BaseException, function: RewardFunction | None = None) -> str:
     """Return an error in one line: its class, its message, and a file and line.
 
-    Args:
-        error: The error.
-        function: The function that raised it: the innermost line in its file is named, or the innermost line of all if
-            none is in its file; None: no line is named.
+    `function` raised it: the innermost line in its file is named, else the innermost of all; None: no line is named.
     """
     try:
         message = str(error)

@@ -45,11 +45,7 @@ if TYPE_CHECKING:
 
 
 def checked_tasks(tasks: Any) -> list[Task] | Iterable[Any]:
-    """Return the items of a sequence as tasks; any other iterable is returned unchanged and not read.
-
-    Raises:
-        ConfigurationError: `tasks` is not an iterable of tasks, or two tasks have the same id.
-    """
+    """Return a sequence as distinct tasks, or raise ConfigurationError; any other iterable is returned and not read."""
     if isinstance(tasks, (str, Mapping, Task)):
         raise ConfigurationError("tasks must be an iterable of tasks, got a single task: pass [task]")
     if not isinstance(tasks, Iterable):
@@ -65,12 +61,7 @@ def checked_tasks(tasks: Any) -> list[Task] | Iterable[Any]:
 
 
 def check_names(options: Collection[str], known: Collection[str]) -> None:
-    """Raise ConfigurationError for a model option that looks like a misspelt argument of `rollout`.
-
-    Args:
-        options: Names of the model options.
-        known: Names of the arguments of `rollout`.
-    """
+    """Raise ConfigurationError for a model option that looks like a misspelt argument (`known`) of `rollout`."""
     for name in set(options) - set(get_type_hints(ModelOptions)):
         if name in {field.name for field in fields(RunOptions)}:
             raise ConfigurationError(f"{name} is an option of the run: pass options=RunOptions({name}=...)")
@@ -213,6 +204,7 @@ async def rollout(
         reward_timeout=options.reward_timeout,
         tool_arguments=ToolArguments(options.tool_arguments),
         tune_runtime=options.tune_runtime,
+        fast_agents=options.fast_agents,
     )
     display = display_for(
         (ProgressKind.AUTO if progress else ProgressKind.NONE) if isinstance(progress, bool) else progress,
@@ -277,8 +269,6 @@ R = TypeVar("R")
 
 
 def _synchronous(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
-    """Return a plain function that runs an async function in a new event loop."""
-
     @wraps(function)
     def wait(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
@@ -297,8 +287,5 @@ rollout_sync = _synchronous(rollout)
 """The blocking form of `rollout`, for scripts: takes the same arguments and returns when the run has ended.
 
 Example:
-    ```python
-    run = rollout_sync(build, tasks, base_url="http://localhost:30000", tokenizer="Qwen/Qwen3-8B", reward=reward)
-    print(run.metrics.reward_mean)
-    ```
+    >>> run = rollout_sync(build, tasks, base_url="http://localhost:30000", tokenizer="Qwen/Qwen3-8B", reward=reward)
 """

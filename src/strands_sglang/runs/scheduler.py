@@ -58,18 +58,10 @@ class Scheduler:
         on_turn: OnTurn,
         on_end: Callable[[Episode, bool], Awaitable[bool]],
     ) -> None:
-        """Prepare the schedule; nothing is started.
+        """Prepare the schedule of the episodes of each task (`groups`), which are read as slots become free.
 
-        Args:
-            worker: Runs the episodes.
-            groups: The episodes of each task, task after task; read as slots become free.
-            concurrency: Number of episodes that run at the same time.
-            prefix_warmup: Seconds that the other samples of a task wait at most for the first turn of its first
-                sample; None: they do not wait.
-            on_begin: Called when an episode starts.
-            on_turn: Called with every sampled turn.
-            on_end: Called with every episode that ended, and whether a previous run ended it; returns whether the run
-                has enough groups.
+        `on_end` is called with every episode that ended, and whether a previous run ended it; it returns whether the
+        run has enough groups. `prefix_warmup` as in `RunOptions`.
         """
         self._worker, self._groups = worker, groups
         self._concurrency, self._prefix_warmup = concurrency, prefix_warmup
@@ -105,7 +97,6 @@ class Scheduler:
 
     @property
     def _free(self) -> bool:
-        """Whether another episode may start."""
         return len(self._live) < self._concurrency and not self._enough and self._error is None
 
     def stop_task(self, task: str) -> None:
@@ -137,7 +128,6 @@ class Scheduler:
         return None
 
     def _release_siblings(self, task: str) -> None:
-        """Let the other samples of a task start."""
         siblings = self._siblings.pop(task, None)
         if siblings:
             self._ready.extend(siblings)
@@ -191,8 +181,6 @@ class Scheduler:
 
 
 class _Running:
-    """A running episode."""
-
     work: asyncio.Task[None]
 
     def __init__(self, spec: EpisodeSpec) -> None:

@@ -49,12 +49,7 @@ class StopCriteria:
         return self.groups is not None and kept >= self.groups
 
     def within_reach(self, kept: int, open_groups: int) -> bool:
-        """Return whether the run can still reach the number of groups it needs.
-
-        Args:
-            kept: Groups kept so far.
-            open_groups: Groups that are not complete yet, started or not.
-        """
+        """Return whether the run can still reach the number of groups it needs, with `open_groups` not complete yet."""
         return self.groups is None or kept + open_groups >= self.groups
 
 
@@ -68,11 +63,7 @@ class FirstFailures:
         self._first: Failure | None = None
 
     def add(self, episode: Episode) -> None:
-        """Count an episode that ended in this process.
-
-        Raises:
-            RunStoppedError: The first episodes, as many as stop the run, all failed with the same error class.
-        """
+        """Count an episode that ended in this process; RunStoppedError once all the first ones failed alike."""
         failure = episode.failure
         counts = failure is not None and _is_run_error(episode.end_reason, failure)
         if failure is None or not counts or (self._first is not None and self._first.kind != failure.kind):

@@ -25,22 +25,17 @@ class Task:
     """One task. All episodes of a task form a group.
 
     Example:
-        ```python
-        Task("Compute 615 * 17.", answer=10455)
-        Task("Fix the failing test.", data={"repository": "demo"}, id="demo-17")
-        ```
+        >>> Task("Fix the failing test.", data={"repository": "demo"}, id="demo-17")
     """
 
     prompt: str | list[dict[str, Any]]
-    """The user's message: text, or Strands content blocks, such as `{"image": {"format": "png", "source": {"bytes":
-    data}}}`."""
+    """The user's message: text, or Strands blocks (`{"image": {"format": "png", "source": {"bytes": ...}}}`)."""
     answer: Any = None
     """The expected answer, for the reward function: plain JSON data, never shown to the model."""
     data: dict[str, Any] = field(default_factory=dict)
     """Any other data of the task: plain JSON data, never shown to the model."""
     id: str = ""
-    """Identifier, unique within a run: up to 200 printable characters without "/". If it is "", it is set to a digest
-    of the content."""
+    """Unique within a run: up to 200 printable characters without "/". "" is replaced by a digest of the content."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, (str, list)):
@@ -69,17 +64,10 @@ class Task:
 
     @classmethod
     def of(cls, value: Task | str | Mapping[str, Any]) -> Task:
-        """Return a `Task` made from a task, a prompt, or a dict with the fields of a task.
-
-        Keys of a dict that are not fields of a task are put into `data`.
+        """Return a `Task` made from a task, a prompt, or a dict with "prompt"; further keys become `data`.
 
         Raises:
-            ConfigurationError: `value` is none of these, or a dict without "prompt".
-
-        Example:
-            ```python
-            Task.of({"prompt": "Compute 2 + 3.", "answer": 5, "level": 1})  # data={"level": 1}
-            ```
+            ConfigurationError: `value` is none of these.
         """
         if isinstance(value, Task):
             return value
@@ -96,24 +84,12 @@ class Task:
         return Task.from_dict(orjson.loads(orjson.dumps(self.to_dict())))
 
     def to_dict(self, put: Put | None = None) -> TaskData:
-        """Return the task as the data of a `BEGIN` event.
-
-        Args:
-            put: Stores the bytes of images as files; None: they are part of the data.
-        """
+        """Return the task as the data of a `BEGIN` event; `put` stores bytes of images, None: the data has them."""
         return {"prompt": plain(self.prompt, put), "answer": self.answer, "data": self.data, "id": self.id}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], files: FileStore | None = None) -> Task:
-        """Return the task that `to_dict` wrote.
-
-        Args:
-            data: The data of the task.
-            files: The files of the run; None: the data has the bytes of its images.
-
-        Raises:
-            LedgerError: A file is missing, or was changed.
-        """
+        """Return the task that `to_dict` wrote (`files` None: it has the images' bytes); LedgerError if one is lost."""
         prompt = data["prompt"]
         return cls(**{**data, "prompt": with_images(prompt, files)})
 

@@ -1,10 +1,5 @@
 """Every token of an episode and its origin: the tree, its turns and branches, and flat trajectories.
 
-    tree = TokenTree()
-    prepared = tree.prepare(None, context=[1, 2, 3])
-    turn = tree.commit(prepared, [4, 5], [-0.1, -0.2])
-    tree.trajectory(turn).loss_mask
-
 Pure data: nothing here uses an engine, Strands or the disk.
 """
 

@@ -20,27 +20,13 @@ class TokenDifference(NamedTuple):
     """Tokens of one sequence that another has in place of some."""
 
     start: int
-    """Index of the first old token."""
-    end: int
-    """Index after the last old token; equal to `start` if tokens are only added."""
+    end: int  # index after the last old token; equal to `start` if tokens are only added
     new_start: int
-    """Index of the first new token."""
-    new_end: int
-    """Index after the last new token; equal to `new_start` if tokens are only removed."""
+    new_end: int  # index after the last new token; equal to `new_start` if tokens are only removed
 
 
 def align(old: Sequence[int], new: Sequence[int], separators: frozenset[int] = frozenset()) -> list[TokenDifference]:
-    """Return where two sequences differ, in order.
-
-    Args:
-        old: One sequence.
-        new: The other.
-        separators: Ids at which long sequences are divided before they are aligned, such as control tokens.
-
-    Example:
-        >>> align([1, 2, 3], [1, 7, 8, 3])
-        [TokenDifference(start=1, end=2, new_start=1, new_end=3)]
-    """
+    """Return where two sequences differ, in order; long ones are divided at `separators` before they are aligned."""
     head = _common(old, new)
     tail = _common(old[head:][::-1], new[head:][::-1])
     left, right = list(old[head : len(old) - tail]), list(new[head : len(new) - tail])
@@ -69,17 +55,7 @@ def align_text(
 ) -> list[TokenDifference]:
     """Return where two sequences with the same text differ, in order: as small as their common token boundaries allow.
 
-    Takes time in proportion to the lengths, and is exact for sequences of any length.
-
-    Args:
-        old: One sequence.
-        new: The other, with the same text.
-        old_sizes: Number of bytes of each old token.
-        new_sizes: Number of bytes of each new token.
-
-    Example:
-        >>> align_text([1, 2, 3], [1, 7, 8, 3], [2, 4, 1], [2, 1, 3, 1])
-        [TokenDifference(start=1, end=2, new_start=1, new_end=3)]
+    The sizes are the bytes of each token. Takes time in proportion to the lengths, and is exact for any length.
     """
     found: list[TokenDifference] = []
     at = other = at_byte = other_byte = 0
@@ -104,7 +80,6 @@ def align_text(
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
     count = 0
     for left, right in zip(one, other, strict=False):
         if left != right:

@@ -21,20 +21,11 @@ LARGEST_LOGPROB = 1e-3
 """Largest logprob that is accepted. Engines subtract 32-bit floats, so a logprob can exceed 0 by a rounding error."""
 
 _LARGEST = 2**31 - 1
-_FEW = 256
-"""Below this length, functions of Python are faster than those of numpy."""
+_FEW = 256  # below this length, functions of Python are faster than those of numpy
 
 
 def token_array(values: Iterable[int], what: str) -> array[int]:
-    """Return a copy of token ids as 32-bit integers.
-
-    Args:
-        values: A list, an `array`, a one-dimensional numpy array of integers, or any iterable of integers.
-        what: What these tokens are, for the error message.
-
-    Raises:
-        TreeError: A value is not a token id.
-    """
+    """Return a copy of token ids as 32-bit integers; `what` names them in the TreeError for a value that is no id."""
     ids = _copied("i", values, what)
     if ids and (lowest := min(ids) if len(ids) < _FEW else int(np.asarray(ids).min())) < 0:
         raise TreeError(f"{what} ids must be integers >= 0, got {lowest}")
@@ -42,11 +33,7 @@ def token_array(values: Iterable[int], what: str) -> array[int]:
 
 
 def logprob_array(values: Iterable[float]) -> array[float]:
-    """Return a copy of logprobs as doubles, bit for bit.
-
-    Raises:
-        TreeError: A value is not finite, or is above 0 by more than rounding.
-    """
+    """Return a copy of logprobs as doubles, bit for bit; TreeError if one is not finite, or clearly above 0."""
     logprobs: array[float] = _copied("d", values, "logprobs")
     if len(logprobs) < _FEW and (not logprobs or (isfinite(sum(logprobs)) and max(logprobs) <= LARGEST_LOGPROB)):
         return logprobs
@@ -84,12 +71,7 @@ def _checked(code: str, values: np.ndarray[Any, Any], what: str) -> bytes:
 
 
 class VersionSpan(NamedTuple):
-    """A run of sampled tokens that came from the same weights.
-
-    Example:
-        >>> VersionSpan("step-7", 0, 12).version
-        'step-7'
-    """
+    """A run of sampled tokens that came from the same weights."""
 
     version: str | None
     """The engine's weight version; None if the engine does not report one."""
@@ -111,12 +93,7 @@ def check_spans(spans: Iterable[VersionSpan], count: int) -> None:
 
 
 def joined_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
-    """Return the spans of two consecutive runs of tokens; adjacent spans of one version are merged.
-
-    Example:
-        >>> joined_spans((VersionSpan("a", 0, 2),), (VersionSpan("a", 0, 1), VersionSpan("b", 1, 2)))
-        (VersionSpan(version='a', start=0, end=3), VersionSpan(version='b', start=3, end=4))
-    """
+    """Return the spans of two consecutive runs of tokens; adjacent spans of one version are merged."""
     base = first[-1].end if first else 0
     spans = list(first)
     for span in second:
@@ -128,11 +105,7 @@ def joined_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]
 
 
 def copied_spans(spans: Iterable[tuple[str | None, int, int]]) -> tuple[VersionSpan, ...]:
-    """Return spans as `VersionSpan`s of plain values.
-
-    Raises:
-        TreeError: An item is not (version, start, end).
-    """
+    """Return spans as `VersionSpan`s of plain values; TreeError if an item is not (version, start, end)."""
     try:
         copied = tuple(VersionSpan(version, index(start), index(end)) for version, start, end in spans)
     except (TypeError, ValueError) as error:

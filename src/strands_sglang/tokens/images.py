@@ -17,18 +17,11 @@ from strands_sglang.errors import CountMismatchError, TreeError
 
 
 class ImageSpan(NamedTuple):
-    """One image among the tokens: where it is, how many positions it takes, and which image it is.
-
-    Example:
-        >>> ImageSpan(3, 64, "9f86d081", (1, 16, 16)).end
-        67
-    """
+    """One image among the tokens: where it is, how many positions it takes, and which image it is."""
 
     start: int
-    """Position of its first placeholder token: in the context of its turn (`Turn.images`), or in the branch
-    (`PreparedTurn.images`, `Trajectory.images`)."""
+    """Position of its first placeholder: in the context of its turn (`Turn.images`), otherwise in the branch."""
     positions: int
-    """Number of positions it takes, at least 1."""
     digest: str
     """SHA-256 of the image file that is sent, in hex."""
     grid: tuple[int, int, int]
@@ -45,30 +38,18 @@ class ImageSpan(NamedTuple):
 
 
 class ImageSize(NamedTuple):
-    """An image that is about to become a span."""
+    """An image that is about to become a span; fields as in `ImageSpan`."""
 
     positions: int
-    """Number of positions it takes, at least 1."""
     digest: str
-    """SHA-256 of the image file that is sent, in hex."""
     grid: tuple[int, int, int]
-    """Patches in time, height and width."""
 
 
 SpanData: TypeAlias = tuple[int, int, str, tuple[int, int, int]]
-"""The fields of an `ImageSpan`."""
 
 
 def expand(ids: Sequence[int], placeholder: int, images: Sequence[ImageSize]) -> tuple[array[int], list[ImageSpan]]:
-    """Repeat the placeholder of each image as often as the image has positions.
-
-    Args:
-        ids: Compact ids: one placeholder for each image.
-        placeholder: Id of the placeholder token.
-        images: The images, in order.
-
-    Returns:
-        The expanded ids, and the spans of the images in them.
+    """Repeat the placeholder of each image as often as the image has positions; return the ids and the images' spans.
 
     Raises:
         CountMismatchError: There are not as many placeholders as images.
@@ -105,16 +86,7 @@ class PlacedImage(Protocol):
 
 
 def compact(ids: array[int], images: Iterable[PlacedImage]) -> array[int]:
-    """Return expanded ids with one placeholder for each image, as they are sent.
-
-    Args:
-        ids: Expanded ids.
-        images: The images in them, in order.
-
-    Example:
-        >>> compact(array("i", [5, 9, 9, 9, 6]), [ImageSpan(1, 3, "d", (1, 2, 6))])
-        array('i', [5, 9, 6])
-    """
+    """Return expanded ids with one placeholder for each image (in order), as they are sent."""
     made, at = array("i"), 0
     for image in images:
         made += ids[at : image.start + 1]
@@ -126,11 +98,7 @@ def compact(ids: array[int], images: Iterable[PlacedImage]) -> array[int]:
 def copied_images(
     spans: Iterable[tuple[int, int, str, tuple[int, int, int]]], ids: array[int]
 ) -> tuple[ImageSpan, ...]:
-    """Return spans as `ImageSpan`s of plain values, checked against the ids that they are in.
-
-    Args:
-        spans: Each as (start, positions, digest, grid).
-        ids: The ids in which the positions are counted.
+    """Return spans as `ImageSpan`s of plain values, checked against the ids in which their positions are counted.
 
     Raises:
         TreeError: A value is not of its kind, spans overlap or are out of order, or a span has different tokens.

@@ -31,8 +31,6 @@ class KeptSets:
         >>> sets = KeptSets.of([[7, 8], [9]], [-0.5, 0.0])
         >>> sets.token_ids.tolist(), sets.offsets.tolist()
         ([7, 8, 9], [0, 2, 3])
-        >>> sets.at(1).tolist()
-        [9]
     """
 
     token_ids: array[int]
@@ -40,8 +38,7 @@ class KeptSets:
     offsets: array[int]
     """Where each set begins in `token_ids`, and where the last one ends: one entry more than tokens, from 0."""
     logprobs: array[float]
-    """Log-probability of each sampled token under the behaviour policy: renormalised over its set. 0.0 for a token
-    without a set, which was not sampled."""
+    """Log-probability of each token under the behaviour policy: renormalised over its set; 0.0 without a set."""
 
     def __post_init__(self) -> None:
         count = len(self.offsets) - 1
@@ -56,12 +53,7 @@ class KeptSets:
 
     @classmethod
     def of(cls, sets: Iterable[Sequence[int]], logprobs: Iterable[float]) -> KeptSets:
-        """Return kept sets from one list of ids per token.
-
-        Raises:
-            TreeError: A value is not a token id or a logprob.
-            CountMismatchError: There are not as many logprobs as sets.
-        """
+        """Return kept sets from one list of ids per token; TreeError or CountMismatchError if they do not fit."""
         ids, offsets = array("i"), array("i", [0])
         for one in sets:
             ids += token_array(one, "kept")
@@ -69,7 +61,6 @@ class KeptSets:
         return cls(ids, offsets, logprob_array(logprobs))
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return len(self.offsets) - 1
 
     def at(self, number: int) -> array[int]:
@@ -94,29 +85,14 @@ class KeptSets:
         return KeptSets(self.token_ids[first : self.offsets[end]], offsets, self.logprobs[start:end])
 
     def check_members(self, sampled: Sequence[int]) -> None:
-        """Raise CountMismatchError unless there is a set for every token, which has the token.
-
-        Args:
-            sampled: The sampled ids.
-        """
+        """Raise CountMismatchError unless there is a set for every sampled id, which has the id."""
         if len(self) != len(sampled):
             raise CountMismatchError(f"{len(sampled)} sampled tokens but {len(self)} kept sets")
         if (outside := first_outside(self, sampled)) is not None:
             raise CountMismatchError(f"sampled token {outside} ({sampled[outside]}) is not in its kept set")
 
     def padded(self, width: int | None = None) -> npt.NDArray[np.int32]:
-        """Return the sets as one block of shape (tokens, width), with -1 after the ids of each set.
-
-        Args:
-            width: Size of the largest set that fits; None: of the largest there is.
-
-        Raises:
-            CountMismatchError: A set is larger.
-
-        Example:
-            >>> KeptSets.of([[7, 8], [9]], [-0.5, 0.0]).padded().tolist()
-            [[7, 8], [9, -1]]
-        """
+        """Return the sets as one block of shape (tokens, width; None: largest), with -1 after the ids of each set."""
         sizes = np.diff(np.asarray(self.offsets))
         most = int(sizes.max()) if len(sizes) else 0
         if width is not None and most > width:
@@ -132,11 +108,7 @@ class KeptSets:
 
     @classmethod
     def from_dict(cls, data: Any) -> KeptSets:
-        """Return what `to_dict` wrote.
-
-        Raises:
-            TreeError: The data is not that of kept sets.
-        """
+        """Return what `to_dict` wrote; TreeError if the data is not that of kept sets."""
         try:
             ids, offsets = token_array(data["token_ids"], "kept"), token_array(data["offsets"], "offset")
             return cls(ids, offsets, logprob_array(data["logprobs"]))
@@ -157,9 +129,5 @@ def first_outside(sets: KeptSets, sampled: Sequence[int]) -> int | None:
 
 
 def empty_sets(count: int) -> KeptSets:
-    """Return empty sets for tokens that were not sampled.
-
-    Args:
-        count: Number of tokens.
-    """
+    """Return empty sets for `count` tokens that were not sampled."""
     return KeptSets(array("i"), array("i", [0] * (count + 1)), array("d", [0.0] * count))

@@ -42,11 +42,7 @@ class TokenManager:
         return next(kept, None)
 
     def follow(self, turn: Turn | None) -> None:
-        """Show the branch that ends with `turn`, whatever is committed later; None: the episode's last branch again.
-
-        Raises:
-            TreeError: It is not a turn of this tree.
-        """
+        """Show the branch that ends with `turn`, whatever is committed later; None: the episode's last branch again."""
         if turn is not None:
             self._tree.path(turn)
         self._followed = turn
@@ -57,7 +53,6 @@ class TokenManager:
         self._followed = None
 
     def __len__(self) -> int:
-        """Return the number of tokens of the branch."""
         leaf = self.leaf
         return 0 if leaf is None else leaf.end
 

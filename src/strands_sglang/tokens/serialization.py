@@ -18,8 +18,7 @@ from strands_sglang.tokens.kept_sets import KeptSets
 from strands_sglang.tokens.teacher import TeacherLogprobs
 from strands_sglang.tokens.turn import Join, Turn, TurnPurpose, TurnStatus
 
-RECORD_FORMAT = 2
-"""Version of this format; a change that an older reader would misread gets a new number."""
+RECORD_FORMAT = 2  # version of this format; a change that an older reader would misread gets a new number
 
 _FIELDS = [field.name for field in fields(Turn)]
 _OPTIONAL = {"images", "kept", "teacher"}  # written only if the turn has any: other turns read as before
@@ -35,21 +34,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def record_of(tree: str, turns: Iterable[Turn]) -> dict[str, Any]:
-    """Return the turns of a tree, in order of their ids, as plain data.
-
-    Args:
-        tree: Id of the tree.
-        turns: Its turns.
-    """
+    """Return the turns of a tree, in order of their ids, as plain data."""
     return {"format": RECORD_FORMAT, "id": tree, "turns": [_written(turn) for turn in turns]}
 
 
 def read_record(data: Mapping[str, Any]) -> tuple[str, list[Turn]]:
-    """Return the id and the turns of a serialized tree. The tree itself checks that the turns fit together.
-
-    Raises:
-        RecordError: The format is unknown, or a turn is inconsistent.
-    """
+    """Return the id and the turns of a serialized tree, each checked alone; RecordError if that fails."""
     if not isinstance(data, Mapping) or data.get("format") != RECORD_FORMAT:
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
         raise RecordError(f"the format of a recorded tree must be {RECORD_FORMAT}, got {found!r}")
@@ -60,11 +50,7 @@ def read_record(data: Mapping[str, Any]) -> tuple[str, list[Turn]]:
 
 
 def plain_copy(value: Any) -> Any:
-    """Return a copy of plain JSON data: tuples become lists, enums their values.
-
-    Raises:
-        TreeError: A value is not plain JSON data.
-    """
+    """Return a copy of plain JSON data (TreeError for anything else): tuples become lists, enums their values."""
     if isinstance(value, Enum):
         value = value.value
     if value is None or type(value) in _PLAIN:

@@ -20,8 +20,7 @@ import numpy.typing as npt
 from strands_sglang.errors import CountMismatchError, TreeError
 from strands_sglang.tokens.arrays import logprob_array
 
-NO_ID = -1
-"""In place of a likeliest id, where a token was not sampled."""
+NO_ID = -1  # in place of a likeliest id, where a token was not sampled
 
 
 @dataclass(slots=True, eq=False)
@@ -32,15 +31,12 @@ class TeacherLogprobs:
         >>> scores = TeacherLogprobs.of([-0.5, -1.0], [[7, 8], [9, 7]], [[-0.5, -2.0], [-0.1, -3.0]])
         >>> scores.top, scores.top_ids.tolist()
         (2, [7, 8, 9, 7])
-        >>> scores.top_id_rows.tolist()
-        [[7, 8], [9, 7]]
     """
 
     logprobs: array[float]
     """Logprob of each token, at temperature 1; 0.0 for a token that was not sampled."""
     top_ids: array[int] = field(default_factory=lambda: array("i"))
-    """The teacher's likeliest ids at each position, likeliest first, one row after the other; -1 where nothing was
-    sampled."""
+    """Likeliest ids at each position, likeliest first, one row after the other; -1 where nothing was sampled."""
     top_logprobs: array[float] = field(default_factory=lambda: array("d"))
     """Their logprobs; 0.0 where nothing was sampled."""
     top: int = 0
@@ -56,17 +52,7 @@ class TeacherLogprobs:
 
     @classmethod
     def of(cls, logprobs: Any, top_ids: Any = (), top_logprobs: Any = ()) -> TeacherLogprobs:
-        """Return scores from sequences or arrays.
-
-        Args:
-            logprobs: One per token.
-            top_ids: Rows of likeliest ids, one per token; empty: none.
-            top_logprobs: Rows of their logprobs.
-
-        Raises:
-            TreeError: A value is not a logprob.
-            CountMismatchError: The lengths do not fit together.
-        """
+        """Return scores from one logprob per token, and rows of likeliest ids and their logprobs (empty: none)."""
         ids, values = np.asarray(top_ids, np.int32), np.asarray(top_logprobs, np.float64)
         top = int(ids.shape[1]) if ids.ndim == 2 else 0
         return cls(
@@ -74,7 +60,6 @@ class TeacherLogprobs:
         )
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
         return len(self.logprobs)
 
     def __eq__(self, other: object) -> bool:
@@ -113,11 +98,7 @@ class TeacherLogprobs:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TeacherLogprobs:
-        """Return the scores that `to_dict` wrote.
-
-        Raises:
-            TreeError: The content is inconsistent.
-        """
+        """Return the scores that `to_dict` wrote; TreeError if the content is inconsistent."""
         try:
             return cls(
                 logprob_array(data["logprobs"]),

@@ -29,17 +29,12 @@ class Trajectory:
     """A branch as flat numpy arrays with one entry per token. Compared by value.
 
     Example:
-        >>> from strands_sglang.tokens import TokenTree
         >>> tree = TokenTree("t")
-        >>> trajectory = tree.trajectory(tree.commit(tree.prepare(None, context=[1, 2]), [3], [-0.5]))
-        >>> trajectory
-        Trajectory(tree='t', branch=0, tokens=3, trained=1, turns=1)
-        >>> trajectory.loss_mask.tolist()
+        >>> tree.trajectory(tree.commit(tree.prepare(None, context=[1, 2]), [3], [-0.5])).loss_mask.tolist()
         [0, 0, 1]
     """
 
     token_ids: npt.NDArray[np.int32]
-    """The ids."""
     loss_mask: npt.NDArray[np.int8]
     """1 on the tokens to train, all of which were sampled; else 0."""
     logprobs: npt.NDArray[np.float64]
@@ -55,7 +50,6 @@ class Trajectory:
     branch: int
     """Id of the branch's last turn; -1 if the tree has no turn yet."""
     tree: str
-    """Id of the tree."""
     turn_ids: tuple[int, ...]
     """Id in the tree of each turn of the branch, first to last."""
     agent: str | None = None
@@ -63,14 +57,11 @@ class Trajectory:
     main: bool = False
     """Whether this is the branch in which the agent of the task finished. Ignored by `==`."""
     images: tuple[ImageSpan, ...] = ()
-    """The images of the branch, in order; positions count from its first token. `token_ids` has each image's
-    placeholder once for every position that the image takes, so all arrays count the same positions."""
+    """Images in order; positions count from the first token, and `token_ids` has a placeholder for each position."""
     kept: KeptSets | None = None
-    """The kept set of every token, empty where nothing was sampled, with the behaviour policy's logprobs; None unless
-    every turn that sampled tokens has its sets."""
+    """Kept set of every token (empty: not sampled) and behaviour logprobs; None unless all sampled tokens have one."""
     teacher: TeacherLogprobs | None = None
-    """A teacher's logprobs of every token, 0.0 where nothing was sampled; None unless a teacher scored every turn that
-    sampled tokens."""
+    """A teacher's logprob of every token, 0.0 where nothing was sampled; None unless all sampled tokens have one."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -166,11 +157,7 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
-        """Return the trajectory that `to_dict` wrote.
-
-        Raises:
-            RecordError: The format is unknown, or the content is inconsistent.
-        """
+        """Return the trajectory that `to_dict` wrote; RecordError if the format is unknown, or it is inconsistent."""
         if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
             raise RecordError(f"a trajectory must be a mapping of format {_FORMAT}")
         try:
@@ -203,20 +190,12 @@ _SCALARS = ("version_names", "branch", "tree", "turn_ids", "images", "kept", "te
 
 
 def branch_images(path: Sequence[Turn]) -> list[ImageSpan]:
-    """Return the images of a branch; positions count from its first token.
-
-    Args:
-        path: The turns of the branch, first to last.
-    """
+    """Return the images of a branch, given as its turns; positions count from its first token."""
     return [image.moved(turn.start + len(turn.closing)) for turn in path for image in turn.images]
 
 
 def branch_kept(path: Sequence[Turn]) -> KeptSets | None:
-    """Return the kept sets of a branch, empty where nothing was sampled; None unless all that was sampled has them.
-
-    Args:
-        path: The turns of the branch, first to last.
-    """
+    """Return the kept sets of a branch, empty where nothing was sampled; None unless all that was sampled has them."""
     if not any(turn.kept is not None for turn in path) or any(turn.kept is None and turn.sampled for turn in path):
         return None
     ids, offsets, logprobs = array("i"), array("i", [0]), array("d")
@@ -233,11 +212,7 @@ def branch_kept(path: Sequence[Turn]) -> KeptSets | None:
 
 
 def branch_teacher(path: Sequence[Turn]) -> TeacherLogprobs | None:
-    """Return a teacher's logprobs along a branch; None unless all that was sampled has them, with the same `top`.
-
-    Args:
-        path: The turns of the branch, first to last.
-    """
+    """Return a teacher's logprobs along a branch; None unless all that was sampled has them, with the same `top`."""
     scored = [turn for turn in path if turn.teacher is not None]
     tops = {turn.teacher.top for turn in scored if turn.teacher is not None and turn.sampled}
     if len(tops) != 1 or any(turn.teacher is None and turn.sampled for turn in path):
@@ -254,14 +229,7 @@ def branch_teacher(path: Sequence[Turn]) -> TeacherLogprobs | None:
 
 
 def flatten_branch(tree: str, path: Sequence[Turn], trained: Container[int], *, main: bool = False) -> Trajectory:
-    """Return a branch as a trajectory.
-
-    Args:
-        tree: Id of the tree.
-        path: The turns of the branch, first to last; may be empty.
-        trained: Ids of the turns whose sampled tokens get loss mask 1.
-        main: Whether it is the main branch.
-    """
+    """Return a branch, given as its turns (maybe none), as a trajectory; `trained`: turns with loss mask 1."""
     count = path[-1].end if path else 0
     ids, logprobs = array("i"), np.zeros(count)
     mask, origins = np.zeros(count, np.int8), np.full(count, Origin.CONTEXT, np.int8)

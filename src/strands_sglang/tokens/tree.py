@@ -38,15 +38,12 @@ class TokenTree:
         >>> tree = TokenTree()
         >>> first = tree.commit(tree.prepare(None, context=[1, 2]), [3, 4], [-0.1, -0.2])
         >>> second = tree.commit(tree.prepare(first, context=[5], join=Join.PROVED), [6], [-0.3])
-        >>> tree.ids(second).tolist()
-        [1, 2, 3, 4, 5, 6]
         >>> tree.trajectory(second).loss_mask.tolist()
         [0, 0, 1, 1, 0, 1]
     """
 
     def __init__(self, id: str | None = None) -> None:
         self.id = uuid.uuid4().hex if id is None else id
-        """Name of the tree; by default 32 random hex digits."""
         self._turns: list[Turn] = []
         self._children: dict[int, list[int]] = {}
         self._rejected: set[int] = set()
@@ -70,14 +67,12 @@ class TokenTree:
         return self._shows_images
 
     def __len__(self) -> int:
-        """Return the number of turns."""
         return len(self._turns)
 
     def __iter__(self) -> Iterator[Turn]:
         return iter(self.turns)
 
     def __getitem__(self, id: int) -> Turn:
-        """Return the turn with an id; raise TreeError if there is none."""
         if not isinstance(id, int) or not 0 <= id < len(self._turns):
             raise TreeError(f"a turn id must be an int below {len(self._turns)}, got {id!r:.100}")
         return self._turns[id]
@@ -181,7 +176,7 @@ class TokenTree:
         status: TurnStatus = TurnStatus.KEPT,
         kept: KeptSets | None = None,
     ) -> Turn:
-        """Add a prepared turn with what was sampled for it, as a whole or not at all.
+        """Add a prepared turn with what was sampled for it, as a whole or not at all: an error changes nothing.
 
         Args:
             prepared: From `prepare` of this tree; commits once.
@@ -195,13 +190,9 @@ class TokenTree:
                 then.
             kept: The kept set of each sampled token; None: sampling has none, or they were not requested.
 
-        Returns:
-            The turn, now part of the tree.
-
         Raises:
             CountMismatchError: Ids, logprobs, version spans, prompt or kept sets do not match.
-            TreeError: The turn was not prepared here, was committed before or changed since, or a value is not a token
-                id. After either error the tree is unchanged.
+            TreeError: The turn was not prepared here, was committed before or changed since, or a value is no token id.
         """
         parent = prepared.parent
         sampled, spans = token_array(token_ids, "sampled"), copied_spans(versions)
@@ -263,11 +254,7 @@ class TokenTree:
             self._rejected.discard(turn.id)
 
     def set_teacher(self, turn: Turn, scores: TeacherLogprobs) -> None:
-        """Set a teacher's logprobs of the sampled tokens of a turn, in place of earlier ones.
-
-        Raises:
-            CountMismatchError: There is not one logprob per sampled token.
-        """
+        """Set a teacher's logprobs, one per sampled token (or CountMismatchError), in place of earlier ones."""
         self._check_ours(turn)
         if len(scores) != len(turn.sampled):
             raise CountMismatchError(f"{len(turn.sampled)} sampled tokens but {len(scores)} logprobs of a teacher")
@@ -292,11 +279,7 @@ class TokenTree:
         """Return every branch as a trajectory, so that each sampled token that counts is trained once over all of them.
 
         A turn that several branches share has loss mask 1 in the first of them and 0 in the others. A turn that does
-        not count has loss mask 0 everywhere.
-
-        Args:
-            purpose: Which turns count; None: those of every purpose.
-            rejected: Whether rejected turns count too.
+        not count has loss mask 0 everywhere. Which turns count: as for `branches`.
         """
         turns = self.turns
         counted = selected_turns(turns, purpose, rejected)
@@ -330,11 +313,7 @@ class TokenTree:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TokenTree:
-        """Return the tree that `to_dict` wrote.
-
-        Raises:
-            RecordError: The format is unknown, or the turns do not form a tree.
-        """
+        """Return the tree that `to_dict` wrote; RecordError if the format is unknown, or it is no tree."""
         id, turns = read_record(data)
         tree = cls(id)
         for turn in turns:
@@ -368,7 +347,6 @@ class TokenTree:
         return self._branch_ids(parent) if flat is None else flat
 
     def _keep(self, tip: Turn, flat: array[int]) -> None:
-        """Keep the ids of the branch that now ends with `tip`."""
         self._flat[tip.id] = flat
         if len(self._flat) > _TIPS_KEPT:
             del self._flat[next(iter(self._flat))]
@@ -411,13 +389,7 @@ class TokenTree:
 
 
 def selected_turns(turns: Sequence[Turn], purpose: TurnPurpose | None, rejected: bool) -> set[int]:
-    """Return the ids of the turns that count.
-
-    Args:
-        turns: All turns of a tree, in order of their ids.
-        purpose: The purpose that counts; None: every purpose.
-        rejected: Whether turns whose output was discarded count too.
-    """
+    """Return the ids of the turns that count; `purpose` None: every purpose, `rejected`: discarded ones too."""
     return {
         turn.id for turn in turns if (purpose is None or turn.purpose == purpose) and (rejected or not turn.rejected)
     }

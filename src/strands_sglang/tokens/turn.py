@@ -22,12 +22,7 @@ from strands_sglang.tokens.teacher import TeacherLogprobs
 
 
 class Origin(IntEnum):
-    """Where a token came from. An int, so that it fits into an int8 array; the numbers never change.
-
-    Example:
-        >>> Origin.SAMPLED.value
-        1
-    """
+    """Where a token came from. An int, so that it fits into an int8 array; the numbers never change."""
 
     CONTEXT = 0
     """Rendered from the chat template: system, tools, users, tool results, generation prompts."""
@@ -39,24 +34,15 @@ class Origin(IntEnum):
 
 @dataclass(slots=True)
 class Segment:
-    """Consecutive tokens of one turn and one origin. Read-only: the turn shares the arrays.
-
-    Example:
-        >>> segment = Segment(Origin.CONTEXT, array("i", [5, 6]), None, (), turn=0)
-        >>> len(segment), segment[0], segment.sampled
-        (2, 5, False)
-    """
+    """Consecutive tokens of one turn and one origin. Read-only: the turn shares the arrays."""
 
     origin: Origin
-    """Origin of all of these tokens."""
     token_ids: array[int]
-    """The ids (32-bit)."""
     logprobs: array[float] | None
     """Log-probability of each token as reported by the engine, same length as the ids; None unless sampled."""
     versions: tuple[VersionSpan, ...]
     """Spans of weight versions, counted from the first token of the segment; empty unless sampled."""
     turn: int
-    """Id of the turn it belongs to."""
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)
@@ -91,12 +77,7 @@ class Segment:
 
 
 class TurnPurpose(str, Enum):
-    """The purpose of a turn.
-
-    Example:
-        >>> TurnPurpose("episode") is TurnPurpose.EPISODE
-        True
-    """
+    """The purpose of a turn."""
 
     EPISODE = "episode"
     """A step of the agent on its task."""
@@ -108,12 +89,7 @@ class TurnPurpose(str, Enum):
 
 
 class TurnStatus(str, Enum):
-    """Whether a turn's output is part of the conversation.
-
-    Example:
-        >>> TurnStatus("rejected") is TurnStatus.REJECTED
-        True
-    """
+    """Whether a turn's output is part of the conversation."""
 
     KEPT = "kept"
     """The output is part of the conversation."""
@@ -122,12 +98,7 @@ class TurnStatus(str, Enum):
 
 
 class Join(str, Enum):
-    """How a turn's prompt was joined to the tokens before it.
-
-    Example:
-        >>> Join("proved") is Join.PROVED
-        True
-    """
+    """How a turn's prompt was joined to the tokens before it."""
 
     ROOT = "root"
     """The whole conversation was rendered; there was nothing to join to."""
@@ -141,14 +112,7 @@ class Join(str, Enum):
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """The tokens that one engine call added to a branch. Read-only; equal only to itself.
-
-    Example:
-        >>> spans = (VersionSpan(None, 0, 1),)
-        >>> turn = Turn(0, None, array("i"), array("i", [1, 2]), array("i", [3]), array("d", [-0.1]), spans, start=0)
-        >>> turn.sampled_start, turn.end
-        (2, 3)
-    """
+    """The tokens that one engine call added to a branch. Read-only; equal only to itself."""
 
     id: int
     """Index in the tree: the commit order, from 0."""
@@ -169,16 +133,13 @@ class Turn:
     finish_reason: str = ""
     """Why the engine stopped, as the value of a `FinishReason`; "" if unknown."""
     purpose: TurnPurpose = TurnPurpose.EPISODE
-    """The purpose of the turn."""
     status: TurnStatus = TurnStatus.KEPT
     """Whether its output is part of the conversation; may change later (`TokenTree.reject`, `restore`)."""
     join: Join = Join.ROOT
-    """How its prompt was joined to the branch."""
     forked_from: int | None = None
     """Id of the turn whose history was rewritten into this branch; None: nothing was rewritten."""
     caller: tuple[int, str | None] | None = None
-    """Id of the turn, and of its tool call (None: unknown), that started this branch, as for a sub-agent; None: started
-    from outside."""
+    """Turn and tool call (None: unknown) that started this branch, as for a sub-agent; None: started from outside."""
     detail: dict[str, Any] = field(default_factory=dict)
     """Plain JSON data about the call: request id, cached tokens, and whatever the caller stores."""
     images: tuple[ImageSpan, ...] = ()
@@ -187,8 +148,7 @@ class Turn:
     """The kept set of each sampled token, and its logprob under the behaviour policy; None: sampling has none,
     or the sets were not requested."""
     teacher: TeacherLogprobs | None = None
-    """A teacher's logprobs of the sampled tokens; None: no teacher scored them. May be set later
-    (`TokenTree.set_teacher`)."""
+    """A teacher's logprobs of the sampled tokens (`TokenTree.set_teacher`); None: no teacher scored them."""
 
     def __post_init__(self) -> None:
         count = len(self.sampled)
@@ -207,7 +167,6 @@ class Turn:
         return name if isinstance(name, str) else None
 
     def __len__(self) -> int:
-        """Return the number of its own tokens."""
         return len(self.closing) + len(self.context) + len(self.sampled)
 
     @property
@@ -239,33 +198,20 @@ class Turn:
 
 @dataclass(slots=True, eq=False)
 class PreparedTurn:
-    """A prompt to send, and the place of its answer in the tree. Created by `TokenTree.prepare`; read-only.
-
-    Example:
-        prepared = tree.prepare(parent, context=ids, join=Join.PROVED)
-        generation = await client.generate(prepared.ids)
-        turn = tree.commit(prepared, generation.token_ids, generation.logprobs)
-    """
+    """A prompt to send, and the place of its answer in the tree. Made by `TokenTree.prepare`; fields as in `Turn`."""
 
     owner: object
     """The tree that prepared it, and the only one that commits it."""
     parent: Turn | None
     """The turn it continues from; None: it starts a branch."""
     ids: array[int]
-    """The prompt to send: the whole branch so far, then `closing`, then `context` (32-bit). Checked again at commit,
-    and not changed by it."""
+    """The whole branch so far, then `closing`, then `context` (32-bit). Checked again at commit."""
     closing: array[int]
-    """Tokens that close the parent's sampled turn."""
     context: array[int]
-    """Tokens rendered from the template, after `closing`."""
     purpose: TurnPurpose
-    """What is sampled for."""
     join: Join
-    """How the prompt was joined to the branch."""
     forked_from: int | None
-    """Id of the turn whose history was rewritten into this branch; None: nothing was rewritten."""
     caller: tuple[int, str | None] | None
-    """Turn and tool call that start this branch; None: started from outside."""
     turn: Turn | None = None
     """The committed turn; None until it is committed."""
     images: tuple[ImageSpan, ...] = ()
@@ -274,7 +220,6 @@ class PreparedTurn:
     """Those in `context`; positions count from its first token."""
 
     def __len__(self) -> int:
-        """Return the number of tokens of the prompt."""
         return len(self.ids)
 
     def compact_ids(self) -> array[int]:

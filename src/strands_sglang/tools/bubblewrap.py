@@ -20,8 +20,7 @@ from strands_sglang.tools.interpreter import PACKAGES, Interpreter
 from strands_sglang.tools.sandbox_types import Privileges, SandboxLimits
 from strands_sglang.tools.seccomp import seccomp_filter
 
-WORKDIR = "/tmp"
-"""Working directory in the sandbox, and the only writable one."""
+WORKDIR = "/tmp"  # working directory in the sandbox, and the only writable one
 NOBODY = 65534
 _INNER_UID = 1000  # user id in the sandbox, in a user namespace
 _UNUSED_UIDS = (2_000_000_000, 100_000_000)  # first and number of user ids that no system assigns
@@ -101,13 +100,7 @@ def bwrap_command(
 def python_command(
     program: str, limits: SandboxLimits, arguments: Sequence[str], *, count_processes: bool
 ) -> list[str]:
-    """Return the command line that runs code from stdin in an interpreter, with limits.
-
-    Args:
-        limits: Limits of each process.
-        arguments: Further arguments of the bootstrap, such as `uid=...` or `path=...`.
-        count_processes: Whether to limit the number of processes.
-    """
+    """Return the command line that runs code from stdin with limits; `arguments`: of the bootstrap (`uid=...`)."""
     bounds = limits.for_process(count_processes=count_processes).items()
     # Without site and user directories, which take most of an interpreter's start time.
     return [program, "-s", "-S", "-B", "-c", _BOOTSTRAP, *arguments, *(f"{name}={value}" for name, value in bounds)]
@@ -162,10 +155,9 @@ def find_bubblewrap(bwrap: str = "bwrap") -> str:
 
 @cache
 def probe_privileges(bwrap: str, interpreter: Interpreter, requested: Privileges | None = None) -> Privileges:
-    """Return the best privileges with which a sandbox works on this machine, after running one.
+    """Return the best privileges (or `requested`) with which a sandbox works on this machine, after running one.
 
-    `requested`: the only privileges to try; None: all that this process can have, best first. Raises
-    SandboxUnavailableError if no sandbox works; the message has bubblewrap's errors and possible solutions.
+    SandboxUnavailableError if none works; the message has bubblewrap's errors and possible solutions.
     """
     errors = []
     for privileges in (requested,) if requested is not None else _candidates():

@@ -57,11 +57,10 @@ class Interpreter:
 
 @cache
 def find_interpreter(python: str, packages: tuple[str, ...]) -> Interpreter:
-    """Return the mounts for an interpreter.
+    """Return the mounts for an interpreter (empty: the one that runs this process).
 
-    `python`: path of the executable; empty: the one that runs this process. `packages`: names of distributions
-    installed for it; their requirements are included. Raises ConfigurationError if the executable cannot be run, or a
-    distribution is not installed.
+    `packages`: distributions installed for it; their requirements are included. ConfigurationError if the executable
+    cannot be run, or a distribution is not installed.
     """
     info = _interpreter_info(python or sys.executable, packages)
     stdlib, executable = Path(info["stdlib"]), Path(info["executable"])
@@ -98,7 +97,6 @@ def package_directories(python: str, packages: tuple[str, ...]) -> tuple[str, li
 
 
 def _library_mounts(libraries: Iterable[Path]) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
-    """Return mounts of single libraries, and mounts of whole system directories."""
     shared, directories = [], set()
     for path in libraries:
         if _within(path.resolve().parent, _SYSTEM):
@@ -114,7 +112,6 @@ def _within(path: Path, directories: Iterable[Path]) -> bool:
 
 
 def _interpreter_info(python: str, packages: tuple[str, ...]) -> dict[str, Any]:
-    """Return the output of `interpreter_info.py`, run by an interpreter."""
     script = Path(__file__).with_name("interpreter_info.py").read_text()
     try:
         answer = subprocess.run(

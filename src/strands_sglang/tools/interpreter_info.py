@@ -1,8 +1,6 @@
 """Script that prints the layout of a Python installation as JSON; passed as text to the sandbox's interpreter.
 
-It uses only the standard library and changes nothing. The requirements of named distributions are followed.
-
-    python -I -c INTERPRETER_INFO numpy sympy
+It uses only the standard library. The requirements of the distributions named as arguments are followed.
 """
 
 import json

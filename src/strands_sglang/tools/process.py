@@ -39,15 +39,11 @@ class BoundedOutput:
     __slots__ = ("_half", "_head", "_tail", "seen")
 
     def __init__(self, shown: int) -> None:
-        """Create an empty buffer.
-
-        `shown`: total number of bytes to keep.
-        """
+        """Create an empty buffer that keeps `shown` bytes in total."""
         self._half = shown // 2
         self._head = bytearray()
         self._tail = bytearray()
         self.seen = 0
-        """Number of bytes written so far."""
 
     def feed(self, data: bytes) -> None:
         """Add the next bytes of the stream."""
@@ -208,10 +204,7 @@ class SandboxCall:
         self.stdout, self.stderr = BoundedOutput(self.limits.output), BoundedOutput(self.limits.output)
 
     async def run(self, command: Sequence[str], code: bytes, **settings: Any) -> SandboxResult:
-        """Run a command that reads code from stdin.
-
-        `**settings`: arguments of `subprocess.Popen`: `env`, `cwd`, `pass_fds`, the user.
-        """
+        """Run a command that reads code from stdin; settings are arguments of `subprocess.Popen`."""
         began = time.monotonic()
         process = await self._start(command, settings)
         io = asyncio.ensure_future(self._communicate(process, code))
@@ -284,7 +277,6 @@ class SandboxCall:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     async def _communicate(self, process: asyncio.subprocess.Process, code: bytes) -> None:
-        """Write the input and read the output of a process until it ends."""
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         await asyncio.gather(
             _write(process.stdin, code),

@@ -31,8 +31,7 @@ def descendants(pid: int) -> list[int]:
 def memory_of(pids: list[int], limit: int) -> int:
     """Return the bytes of memory that processes use together.
 
-    `limit`: if an upper bound, which counts shared pages once per process, is at most this value, the upper bound is
-    returned, because it is cheaper to read.
+    An upper bound, which counts shared pages once per process, is cheaper to read; it is returned if at most `limit`.
     """
     bound = sum(int(words[1]) for pid in pids if (words := _read(f"/proc/{pid}/statm").split())) * _PAGE
     return bound if bound <= limit else sum(_proportional_memory(pid) for pid in pids)
@@ -89,7 +88,6 @@ def _socket_bytes() -> int:
 
 
 def _proportional_memory(pid: int) -> int:
-    """Return the proportional set size of a process, in bytes."""
     for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024

@@ -1,10 +1,5 @@
 """Runs Python code in a sandbox: `PythonSandbox`, and `python_sandbox`, which is the same as a Strands tool.
 
-    sandbox = PythonSandbox(limits=SandboxLimits(seconds=5), packages=("numpy", "sympy"))
-    result = await sandbox.run("print(6 * 7)")
-
-    agent = Agent(model=model, tools=[python_sandbox(packages=("sympy",))])
-
 Each call is a fresh interpreter in a fresh sandbox. No state is kept between calls, so a call can be repeated safely,
 and episodes that share a sandbox are isolated from each other.
 
@@ -112,10 +107,7 @@ class PythonSandbox:
     async def run(self, code: str) -> SandboxResult:
         """Run code in a fresh interpreter, as soon as a slot is free.
 
-        A cancelled call is killed with all processes it started.
-
-        Args:
-            code: A program. If its last statement is an expression, its value is printed.
+        If the last statement is an expression, its value is printed. A cancelled call is killed with all its processes.
 
         Raises:
             SandboxUnavailableError: The sandbox failed to start, for example because the machine ran out of namespaces.
@@ -208,9 +200,6 @@ def python_sandbox(
         limits: As for `PythonSandbox`.
         packages: As for `PythonSandbox`.
         **settings: Further arguments of `PythonSandbox`.
-
-    Raises:
-        SandboxUnavailableError: No sandbox can be created on this machine.
     """
     place = sandbox or PythonSandbox(limits=limits, packages=packages, **settings)
     if not description:

@@ -21,8 +21,7 @@ class SandboxLimits:
     """Resource limits of one call."""
 
     seconds: float = 10.0
-    """Wall-clock seconds from the start of the code. The wait for a free slot and the setup of the sandbox are not
-    included."""
+    """Wall-clock seconds from the start of the code, without the wait for a slot and the setup of the sandbox."""
     memory: int = 1024 * _MIB
     """Bytes of memory. The kernel limits the address space of each process to this value. The total of all processes of
     a call is measured ten times per second, and a call above the limit is killed; a socket counts with its full
@@ -58,9 +57,7 @@ class SandboxLimits:
     def for_process(self, *, count_processes: bool) -> dict[str, int]:
         """Return the kernel limits of each process, named as in `resource.RLIMIT_*`.
 
-        Args:
-            count_processes: Whether to limit the number of processes. The kernel counts processes per user, so this
-                requires that the sandbox runs as a user of its own.
+        The kernel counts processes per user: `count_processes` requires that the sandbox runs as a user of its own.
         """
         limits = {
             "AS": self.memory,
@@ -92,8 +89,7 @@ class Privileges(str, Enum):
     USER = "user"
     """Ordinary user, in a user namespace."""
     NOBODY = "nobody"
-    """Root drops its privileges and starts bubblewrap as nobody, in a user namespace: for root without
-    CAP_SYS_ADMIN."""
+    """Root starts bubblewrap as nobody, in a user namespace: for root without CAP_SYS_ADMIN."""
     USER_IN_CONTAINER = "user_in_container"
     """As USER, with a read-only `/proc/sys`: only the seccomp filter prevents further user namespaces inside."""
     NOBODY_IN_CONTAINER = "nobody_in_container"

@@ -183,7 +183,6 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _refuse_second_argument(number: int, values: tuple[int, int]) -> list[bytes]:
-    """Return instructions that refuse a call if its second argument is one of two values."""
     return [
         _step(_EQUAL, number, 0, 5),
         _step(_LOAD, _SECOND),
@@ -196,11 +195,7 @@ def _refuse_second_argument(number: int, values: tuple[int, int]) -> list[bytes]
 
 @cache
 def seccomp_filter(machine: str = "") -> bytes:
-    """Return the filter in the format that the kernel loads.
-
-    `machine`: architecture as in `platform.machine()`; empty: this machine. Raises ConfigurationError if the
-    architecture is not supported.
-    """
+    """Return the filter that the kernel loads; `machine` as in `platform.machine()`, empty: this one."""
     machine = machine or platform.machine()
     if machine not in MACHINES:
         known = ", ".join(sorted(MACHINES))

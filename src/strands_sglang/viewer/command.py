@@ -37,11 +37,6 @@ def view(
     Raises:
         LedgerError: The directory contains no run.
         ConfigurationError: The port is taken or not valid.
-
-    Example:
-        ```python
-        view("runs/first", tokenizer="Qwen/Qwen3-8B")
-        ```
     """
     from strands_sglang.viewer.server import RunViewer, serve
 

@@ -40,8 +40,7 @@ def items_by_turn(
 ) -> dict[int, TurnItems]:
     """Return the items of every turn that a recorded conversation covers.
 
-    `conversations`: conversations of the branches, as the end event has them. `final`: last turn of the branch that the
-    agent's own messages belong to (None: unknown), and these messages.
+    `final`: last turn of the branch that the agent's own messages belong to (None: unknown), and these messages.
     """
     found: dict[int, TurnItems] = {}
     end = tree.main_leaf()
@@ -265,8 +264,6 @@ class TurnText:
 
         A header is a control token, with the name of the role and another control token after it or not. It is read
         from its end: text before it may contain control tokens, such as the examples in definitions of tools.
-
-        `after`: first token that may belong to it.
         """
         start, at = None, self._without_blanks(after, before)
         while at > after:

@@ -1,9 +1,7 @@
 """What would have become of tokens, had their text been encoded again, or the messages rendered again.
 
 The package never does either. The viewer shows it token by token, because it is what a client trains on that only has
-the text (`drift_view`) or the messages (`rendered_view`): the chat template may drop reasoning, spell arguments in
-another way or change white space. `tokens/alignment.py` compares; `drift/` counts turns by cause with the same
-comparison.
+the text (`drift_view`) or the messages (`rendered_view`).
 
 Invariants: replacing the ids of each span by its new ids, from the last to the first, gives exactly the other ids. The
 recorded tokens are only compared, never replaced.
@@ -37,11 +35,8 @@ class ChangedSpan(NamedTuple):
 def drift_view(record: EpisodeRecord, texts: TokenTexts | None) -> dict[str, Any]:
     """Return what encoding the text of each turn again would have made of its sampled tokens, for the page.
 
-    Encoding takes longer than everything else that is shown of an episode, so the page asks for it later.
-
-    `texts`: the tokenizer; None: nothing is known. Returns `turns`: by id of the turn, `[start, end, ids]` by position
-    among its sampled tokens, [] if nothing changes; turns that cannot be encoded are absent. `words`: text of each new
-    id, or its bytes as hex in a list of one.
+    `turns`: by id of the turn, `[start, end, ids]` by position among its sampled tokens, [] if nothing changes; turns
+    that cannot be encoded are absent. `words`: text of each new id, or its bytes as hex in a list of one.
     """
     turns: dict[str, list[list[Any]]] = {}
     words: dict[str, Any] = {}
@@ -71,8 +66,7 @@ def reencoded(ids: Sequence[int], texts: TokenTexts) -> list[ChangedSpan]:
 def changed_spans(before: list[int], after: list[int], texts: TokenTexts) -> list[ChangedSpan]:
     """Return the differences between two lists of ids: by their text if it is the same, by ids otherwise.
 
-    `after`: the other ids. `texts`: the tokenizer. Long lists are divided at its control tokens and line breaks before
-    they are aligned.
+    Long lists are divided at control tokens and line breaks before they are aligned.
     """
     if before == after:
         return []
@@ -90,12 +84,7 @@ def rendered_view(
 ) -> dict[str, Any]:
     """Return where the rendering of a branch's conversation differs from the prompt of its last turn.
 
-    Args:
-        texts: The tokenizer; None: nothing can be rendered.
-        run: Content of run.json, for the options of the template; None if it is unknown.
-
-    Returns:
-        `spans`: `[start, end, text, ids]` by position in the branch; `error`: why there is none, otherwise "".
+    `spans`: `[start, end, text, ids]` by position in the branch; `error`: why there is none, otherwise "".
     """
     if texts is None:
         return {"spans": [], "error": "the tokenizer is unknown: start the viewer with --tokenizer"}

@@ -28,8 +28,7 @@ from strands_sglang.tokens import TokenTree, Turn
 from strands_sglang.viewer.conversation import TurnItems, TurnText, items_by_turn
 from strands_sglang.viewer.token_text import TokenTexts
 
-FORMAT = 2
-"""Version of the JSON, which the page checks."""
+FORMAT = 2  # version of the JSON, which the page checks
 _LARGEST_ID = 1 << 22  # ids up to this one are numbered by a table
 _MAX_DEPTH = 8  # of the time line: tools inside of tools
 _MAX_RESULT = 200_000  # characters of a tool result that are sent to the page
@@ -38,19 +37,7 @@ _MAX_RESULT = 200_000  # characters of a tool result that are sent to the page
 def episode_view(
     record: EpisodeRecord, texts: TokenTexts | None = None, *, max_result: int = _MAX_RESULT
 ) -> dict[str, Any]:
-    """Return everything the page shows of one episode.
-
-    Args:
-        record: The episode.
-        texts: The tokenizer; None: tokens are shown as ids.
-        max_result: Characters of a tool result after which it is cut.
-
-    Example:
-        ```python
-        view = episode_view(Ledger("runs/first").episode("sum/0"), TokenTexts.load("Qwen/Qwen3-8B"))
-        print(len(view["turns"]), view["branches"][0]["id"])
-        ```
-    """
+    """Return what the page shows of one episode; texts None: ids. A tool result has `max_result` characters."""
     end: Mapping[str, Any] = {} if record.end is None else record.end.data
     metrics = end.get("metrics")
     used: dict[str, Any] = metrics if isinstance(metrics, dict) else {}
@@ -146,7 +133,6 @@ class _TokenStore:
 
 
 def _distinct(ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
-    """Return the distinct ids in order, and the index of each id among them."""
     if not len(ids) or ids.min() < 0 or ids.max() > _LARGEST_ID:
         unique, index = np.unique(ids, return_inverse=True)
         return unique, index.reshape(-1).astype("<u4")
@@ -289,10 +275,6 @@ def timeline(events: Sequence[Event], metrics: Mapping[str, Any]) -> dict[str, A
     The ledger records how long each engine call and each tool call took, not when it began. Calls of one conversation
     follow each other; tools of one turn run beside each other, after the call; calls of a sub-agent are inside their
     tool. Time that no event accounts for (scheduling, hooks, the agent's own code) is the rest and not placed anywhere.
-
-    Args:
-        events: Its events.
-        metrics: Metrics of its end event; empty if it has not ended.
 
     Returns:
         `spans`: lists of kind ("engine", "tool" or "error"), start and duration in seconds, depth (0: the agent itself,

@@ -25,12 +25,10 @@ from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.viewer.server import RunViewer, static_file
 from strands_sglang.viewer.verdict import episode_verdict, shortened_certificate
 
-MAX_EPISODES = 200
-"""Maximum number of episodes that are exported without being chosen."""
+MAX_EPISODES = 200  # maximum number of episodes that are exported without being chosen
 MAX_TOKENS = 5_000_000
 
-MAX_IMAGE_BYTES = 100 << 20
-"""Maximum size of all images in an exported file, in bytes."""
+MAX_IMAGE_BYTES = 100 << 20  # maximum size of all images in an exported file, in bytes
 
 MODULES = (
     *("dom.js", "format.js", "source.js", "columns.js", "rows.js", "charts.js", "table.js", "run_view.js"),
@@ -56,11 +54,6 @@ def export_html(
     Raises:
         LedgerError: The directory contains no run, or there is no such episode.
         ConfigurationError: There is too much to export.
-
-    Example:
-        ```python
-        export_html("runs/first", "bad-episode.html", episodes=["sum/3"])
-        ```
     """
     viewer = RunViewer(directory, tokenizer)
     viewer.index.refresh()

@@ -29,8 +29,7 @@ from strands_sglang.ledger.summary import IndexRows, SummaryBuilder, SummaryRow,
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0
-"""Seconds between two looks at the files of a run."""
+POLL_SECONDS = 1.0  # seconds between two looks at the files of a run
 _PUBLISH_SECONDS = 0.25  # how often rows that are computed in a long pass appear
 _KEPT_SECONDS = 5.0  # how long the events of an episode are kept: the page asks for them three times
 _FIRST_DELAY = 1.5  # seconds that the ledger waits for the first table to be delivered
@@ -38,8 +37,6 @@ _FIRST_DELAY = 1.5  # seconds that the ledger waits for the first table to be de
 
 @dataclass(slots=True)
 class _Entry:
-    """What the ledger holds of one episode."""
-
     events: int = 0
     sections: dict[tuple[str, int], None] = field(default_factory=dict)  # shard name and section offset, in order
     builder: SummaryBuilder | None = None  # while the episode has no row that covers its events
@@ -47,8 +44,6 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Follower:
-    """Reads the blocks of a shard that were not read before."""
-
     path: Path
     section: int = 0
     last: int = -1  # offset of the last block that was read
@@ -77,12 +72,10 @@ class RunIndex:
     def __init__(self, directory: Path) -> None:
         """Read the rows in `index/`; the ledger is read after `start`."""
         self.directory = directory
-        self.complete = threading.Event()
-        """Set once the whole ledger was read once."""
+        self.complete = threading.Event()  # set once the whole ledger was read once
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self.served = threading.Event()
-        """Set once a table was delivered, or an episode was asked for."""
+        self.served = threading.Event()  # set once a table was delivered, or an episode was asked for
         self._thread: threading.Thread | None = None
         self._rows: dict[str, SummaryRow] = {}
         self._changes: list[str] = []  # ids of changed rows; the version is its length
@@ -131,9 +124,8 @@ class RunIndex:
     def places(self, id: str, timeout: float = 60.0) -> list[Placed]:
         """Return the encoded events of an episode; waits until they were found, or the ledger was read once.
 
-        Events that were read in the last seconds are returned again, unless there are more by now.
-
-        `timeout`: maximum time to wait in seconds. Raises LedgerError if the ledger has no such episode.
+        Events that were read in the last seconds are returned again, unless there are more by now. `timeout`: seconds.
+        LedgerError if the ledger has no such episode.
         """
         self.served.set()
         until = time.monotonic() + timeout
@@ -158,10 +150,7 @@ class RunIndex:
             return row is not None and entry is not None and 0 < row["events"] <= entry.events
 
     def record(self, id: str) -> EpisodeRecord:
-        """Return the record of an episode, from its events (see `places`).
-
-        Raises LedgerError if the ledger has no such episode.
-        """
+        """Return the record of an episode, from its events (see `places`); LedgerError if there is none."""
         return resolved(id, self.places(id))
 
     # --- the background thread ----------------------------------------------------------------------------------------
@@ -233,10 +222,7 @@ class RunIndex:
             entry.builder.add_encoded(raw)
 
     def _publish(self, *, final: bool) -> None:
-        """Make the rows of episodes that were read public.
-
-        `final`: whether all events on disk were read: rows of other origin are then compared with them.
-        """
+        """Make the rows of episodes that were read public; `final`: all events were read, so check other rows."""
         for id in list(self._touched):
             entry, known = self._entries[id], self._rows.get(id)
             if entry.builder is not None:

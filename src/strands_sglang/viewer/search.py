@@ -25,8 +25,7 @@ from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.run_dir import shard_paths
 from strands_sglang.ledger.shard import ShardReader
 
-MAX_QUERY = 200
-"""Maximum length of a query in characters."""
+MAX_QUERY = 200  # maximum length of a query in characters
 
 _FIELDS: dict[EventKind, tuple[str, ...]] = {
     EventKind.BEGIN: ("task",),

@@ -61,10 +61,8 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
 }
-"""Headers of every response."""
 _FOREVER = "private, max-age=31536000, immutable"
-HOSTS = ("127.0.0.1", "localhost", "[::1]")
-"""Host names under which the page may be opened."""
+HOSTS = ("127.0.0.1", "localhost", "[::1]")  # host names under which the page may be opened
 
 _STATIC_NAME = re.compile(r"[a-z_]+\.(?:html|js|css|svg)")
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -84,34 +82,20 @@ class RunViewer:
     """Everything that the server knows about one run."""
 
     def __init__(self, directory: Path | str, tokenizer: Any = None) -> None:
-        """Open a run.
-
-        Args:
-            directory: Directory of the run.
-            tokenizer: The model's tokenizer, or a name or path; None: the one that run.json names, if any.
-
-        Raises:
-            LedgerError: The directory contains no run.
-        """
+        """Open a run; LedgerError if there is none. Tokenizer None: the one that run.json names, if any."""
         self.directory = Path(directory)
-        """Directory of the run."""
         if not self.directory.is_dir():
             raise LedgerError(f"{self.directory} must be the directory of a run, but does not exist")
-        self.run = read_run(self.directory)
-        """Content of run.json; None if it does not exist."""
+        self.run = read_run(self.directory)  # content of run.json; None if it does not exist
         if self.run is None and not shard_paths(self.directory):
             raise LedgerError(f"{self.directory} must be the directory of a run, but has no run.json and no ledger")
         self.files = FileStore(self.directory)
-        """Images and other files of the run."""
         self.index = RunIndex(self.directory)
-        """Rows and locations of the episodes."""
         self.verdict = RunVerdict(self.directory)
-        """Certificate of the run."""
         named = (self.run or {}).get("tokenizer")
         self.tokenizer_name = _name(tokenizer) or (named if isinstance(named, str) else None)
         """Name of the tokenizer; None if it is unknown."""
-        self.tokenizer_error = ""
-        """Why the tokenizer could not be loaded; "" if it was, or is not loaded yet."""
+        self.tokenizer_error = ""  # why the tokenizer could not be loaded; "" if it was, or is not loaded yet
         self.tokenizer = self.tokenizer_name if tokenizer is None else tokenizer
         """The tokenizer, or its name or path; None if it is unknown."""
         self._texts: TokenTexts | None = None
@@ -148,47 +132,27 @@ class RunViewer:
         }
 
     def answer(self, request: Mapping[str, Any]) -> bytes:
-        """Return the answer to a request of `worker.py`, computed here, as JSON.
-
-        Raises:
-            LedgerError: The ledger has no such episode.
-        """
+        """Return the answer to a request of `worker.py`, computed here, as JSON; LedgerError for an unknown id."""
         return orjson.dumps(answer(request, self.index.places(request["id"]), self.texts(), self.tokenizer_error))
 
     def episode(self, id: str) -> bytes:
-        """Return one episode as JSON.
-
-        Raises:
-            LedgerError: The ledger has no such episode.
-        """
+        """Return one episode as JSON; LedgerError if there is none."""
         return self.answer({"do": "episode", "id": id, "row": self.index.row(id)})
 
     def episode_as_ids(self, id: str) -> bytes:
-        """Return one episode as JSON, without the texts of tokens: for as long as the tokenizer is loading.
-
-        Raises:
-            LedgerError: The ledger has no such episode.
-        """
+        """Return one episode as JSON, without the texts of tokens: for as long as the tokenizer is loading."""
         view = episode_view(self.index.record(id))
         return orjson.dumps({**view, "row": jsonable(self.index.row(id)), "loading": True})
 
     def image(self, digest: str) -> bytes:
-        """Return an image that the run has stored.
-
-        Raises:
-            LedgerError: There is no such image, or its file was changed.
-        """
+        """Return an image that the run has stored; LedgerError if there is none, or its file was changed."""
         data = self.files.read(digest)
         if not data.startswith(b"\x89PNG\r\n\x1a\n"):
             raise LedgerError(f"file {digest:.80} is not an image that the page shows")
         return data
 
     def events(self, id: str) -> bytes:
-        """Return the events of an episode as JSON, without their arrays.
-
-        Raises:
-            LedgerError: The ledger has no such episode.
-        """
+        """Return the events of an episode as JSON, without their arrays; LedgerError if there is no such episode."""
         heads = []
         for place in self.index.places(id):
             with suppress(LedgerError):  # told as a problem of the episode
@@ -317,12 +281,7 @@ class _Handlers:
 
 
 def create_app(viewer: RunViewer, *, hosts: tuple[str, ...] = HOSTS) -> web.Application:
-    """Return the web application of a run.
-
-    Args:
-        viewer: The run.
-        hosts: Accepted names in the Host header, without port.
-    """
+    """Return the web application of a run; `hosts`: accepted names in the Host header, without port."""
     app, handlers = web.Application(middlewares=[_guard(hosts)]), _Handlers(viewer)
     app.add_routes(handlers.routes())
     app.on_startup.append(handlers.start)
@@ -337,16 +296,9 @@ async def serve(
     ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Serve a run on 127.0.0.1 until `stop` is set, or the task is cancelled.
+    """Serve a run on 127.0.0.1 until `stop` is set, or the task is cancelled; ConfigurationError if the port is taken.
 
-    Args:
-        viewer: The run.
-        port: Port to listen on; 0: any free one.
-        ready: Called with the address once the server listens.
-        stop: Ends the server; None: only cancellation does.
-
-    Raises:
-        ConfigurationError: The port is taken.
+    `port` 0: any free one. `ready` is called with the address once the server listens.
     """
     runner = web.AppRunner(create_app(viewer), access_log=None, shutdown_timeout=1.0)
     await runner.setup()

@@ -32,10 +32,7 @@ class TokenTexts:
 
     @classmethod
     def load(cls, tokenizer: Any) -> TokenTexts:
-        """Return the texts of a tokenizer, or of the name or path of one.
-
-        Raises ConfigurationError if it cannot be loaded.
-        """
+        """Return the texts of a tokenizer, or of the name or path of one; ConfigurationError if it cannot be loaded."""
         return cls(load_tokenizer(tokenizer))
 
     def is_special(self, id: int) -> bool:

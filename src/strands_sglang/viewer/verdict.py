@@ -38,10 +38,7 @@ _LIVE_SECONDS = 20.0  # a run that grows is verified again at most this often
 
 
 def episode_verdict(index: RunIndex, id: str, run: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the verdict of one episode: its value, and all findings with their location.
-
-    `run`: content of run.json; None if it is unknown. Raises LedgerError if the ledger has no such episode.
-    """
+    """Return the verdict of one episode: its value, and all findings with locations; LedgerError if there is none."""
     source = InMemoryEvents(place.data for place in index.places(id))
     [proof] = list(prove_episodes(source, run, None, False))
     findings = [finding.to_dict() for finding in proof.findings[:_MAX_FINDINGS]]
@@ -65,12 +62,9 @@ class RunVerdict:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.certificate: dict[str, Any] | None = None
-        """The newest certificate, shortened; None until it is computed."""
-        self.running = False
-        """Whether a certificate is being computed."""
-        self.error = ""
-        """Why the last attempt failed; "" if it did not."""
+        self.certificate: dict[str, Any] | None = None  # the newest certificate, shortened; None until it is computed
+        self.running = False  # whether a certificate is being computed
+        self.error = ""  # why the last attempt failed; "" if it did not
         self._state: list[list[Any]] | None = None  # of the files that `certificate` is about
         self._began = 0.0
         self._task: asyncio.Task[None] | None = None

@@ -44,13 +44,9 @@ class EpisodeWorker:
     """Asks the process. Belongs to one event loop."""
 
     def __init__(self, tokenizer: str) -> None:
-        """Prepare the worker; the process is started by the first request.
-
-        `tokenizer`: name or path of the tokenizer.
-        """
+        """Prepare the worker; the process is started by the first request. `tokenizer`: its name or path."""
         self.tokenizer = tokenizer
-        self.loaded = False
-        """Whether the process has loaded the tokenizer, or failed to: requests are answered at once."""
+        self.loaded = False  # whether the process has loaded the tokenizer, or failed to: requests are answered at once
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._closed = False
@@ -58,8 +54,7 @@ class EpisodeWorker:
     async def ask(self, head: Mapping[str, Any], places: Sequence[Placed] = ()) -> bytes:
         """Return the answer to a request, as JSON. A caller that is cancelled leaves the worker in order.
 
-        `head`: `do` ("load", "episode", "drift" or "rendered") and its arguments. Raises LedgerError if the request
-        failed, or the process ended.
+        `head`: `do` ("load", "episode", "drift" or "rendered") and its arguments. LedgerError if the request failed.
         """
         return await asyncio.shield(asyncio.ensure_future(self._ask(head, places)))
 
@@ -117,10 +112,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def work(tokenizer: str) -> None:
-    """Answer requests from the standard input until it ends.
-
-    `tokenizer`: name or path of the tokenizer.
-    """
+    """Answer requests from the standard input until it ends; `tokenizer`: its name or path."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries that print must not write into an answer
     source, texts, error = sys.stdin.buffer, None, ""
@@ -144,17 +136,7 @@ def work(tokenizer: str) -> None:
 
 
 def answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts | None, error: str) -> Any:
-    """Return the answer to a request, in this process.
-
-    Args:
-        head: As for `EpisodeWorker.ask`.
-        places: Events of the episode.
-        texts: The tokenizer; None: there is none.
-        error: Why the tokenizer could not be loaded; "" if it was.
-
-    Raises:
-        LedgerError: The events cannot be read.
-    """
+    """Return the answer to a request, in this process; `error`: why the tokenizer could not be loaded, "" if it was."""
     if head["do"] == "load":
         return {"error": error}
     record = resolved(head["id"], places)

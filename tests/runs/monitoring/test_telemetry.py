@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from strands_sglang._strands_compat.tracing import quiet_tracing
+from strands_sglang import fast_agents
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Failure
 from strands_sglang.runs.monitoring.metrics import RunCounters
@@ -79,7 +79,7 @@ async def test_sdk_spans_are_below_their_own_episode(spans: InMemorySpanExporter
             await asyncio.ensure_future(agent_on(model).invoke_async("go"))
             span.ended(finished("t", number, 0.5, turns=3))
 
-    with run_span("r1", samples_per_task=2, total=2) as run, quiet_tracing():
+    with run_span("r1", samples_per_task=2, total=2) as run, fast_agents():
         await asyncio.gather(episode(0, run.carrier), episode(1, run.carrier))
         run.ended(RunCounters(2).snapshot())
     assert json.loads(json.dumps(run.carrier)) == run.carrier

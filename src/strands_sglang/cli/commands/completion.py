@@ -38,4 +38,3 @@ command = Command(
         "completion fish > ~/.config/fish/completions/strands-sglang.fish",
     ],
 )
-"""The command."""

@@ -45,11 +45,7 @@ def run(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Check everything; return the exit code.
-
-    Raises:
-        ConfigurationError: An argument is invalid. A server that is missing or wrong is in the report instead.
-    """
+    """Check everything; return the exit code. A server that is missing or wrong is in the report, not an error."""
     from strands_sglang._async import run_async
     from strands_sglang.cli._output import Paint, json_text, wants_colours
     from strands_sglang.doctor import diagnose
@@ -138,4 +134,3 @@ command = Command(
         "doctor --base-url http://localhost:30000 --tokenizer Qwen/Qwen3-8B --only router --only 'prefix cache' --json",
     ],
 )
-"""The command."""

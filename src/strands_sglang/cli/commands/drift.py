@@ -37,12 +37,7 @@ def run(
     model_options: dict[str, Any],
     as_json: bool,
 ) -> int:
-    """Measure a run or a file; return the exit code.
-
-    Raises:
-        LedgerError: There is no such run, episode or file.
-        ConfigurationError: An argument is invalid.
-    """
+    """Measure a run or a file; return the exit code."""
     from strands_sglang.cli._output import json_text
     from strands_sglang.drift import measure
 
@@ -144,4 +139,3 @@ command = Command(
         "drift messages.jsonl --tokenizer Qwen/Qwen3-8B --json",
     ],
 )
-"""The command."""

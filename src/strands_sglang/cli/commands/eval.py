@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from strands_sglang.runs import Episode, RunResult
     from strands_sglang.runs.offline.evaluation import Scored
 
-COMPLETE, INCOMPLETE, NOTHING = 0, 1, 3
-"""Exit codes: every episode has a reward; some have none; no episode has one."""
+COMPLETE, INCOMPLETE, NOTHING = 0, 1, 3  # exit codes: every episode has a reward; some have none; no episode has one
 
 _TASKS = 50  # listed in the text
 
@@ -45,13 +44,7 @@ def run(
     markdown: bool,
     **given: Any,
 ) -> int:
-    """Evaluate; return the exit code.
-
-    Raises:
-        LedgerError: There is no such run.
-        ConfigurationError: An argument is invalid, or does not fit the server.
-        EngineError: The server cannot be reached.
-    """
+    """Evaluate; return the exit code."""
     from strands_sglang.cli._output import json_text
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.cli.commands.rollout import perform
@@ -141,4 +134,3 @@ command = Command(
         "eval --recorded runs/first --threshold 0.5 --json",
     ],
 )
-"""The command."""

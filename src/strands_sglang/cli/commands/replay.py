@@ -47,12 +47,7 @@ def run(
     limits: dict[str, Any] | None,
     as_json: bool,
 ) -> int:
-    """Replay a run; return the exit code.
-
-    Raises:
-        LedgerError: There is no such run or episode.
-        ConfigurationError: An argument is not valid.
-    """
+    """Replay a run; return the exit code."""
     from strands_sglang._async import run_async
     from strands_sglang._terminal import escape_for_terminal
     from strands_sglang.cli._recorded_run import open_run, run_settings, tokenizer_of
@@ -113,7 +108,6 @@ def _lines(replayed: list[ReplayResult]) -> list[str]:
 
 
 def _quote(text: str) -> str:
-    """Return text of a prompt on one line."""
     return f'"{text}"'.replace("\n", "\\n") if text else "(end of the prompt)"
 
 
@@ -166,4 +160,3 @@ command = Command(
         "replay runs/first --agent my_agent:build --tokenizer Qwen/Qwen3-8B --episode task-7/0 --json",
     ],
 )
-"""The command."""

@@ -30,12 +30,7 @@ The server's API key is read from the environment variable STRANDS_SGLANG_API_KE
 
 
 def run(as_json: bool, **given: Any) -> int:
-    """Run the agent; return the exit code.
-
-    Raises:
-        ConfigurationError: An argument is invalid, or does not fit the server.
-        EngineError: The server cannot be reached.
-    """
+    """Run the agent; return the exit code."""
     result = perform(given)
     if result is None:
         return FAILED
@@ -125,4 +120,3 @@ command = Command(
         "      --workers 8 --concurrency 2048 --tracker wandb -d runs/second",
     ],
 )
-"""The command."""

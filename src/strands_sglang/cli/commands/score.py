@@ -24,8 +24,7 @@ from strands_sglang.cli._command import (
 if TYPE_CHECKING:
     from strands_sglang.runs.offline.score_run import ScoreRunResult
 
-SCORED, FAILED, NOTHING = 0, 1, 3
-"""Exit codes: all episodes were scored; a reward failed; there was nothing to score."""
+SCORED, FAILED, NOTHING = 0, 1, 3  # exit codes: all episodes were scored; a reward failed; there was nothing to score
 
 _MAX_ERRORS = 10  # kinds of error to list
 
@@ -43,12 +42,7 @@ def run(
     reward_timeout: float | None,
     as_json: bool,
 ) -> int:
-    """Score a run; return the exit code.
-
-    Raises:
-        LedgerError: There is no such run or episode.
-        ConfigurationError: An argument is not valid.
-    """
+    """Score a run; return the exit code."""
     from strands_sglang._async import run_async
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.proof.files import SIGNATURE
@@ -73,12 +67,7 @@ def run(
 
 
 def _lines(scored: list[ScoreRunResult], *, signed: bool) -> list[str]:
-    """Return the summary as lines of text.
-
-    Args:
-        scored: Scored episodes.
-        signed: Whether the run has a signature, which the new scores invalidate.
-    """
+    """Return the summary as lines of text; `signed`: the run has a signature, which the new scores invalidate."""
     from strands_sglang._terminal import counted, escape_for_terminal
 
     if not scored:
@@ -126,4 +115,3 @@ command = Command(
         "score runs/first --reward my_rewards:reward --unscored --json",
     ],
 )
-"""The command."""

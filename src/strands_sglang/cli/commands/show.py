@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from strands_sglang.ledger.summary import SummaryRow
     from strands_sglang.viewer.token_text import TokenTexts
 
-SHOWN, NOTHING = 0, 3
-"""Exit codes: something was shown; no episode matches."""
+SHOWN, NOTHING = 0, 3  # exit codes: something was shown; no episode matches
 
 _SORT = {
     **{"id": "id", "reward": "reward", "turns": "turns", "tokens": "tokens", "sampled": "sampled_tokens"},
     **{"tools": "tool_calls", "errors": "tool_errors", "seconds": "seconds", "time": "end_time", "ended": "end_reason"},
 }
-"""Columns of a row by the value of `--sort`."""
 _ROWS = 50  # of a list, unless --limit is given
 _CHARACTERS = 2000  # of a text, unless --full is given
 
@@ -105,7 +103,6 @@ def _show_list(
 
 
 def _containing(directory: Path, words: str) -> set[str]:
-    """Return the ids of the episodes that contain a text."""
     from strands_sglang.viewer.search import MAX_QUERY, search_run
 
     if not words.strip() or len(words) > MAX_QUERY:
@@ -209,4 +206,3 @@ command = Command(
         "show runs/first --json | jq .reward",
     ],
 )
-"""The command."""

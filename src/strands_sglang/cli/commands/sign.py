@@ -20,11 +20,7 @@ directory; `verify --public-key` then detects any later change. Requires the ext
 
 
 def run(directory: str, key: str, as_json: bool) -> int:
-    """Sign a run; return the exit code.
-
-    Raises:
-        LedgerError: The run is not proved, or the key cannot be read.
-    """
+    """Sign a run; return the exit code."""
     from strands_sglang.cli._output import json_text
     from strands_sglang.ledger.run_dir import write_json
     from strands_sglang.proof.files import SIGNATURE, sign_root
@@ -65,4 +61,3 @@ command = Command(
         "verify runs/first --public-key public.pem",
     ],
 )
-"""The command."""

@@ -17,8 +17,7 @@ from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, 
 if TYPE_CHECKING:
     from strands_sglang.runs.offline.teacher import TeacherReport
 
-SCORED, FAILED, NOTHING = 0, 1, 3
-"""Exit codes: all episodes were scored; an episode failed; there was nothing to score."""
+SCORED, FAILED, NOTHING = 0, 1, 3  # exit codes: all episodes were scored; an episode failed; there was nothing to score
 
 _PROGRESS_SECONDS = 5.0
 
@@ -30,13 +29,7 @@ export; a command that was interrupted continues where it stopped.
 
 
 def run(directory: str, url: str, top: int, episode: tuple[str, ...], again: bool, at_once: int, as_json: bool) -> int:
-    """Score a run with a teacher; return the exit code.
-
-    Raises:
-        LedgerError: There is no such run or episode.
-        ConfigurationError: An argument is not valid.
-        EngineError: The teacher does not answer.
-    """
+    """Score a run with a teacher; return the exit code."""
     from strands_sglang._async import run_async
     from strands_sglang.cli._output import json_text
     from strands_sglang.cli._recorded_run import open_run
@@ -119,4 +112,3 @@ command = Command(
         "teacher runs/first http://localhost:30001 --top 32",
     ],
 )
-"""The command."""

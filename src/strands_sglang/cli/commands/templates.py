@@ -12,8 +12,7 @@ import click
 
 from strands_sglang.cli._command import Command, json_option
 
-CHECKED, FAILED, NOTHING = 0, 1, 3
-"""Exit codes: all tokenizers were checked; some could not be; there was none."""
+CHECKED, FAILED, NOTHING = 0, 1, 3  # exit codes: all tokenizers were checked; some could not be; there was none
 
 _DESCRIPTION = """\
 Report for which steps (tool results, user messages, ...) new messages can be appended exactly with a chat template, and
@@ -76,4 +75,3 @@ command = Command(
         "templates ./tokenizers --json",
     ],
 )
-"""The command."""

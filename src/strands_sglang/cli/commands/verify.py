@@ -26,11 +26,7 @@ token was sampled at its position.
 
 
 def run(**arguments: Any) -> int:
-    """Verify a ledger; return the exit code.
-
-    Raises:
-        LedgerError: There is no such ledger or episode.
-    """
+    """Verify a ledger; return the exit code."""
     from strands_sglang._terminal import escape_for_terminal
     from strands_sglang.cli._output import json_text
     from strands_sglang.proof.finding import FindingKind
@@ -101,13 +97,7 @@ def _check_templates(options: SimpleNamespace) -> Any:
 
 
 def _exit_code(certificate: Certificate, report: RescoreReport | None, *, rescored: bool) -> int:
-    """Return the exit code.
-
-    Args:
-        certificate: Result of verifying the ledger.
-        report: Result of rescoring; None if the engine did not respond or rescoring was not requested.
-        rescored: Whether rescoring was requested.
-    """
+    """Return the exit code; `report` is None if the engine did not respond or rescoring was not requested."""
     from strands_sglang.proof.finding import Verdict
     from strands_sglang.proof.rescore import RescoreVerdict
 
@@ -165,4 +155,3 @@ command = Command(
         "verify runs/first --templates Qwen/Qwen3-8B",
     ],
 )
-"""The command."""

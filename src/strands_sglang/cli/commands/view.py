@@ -32,12 +32,7 @@ def run(
     episode: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Serve or export a run; return the exit code.
-
-    Raises:
-        LedgerError: There is no such run or episode.
-        ConfigurationError: An argument is invalid, or there is too much to export.
-    """
+    """Serve or export a run; return the exit code."""
     from strands_sglang.cli._output import json_text
     from strands_sglang.viewer import export_html, view
 
@@ -92,4 +87,3 @@ command = Command(
         "view runs/first --port 8000 --no-browser    # then, elsewhere: ssh -L 8000:127.0.0.1:8000 HOST",
     ],
 )
-"""The command."""

@@ -1,4 +1,1 @@
-"""The checks of a setup: server, tokenizer, template, sampling, agent, machine. `catalogue` lists them.
-
-A run makes the quick ones before it starts (`runs.preflight`), `strands_sglang.doctor` makes all.
-"""
+"""The checks of a setup, listed in `catalogue`: a run makes the quick ones before it starts, `doctor` makes all."""

@@ -39,7 +39,6 @@ CHECKS: dict[str, CheckFunction] = {
     "sandbox": machine.sandbox,
     "ray": machine.ray,
 }
-"""All checks by name, in the order of a report."""
 
 QUICK = ("server", "context", "tokenizer", "template", "sampling", "kept sets")
 """Names of the checks before a run, in the order they are made: nothing is sampled before tokenizer and limits fit."""

@@ -11,13 +11,7 @@ from enum import Enum
 
 
 class Status(str, Enum):
-    """Result of one check, from best to worst.
-
-    Example:
-        ```python
-        broken = [check.name for check in report.checks if check.status is Status.FAIL]
-        ```
-    """
+    """Result of one check, from best to worst."""
 
     SKIP = "skip"
     """It was not checked: it needs something that is missing, or that you did not ask for."""
@@ -40,8 +34,7 @@ class Finding:
     status: Status
     found: str
     """What was found, or why it was not checked."""
-    advice: str = ""
-    """What to do; "" if there is nothing to do."""
+    advice: str = ""  # "" if there is nothing to do
     error: Exception | None = None
     """What a run raises instead of starting."""
     log: str = ""

@@ -19,8 +19,7 @@ from strands_sglang.errors import ConfigurationError, EngineError
 from strands_sglang.runs.checks.finding import Finding, UnmetRequirement, failed, passed, skipped, warned
 from strands_sglang.runs.checks.setup import Setup
 
-OLDEST_SGLANG = (0, 5)
-"""Oldest version of SGLang whose answers have everything that is needed for each token."""
+OLDEST_SGLANG = (0, 5)  # oldest version of SGLang whose answers have everything that is needed for each token
 _OLDEST = {"strands-agents": (1, 62), "transformers": (4, 50)}
 _CLOCK_WARN, _CLOCK_FAIL = 2.0, 60.0  # seconds beyond the uncertainty of the measurement
 _CONVERSATIONS, _TURNS = 4, 3  # conversations at the same time, and turns of each
@@ -233,8 +232,7 @@ async def router(setup: Setup) -> Finding:
 async def _conversation(setup: Setup, key: str) -> tuple[list[bool | None], list[list[int]]]:
     """Play a conversation, and send unrelated prompts with its key.
 
-    Returns:
-        For each turn after the first, whether its prefix was cached (None: not reported); and the unrelated prompts.
+    Returns whether the prefix of each turn after the first was cached (None: not reported), and these prompts.
     """
     page, sampling = await setup.page_size(), {"max_new_tokens": 2, "temperature": 0.0}
     prompt = await setup.fresh_prompt()
@@ -257,16 +255,7 @@ async def _conversation(setup: Setup, key: str) -> tuple[list[bool | None], list
 async def _places(
     setup: Setup, reports: Sequence[WorkerReport], prompts: Sequence[Sequence[list[int]]]
 ) -> tuple[str, str] | None:
-    """Ask the workers which of them served each prompt; None if there are too many workers, or it is unclear.
-
-    Args:
-        setup: What is checked.
-        reports: The workers.
-        prompts: The prompts of each routing key.
-
-    Returns:
-        How many keys stayed on one worker, and which policy that suggests.
-    """
+    """Return how many routing keys stayed on one worker, and which policy that suggests; None if it is unclear."""
     if not 2 <= len(reports) <= _MOST_ASKED:
         return None
     clients = [setup.client.at(report.url, max_connections=16) for report in reports]

@@ -39,7 +39,6 @@ _TEXT = (
     "The doctor asks for a short continuation of this text, which has words, numbers such as 615 and 17, and the "
     "names of a few cities: Lisbon, Osaka, Nairobi, Quito, Tromsø. It is only here to be read by a server once."
 )
-"""Text whose ids prompts are made of."""
 _PROMPT_TOKENS = 96  # more than the pages of common caches
 _TOKEN_SECONDS, _DIAGNOSIS_SECONDS = 2.0, 1.5  # to wait for one sampled token, and to find out why none arrived
 _IDLE_CHECKS = 3  # requests for the server's load while a token is outstanding
@@ -117,11 +116,7 @@ class Setup:
         return await self.once("reached", reach)
 
     async def facts(self) -> ServerFacts:
-        """Return what the server reports.
-
-        Raises:
-            EngineError: There is no server, or it is not SGLang.
-        """
+        """Return what the server reports; EngineError if there is no server, or it is not SGLang."""
 
         async def ask() -> ServerFacts:
             if not await self.reached():
@@ -151,11 +146,7 @@ class Setup:
             raise UnmetRequirement("needs a server that answers") from error
 
     async def loaded_tokenizer(self) -> Any:
-        """Return the tokenizer.
-
-        Raises:
-            ConfigurationError: It cannot be loaded.
-        """
+        """Return the tokenizer; ConfigurationError if it cannot be loaded."""
         return await self.once("tokenizer", lambda: asyncio.to_thread(load_tokenizer, self.tokenizer))
 
     async def require_tokenizer(self) -> Any:
@@ -166,11 +157,7 @@ class Setup:
             raise UnmetRequirement("needs a tokenizer that can be loaded") from error
 
     async def bridge(self) -> tuple[Bridge, Soundness]:
-        """Return the bridge of the chat template and its soundness report.
-
-        Raises:
-            ConfigurationError: There is no chat template, or it renders nothing.
-        """
+        """Return the bridge of the chat template and its soundness report; ConfigurationError if it renders nothing."""
         tokenizer = await self.require_tokenizer()
 
         def prove() -> tuple[Bridge, Soundness]:
@@ -189,11 +176,7 @@ class Setup:
             raise UnmetRequirement("needs a chat template that renders messages") from error
 
     async def agent(self) -> tuple[Any, SGLangModel]:
-        """Return the agent that `build` makes, and its model. Nothing is sampled.
-
-        Raises:
-            Exception: Whatever `build` raises.
-        """
+        """Return the agent that `build` makes, and its model; raises what `build` raises. Nothing is sampled."""
         tokenizer = await self.require_tokenizer()
         build = self.build
         if build is None:

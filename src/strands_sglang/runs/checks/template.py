@@ -59,11 +59,7 @@ async def tokenizer(setup: Setup) -> Finding:
 
 
 async def _compared(setup: Setup) -> bool:
-    """Compare the tokenizer with the server's, once; return False if the server does not report its ids.
-
-    Raises:
-        ConfigurationError: They differ; the message says where.
-    """
+    """Compare the tokenizer with the server's, once, or raise; return False if the server does not report its ids."""
 
     async def compare() -> bool:
         # A busy server may answer too late: ask once more.
@@ -106,7 +102,6 @@ def added_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 def _template_tokens(tokenizer: Any, added: Mapping[str, int], chat_template: str | None) -> list[str]:
-    """Return the added tokens that occur in the chat template."""
     source = chat_template if chat_template is not None else getattr(tokenizer, "chat_template", None)
     return [text for text in added if isinstance(source, str) and text in source]
 

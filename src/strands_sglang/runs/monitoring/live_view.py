@@ -20,26 +20,18 @@ from rich.segment import Segment
 from strands_sglang.runs.monitoring.metrics import RunMetrics, bar, curve, duration, rounded, shrunk
 from strands_sglang.runs.monitoring.text_view import newest_version
 
-_MIN_WIDTH, _MAX_WIDTH = 40, 120
-"""Minimum and maximum width of the panel in columns."""
-_MAX_REASONS = 6
-"""Number of end reasons with a row of their own; the others share one row if they are two or more."""
-_LABEL = 14
-"""Width of the labels on the left in columns."""
-_Row: TypeAlias = "list[tuple[str, str]]"
-"""A line as pairs of text and style."""
+_MIN_WIDTH, _MAX_WIDTH = 40, 120  # columns
+_MAX_REASONS = 6  # number of end reasons with a row of their own; the others share one row if they are two or more
+_LABEL = 14  # columns
+_Row: TypeAlias = "list[tuple[str, str]]"  # a line as pairs of text and style
 
 
 @dataclass(frozen=True, slots=True)
 class _Characters:
-    """The characters of bars, curves and the frame."""
-
     bar: str
     """Fill levels of one column, empty to full."""
     done: str
-    """Finished part of the progress bar."""
     left: str
-    """Remaining part of the progress bar."""
     curve: str
     """Heights, lowest to highest."""
     marks: tuple[str, str, str]
@@ -55,14 +47,10 @@ _ASCII = _Characters(" #", "#", "-", "_.-=+*%#", ("+", "o", "x"), "++++-|")
 class LiveView:
     """Draws a panel and redraws it in the same place."""
 
-    interval = 0.25
-    """Seconds between two updates."""
+    interval = 0.25  # seconds between two updates
 
     def __init__(self, title: str = "rollout", stream: TextIO | None = None, console: Console | None = None) -> None:
-        """Choose where to draw.
-
-        `stream`: where to draw; None: stderr. `console`: a rich console to use instead of a stream.
-        """
+        """Choose where to draw: a rich console, else a stream; None: stderr."""
         self._title = title
         self._console = console or Console(file=stream or sys.stderr)
         self._live: Live | None = None
@@ -111,14 +99,12 @@ class LiveView:
 class View:
     """The panel at one moment, as a rich renderable.
 
-    It computes its own layout: rich's panels measure every text at every nesting level, which takes longer than a
-    turn.
+    It computes its own layout: rich measures every text at every nesting level, which takes longer than a turn.
     """
 
     now: RunMetrics
     title: str = "rollout"
     over: bool = False
-    """Whether the run has ended."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render the panel with the available width, at least 40 and at most 120 columns."""

@@ -1,6 +1,4 @@
-"""Live metrics of a run: `RunCounters` counts, `RunMetrics` is a snapshot of the counts.
-
-Also here: the formatting of numbers for progress displays (bars, curves, durations).
+"""Live metrics of a run: `RunCounters` counts, `RunMetrics` is a snapshot of the counts; and numbers as text.
 
 Invariant: counting an episode takes constant time and memory, however many were counted before; only numbers are kept
 of an episode that ended. A `RunCounters` is used by one thread. A bar or curve is never wider than the given width.
@@ -20,13 +18,7 @@ from strands_sglang.runs.episode import Episode
 
 
 def bar(part: float, width: int, cells: str) -> str:
-    """Return a bar of `width` columns.
-
-    Args:
-        part: Filled fraction, 0 to 1. Any value above 0 fills at least one step.
-        width: Width in columns.
-        cells: Fill levels of one column, empty to full.
-    """
+    """Return a bar with `part` (0 to 1) filled, at least a step if above 0; `cells`: fill levels of a column."""
     steps = len(cells) - 1
     filled = min(max(math.ceil(part * width * steps) if part > 0 else 0, 0), width * steps)
     whole, rest = divmod(filled, steps)
@@ -102,12 +94,9 @@ class RollingSeries:
         return tuple(self._points)
 
 
-WINDOW = 10.0
-"""Length in seconds of the window that current rates are averaged over."""
+WINDOW = 10.0  # length in seconds of the window that current rates are averaged over
 _POINTS = 64
-"""Maximum number of points of the reward history."""
 _VERSIONS = 32
-"""Number of weight versions kept; the newest are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +119,9 @@ class RunMetrics:
     turns: int = 0
     """Engine calls recorded in this process."""
     sampled_tokens: int = 0
-    """Tokens sampled by these engine calls."""
     turns_per_second: float = 0.0
-    """Turns per second over the last 10 seconds."""
     tokens_per_second: float = 0.0
-    """Sampled tokens per second over the last 10 seconds."""
     tokens_per_second_overall: float = 0.0
-    """Sampled tokens per second since the start."""
     cache_hit_rate: float | None = None
     """Fraction of prompt tokens served from the engine's prefix cache, 0 to 1; None: the engine did not report it."""
     rewards: int = 0
@@ -159,7 +144,6 @@ class RunMetrics:
     tool_errors: int = 0
     """Tool calls with an error as their result, including timeouts."""
     tool_timeouts: int = 0
-    """Tool calls that timed out."""
     audits: int = 0
     """Conversations that were compared with one rendering of the chat template."""
     audit_differences: int = 0
@@ -170,8 +154,7 @@ class RunMetrics:
     """Complete groups that a filter dropped."""
     filter_errors: int = 0
     versions: dict[str | None, int] = field(default_factory=dict)
-    """Number of episodes by weight version of their sampled tokens, oldest first, the newest 32 versions; the key None
-    counts episodes whose engine did not report a version."""
+    """Episodes by weight version of their tokens (None: not reported), oldest first, the newest 32 versions."""
 
     def to_dict(self, prefix: str = "rollout/") -> dict[str, float]:
         """Return the numbers under flat names, for an experiment tracker; unknown numbers are left out."""
@@ -189,11 +172,7 @@ class RunCounters:
     """Counts episodes, turns, tokens and rewards of a run."""
 
     def __init__(self, total: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start counting.
-
-        `total`: number of episodes of the run; None: not known (the attribute `total` may be set later). `clock`:
-        monotonic time in seconds.
-        """
+        """Start counting; `total` None: the number of episodes is not known (it may be set later)."""
         self.total = total
         self.filter_errors = 0
         self.unreachable: Callable[[], float] = lambda: 0.0
@@ -220,10 +199,7 @@ class RunCounters:
         self._start_sum += self._live[episode]
 
     def turn(self, sampled: int, cached: int | None, prompt: int) -> None:
-        """Count an engine call.
-
-        `cached`: number of prompt tokens served from the engine's prefix cache; None: the engine did not report it.
-        """
+        """Count an engine call; `cached` None: the engine did not report it."""
         self._turns += 1
         self._tokens += sampled
         if cached is not None:
@@ -238,10 +214,7 @@ class RunCounters:
         self._recent[-1][2] += 1
 
     def finished(self, episode: Episode, *, restored: bool = False) -> None:
-        """Count an episode that ended.
-
-        `restored`: whether it ended in a previous run, so that its duration is not counted.
-        """
+        """Count an episode that ended; `restored`: in a previous run, so that its duration is not counted."""
         began = self._remove_live(episode.id)
         if began is not None and not restored and episode.end_reason is not EndReason.NOT_NEEDED:
             lasted = self._clock() - began

@@ -34,24 +34,6 @@ class Progress(Protocol):
     """Interface of a progress display. All methods are called on the event loop, so they must return quickly.
 
     An implementation may have a float attribute `interval`: the seconds between two updates (0.25 if it has none).
-
-    Example:
-        ```python
-        class Percent:
-            interval = 5.0
-
-            def begin(self, total):
-                print("started")
-
-            def update(self, snapshot):
-                print(f"{snapshot.done} of {snapshot.total}")
-
-            def end(self, snapshot):
-                print("done")
-
-
-        run = await rollout(build, tasks, ..., progress=Percent())
-        ```
     """
 
     def begin(self, total: int | None) -> None:
@@ -67,14 +49,10 @@ class Progress(Protocol):
 class ProgressKind(str, Enum):
     """The built-in progress displays."""
 
-    AUTO = "auto"
-    """A panel on a terminal or in a notebook if rich is installed, otherwise lines."""
-    LIVE = "live"
-    """A panel; needs rich."""
-    LINES = "lines"
-    """A line every 10 seconds."""
-    NONE = "none"
-    """No display."""
+    AUTO = "auto"  # a panel on a terminal or in a notebook if rich is installed, otherwise lines
+    LIVE = "live"  # a panel; needs rich
+    LINES = "lines"  # a line every 10 seconds
+    NONE = "none"  # no display
 
 
 class Display:
@@ -136,11 +114,9 @@ def display_for(
     title: str = "rollout",
     stream: TextIO | None = None,
 ) -> Display:
-    """Return the display for the `progress` argument of `rollout`.
+    """Return the display for the `progress` argument of `rollout`; ConfigurationError if it cannot be used.
 
-    `progress`: a kind, or an object with the methods of `Progress`; None: nothing is shown. `stream`: where to write;
-    None: stderr, so that stdout has only what the program itself prints. Raises ConfigurationError if the kind is
-    unknown, the object lacks a method, or rich is required and not installed.
+    `progress` None: nothing is shown. `stream` None: stderr, so that stdout has only what the program itself prints.
     """
     if progress is None or isinstance(progress, str):
         try:
@@ -197,13 +173,7 @@ class Reporter:
         metrics_seconds: float = 10.0,
         tracking: Tracking | None = None,
     ) -> None:
-        """Prepare the reporter.
-
-        Args:
-            on_metrics: Called with a snapshot periodically and at the end; may be async; None: nothing is called.
-            metrics_seconds: Seconds between two calls of `on_metrics`, and between two points of the tracker.
-            tracking: Sends snapshots to an experiment tracker; None: nothing is tracked.
-        """
+        """Prepare the reporter; `metrics_seconds`: between two calls of `on_metrics`, and two points of the tracker."""
         self.totals, self._display, self._tracking = totals, display, tracking
         self._on_metrics, self._seconds = on_metrics, metrics_seconds
         self._task: asyncio.Task[None] | None = None

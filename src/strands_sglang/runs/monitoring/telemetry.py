@@ -85,10 +85,7 @@ def recorded() -> bool:
 
 @contextmanager
 def run_span(run: str, *, samples_per_task: int = 1, total: int | None = None) -> Iterator[RunSpan]:
-    """Open the span of a run.
-
-    `samples_per_task`: number of episodes of each task. `total`: number of episodes of the run; None: not known.
-    """
+    """Open the span of a run; `total`: number of its episodes, None: not known."""
     attributes = {"rollout.run": run, "rollout.samples_per_task": samples_per_task, "rollout.total": total}
     with _current("rollout", attributes, {}) as span:
         yield _NO_RUN if span is None else RunSpan(span)
@@ -101,9 +98,7 @@ def episode_span(
     """Open the span of an episode and make it the parent of the SDK's spans.
 
     It is the current span of this asyncio task and of the tasks it starts; it is not visible to other episodes.
-
-    `sample`: number among the samples of its task, from 0. `parent`: `RunSpan.carrier` of its run; empty or None: the
-    current span is the parent.
+    `parent`: `RunSpan.carrier` of its run; empty or None: the current span is the parent.
     """
     attributes = {"rollout.episode": episode, "rollout.task": task, "rollout.sample": sample, "rollout.run": run}
     with _current("rollout.episode", {**attributes, "rollout.end_reason": _UNFINISHED}, parent or {}) as span:

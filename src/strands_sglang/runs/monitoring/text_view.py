@@ -16,20 +16,13 @@ from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.runs.monitoring.metrics import RunMetrics
 
 _MAX_ERROR = 200
-"""Maximum number of characters shown of the latest error."""
 
 
 class TextView:
     """Writes one line per update."""
 
     def __init__(self, title: str = "rollout", stream: TextIO | None = None, *, interval: float = 10.0) -> None:
-        """Choose where to write.
-
-        Args:
-            title: Name of the run, the first item of every line; whitespace becomes "-".
-            stream: Where to write; None: `sys.stderr` at the time a line is written.
-            interval: Seconds between two lines.
-        """
+        """Choose where to write; None: the `sys.stderr` of that moment. `interval`: seconds between two lines."""
         self.interval = interval
         self._title = escape_for_terminal("-".join(title.split())) or "rollout"
         self._stream = stream

@@ -1,12 +1,8 @@
 """Sends the metrics of a run to an experiment tracker: Weights & Biases, MLflow, TensorBoard, or your own object.
 
 A tracker receives `RunMetrics.to_dict()` every `RunOptions.metrics_interval` seconds and at the end. The step is the
-number of episodes that ended: it never decreases, also when a run is resumed, and it is the axis that a reward curve is
-read on. All three trackers store the wall time of a point by themselves.
-
-Each tracker uses its own client, which is an extra of this package and is imported only if it is chosen. Address,
-project and key are configured as usual for that client (`WANDB_PROJECT`, `MLFLOW_TRACKING_URI`, ...). A run that the
-user has started in this process is used and left open; otherwise a run is started, and ended with the rollout.
+number of episodes that ended: it never decreases, also when a run is resumed. A run that the user has started in this
+process is used and left open; otherwise a run is started, and ended with the rollout.
 
 Invariant: a tracker that cannot start raises before anything runs; after that, an error of a tracker never stops the
 run: it is logged, and the tracker is not called again. `log` never runs on the event loop, and is never called twice at
@@ -33,8 +29,7 @@ from strands_sglang.runs.monitoring.metrics import RunMetrics
 
 logger = logging.getLogger(__name__)
 
-_MLFLOW_TAG = "strands_sglang.run"
-"""Tag of an MLflow run that names the rollout, so that a resumed one is found."""
+_MLFLOW_TAG = "strands_sglang.run"  # tag of an MLflow run that names the rollout, so that a resumed one is found
 _LAST_SECONDS = 30.0  # that the last points may take at the end of a run
 
 
@@ -66,9 +61,6 @@ class Tracker(Protocol):
 
             def end(self, failed):
                 print("failed" if failed else "done")
-
-
-        run = await rollout(build, tasks, ..., tracker=Printed())
         ```
     """
 
@@ -182,14 +174,10 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {
     "mlflow": MlflowTracker,
     "tensorboard": TensorBoardTracker,
 }
-"""The built-in trackers by name."""
 
 
 def tracker_for(tracker: str | Tracker | None) -> Tracker | None:
-    """Return the tracker for the `tracker` argument of `rollout`; None if nothing is tracked.
-
-    Raises ConfigurationError if the name is unknown, the client is not installed, or the object lacks a method.
-    """
+    """Return the tracker for the `tracker` argument of `rollout`, None: none; ConfigurationError if it is unusable."""
     if tracker is None:
         return None
     if isinstance(tracker, str):

@@ -22,10 +22,9 @@ _WORKERS = ("score", "teacher")
 
 @asynccontextmanager
 async def appending(folder: Path, worker: str) -> AsyncIterator[LedgerWriter]:
-    """Lock a run, yield a writer for further events, and seal the run again if it was sealed.
+    """Lock a run, yield a writer (named `worker`) for further events, and seal the run again if it was sealed.
 
-    `worker`: name of the writer, one of `_WORKERS`. Raises LedgerError if the ledger does not match its seal. Raises
-    ConfigurationError if another process uses the directory.
+    LedgerError if the ledger does not match its seal; ConfigurationError if another process uses the directory.
     """
     loop = asyncio.get_running_loop()
     with directory_lock(folder):

@@ -1,7 +1,5 @@
 """Evaluates episodes: `evaluate` returns pass@k and mean rewards with confidence intervals, per task and overall.
 
-`recorded_scores` reads what `evaluate` needs from a recorded run, without reading its tokens.
-
 How uncertainty is computed:
 
 - Overall figures are means over tasks, each task counting the same. Tasks are the independent units: samples of one
@@ -30,8 +28,7 @@ from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.summary import run_rows
 from strands_sglang.runs.end_reason import EndReason
 
-Interval = tuple[float, float]
-"""Lower and upper bound."""
+Interval = tuple[float, float]  # lower and upper bound
 _NORMAL = 4000  # degrees of freedom from which the quantile of Student's t is the normal one to four digits
 
 
@@ -66,7 +63,7 @@ class Estimate:
     value: float | None
     """The figure; None: there is no data for it."""
     interval: Interval | None = None
-    """Lower and upper bound; None: the data does not determine them."""
+    """None: the data does not determine them."""
     count: int = 0
     """Number of tasks, or of samples of one task, that it is computed from."""
 
@@ -92,11 +89,9 @@ class TaskEvaluation:
     rewards: tuple[float, ...]
     """Rewards of the episodes that count."""
     passed: int
-    """How many of these rewards pass."""
     reward: Estimate
-    """Mean of the rewards."""
     pass_at: dict[int, Estimate]
-    """pass@k by k; k above the number of rewards are left out. Only k=1 has an interval."""
+    """Pass@k by k; k above the number of rewards are left out. Only k=1 has an interval."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain data."""
@@ -157,11 +152,7 @@ class Evaluation:
         }
 
     def text(self, most: int | None = None) -> str:
-        """Return the evaluation as text.
-
-        Args:
-            most: Number of tasks to list; None: all.
-        """
+        """Return the evaluation as text with at most `most` tasks; None: all."""
         lines = [self._about(), *table(self._overall_rows()), ""]
         head, *tasks = self._task_rows()
         shown = tasks if most is None else tasks[:most]
@@ -273,15 +264,11 @@ class RecordedScore(NamedTuple):
 
     task: RecordedTask
     reward: float | None
-    """The reward; None if there is none."""
     end_reason: EndReason
 
 
 def recorded_scores(directory: Path | str) -> tuple[list[RecordedScore], int]:
-    """Return the scores of the episodes of a recorded run that ended, in the order of their ids.
-
-    Returns the scores, and the number of episodes that have not ended.
-    """
+    """Return the scores of a recorded run's ended episodes, and the number of those not ended; reads no tokens."""
     known = {reason.value: reason for reason in EndReason}
     rows = sorted(run_rows(directory), key=lambda row: natural_key(row["id"]))
     scores = [
@@ -316,13 +303,7 @@ def _task(
 
 
 def _overall(estimates: Sequence[Estimate], confidence: float, *, share: bool = False) -> Estimate:
-    """Return the mean over tasks.
-
-    Args:
-        estimates: The figures of the tasks; those without a value are left out.
-        confidence: Probability that the interval covers the mean.
-        share: Whether the figures are probabilities.
-    """
+    """Return the mean over tasks that have a value; `share`: the figures are probabilities."""
     known = [(one, one.value) for one in estimates if one.value is not None]
     values = [value for _, value in known]
     if not values:
@@ -348,8 +329,6 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
     It is the share of all subsets of `k` of the samples that contain one that passed: 1 - C(n-c, k) / C(n, k). Raising
     the pass rate to a power instead, 1 - (1 - c/n)^k, is biased.
-
-    `passed`: how many of them passed. `k`: size of a subset, at most `samples`.
     """
     if not 0 <= passed <= samples or not 1 <= k <= samples:
         raise ValueError(f"passed must be 0 to {samples} and k 1 to {samples}, got {passed} and {k}")
@@ -357,11 +336,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:
-    """Return the interval of the mean of independent values, by Student's t distribution.
-
-    `confidence`: probability that the interval covers the mean, between 0 and 1. Returns None if there are fewer than
-    two values, or all are equal.
-    """
+    """Return Student's t interval of the mean of independent values; None for fewer than two, or if all are equal."""
     count = len(values)
     if count < 2:
         return None
@@ -374,10 +349,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 
 
 def wilson_interval(passed: float, count: int, confidence: float = 0.95) -> Interval | None:
-    """Return Wilson's score interval of a proportion, which is right for few samples and at 0 and 1.
-
-    `confidence`: probability that the interval covers the proportion, between 0 and 1. Returns None without trials.
-    """
+    """Return Wilson's interval of a proportion, right for few samples and at 0 and 1; None without trials."""
     if count < 1:
         return None
     z = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -392,8 +364,6 @@ def t_quantile(confidence: float, freedom: int) -> float:
 
     The distribution function of an integer number of degrees of freedom is a finite sum (Abramowitz and Stegun 26.7.3
     and 26.7.4), which is inverted by bisection.
-
-    `confidence`: the probability, between 0 and 1. `freedom`: degrees of freedom, at least 1.
     """
     if not 0 < confidence < 1 or freedom < 1:
         raise ValueError(f"confidence must be between 0 and 1 and freedom at least 1, got {confidence} and {freedom}")

@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from strands_sglang._strands_compat.tracing import quiet_tracing
 from strands_sglang.chat.canonical import canonical
 from strands_sglang.engine import Capability, Generation
 from strands_sglang.errors import ConfigurationError, DivergedError
@@ -53,7 +52,6 @@ class PromptDifference:
     """The first difference between a recorded prompt and the prompt of the current agent."""
 
     event: int
-    """Number of the recorded event that has the prompt."""
     token: int
     """Index of the first token that differs, from 0."""
     before: str
@@ -79,9 +77,7 @@ def prompt_difference(
 ) -> PromptDifference | None:
     """Return the difference between a prompt and the recorded prompt with the longest common prefix.
 
-    `pending`: recorded events that were not replayed yet; at most 32 calls of them are compared. `agent`: the agent
-    that made the call; None if it is not known. Returns the difference; None if no recorded prompt is left, or if the
-    comparison failed (which is logged).
+    Compares at most 32 calls of the `pending` events. None if no recorded prompt is left, or if it failed (logged).
     """
     try:
         calls = {data_of(call, CallData)["turn"]: call for call in record.calls}
@@ -275,6 +271,8 @@ async def replay(
     Raises:
         ConfigurationError: An id of `episodes` is not in the ledger.
 
+    The SDK is left as it is: replay episodes of more than about 300 turns inside `fast_agents`.
+
     Example:
         ```python
         results = await replay(build, "runs/first", tokenizer="Qwen/Qwen3-8B")
@@ -307,7 +305,7 @@ async def replay(
             return compare(record, episode_run, replay_log, model.planner.bridge.encoder.decode)
 
     try:
-        with tool_threads(threads_for(concurrency)), infrequent_gc(), quiet_tracing():
+        with tool_threads(threads_for(concurrency)), infrequent_gc():
             for record in Ledger(Path(directory)).episodes():
                 if record.begin is not None and (episodes is None or record.id in episodes):
                     under_way.append(asyncio.ensure_future(one(record)))
@@ -339,10 +337,7 @@ async def _wait_until_ended(work: asyncio.Task[Any], record: EpisodeRecord, reco
 def compare(
     record: EpisodeRecord, episode_run: EpisodeRun, replay_log: ReplayLog, decode: Callable[[Any], str]
 ) -> ReplayResult:
-    """Compare a replayed episode with its record.
-
-    `replay_log`: the recorded answers that were not returned.
-    """
+    """Compare a replayed episode with its record; `replay_log` has the recorded answers that were not returned."""
     trajectories = tuple(episode_run.tokens.trajectories())
     diverged = episode_run.recorder.diverged
     if diverged is not None:

@@ -1,7 +1,4 @@
-"""Scores a recorded run again from its ledger: `score_run`.
-
-A mistake in a reward function costs the scores of a run, but not its samples. Nothing is sampled and no agent is built:
-the reward function is called with the episodes read from the ledger.
+"""Scores a recorded run again from its ledger: `score_run`. Nothing is sampled and no agent is built.
 
 Invariant: no recorded event is changed or removed. A new score is a `REWARD` event after the end of its episode; the
 newest counts. A ledger that no longer matches its seal is not sealed again.
@@ -34,7 +31,6 @@ class ScoreRunResult:
 
     id: str
     before: Reward
-    """The reward before."""
     now: Reward
 
 
@@ -66,14 +62,8 @@ async def score_run(
         ConfigurationError: Another process uses the directory, or `reward` is not a reward function.
 
     Example:
-        ```python
-        def reward(episode):
-            return float(str(episode.task.answer) in episode.text)
-
-
-        results = await score_run(reward, "runs/first")
-        print(sum(result.now.value != result.before.value for result in results), "scores changed")
-        ```
+        >>> results = await score_run(lambda episode: float(str(episode.task.answer) in episode.text), "runs/first")
+        >>> print(sum(result.now.value != result.before.value for result in results), "scores changed")
     """
     folder = Path(directory)
     ledger = Ledger(folder)

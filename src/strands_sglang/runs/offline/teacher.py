@@ -1,9 +1,7 @@
 """A teacher model scores the tokens that a run sampled: `teacher_logprobs`.
 
-For distillation a trainer needs the teacher's logprob of every token that the student sampled, and sometimes the
-teacher's likeliest ids at that position. The teacher is another engine with the same vocabulary. It gets the recorded
-ids, so nothing is decoded and encoded again: one request for each trajectory, answered from the prefix cache where
-trajectories share a beginning.
+The teacher is another engine with the same vocabulary. It gets the recorded ids, so nothing is decoded and encoded
+again: one request for each trajectory, answered from the prefix cache where trajectories share a beginning.
 
 Invariants: the teacher's answer names the ids it scored, and they are compared with those that were sent. No recorded
 event is changed; the scores of an episode are one `TEACHER` event after its end, and the newest counts. An episode that
@@ -42,10 +40,8 @@ from strands_sglang.tokens import TeacherLogprobs, Trajectory
 from strands_sglang.tokens.turn import Origin
 
 _WORKER = "teacher"
-_REACH_SECONDS = 5.0
-"""Time limit of the first contact with a teacher."""
-_IMPLAUSIBLE = -9.0
-"""Mean logprob below which a teacher is worse than chance in most vocabularies."""
+_REACH_SECONDS = 5.0  # time limit of the first contact with a teacher
+_IMPLAUSIBLE = -9.0  # mean logprob below which a teacher is worse than chance in most vocabularies
 
 
 @dataclass(slots=True)
@@ -58,7 +54,6 @@ class TeacherReport:
     weight_version: str | None
     """Its weight version; None if its engine reports none."""
     top: int = 0
-    """Number of likeliest ids per token."""
     episodes: int = 0
     known: int = 0
     """Number of episodes that the same teacher had scored before."""
@@ -69,7 +64,6 @@ class TeacherReport:
     sent: int = 0
     """Number of tokens that were sent to the teacher, context included."""
     seconds: float = 0.0
-    """Duration in seconds."""
     logprob_sum: float = 0.0
     difference_sum: float = 0.0
     """Sum of the student's logprob minus the teacher's."""
@@ -109,11 +103,7 @@ class TeacherReport:
         }
 
     def text(self, failures: int = 10) -> str:
-        """Return the report as text for people.
-
-        Args:
-            failures: Maximum number of failures to list.
-        """
+        """Return the report as text for people, with at most `failures` failures."""
         cost = f", {self.seconds * 1000 / self.sent:.3f} s per 1,000 tokens sent" if self.sent else ""
         lines = [
             f"{counted(self.episodes, 'episode')} scored by {self.model}, weights {self.weight_version or 'unknown'}",
@@ -168,10 +158,7 @@ async def teacher_logprobs(
         EngineError: The teacher does not answer.
 
     Example:
-        ```python
-        report = await teacher_logprobs("runs/first", "http://localhost:30001", top=8)
-        print(report.text())
-        ```
+        >>> report = await teacher_logprobs("runs/first", "http://localhost:30001", top=8)
     """
     if at_once < 1 or top < 0:
         raise ConfigurationError(f"at_once must be at least 1 and top at least 0, got {at_once} and {top}")
@@ -204,8 +191,6 @@ async def _server_report(engine: ServerEngine, top: int) -> TeacherReport:
 
 @dataclass(slots=True)
 class _Scores:
-    """The scores of one episode."""
-
     by_turn: dict[int, TeacherLogprobs] = field(default_factory=dict)
     branches: list[list[Any]] = field(default_factory=list)  # as `TeacherData.branches`
 
@@ -224,11 +209,11 @@ class TeacherScorer:
     async def open(
         cls, engine: ScoringEngine, top: int, progress: Callable[[TeacherReport], None] | None = None
     ) -> TeacherScorer:
-        """Return a scorer after asking the teacher about its model.
+        """Return a scorer after asking the teacher about its model; arguments as for `teacher_logprobs`.
 
-        `top`: number of likeliest ids to keep for each token. `progress`: called with the report so far, after each
-        episode. Raises ConfigurationError if it does not score tokens, or `top` is larger than its vocabulary. Raises
-        EngineError if it does not answer.
+        Raises:
+            ConfigurationError: It does not score tokens, or `top` is larger than its vocabulary.
+            EngineError: It does not answer.
         """
         if not scores(engine):
             raise ConfigurationError(

@@ -69,13 +69,7 @@ class TemplateReport:
 def check_templates(
     directory: str | Path, *, tokenizer: Any, episodes: Collection[str] | None = None, **model_options: Any
 ) -> TemplateReport:
-    """Compare every recorded conversation of a run with one rendering of the chat template.
-
-    Args:
-        tokenizer: The tokenizer that was passed to `rollout`.
-        episodes: Ids of the episodes to check; None: all.
-        **model_options: The model options that were passed to `rollout`.
-    """
+    """Compare every recorded conversation with one rendering of the template, with the arguments given to `rollout`."""
     model = RunSpec(lambda *_: None, None, tokenizer, NoEngine(), Limits(), dict(model_options)).model()
     report = TemplateReport()
     for record in Ledger(directory).episodes():

@@ -15,7 +15,7 @@ from dataclasses import replace
 from secrets import token_hex
 from typing import Any
 
-from strands_sglang._strands_compat.tracing import quiet_tracing
+from strands_sglang._strands_compat.fast_agents import fast_agents
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine.protocol import CancelSignal
 from strands_sglang.errors import EngineError, EngineUnreachableError
@@ -39,8 +39,7 @@ from strands_sglang.runs.workers.spec import EpisodeSpec, ModelCache, RunSpec, f
 from strands_sglang.tokens import TokenTree
 
 _GRACE = 5.0  # seconds that a cancelled agent has to finish
-ABORT_TIMEOUT = 30.0
-"""Seconds that an engine has to answer after its requests were aborted."""
+ABORT_TIMEOUT = 30.0  # seconds that an engine has to answer after its requests were aborted
 
 
 class LocalWorker:
@@ -50,9 +49,7 @@ class LocalWorker:
         """Create the default model and open a ledger shard, whose name contains `worker`."""
         self.run_spec = run_spec = replace(run_spec, tokenizer=load_tokenizer(run_spec.tokenizer))
         self.models = ModelCache(run_spec)
-        """The models that episodes share."""
-        self.model = self.models.default
-        """The model of episodes without sampling parameters and limits of their own."""
+        self.model = self.models.default  # the model of episodes without sampling parameters and limits of their own
         self._worker = worker
         self._loop_throttle, self._engine_monitor = LoopThrottle(), EngineMonitor(self.model.client)
         self._writer: LedgerWriter | None = None
@@ -63,7 +60,8 @@ class LocalWorker:
         self._pauses: dict[str, asyncio.Future[float]] = {}  # by episode; the result is the seconds to wait
         quiet_logs()
         self._exit_stack = ExitStack()
-        self._exit_stack.enter_context(quiet_tracing())  # last: nothing after it can fail
+        if run_spec.fast_agents:
+            self._exit_stack.enter_context(fast_agents())  # last: nothing after it can fail
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -97,10 +95,9 @@ class LocalWorker:
         return episode
 
     def pause(self, id: str, seconds: float = ABORT_TIMEOUT) -> bool:
-        """Pause an episode: it ends as `PAUSED`, with the record that it can be resumed from.
+        """Pause an episode: it ends as `PAUSED`, with the record to resume it from; return whether it was running.
 
-        `seconds`: seconds to wait for engine calls that were already made; complete and partial answers are kept.
-        Returns whether the episode was running.
+        `seconds`: how long to wait for engine calls that were already made; complete and partial answers are kept.
         """
         paused = self._pauses.get(id)
         if paused is not None and not paused.done():
@@ -185,10 +182,7 @@ class LocalWorker:
             return restored(record)
 
     async def end_without_running(self, spec: EpisodeSpec, outcome: AgentOutcome) -> Episode:
-        """End an episode that cannot be run; it keeps its recorded turns.
-
-        Returns the episode; if its end is recorded already, the recorded one.
-        """
+        """End an episode that cannot be run, with its recorded turns; an end that is recorded already is returned."""
         if spec.unscored and spec.record is not None:
             return restored(spec.record)  # it has ended; only its reward is missing
         episode_run = EpisodeRun(spec.id, spec.task, self._recorder(spec, []))
@@ -259,7 +253,6 @@ class LocalWorker:
         return write_both
 
     def _resumed_chain(self, sink: Callable[[bytes], None], record: EpisodeRecord) -> HashChain:
-        """Return a hash chain that continues a recorded episode, in a new epoch."""
         chain = HashChain(sink, record.id, epoch=record.epoch + 1, number=record.next_number, head=record.head)
         resume: ResumeData = {
             "from_event": record.next_number - 1,

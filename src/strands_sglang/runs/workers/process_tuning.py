@@ -6,8 +6,6 @@ A few tools that hang would block every episode, and then the exit of the interp
 Garbage collector: by default it scans all live objects repeatedly; with ten thousand agents each scan blocks the
 process for seconds. It frees almost nothing, because agents are freed by reference counting.
 
-Open files: many systems allow 1,024 per process unless the process raises its limit, and each running request uses one.
-
 Invariant: executor and collector are restored when the last run that uses them ends, for whatever reason; runs may be
 nested, overlap, and use several event loops. A tool that hangs occupies one daemon thread and nothing else.
 """
@@ -56,10 +54,7 @@ class ToolThreads(ThreadPoolExecutor):
     """
 
     def __init__(self, limit: int = 1024) -> None:
-        """Prepare the executor; no thread is started.
-
-        `limit`: maximum number of threads, including those of tools that hang; further calls wait.
-        """
+        """Prepare the executor of at most `limit` threads, those of hanging tools included; further calls wait."""
         super().__init__(1)
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._limit = limit
@@ -131,10 +126,7 @@ def threads_for(concurrency: int) -> int:
 
 @contextmanager
 def tool_threads(limit: int) -> Iterator[None]:
-    """Make `ToolThreads` the default executor of the running event loop while the `with` block runs.
-
-    `limit`: maximum number of threads; ignored if the event loop has `ToolThreads` already.
-    """
+    """Make `ToolThreads` the default executor of the running event loop while the `with` block runs, unless it is."""
     loop = asyncio.get_running_loop()
     with _lock:
         threads = _by_loop.get(loop)
@@ -153,10 +145,7 @@ def tool_threads(limit: int) -> Iterator[None]:
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Collect young objects often and all objects rarely, by a timer on the running event loop.
-
-    If the collector is disabled when the `with` block starts, it stays disabled.
-    """
+    """Collect young objects often and all objects rarely, by a timer; a disabled collector stays disabled."""
     global _gc_users, _gc_was_enabled
     loop = asyncio.get_running_loop()
     with _lock:
@@ -177,15 +166,12 @@ def infrequent_gc() -> Iterator[None]:
 
 
 class _GcTimer:
-    """A timer that runs the garbage collector on an event loop until it is cancelled."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._full_at = time.monotonic() + _FULL_SECONDS
         self._handle = loop.call_later(_YOUNG_SECONDS, self._collect)
 
     def cancel(self) -> None:
-        """Stop the timer."""
         self._handle.cancel()
 
     def _collect(self) -> None:
@@ -223,8 +209,7 @@ def open_files(connections: int) -> OpenFiles | None:
 def check_open_files(connections: int, *, raise_limit: bool) -> None:
     """Log a warning if the limit of open files is too low for the connections of a run.
 
-    `raise_limit`: whether to raise the soft limit first, up to the hard limit. It is not lowered again, because
-    connections may stay open after the run.
+    `raise_limit`: raise the soft limit first. It is not lowered again: connections may stay open after the run.
     """
     if resource is None:
         return

@@ -74,12 +74,10 @@ class RayWorker:
     async def run(
         self, spec: EpisodeSpec
     ) -> tuple[tuple[Episode, list[TurnCounts]], TokenTree, list[Any], dict[str, bytes] | None]:
-        """Run an episode.
+        """Run an episode; return four values, which Ray stores separately, so that only the first, small one is sent.
 
-        Returns:
-            Four values, which Ray stores separately, so that only the first, small one is sent: the episode without
-            turns, messages and images, with the turn counts that `poll` has not returned yet; its turns; its messages;
-            its images, or None if they are in its record and were not read.
+        They are the episode with the turn counts that `poll` has not returned yet; its turns; its messages; its images,
+        or None if they are in its record and were not read.
         """
         await self.ready()
         assert self._local is not None
@@ -115,20 +113,12 @@ class RayWorker:
         work.cancel()
 
     async def pause(self, id: str, epoch: int, seconds: float) -> None:
-        """Pause an episode; see `LocalWorker.pause`.
-
-        `epoch`: `EpisodeSpec.next_epoch` of the attempt to pause; a later attempt is not paused. `seconds`: seconds to
-        wait for engine calls that were already made.
-        """
+        """Pause an episode; see `LocalWorker.pause`. A later attempt than that of `epoch` is not paused."""
         if self._local is None or not self._local.pause(id, seconds):
             self._early_pauses[id] = (epoch, seconds)  # its `run` has not started, or has just ended
 
     async def poll(self) -> tuple[dict[str, list[TurnCounts]], float]:
-        """Return the progress since the last call.
-
-        Returns the counts of the turns sampled since then, by episode id; and the seconds for which the engine has been
-        unreachable (0.0: it is reachable).
-        """
+        """Return the counts of the turns sampled since the last call, by episode id, and unreachable seconds."""
         turns, self._turns = self._turns, {}
         client = self._run_spec.client
         return turns, client.unreachable_seconds() if is_server(client) else 0.0
@@ -142,8 +132,6 @@ class RayWorker:
 
 @dataclass(slots=True, eq=False)
 class _Actor:
-    """One worker process."""
-
     handle: Any
     name: str
     specs: dict[str, EpisodeSpec] = field(default_factory=dict)
@@ -157,12 +145,7 @@ class RayPool:
     """The Ray workers of one run. Implements the `Worker` protocol."""
 
     def __init__(self, run_spec: RunSpec, workers: int, concurrency: int) -> None:
-        """Start the workers on the Ray cluster this process is connected to; without one, start Ray on this machine.
-
-        `run_spec`: settings shared by all episodes; must be picklable. `concurrency`: number of episodes that run at
-        the same time, in all processes together. Raises ConfigurationError if ray is not installed, or `run_spec`
-        cannot be pickled.
-        """
+        """Start the workers on the Ray cluster of this process, or on this machine; ConfigurationError if it fails."""
         try:
             ray: Any = importlib.import_module("ray")
         except ImportError as error:
@@ -332,10 +315,7 @@ class RayPool:
                 on_turn(counts)
 
     def _fetch(self, reference: Any, episode: Episode, of: Callable[[Episode], _Part]) -> _Part:
-        """Return the turns or messages of an episode, from Ray's object store or from the ledger.
-
-        `of`: returns the part from the episode read from the ledger; used if Ray no longer has the object.
-        """
+        """Return turns or messages from Ray's object store; if they are gone, `of` the ledger's episode."""
         try:
             part: _Part = self._ray.get(reference)
         except self._ray.exceptions.RayError:
@@ -400,14 +380,10 @@ class RayPool:
 def recorded_by(
     directory: Path, worker: str, specs: Collection[EpisodeSpec], earlier_shards: Collection[str] = ()
 ) -> dict[str, EpisodeRecord]:
-    """Return the records of episodes that a worker ran, from its own shards.
+    """Return the records of episodes that a worker ran, by id, from its own shards; without those it wrote nothing of.
 
     The cost depends on what this worker wrote and not on the size of the run: events that other processes wrote before
-    are in the record that the worker resumed the episode from.
-
-    `specs`: the episodes, as they were given to the worker. `earlier_shards`: names of shards that are not read,
-    because other processes wrote them. Returns the records by episode id, without episodes of which the worker wrote
-    nothing that can be used.
+    (in `earlier_shards`) are in the record that the worker resumed the episode from.
     """
     before = {spec.id: spec.record for spec in specs}
     written: dict[str, list[Placed]] = {}
@@ -434,10 +410,9 @@ def recorded_by(
 
 
 def _continued(id: str, earlier: EpisodeRecord | None, places: list[Placed]) -> EpisodeRecord:
-    """Return a record with further events of its episode.
+    """Return a record with further events of its episode, which may repeat some; `earlier` None: these are all.
 
-    `earlier`: the record; None: `places` are all events. `places`: the further events; may repeat events of the record.
-    Raises LedgerError if the events of the record cannot be encoded to the bytes they were read from.
+    LedgerError if the events of the record cannot be encoded to the bytes they were read from.
     """
     if earlier is None:
         return resolved(id, places)

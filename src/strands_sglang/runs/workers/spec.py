@@ -45,8 +45,7 @@ class EpisodeSpec:
     record: EpisodeRecord | None = None
     """The recorded episode to resume from; None: it starts from the beginning."""
     epoch: int = 0
-    """Epoch of an episode that starts from the beginning: above 0 if the ledger has unusable events of an earlier
-    start."""
+    """Above 0 if an episode that starts from the beginning has unusable events of an earlier start."""
     finished: Episode | None = None
     """The episode, if a previous run ended it; None: it must be run."""
     unscored: bool = False
@@ -87,14 +86,11 @@ class RunSpec:
     client: TokenEngine
     limits: Limits
     model_options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of `SGLangModel`."""
     directory: Path | None = None
     """Directory of the ledger; None: no ledger is written."""
     run: str = ""
     durability: Durability = Durability.PROCESS
-    """Which failures a written event survives."""
     rerun_tools: frozenset[str] = frozenset()
-    """Names of tools that are run again when an episode is resumed."""
     pausable: bool = False
     """Whether episodes can be paused and resumed; their events are then also kept in memory."""
     reward_timeout: float | None = None
@@ -102,6 +98,8 @@ class RunSpec:
     tool_arguments: ToolArguments = ToolArguments.RECORD
     tune_runtime: bool = True
     """Whether a process that runs these episodes changes its executor and garbage collector."""
+    fast_agents: bool = True
+    """Whether a process that runs these episodes enters `fast_agents`."""
     trace: dict[str, str] = field(default_factory=dict)
     """OpenTelemetry trace context of the run; empty: none."""
 
@@ -148,7 +146,6 @@ class ModelCache:
     def __init__(self, run_spec: RunSpec) -> None:
         self._run_spec = run_spec
         self.default = run_spec.model()
-        """The model of episodes without sampling parameters and limits of their own."""
         self._others: dict[bytes, SGLangModel] = {}
 
     def of(self, spec: EpisodeSpec) -> SGLangModel:
@@ -172,8 +169,7 @@ Built: TypeAlias = "Agent | MultiAgentBase | Callable[[], Any]"
 """Return type of `build`: an agent, a graph or swarm, or a function without arguments that runs the episode."""
 
 Score: TypeAlias = float | Mapping[str, Any] | Sequence[Any] | Reward | None
-"""Return type of a reward function: a number; a dict with "reward" and other numbers; one number per turn; a `Reward`;
-None: no reward."""
+"""What a reward function returns: a number; a dict with "reward"; one number per turn; a `Reward`; None: no reward."""
 
 
 class BuildAgent(Protocol):
@@ -198,11 +194,4 @@ class TaskReward(Protocol):
 
 
 ScoreEpisode: TypeAlias = EpisodeReward | TaskReward
-"""Type of a reward function: it takes the episode, or the task and the episode.
-
-Example:
-    ```python
-    async def reward(task: Task, episode: Episode) -> float:
-        return float(task.answer in episode.text)
-    ```
-"""
+"""Type of a reward function: it takes the episode, or the task and the episode."""

@@ -1,20 +1,27 @@
-"""The flat loop does what the SDK's loop does: the same hooks, events, messages, metrics, traces, spans and errors."""
+"""Agents inside `fast_agents`: the same hooks, events, messages, metrics, traces, spans and errors as outside."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
+from enum import Enum
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 import strands.event_loop.event_loop as sdk_loop
 import strands.telemetry.tracer as framework
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from pydantic import BaseModel
 from strands import Agent, tool
 from strands.agent import agent as agent_module
@@ -33,13 +40,16 @@ from strands.hooks import (
 from strands.middleware import InvokeModelStage
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
-from strands_sglang import SGLangModel
-from strands_sglang._strands_compat import event_loop, guard
-from strands_sglang._strands_compat.event_loop import SWITCH, is_flat, use_flat_loop, use_sdk_loop
-from strands_sglang._strands_compat.model_calls import unobserved
+from strands_sglang import Limits, SGLangModel, Task, fast_agents
+from strands_sglang._strands_compat import guard
+from strands_sglang._strands_compat.fast_agents import TRACER_METHODS, fast_deepcopy
 from strands_sglang.engine import FinishReason
 from strands_sglang.errors import EngineError
+from strands_sglang.runs import EndReason
 from support.provider.agents import agent_on, ask, calculator, scripted_model
+from support.rollout.agent_kinds import plain as plain_agent
+from support.rollout.scripts import PromptEngine, steps
+from support.rollout.scripts import run as rollout_of
 from support.scripted_engine import Reply, tool_call
 
 EVENTS = (
@@ -47,8 +57,8 @@ EVENTS = (
     *(BeforeToolsEvent, AfterToolsEvent, BeforeToolCallEvent, AfterToolCallEvent),
 )
 LOOK = (
-    "strands/event_loop/ or strands/agent/agent.py has changed: compare event_loop_cycle, recurse_event_loop, "
-    "stream_messages and process_stream with _strands_compat/event_loop.py, adapt it and its `_recognised`"
+    "strands/event_loop/, strands/agent/agent.py or strands/telemetry/tracer.py has changed: compare event_loop_cycle, "
+    "recurse_event_loop and Tracer with _strands_compat/fast_agents.py, adapt it and its `_recognised`"
 )
 
 
@@ -106,14 +116,13 @@ def seen_by_hooks(agent: Agent) -> list[str]:
     return seen
 
 
-async def both(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> tuple[Any, Any]:
-    """Return what a run returns with the flat loop and with the SDK's."""
-    monkeypatch.delenv(SWITCH, raising=False)
-    flat = await run()
-    monkeypatch.setenv(SWITCH, "1")
-    sdk = await run()
-    monkeypatch.delenv(SWITCH)
-    return flat, sdk
+async def both(run: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return what a run returns inside `fast_agents` and with the SDK's loop."""
+    with fast_agents():
+        assert agent_module.event_loop_cycle is not sdk_loop.event_loop_cycle, LOOK
+        fast = await run()
+    assert agent_module.event_loop_cycle is sdk_loop.event_loop_cycle, "restored"
+    return fast, await run()
 
 
 def described(agent: Agent, model: SGLangModel, result: Any) -> dict[str, Any]:
@@ -153,7 +162,7 @@ SCRIPTS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_hooks_and_everything_left_behind_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hooks_and_everything_left_behind_are_the_same(name: str) -> None:
     async def run() -> Any:
         model, _ = scripted_model(SCRIPTS[name])
         agent = agent_on(model, tools=[calculator, broken], system_prompt="be short")
@@ -165,14 +174,14 @@ async def test_hooks_and_everything_left_behind_are_the_same(name: str, monkeypa
                 result = error
             return seen, described(agent, model, result), type(getattr(result, "original_exception", None))
 
-    flat, sdk = await both(monkeypatch, run)
-    for ours, theirs in zip(flat[0], sdk[0], strict=True):
+    fast, sdk = await both(run)
+    for ours, theirs in zip(fast[0], sdk[0], strict=True):
         assert ours == theirs
-    assert flat == sdk
+    assert fast == sdk
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_callback_handlers_and_streams_receive_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callback_handlers_and_streams_receive_the_same(name: str) -> None:
     async def run() -> Any:
         told: list[str] = []
         streamed: list[str] = []
@@ -195,11 +204,11 @@ async def test_callback_handlers_and_streams_receive_the_same(name: str, monkeyp
                     into.append(type(error).__name__)
         return told, streamed
 
-    flat, sdk = await both(monkeypatch, run)
-    assert flat == sdk and len(flat[1]) > 3
+    fast, sdk = await both(run)
+    assert fast == sdk and len(fast[1]) > 3
 
 
-async def test_retries_and_discarded_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_retries_and_discarded_replies() -> None:
     async def run() -> Any:
         model, engine = scripted_model([tool_call("calculator", expression="1+1"), "bad", "good"])
         agent = agent_on(model)
@@ -215,12 +224,12 @@ async def test_retries_and_discarded_replies(monkeypatch: pytest.MonkeyPatch) ->
             assert [turn.status.value for turn in model.current_episode.tree] == ["kept", "rejected", "kept"]
             return seen, described(agent, model, result), [list(call.ids) for call in engine.calls]
 
-    flat, sdk = await both(monkeypatch, run)
-    assert flat == sdk
+    fast, sdk = await both(run)
+    assert fast == sdk
 
 
 @pytest.mark.parametrize("when", ["before", "in the model", "in a tool", "after the model"])
-async def test_cancellations(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancellations(when: str) -> None:
     async def run() -> Any:
         agents: list[Agent] = []
 
@@ -251,11 +260,11 @@ async def test_cancellations(when: str, monkeypatch: pytest.MonkeyPatch) -> None
             assert result.stop_reason == "cancelled"
             return seen, described(agents[0], model, result)
 
-    flat, sdk = await both(monkeypatch, run)
-    assert flat == sdk
+    fast, sdk = await both(run)
+    assert fast == sdk
 
 
-async def test_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupts() -> None:
     async def run() -> Any:
         model, _ = scripted_model([tool_call("ask", question="how many?"), "three, then"])
         agent = agent_on(model, tools=[ask])
@@ -268,14 +277,14 @@ async def test_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
             result = await agent.invoke_async([answer])
             return seen, described(agent, model, result)
 
-    flat, sdk = await both(monkeypatch, run)
-    assert [re.sub(r"'Interrupt.*?ID", "", one) for one in flat[0]] == [
+    fast, sdk = await both(run)
+    assert [re.sub(r"'Interrupt.*?ID", "", one) for one in fast[0]] == [
         re.sub(r"'Interrupt.*?ID", "", one) for one in sdk[0]
     ]
-    assert flat[1] == sdk[1]
+    assert fast[1] == sdk[1]
 
 
-async def test_structured_output(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_structured_output() -> None:
     async def run() -> Any:
         model, engine = scripted_model([tool_call("calculator", expression="1+1"), "it is 2", '{"value": 2}'])
         agent = agent_on(model)
@@ -285,20 +294,20 @@ async def test_structured_output(monkeypatch: pytest.MonkeyPatch) -> None:
             assert result.structured_output == Sum(value=2)
             return seen, described(agent, model, result), [sorted(call.sampling) for call in engine.calls]
 
-    flat, sdk = await both(monkeypatch, run)
-    assert flat == sdk
+    fast, sdk = await both(run)
+    assert fast == sdk
 
 
 @pytest.mark.parametrize("limits", [{"turns": 2}, {"output_tokens": 3}, {"total_tokens": 10}])
-async def test_limits(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits(limits: Any) -> None:
     async def run() -> Any:
         model, _ = scripted_model([tool_call("calculator", expression="1+1")] * 5)
         agent = agent_on(model)
         with model.episode("e"):
             return described(agent, model, await agent.invoke_async("go", limits=limits))
 
-    flat, sdk = await both(monkeypatch, run)
-    assert flat == sdk
+    fast, sdk = await both(run)
+    assert fast == sdk
 
 
 async def test_spans_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,55 +329,8 @@ async def test_spans_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
             for span in spans
         )  # fmt: skip
 
-    flat, sdk = await both(monkeypatch, run)
-    assert flat == sdk and any("toolResult" in one for one in flat)
-
-
-async def test_canary_no_event_is_built_when_nobody_receives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[Any] = []
-    process = streaming.process_stream
-
-    def counting(*args: Any, **kwargs: Any) -> Any:
-        streams.append(args)
-        return process(*args, **kwargs)
-
-    monkeypatch.setattr(streaming, "process_stream", counting)
-    monkeypatch.setitem(event_loop._of_streaming, "process_stream", counting)  # else the SDK's loop would run
-
-    async def streams_of(**settings: Any) -> int:
-        streams.clear()
-        model, _ = scripted_model(SCRIPTS["calls"])
-        agent = Agent(model=model, tools=[calculator], **settings)
-        assert is_flat(agent), LOOK
-        assert str(await agent.invoke_async("go")).strip() == "it is 4"
-        return len(streams)
-
-    assert await streams_of(callback_handler=None) == 0, LOOK
-    assert await streams_of(callback_handler=lambda **_: None) == 3, LOOK
-    model, _ = scripted_model(SCRIPTS["calls"])
-    agent = agent_on(model)
-    assert str(agent("go")).strip() == "it is 4" and len(streams) == 3, LOOK
-    seen: list[Any] = []
-
-    async def middleware(context: Any, next_fn: Any) -> AsyncGenerator[Any, None]:
-        context.messages[0]["content"][0]["text"] += "!"  # its own copy
-        async for event in next_fn(context):
-            seen.append(event)
-            yield event
-
-    model, engine = scripted_model(SCRIPTS["calls"])
-    agent = agent_on(model)
-    agent.add_middleware(InvokeModelStage, middleware)
-    await agent.invoke_async("go")
-    assert len(streams) == 6 and len(seen) > 20 and "go!<" in engine.prompts[-1], LOOK
-    assert not event_loop._loops and not unobserved and not event_loop._conversations
-
-
-async def test_long_invocations_need_no_recursion() -> None:
-    model, _ = scripted_model([*([tool_call("calculator", expression="1+1")] * 400), "done"])
-    agent = agent_on(model)
-    assert str(await agent.invoke_async("go")).strip() == "done"
-    assert len(agent.messages) == 802
+    fast, sdk = await both(run)
+    assert fast == sdk and any("toolResult" in one for one in fast)
 
 
 async def test_errors_have_the_types_of_the_sdk() -> None:
@@ -385,7 +347,7 @@ async def test_errors_have_the_types_of_the_sdk() -> None:
 
 
 @pytest.mark.parametrize("edit", ["text", "number", "drop", "insert", "replace the list", "append"])
-async def test_history_that_a_hook_edits_is_seen(edit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_history_that_a_hook_edits_is_seen(edit: str) -> None:
     async def run() -> Any:
         model, engine = scripted_model([tool_call("calculator", expression="1+1")] * 3 + ["done"])
         agent = agent_on(model)
@@ -412,44 +374,11 @@ async def test_history_that_a_hook_edits_is_seen(edit: str, monkeypatch: pytest.
             result = await agent.invoke_async("go")
             return described(agent, model, result), engine.prompts
 
-    flat, sdk = await both(monkeypatch, run)
-    assert flat == sdk
+    fast, sdk = await both(run)
+    assert fast == sdk
 
 
-async def test_agents_of_other_models_and_other_code_keep_the_sdk_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _ = scripted_model(["it is 4"])
-    agent = agent_on(model)
-    assert is_flat(agent)
-    monkeypatch.setenv(SWITCH, "1")
-    assert not is_flat(agent)
-    monkeypatch.delenv(SWITCH)
-    with monkeypatch.context() as patched:
-        patched.setattr(sdk_loop, "_handle_model_execution", sdk_loop._handle_tool_execution)
-        assert not is_flat(agent), "instrumented by other code"
-
-    class Subclass(SGLangModel):
-        async def stream(self, *args: Any, **kwargs: Any) -> Any:
-            async for event in super().stream(*args, **kwargs):
-                yield event
-
-    other = Subclass(tokenizer=model.tokenizer, client=model.client)
-    assert model.replies_whole and not other.replies_whole
-    model.update_config(streaming=True)
-    assert not model.replies_whole
-    use_sdk_loop()
-    try:
-        assert agent_module.event_loop_cycle is sdk_loop.event_loop_cycle and not is_flat(agent)
-        monkeypatch.setattr(guard, "_reported", set())
-        with monkeypatch.context() as patched:
-            patched.setattr(event_loop, "_NEEDED", ("not_there",))
-            use_flat_loop()
-        assert not is_flat(agent), "an SDK that looks different is left alone"
-    finally:
-        use_flat_loop()
-    assert is_flat(agent)
-
-
-async def test_middleware_that_a_hook_adds_receives_all_events(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_middleware_that_a_hook_adds_receives_all_events() -> None:
     async def run() -> list[int]:
         agent, seen = agent_on(scripted_model(SCRIPTS["calls"])[0]), []
 
@@ -468,11 +397,11 @@ async def test_middleware_that_a_hook_adds_receives_all_events(monkeypatch: pyte
         await agent.invoke_async("go")
         return seen
 
-    flat, sdk = await both(monkeypatch, run)
-    assert flat == sdk and min(flat) > 1
+    fast, sdk = await both(run)
+    assert fast == sdk and min(fast) > 1
 
 
-async def test_a_number_that_is_not_finite_and_becomes_none_is_an_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_number_that_is_not_finite_and_becomes_none_is_an_edit() -> None:
     async def run() -> Any:
         model, engine = scripted_model(SCRIPTS["calls"])
         agent = agent_on(model)
@@ -486,8 +415,8 @@ async def test_a_number_that_is_not_finite_and_becomes_none_is_an_edit(monkeypat
         await agent.invoke_async("go")
         return [list(prompt) for prompt in engine.prompts]
 
-    flat, sdk = await both(monkeypatch, run)
-    assert flat == sdk
+    fast, sdk = await both(run)
+    assert fast == sdk
 
 
 @pytest.mark.parametrize("name", ["validate_and_prepare_tools", "process_stream"])
@@ -506,11 +435,11 @@ async def test_code_that_replaces_a_name_of_the_sdk_runs(monkeypatch: pytest.Mon
             await agent_on(scripted_model(SCRIPTS["calls"])[0]).invoke_async("go")
         return len(calls)
 
-    flat, sdk = await both(monkeypatch, run)
-    assert flat == sdk > 0
+    fast, sdk = await both(run)
+    assert fast == sdk > 0
 
 
-async def test_a_proxy_of_a_model_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_of_a_model_is_called() -> None:
     class Proxy:
         """Counts calls of `stream`; everything else is the model's."""
 
@@ -533,5 +462,170 @@ async def test_a_proxy_of_a_model_is_called(monkeypatch: pytest.MonkeyPatch) -> 
         await Agent(model=proxy, tools=[calculator], callback_handler=None).invoke_async("go")  # type: ignore[arg-type]
         return proxy.calls
 
-    flat, sdk = await both(monkeypatch, run)
-    assert flat == sdk == 3
+    fast, sdk = await both(run)
+    assert fast == sdk == 3
+
+
+# --- what is faster ---------------------------------------------------------------------------------------------------
+
+
+async def test_canary_a_thousand_turns_are_one_invocation_in_a_rollout() -> None:
+    count, seen = 1000, Counter[str]()
+    ends: list[Any] = []
+
+    def build(task: Task, model: SGLangModel) -> Agent:
+        agent = plain_agent(model)
+        for kind in EVENTS:
+            agent.add_hook(lambda event: seen.update([type(event).__name__]), kind)
+        agent.add_hook(lambda event: ends.append(event.result.stop_reason), AfterInvocationEvent)
+        return agent
+
+    engine = PromptEngine(steps(count))
+    engine.tail = 60
+    episode = (await rollout_of(build, ["go"], engine, limits=Limits(max_turns=count + 1)))[0]
+    assert (episode.end_reason, episode.metrics.turns) == (EndReason.ANSWERED, count + 1), (LOOK, episode.failure)
+    assert (seen["BeforeInvocationEvent"], seen["AfterInvocationEvent"], ends) == (1, 1, ["end_turn"])
+    assert seen["BeforeModelCallEvent"] == seen["AfterModelCallEvent"] == count + 1
+    assert seen["BeforeToolCallEvent"] == seen["AfterToolsEvent"] == count
+
+
+async def test_canary_without_it_a_long_invocation_fails() -> None:
+    """If this fails, the SDK was fixed, and `_flat_loop` can be removed."""
+    engine = PromptEngine(steps(1000))
+    engine.tail = 60
+    episode = (await rollout_of(lambda task, model: plain_agent(model), ["go"], engine, fast_agents=False))[0]
+    assert episode.end_reason is EndReason.AGENT_ERROR and episode.failure is not None
+    assert "maximum recursion depth" in episode.failure.message and episode.metrics.turns > 250
+
+
+async def test_canary_history_is_copied_fast_and_serialised_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", TracerProvider(sampler=ALWAYS_OFF))
+    monkeypatch.setattr(framework, "_tracer_instance", None)
+    written: list[str] = []
+    copied: list[int] = []
+    serialize, deepcopy = framework.serialize, copy.deepcopy
+    monkeypatch.setattr(framework, "serialize", lambda value: (written.append(repr(value)), serialize(value))[1])
+    monkeypatch.setattr(
+        copy, "deepcopy", lambda value, memo=None: (copied.append(len(value or ())), deepcopy(value, memo))[1]
+    )
+
+    async def run() -> tuple[int, int]:
+        written.clear()
+        copied.clear()
+        model, _ = scripted_model(SCRIPTS["calls"])
+        await agent_on(model, system_prompt="be short").invoke_async("go")
+        return sum("toolResult" in one or "be short" in one for one in written), copied.count(5)
+
+    fast, sdk = await both(run)
+    assert fast == (0, 0) and min(sdk) >= 2, (fast, sdk, LOOK)
+
+
+# --- entering and leaving ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_an_invocation_under_way_when_a_block_begins_or_ends_is_not_affected(begins: bool) -> None:
+    block = ExitStack()
+    turns = 0
+
+    async def change() -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 2 and begins:
+            block.enter_context(fast_agents())
+        elif turns == 2:
+            block.close()
+
+    model, _ = scripted_model([Reply(tool_call("calculator", expression="1+1"), before=change)] * 4 + ["done"])
+    agent = agent_on(model)
+    seen = seen_by_hooks(agent)
+    if not begins:
+        block.enter_context(fast_agents())
+    with block:
+        result = await agent.invoke_async("go")
+    assert str(result).strip() == "done" and len(agent.messages) == 10
+    assert sum("BeforeInvocationEvent" in one for one in seen) == 1
+    assert agent_module.event_loop_cycle is sdk_loop.event_loop_cycle
+
+
+async def test_a_replacement_of_other_code_stays() -> None:
+    original = sdk_loop.recurse_event_loop
+    with fast_agents():
+        ours = sdk_loop.recurse_event_loop
+
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            async for event in ours(*args, **kwargs):
+                yield event
+
+        sdk_loop.recurse_event_loop = wrapper
+    try:
+        assert sdk_loop.recurse_event_loop is wrapper
+        model, _ = scripted_model(SCRIPTS["calls"])
+        assert str(await agent_on(model).invoke_async("go")).strip() == "it is 4"
+    finally:
+        sdk_loop.recurse_event_loop = original
+
+
+@pytest.mark.parametrize("change", ["no recursion", "other parameters", "other copies", "other tracer", "instrumented"])
+async def test_an_unrecognised_sdk_is_reported_once_and_left_alone(
+    change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard, "_reported", set())
+    if change == "no recursion":
+        monkeypatch.delattr(sdk_loop, "recurse_event_loop")
+    elif change == "other parameters":
+        monkeypatch.setattr(sdk_loop, "recurse_event_loop", lambda agent: None)
+    elif change == "other copies":
+        monkeypatch.setattr(streaming, "copy", object())
+    elif change == "other tracer":
+        monkeypatch.delattr(framework.Tracer, TRACER_METHODS[0])
+    else:
+        monkeypatch.setattr(agent_module, "event_loop_cycle", lambda **kwargs: sdk_loop.event_loop_cycle(**kwargs))
+    before = {**vars(sdk_loop)}, {**vars(agent_module)}, {**vars(framework.Tracer)}
+    for _ in range(2):
+        with fast_agents():
+            assert ({**vars(sdk_loop)}, {**vars(agent_module)}, {**vars(framework.Tracer)}) == before
+    assert [one.message for one in caplog.records if "fast_agents" in one.message] == [
+        f"adaptation=<fast_agents>, strands_agents=<{version('strands-agents')}> | not applied, the SDK is not as "
+        "expected: turns of long conversations take more CPU time, and an invocation of more than about 300 turns fails"
+    ]
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    | st.tuples(inner, inner),
+    max_leaves=12,
+)  # fmt: skip
+
+
+class Colour(str, Enum):
+    RED = "red"
+
+
+def types(value: Any) -> Any:
+    """Return the types in a value."""
+    if isinstance(value, dict):
+        return dict, {key: types(item) for key, item in value.items()}
+    return (type(value), [types(item) for item in value]) if isinstance(value, list | tuple) else type(value)
+
+
+def mutables(value: Any) -> set[int]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    own = {id(value)} if isinstance(value, dict | list | bytearray) else set()
+    return own.union(*(mutables(item) for item in inner))
+
+
+@given(PLAIN)
+def test_a_copy_equals_and_shares_nothing(value: Any) -> None:
+    copied = fast_deepcopy([value])
+    assert copied == [value] and types(copied) == types([value])
+    assert not mutables(copied) & mutables([value])
+
+
+@pytest.mark.parametrize("value", [bytearray(b"x"), Colour.RED, (1, [2]), 2**70, "\ud800", {1: 2}, {1, 2}, 1e999])
+def test_what_marshal_or_json_would_change_keeps_its_type(value: Any) -> None:
+    copied = fast_deepcopy([value])
+    assert copied == [value] and type(copied[0]) is type(value)
