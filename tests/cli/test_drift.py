@@ -97,7 +97,7 @@ def test_a_message_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["drift", str(path), "--tokenizer", TOKENIZER]) == 3
 
 
-def test_a_run_of_an_earlier_version_needs_a_tokenizer(
+def test_a_run_whose_tokenizer_has_no_name_needs_one(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
