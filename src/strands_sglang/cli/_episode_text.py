@@ -40,7 +40,6 @@ WHY = {
     "agent_error": ("the agent's code, or build, raised; the same rollout continues it", ()),
     UNFINISHED: ("it has not ended: it is running, or its process was killed; the same rollout continues it", ()),
 }
-"""What each end reason means, and the limits that cause it."""
 
 _LEVELS = ((0.9, "likely"), (0.5, "probable"), (0.1, "possible"), (0.01, "unlikely"))
 """Least probability of a token, and the name of its colour; any other token is "improbable"."""

@@ -154,7 +154,6 @@ class DriftReport:
     methods: dict[Method, MethodDrift] = field(default_factory=lambda: {method: MethodDrift() for method in Method})
     """Counts by method. A method with 0 turns could not be measured."""
     examples: list[Example] = field(default_factory=list)
-    """A few places for each method and cause."""
 
     def add(self, other: DriftReport, examples: int = 3) -> None:
         """Add the report of another part of the same source, with at most `examples` for each method and cause."""

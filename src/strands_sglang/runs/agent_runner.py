@@ -149,7 +149,6 @@ _EXPECTED_ENDS = (
     *(LimitReachedError, TokenBudgetError, FailedCallError, CallCancelledError, DivergedError, RecordEndedError),
     *(MaxTokensReachedException, ContextWindowOverflowException, asyncio.CancelledError, GeneratorExit),
 )
-"""Exceptions that end an episode as intended."""
 
 
 def _in_episode() -> bool:

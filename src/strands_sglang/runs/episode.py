@@ -54,7 +54,6 @@ class EpisodeMetrics:
     cached_tokens: int = 0
     """The part of `prompt_tokens` served from the engine's prefix cache, as far as the engine reported it."""
     failed_calls: int = 0
-    """Malformed tool calls."""
     tool_calls: int = 0
     """Tool calls that were run or answered from the record."""
     tool_errors: int = 0
@@ -127,12 +126,10 @@ class Episode:
     source: TokenTree | Callable[[], TokenTree] = field(repr=False)
     """The tree of turns, or a function that returns it (it may still be on another machine); see `tree`."""
     reward_detail: Reward = field(default_factory=Reward)
-    """The reward with its parts, steps and error."""
     metrics: EpisodeMetrics = field(default_factory=EpisodeMetrics)
     failure: Failure | None = None
     """The error it failed with; None if it did not fail."""
     text: str = ""
-    """Text of the agent's last message."""
     conversation: list[dict[str, Any]] | Callable[[], list[dict[str, Any]]] = field(default_factory=list, repr=False)
     """The messages, or a function that returns them; see `messages`."""
     epoch: int = 0

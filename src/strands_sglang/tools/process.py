@@ -166,7 +166,6 @@ class InitProcess:
 
 
 def _parent(pid: int) -> int | None:
-    """Return the parent of a process, or None if the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -339,6 +338,5 @@ async def _write(stdin: asyncio.StreamWriter, code: bytes) -> None:
 
 
 def _raise_error(task: asyncio.Future[None]) -> None:
-    """Raise the exception of a task, if it has one and was not cancelled."""
     if task.done() and not task.cancelled() and (error := task.exception()) is not None:
         raise error

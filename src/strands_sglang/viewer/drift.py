@@ -64,10 +64,7 @@ def reencoded(ids: Sequence[int], texts: TokenTexts) -> list[ChangedSpan]:
 
 
 def changed_spans(before: list[int], after: list[int], texts: TokenTexts) -> list[ChangedSpan]:
-    """Return the differences between two lists of ids: by their text if it is the same, by ids otherwise.
-
-    Long lists are divided at control tokens and line breaks before they are aligned.
-    """
+    """Return the differences between two lists of ids: by their text if it is the same, by ids otherwise."""
     if before == after:
         return []
     left, right = [texts.bytes_of(id) for id in before], [texts.bytes_of(id) for id in after]

@@ -91,8 +91,6 @@ def episode_view(
 
 
 class _TokenStore:
-    """The tokens of all turns, and the distinct ids among them."""
-
     def __init__(self, tree: TokenTree, texts: TokenTexts | None) -> None:
         self.texts = texts
         self.offsets: dict[int, int] = {}

@@ -27,8 +27,7 @@ from strands_sglang.errors import LedgerError
 if TYPE_CHECKING:
     from strands_sglang.runs import ReplayResult
 
-IDENTICAL, DIFFERENT, NOTHING = 0, 1, 3
-"""Exit codes: all trajectories are identical; some are not; there was nothing to replay."""
+IDENTICAL, DIFFERENT, NOTHING = 0, 1, 3  # exit codes: all trajectories are identical; some are not; none to replay
 
 _MAX_DIFFERENCES = 10  # kinds of difference to list
 

@@ -192,10 +192,7 @@ class Setup:
         return await self.once("agent", make)
 
     async def tools(self) -> list[Mapping[str, Any]] | None:
-        """Return the specs of the agent's tools; None if there is no agent, or it is a graph, a swarm or a function.
-
-        Also None if it cannot be built, or not within half the time of a check: other checks do not depend on that.
-        """
+        """Return the specs of the agent's tools; None if it is no single agent, or not built in half a check's time."""
         try:
             agent, _ = await asyncio.wait_for(self.agent(), self.seconds / 2)
         except Exception:

@@ -1,8 +1,5 @@
 """Reports the metrics of a run to a progress display, the `on_metrics` callback and a tracker: `Reporter`.
 
-`display_for` chooses the display: a panel for a terminal or a notebook (`live_view.py`, with the extra `progress`), a
-line of text every 10 seconds for anything else (`text_view.py`).
-
 Invariant: an error of a display or callback never stops the run. A display or synchronous callback that raises is not
 called again, and its error is logged.
 """
@@ -114,10 +111,7 @@ def display_for(
     title: str = "rollout",
     stream: TextIO | None = None,
 ) -> Display:
-    """Return the display for the `progress` argument of `rollout`; ConfigurationError if it cannot be used.
-
-    `progress` None: nothing is shown. `stream` None: stderr, so that stdout has only what the program itself prints.
-    """
+    """Return the display for the `progress` argument of `rollout` (None: no display), on `stream` (None: stderr)."""
     if progress is None or isinstance(progress, str):
         try:
             kind = ProgressKind.NONE if progress is None else ProgressKind(progress)

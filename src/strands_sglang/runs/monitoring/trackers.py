@@ -48,21 +48,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Interface of a tracker. `begin` and `end` are called in the thread of the run, `log` in another one.
-
-    Example:
-        ```python
-        class Printed:
-            def begin(self, run):
-                print(run.name)
-
-            def log(self, metrics, step):
-                print(step, metrics["rollout/tokens_per_second"])
-
-            def end(self, failed):
-                print("failed" if failed else "done")
-        ```
-    """
+    """Interface of a tracker. `begin` and `end` are called in the thread of the run, `log` in another one."""
 
     def begin(self, run: TrackedRun) -> None:
         """Start tracking. An error stops the run before it starts."""

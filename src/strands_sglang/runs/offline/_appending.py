@@ -22,10 +22,7 @@ _WORKERS = ("score", "teacher")
 
 @asynccontextmanager
 async def appending(folder: Path, worker: str) -> AsyncIterator[LedgerWriter]:
-    """Lock a run, yield a writer (named `worker`) for further events, and seal the run again if it was sealed.
-
-    LedgerError if the ledger does not match its seal; ConfigurationError if another process uses the directory.
-    """
+    """Lock a run, yield a writer of further events, and seal it again; LedgerError if it does not match its seal."""
     loop = asyncio.get_running_loop()
     with directory_lock(folder):
         sealed = await loop.run_in_executor(None, _must_seal, folder)

@@ -68,7 +68,6 @@ class TeacherReport:
     difference_sum: float = 0.0
     """Sum of the student's logprob minus the teacher's."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Why episodes could not be scored, by id."""
 
     @property
     def mean_logprob(self) -> float:
@@ -209,12 +208,7 @@ class TeacherScorer:
     async def open(
         cls, engine: ScoringEngine, top: int, progress: Callable[[TeacherReport], None] | None = None
     ) -> TeacherScorer:
-        """Return a scorer after asking the teacher about its model; arguments as for `teacher_logprobs`.
-
-        Raises:
-            ConfigurationError: It does not score tokens, or `top` is larger than its vocabulary.
-            EngineError: It does not answer.
-        """
+        """Return a scorer after asking the teacher about its model; raises if it cannot score tokens or answer."""
         if not scores(engine):
             raise ConfigurationError(
                 f"a teacher must score given tokens (Capability.SCORING), got a {type(engine).__name__}: pass an "

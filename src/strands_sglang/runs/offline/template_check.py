@@ -1,8 +1,5 @@
 """Compares every recorded conversation with one rendering of the chat template: `check_templates`.
 
-A certificate states that the recorded tokens were sent and sampled. This check compares the tokens that were sent with
-the rendering of the whole conversation, wherever the template was proved.
-
 Invariant: nothing is sampled, and the ledger is not changed.
 """
 

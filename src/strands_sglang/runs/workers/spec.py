@@ -1,11 +1,8 @@
 """Defines what a worker runs: one episode (`EpisodeSpec`) and the settings of all episodes of a run (`RunSpec`).
 
-Also here: the models of a worker's episodes (`ModelCache`), and the types of the functions that a user passes to
-`rollout` (`BuildAgent`, `ScoreEpisode`), which are for type checkers and editors and are not checked at runtime.
-
 Invariant: both specs can be pickled, because a worker may be another process on another machine. Episodes with the same
 sampling parameters and limits share a model, as long as at most 256 such models are needed. `rollout` accepts every
-function that the types allow.
+function that the types (`BuildAgent`, `ScoreEpisode`) allow.
 """
 
 from __future__ import annotations
