@@ -42,7 +42,6 @@ class CauseCount:
     turns: int = 0
     """Turns with a difference of this cause; a turn may have several causes."""
     tokens: int = 0
-    """Sampled tokens that would be replaced or lost."""
     places: int = 0
 
 
@@ -118,7 +117,6 @@ class Example:
     turn: int
     before: str
     sampled: tuple[tuple[int, str], ...]
-    """The sampled tokens: id and text."""
     became: tuple[tuple[int, str], ...]
     """What they would have become: id and text."""
     after: str

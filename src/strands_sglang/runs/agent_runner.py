@@ -167,7 +167,6 @@ class EpisodeRun:
     id: str
     task: Task
     recorder: EpisodeRecorder
-    """Answers its engine calls and records them."""
     tokens: EpisodeTokens = field(init=False)
     agent: Any = None
     """The return value of `build`; None: not built yet."""

@@ -26,7 +26,6 @@ class TurnCounts(NamedTuple):
     cached: int | None
     """Number of prompt tokens served from the engine's prefix cache; None: the engine did not report it."""
     prompt: int
-    """Number of prompt tokens that were sent."""
 
     @classmethod
     def of(cls, turn: Turn) -> TurnCounts:
@@ -42,7 +41,6 @@ class EpisodeMetrics:
     """Counts and times of one episode, including sub-agents and rejected turns."""
 
     turns: int = 0
-    """Recorded engine calls."""
     branches: int = 0
     """Number of branches, which is the number of trajectories."""
     tokens: int = 0
@@ -66,7 +64,6 @@ class EpisodeMetrics:
     requests: int = 0
     """Requests to the engine, including retries and continuations."""
     replayed_turns: int = 0
-    """Turns that were answered from the record."""
     seconds: float = 0.0
     """Seconds from start to end in this process, without the time it waited to start."""
     engine_seconds: float = 0.0

@@ -77,7 +77,6 @@ class VersionSpan(NamedTuple):
     start: int
     """First token of the span, counted from the first sampled token of the turn."""
     end: int
-    """One past the last token of the span."""
 
 
 def check_spans(spans: Iterable[VersionSpan], count: int) -> None:

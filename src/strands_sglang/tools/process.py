@@ -189,15 +189,12 @@ class SandboxCall:
     workdir: str | None = None
     """Directory in the sandbox whose files are counted; None: files are not counted."""
     init: InitProcess | None = None
-    """Init process of the sandbox; None without isolation."""
     start_signal: StartSignal | None = None
     """Signals the start of the code and of its time limit; None: both start at once."""
     process: asyncio.subprocess.Process | None = None
-    """None before the start."""
     stdout: BoundedOutput = field(init=False)
     stderr: BoundedOutput = field(init=False)
     exceeded: SandboxEndReason | None = None
-    """Limit for which the call was killed; None if it was not."""
 
     def __post_init__(self) -> None:
         self.stdout, self.stderr = BoundedOutput(self.limits.output), BoundedOutput(self.limits.output)

@@ -29,7 +29,6 @@ class ChangedSpan(NamedTuple):
     end: int
     """Position after the last token; equal to `start` if tokens would have been added only."""
     ids: list[int]
-    """What they would have become."""
 
 
 def drift_view(record: EpisodeRecord, texts: TokenTexts | None) -> dict[str, Any]:

@@ -52,7 +52,6 @@ class Setup:
 
     client: ServerEngine
     tokenizer: Any
-    """The tokenizer, or the name or path to load it from."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `SGLangModel`, such as `tool_parser`, `chat_template`, `sampling_params`."""
     limits: Limits = field(default_factory=Limits)
@@ -61,7 +60,6 @@ class Setup:
     build: Callable[..., Any] | None = None
     """Builds the agent from a task and a model; None: no agent is checked."""
     task: Task = field(default_factory=lambda: Task("Say hello.", id="doctor"))
-    """Task that the agent is built for."""
     concurrency: int = 1000
     workers: int = 0
     """Ray workers that a run would use; 0: none."""

@@ -130,9 +130,7 @@ class RunMetrics:
     reward_history: tuple[float, ...] = ()
     """Means over the same number of rewards each, oldest first; at most 64 points for the whole run."""
     reward_errors: int = 0
-    """Episodes whose scoring failed."""
     end_reasons: dict[EndReason, int] = field(default_factory=dict)
-    """Number of episodes by end reason, most frequent first."""
     failures: int = 0
     """Episodes that failed (`EndReason.failed`)."""
     unreachable_seconds: float = 0.0

@@ -42,7 +42,6 @@ class TrackedRun:
     name: str
     """Name for people: the name of the run's directory, or the start of its id."""
     directory: Path | None = None
-    """Directory of the ledger; None: no ledger is written."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the run as plain data: samples per task, concurrency, limits, sampling parameters, ..."""
 

@@ -82,7 +82,6 @@ class TaskEvaluation:
     id: str
     episodes: int
     rewards: tuple[float, ...]
-    """Rewards of the episodes that count."""
     passed: int
     reward: Estimate
     pass_at: dict[int, Estimate]
@@ -114,7 +113,6 @@ class Evaluation:
     confidence: float
     """Probability that an interval covers the true figure."""
     end_reasons: dict[str, int] = field(default_factory=dict)
-    """Number of episodes by end reason, most frequent first."""
     unscored: int = 0
     unscored_as_zero: bool = False
     """Whether these count as reward 0; otherwise they enter no figure."""

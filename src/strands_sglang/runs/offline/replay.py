@@ -53,13 +53,11 @@ class PromptDifference:
     token: int
     """Index of the first token that differs, from 0."""
     before: str
-    """Text before it, the same in both prompts."""
     recorded: str
     """Text of the recorded prompt from there on; "" if that prompt ends there."""
     now: str
     """Text of the current prompt from there on; "" if this prompt ends there."""
     cause: str
-    """What was changed, as far as it can be inferred."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as plain data."""

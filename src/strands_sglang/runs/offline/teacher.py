@@ -60,7 +60,6 @@ class TeacherReport:
     empty: int = 0
     """Number of episodes with nothing to score: not finished, failed, or without a trajectory."""
     tokens: int = 0
-    """Number of sampled tokens that were scored."""
     sent: int = 0
     """Number of tokens that were sent to the teacher, context included."""
     seconds: float = 0.0

@@ -39,7 +39,6 @@ class TemplateReport:
     """The result of `check_templates`."""
 
     conversations: int = 0
-    """Number of branches that were compared."""
     unknown: int = 0
     """Number of finished episodes without recorded conversations."""
     differences: list[TemplateDifference] = field(default_factory=list)

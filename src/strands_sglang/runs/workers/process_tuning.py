@@ -190,7 +190,6 @@ class OpenFiles:
     hard: float
     """Value up to which the process may raise the soft limit; infinity: no limit."""
     needed: int
-    """Files that a run needs: its connections, and others."""
 
 
 def open_files(connections: int) -> OpenFiles | None:
