@@ -81,7 +81,7 @@ _DICTIONARY = ["episode", "task_id", "end_reason", "agent", "tree", "task", "met
 
 
 class FinishedEpisode(Protocol):
-    """An episode in memory, as `rollout` returns it: the attributes of `rollout.Episode` that a table needs."""
+    """An episode in memory, as `rollout` returns it: the attributes of `runs.Episode` that a table needs."""
 
     id: str
     """Id of the episode: task id, "/", sample number."""
@@ -191,18 +191,7 @@ def trajectories_of(path: Path | str) -> Iterator[Trajectory]:
     except (OSError, pa.ArrowInvalid) as error:
         raise LedgerError(f"{path} cannot be read: {error}") from error
     with file:
-        columns = [
-            *_PER_TOKEN,
-            "version_names",
-            "turn_ids",
-            "branch",
-            "tree",
-            "agent",
-            "main",
-            "images",
-            "kept",
-            "teacher",
-        ]
+        columns = [*_PER_TOKEN, *_OTHER]
         if missing := sorted(set(columns) - set(file.schema_arrow.names)):
             raise LedgerError(f"{path} has no column {', '.join(missing)}")
         for batch in file.iter_batches(batch_size=64, columns=columns):
@@ -232,8 +221,6 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
         about: dict[str, Any] = {
             "version_names": names,
             "turn_ids": turn_ids,
-            "agent": row["agent"],
-            "main": row["main"],
         }
         kept = None if row["kept"] is None else KeptSets.from_dict(row["kept"])
         teacher = None if row["teacher"] is None else TeacherLogprobs.from_dict(row["teacher"])

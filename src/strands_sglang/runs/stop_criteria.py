@@ -1,5 +1,7 @@
 """When a run ends early: `StopCriteria` (it has enough groups) and `FirstFailures` (it cannot succeed).
 
+`FirstFailures` has `RunOptions.stop_if_first_fail`, and `RunController` tells it how each episode ended.
+
 Invariant: whether a group is complete and whether a run has enough groups depends only on counts, never on time; more
 episodes never make a complete group incomplete. Once an episode ends in another way, identical failures no longer stop
 the run; engine outages never do.

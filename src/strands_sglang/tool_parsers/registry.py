@@ -1,5 +1,7 @@
 """Parsers by name: those of this package and those that users register.
 
+To add one to this package: docs/contributing/add-a-parser.md.
+
 Invariant: a name means one parser. Registering another class under the same name is an error.
 """
 

@@ -229,7 +229,8 @@ class ReplayResult:
 class NoEngine:
     """The engine of a replay; every call raises."""
 
-    capabilities = frozenset({Capability.KEPT_SETS})  # recorded answers may have them
+    # Recorded answers may have what these ask for.
+    capabilities = frozenset({Capability.KEPT_SETS, Capability.IMAGES, Capability.ROUTED_EXPERTS})
 
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         """Raise DivergedError."""

@@ -90,7 +90,7 @@ class RunSpec:
     tool_arguments: ToolArguments = ToolArguments.RECORD
     tune_runtime: bool = True
     fast_agents: bool = True
-    """Whether a process that runs these episodes enters `fast_agents`."""
+    """Whether episodes run inside `fast_agents`."""
     trace: dict[str, str] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:
