@@ -117,7 +117,7 @@ async def test_a_hundred_conversations_are_exact(server: LabProcess, tmp_path: P
     assert report.largest < 1e-3
     # The model looks: most answers name the colour of the last picture.
     right = sum(answers_right(episode) for episode in episodes)
-    assert right >= 0.5 * len(episodes), right  # one of six colours; sampled at temperature 1
+    assert right >= 0.35 * len(episodes), right  # one of six colours, so 0.17 by chance; sampled at temperature 1
 
 
 def answers_right(episode: Episode) -> bool:
