@@ -20,8 +20,8 @@ del PUBLIC["__builtins__"]
 def test_the_public_names() -> None:
     expected = """
         __version__ errors rollout rollout_sync Task Reward Limits RunOptions RunResult Episode Group EndReason
-        verify replay score_run teacher_logprobs fast_agents SGLangModel SGLangConfig SGLangClient TokenEngine Generation
-        EpisodeTokens TokenManager TokenTree Trajectory ToolLimiter get_tool_parser soundness
+        verify replay score_run teacher_logprobs fast_agents SGLangModel SGLangConfig SGLangClient TokenEngine
+        Generation EpisodeTokens TokenManager TokenTree Trajectory ToolLimiter get_tool_parser soundness
     """
     assert sorted(PUBLIC) == sorted(expected.split())
     assert set(PUBLIC) <= set(dir(strands_sglang))

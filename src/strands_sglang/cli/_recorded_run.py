@@ -103,7 +103,7 @@ def _limits(values: Mapping[str, Any]) -> Limits:
 
 def _is_repr(name: str, value: Any) -> bool:
     if name == "tool_parser":
-        from strands_sglang.tool_parsers.registry import is_tool_parser_name
+        from strands_sglang.tool_parsers import is_tool_parser_name
 
         return value not in (None, "auto") and not is_tool_parser_name(value)
     return isinstance(value, str) and name != "chat_template" and _REPR.fullmatch(value) is not None

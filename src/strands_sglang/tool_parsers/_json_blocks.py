@@ -40,9 +40,18 @@ from strands_sglang.tool_parsers._json import (
     name_of,
     skip_space,
 )
-from strands_sglang.tool_parsers._sampled_text import Mark, Markers, SampledText
 from strands_sglang.tool_parsers.base import FramedToolParser, Schemas
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, Found, Frame, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.parsed import (
+    CallFault,
+    FailedCall,
+    Found,
+    Frame,
+    Mark,
+    Markers,
+    ParseFailure,
+    SampledText,
+    ToolCall,
+)
 
 
 class ListEnd(NamedTuple):

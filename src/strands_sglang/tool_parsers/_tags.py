@@ -25,8 +25,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from strands_sglang.tool_parsers._json import skip_space
-from strands_sglang.tool_parsers._sampled_text import Markers, SampledText
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, ToolCall, quoted
+from strands_sglang.tool_parsers.parsed import (
+    CallFault,
+    FailedCall,
+    Markers,
+    ParseFailure,
+    SampledText,
+    ToolCall,
+    quoted,
+)
 from strands_sglang.tool_parsers.schemas import checked_text
 
 _NAME = re.compile(r"[^\s<>\"'{}]+")

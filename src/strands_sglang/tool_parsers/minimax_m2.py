@@ -23,10 +23,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from strands_sglang.tool_parsers._sampled_text import SampledText
 from strands_sglang.tool_parsers._tags import Block, CallTags, Tag
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.parsed import FailedCall, ToolCall
+from strands_sglang.tool_parsers.parsed import FailedCall, SampledText, ToolCall
 from strands_sglang.tool_parsers.schemas import Values
 
 _BLOCK = Block("<minimax:tool_call>", "</minimax:tool_call>")

@@ -16,9 +16,8 @@ from typing_extensions import override
 
 from strands_sglang.tool_parsers._json import TurnJson
 from strands_sglang.tool_parsers._json_blocks import CallList, ListEnd
-from strands_sglang.tool_parsers._sampled_text import SampledText
 from strands_sglang.tool_parsers.base import FramedToolParser, Schemas
-from strands_sglang.tool_parsers.parsed import Found
+from strands_sglang.tool_parsers.parsed import Found, SampledText
 
 _OPENING = "<TOOLCALL>"
 _CLOSING = "</TOOLCALL>"

@@ -20,9 +20,8 @@ from typing_extensions import override
 
 from strands_sglang.tool_parsers._json import TurnJson, skip_space
 from strands_sglang.tool_parsers._json_blocks import CallList, ListEnd
-from strands_sglang.tool_parsers._sampled_text import SampledText
 from strands_sglang.tool_parsers.base import FramedToolParser, Schemas
-from strands_sglang.tool_parsers.parsed import Found
+from strands_sglang.tool_parsers.parsed import Found, SampledText
 
 _OPENING = "<|tool_call|>"
 _CLOSING = "<|/tool_call|>"

@@ -13,7 +13,15 @@ from typing import Any
 import click
 
 from strands_sglang._terminal import escape_for_terminal
-from strands_sglang.cli._command import Command, function_option, import_function, json_option
+from strands_sglang.cli._command import (
+    Command,
+    Paint,
+    function_option,
+    import_function,
+    json_option,
+    json_text,
+    wants_colours,
+)
 from strands_sglang.cli._run_options import API_KEY, model_arguments, model_params
 
 _DESCRIPTION = """\
@@ -47,7 +55,6 @@ def run(
 ) -> int:
     """Check everything; return the exit code. A server that is missing or wrong is in the report, not an error."""
     from strands_sglang._async import run_async
-    from strands_sglang.cli._output import Paint, json_text, wants_colours
     from strands_sglang.doctor import diagnose
 
     build = None if agent is None else import_function(agent, "--agent", "my_agent:build")

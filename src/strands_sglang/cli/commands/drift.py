@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from strands_sglang._terminal import counted, escape_for_terminal
-from strands_sglang.cli._command import Command, episode_option, json_object, json_option, tokenizer_option
+from strands_sglang.cli._command import Command, episode_option, json_object, json_option, json_text, tokenizer_option
 from strands_sglang.errors import ConfigurationError
 
 MEASURED, INCOMPLETE, NOTHING = 0, 1, 3
@@ -38,7 +38,6 @@ def run(
     as_json: bool,
 ) -> int:
     """Measure a run or a file; return the exit code."""
-    from strands_sglang.cli._output import json_text
     from strands_sglang.drift import measure
 
     name, options = _tokenizer_and_options(source, tokenizer, model_options)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from strands_sglang._terminal import counted
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, int_list, json_option
+from strands_sglang.cli._command import RUN_DIRECTORY, Command, int_list, json_option, json_text
 from strands_sglang.cli._run_options import setting_params, task_params
 from strands_sglang.errors import ConfigurationError
 
@@ -45,7 +45,6 @@ def run(
     **given: Any,
 ) -> int:
     """Evaluate; return the exit code."""
-    from strands_sglang.cli._output import json_text
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.cli.commands.rollout import perform
     from strands_sglang.runs.offline.evaluation import evaluate, recorded_scores

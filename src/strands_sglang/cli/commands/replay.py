@@ -20,6 +20,7 @@ from strands_sglang.cli._command import (
     import_function,
     json_object,
     json_option,
+    json_text,
     tokenizer_option,
 )
 from strands_sglang.errors import LedgerError
@@ -112,7 +113,6 @@ def _quote(text: str) -> str:
 
 
 def _json(one: ReplayResult) -> str:
-    from strands_sglang.cli._output import json_text
 
     return json_text(
         {

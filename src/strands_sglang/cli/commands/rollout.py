@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from strands_sglang.cli._command import INTERRUPTED, Command, json_option
+from strands_sglang.cli._command import INTERRUPTED, Command, Paint, json_option, json_text, number, wants_colours
 from strands_sglang.cli._run_options import group_params, setting_params, task_params
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ def perform(given: dict[str, Any]) -> RunResult | None:
 def report(result: RunResult, as_json: bool) -> int:
     """Print what came of a run; return the exit code."""
     from strands_sglang._terminal import counted, escape_for_terminal
-    from strands_sglang.cli._output import Paint, json_text, number, wants_colours
 
     metrics = result.metrics
     ends = {reason.value: count for reason, count in metrics.end_reasons.items()}

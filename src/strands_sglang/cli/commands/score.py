@@ -19,6 +19,7 @@ from strands_sglang.cli._command import (
     function_option,
     import_function,
     json_option,
+    json_text,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +87,6 @@ def _lines(scored: list[ScoreRunResult], *, signed: bool) -> list[str]:
 
 
 def _json(one: ScoreRunResult) -> str:
-    from strands_sglang.cli._output import json_text
 
     return json_text({"episode": one.id, "reward": one.now.value, "error": one.now.error, "before": one.before.value})
 

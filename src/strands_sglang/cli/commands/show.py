@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from strands_sglang._terminal import escape_for_terminal, natural_key
-from strands_sglang.cli import _episode_text, _output
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, json_option, tokenizer_option
+from strands_sglang.cli import _episode_text
+from strands_sglang.cli._command import (
+    RUN_DIRECTORY,
+    Command,
+    Paint,
+    json_option,
+    json_text,
+    tokenizer_option,
+    wants_colours,
+)
 from strands_sglang.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
@@ -94,10 +102,10 @@ def _show_list(
         found = [row for row in found if row["id"] in matching]
     found = _sorted(found, sort, reverse)
     if as_json:
-        print(*(_output.json_text(row) + "\n" for row in found[: limit or None]), sep="", end="")
+        print(*(json_text(row) + "\n" for row in found[: limit or None]), sep="", end="")
     else:
         most = _ROWS if limit is None else limit or None
-        paint = _output.Paint(_output.wants_colours())
+        paint = Paint(wants_colours())
         print("\n".join(_episode_text.list_lines(str(directory), rows, found, most, paint)))
     return SHOWN if found else NOTHING
 
@@ -135,10 +143,10 @@ def _show_episode(
 ) -> int:
     shown = _episode_text.shown_episode(record, None if ids else _token_texts(tokenizer, run_file))
     if as_json:
-        print(_output.json_text(shown, indent=2))
+        print(json_text(shown, indent=2))
         return SHOWN
     limits = _episode_text.mapping(_episode_text.mapping(run_file.get("settings")).get("limits"))
-    paint, longest = _output.Paint(_output.wants_colours()), None if full else _CHARACTERS
+    paint, longest = Paint(wants_colours()), None if full else _CHARACTERS
     printer = _episode_text.EpisodePrinter(paint, limits=limits, longest=longest, context=context, tokens=tokens)
     print("\n".join(printer.lines(shown)))
     return SHOWN

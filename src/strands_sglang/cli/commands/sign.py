@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from strands_sglang._terminal import escape_for_terminal
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, json_option
+from strands_sglang.cli._command import RUN_DIRECTORY, Command, json_option, json_text
 from strands_sglang.errors import LedgerError
 
 _DESCRIPTION = """\
@@ -21,7 +21,6 @@ directory; `verify --public-key` then detects any later change. Requires the ext
 
 def run(directory: str, key: str, as_json: bool) -> int:
     """Sign a run; return the exit code."""
-    from strands_sglang.cli._output import json_text
     from strands_sglang.ledger.run_dir import write_json
     from strands_sglang.proof.files import SIGNATURE, sign_root
     from strands_sglang.proof.verify import verify

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option
+from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option, json_text
 
 if TYPE_CHECKING:
     from strands_sglang.runs.offline.teacher import TeacherReport
@@ -31,7 +31,6 @@ export; a command that was interrupted continues where it stopped.
 def run(directory: str, url: str, top: int, episode: tuple[str, ...], again: bool, at_once: int, as_json: bool) -> int:
     """Score a run with a teacher; return the exit code."""
     from strands_sglang._async import run_async
-    from strands_sglang.cli._output import json_text
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.proof.files import SIGNATURE
     from strands_sglang.runs.offline.teacher import teacher_logprobs

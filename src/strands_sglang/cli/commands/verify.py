@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option
+from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option, json_text
 from strands_sglang.errors import EngineError, LedgerError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ token was sampled at its position.
 def run(**arguments: Any) -> int:
     """Verify a ledger; return the exit code."""
     from strands_sglang._terminal import escape_for_terminal
-    from strands_sglang.cli._output import json_text
     from strands_sglang.proof.finding import FindingKind
     from strands_sglang.proof.verify import verify
 

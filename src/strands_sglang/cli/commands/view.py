@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from strands_sglang._terminal import counted, escape_for_terminal
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option, tokenizer_option
+from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option, json_text, tokenizer_option
 from strands_sglang.errors import ConfigurationError
 
 _DESCRIPTION = """\
@@ -33,7 +33,6 @@ def run(
     as_json: bool,
 ) -> int:
     """Serve or export a run; return the exit code."""
-    from strands_sglang.cli._output import json_text
     from strands_sglang.viewer import export_html, view
 
     if export is not None:

@@ -35,7 +35,7 @@ from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.finalizer import append_after_end
-from strands_sglang.runs.offline._appending import appending
+from strands_sglang.runs.resume import appending
 from strands_sglang.tokens import TeacherLogprobs, Trajectory
 from strands_sglang.tokens.turn import Origin
 
