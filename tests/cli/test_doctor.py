@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from strands import Agent
 
+from strands_sglang.cli import _command
 from strands_sglang.cli.commands import doctor
 from strands_sglang.cli.main import main
 from strands_sglang.engine import retry
@@ -59,7 +60,7 @@ def test_limits_and_options_are_checked(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "wants_colours", lambda stream=None: True)
+    monkeypatch.setattr(_command, "wants_colours", lambda stream=None: True)
     assert main(arguments("http://127.0.0.1:9", "--only", "server", "--only", "clock", "--timeout", "5")) == 1
     first, advice, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("\x1b[31;1mFAIL\x1b[0m  server ") and "-> start the server" in advice

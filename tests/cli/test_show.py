@@ -15,9 +15,9 @@ import pytest
 from strands import Agent, tool
 
 from strands_sglang._terminal import natural_key
+from strands_sglang.cli import _command
 from strands_sglang.cli._command import Paint, wants_colours
 from strands_sglang.cli._episode_text import WHY, probability_style, shown_episode
-from strands_sglang.cli.commands import show
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
@@ -309,7 +309,7 @@ def test_on_a_terminal(folder: Path, no_colour: bool) -> None:
 
 
 def test_tokens_are_coloured_by_logprob(recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    monkeypatch.setattr(show, "wants_colours", lambda stream=None: True)
+    monkeypatch.setattr(_command, "wants_colours", lambda stream=None: True)
     shown = "\n".join(lines(capsys, 0, str(recorded), "one", "--tokenizer", TOKENIZER))
     assert "sampled tokens by probability: " in shown
     (record,) = Ledger(recorded).episodes()

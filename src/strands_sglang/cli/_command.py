@@ -130,25 +130,51 @@ RUN_DIRECTORY = click.Path(file_okay=True, dir_okay=True)
 """Type of the directory of a run. Whether it is one is checked by the command, which says what is missing."""
 
 
+POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
+"""Types of numbers."""
+
+
+def option(names: str, help: str, type: Any = None, **settings: Any) -> click.Option:
+    """Return an option; `names` are separated by spaces, `type` may be a list of choices.
+
+    A number has the metavar N, and a default is shown, unless the settings say otherwise.
+    """
+    if type in (int, float) or isinstance(type, click.IntRange):
+        settings.setdefault("metavar", "N")
+    if settings.get("default") is not None:
+        settings.setdefault("show_default", True)
+    kind = click.Choice(type) if isinstance(type, (list, tuple)) else type
+    return click.Option(names.split(), help=help, type=kind, **settings)
+
+
+def flag(names: str, help: str) -> click.Option:
+    """Return an option without a value."""
+    return click.Option(names.split(), help=help, is_flag=True)
+
+
+def run_argument() -> click.Argument:
+    """Return the argument RUN."""
+    return click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY)
+
+
 def json_option(help: str = "print one JSON object") -> click.Option:
     """Return the option `--json`."""
-    return click.Option(["--json", "as_json"], is_flag=True, help=help)
+    return flag("--json as_json", help)
 
 
 def episode_option(help: str = "only this episode; can be repeated") -> click.Option:
     """Return the option `--episode`."""
-    return click.Option(["--episode"], metavar="ID", multiple=True, help=help)
+    return option("--episode", help, metavar="ID", multiple=True)
 
 
 def tokenizer_option(default: str = "the one in run.json") -> click.Option:
     """Return the option `--tokenizer` of a command that reads a recorded run."""
-    help = f"name or path of the run's tokenizer (default: {default})"
-    return click.Option(["--tokenizer"], metavar="NAME", help=help)
+    return option("--tokenizer", f"name or path of the run's tokenizer (default: {default})", metavar="NAME")
 
 
 def function_option(name: str, help: str, *, required: bool = False, multiple: bool = False) -> click.Option:
     """Return an option that takes a function as MODULE:FUNCTION."""
-    return click.Option([name], metavar="MODULE:FUNCTION", required=required, multiple=multiple, help=help)
+    return option(name, help, metavar="MODULE:FUNCTION", required=required, multiple=multiple)
 
 
 def import_function(path: str, option: str, example: str) -> Callable[..., Any]:

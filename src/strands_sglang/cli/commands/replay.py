@@ -10,19 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from strands_sglang.cli._command import (
-    RUN_DIRECTORY,
-    Command,
-    episode_option,
-    function_option,
-    import_function,
-    json_object,
-    json_option,
-    json_text,
-    tokenizer_option,
-)
+from strands_sglang.cli import _command as cli
 from strands_sglang.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -64,7 +52,7 @@ def run(
     settings.report_left_out()
     replayed = run_async(
         replay(
-            import_function(agent, "--agent", "my_agent:build"),
+            cli.import_function(agent, "--agent", "my_agent:build"),
             folder,
             tokenizer=name,
             episodes=list(episode) or None,
@@ -113,8 +101,7 @@ def _quote(text: str) -> str:
 
 
 def _json(one: ReplayResult) -> str:
-
-    return json_text(
+    return cli.json_text(
         {
             "episode": one.id,
             "verdict": one.verdict.value,
@@ -125,29 +112,27 @@ def _json(one: ReplayResult) -> str:
     )
 
 
-command = Command(
+command = cli.Command(
     "replay",
     callback=run,
     help=_DESCRIPTION,
     params=[
-        click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY),
-        function_option("--agent", "build function, as for rollout()", required=True),
-        tokenizer_option(),
-        episode_option(),
-        click.Option(
-            ["--model-options"],
-            type=json_object,
+        cli.run_argument(),
+        cli.function_option("--agent", "build function, as for rollout()", required=True),
+        cli.tokenizer_option(),
+        cli.episode_option(),
+        cli.option(
+            "--model-options",
+            "model options, as for rollout() (default of each: the value in run.json, if it is plain data)",
+            cli.json_object,
             default={},
             metavar="JSON",
-            help="model options, as for rollout() (default of each: the value in run.json, if it is plain data)",
+            show_default=False,
         ),
-        click.Option(
-            ["--limits"],
-            type=json_object,
-            metavar="JSON",
-            help="limits, as for rollout() (default: those in run.json)",
+        cli.option(
+            "--limits", "limits, as for rollout() (default: those in run.json)", cli.json_object, metavar="JSON"
         ),
-        json_option("print one JSON object per episode and line"),
+        cli.json_option("print one JSON object per episode and line"),
     ],
     exit_codes={
         0: "all trajectories are identical",

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from strands_sglang._terminal import escape_for_terminal
-from strands_sglang.cli._command import Command, Paint, json_option, json_text, wants_colours
+from strands_sglang.cli import _command as cli
 from strands_sglang.errors import StrandsSGLangError
 
 CHECKED, FAILED, NOTHING = 0, 1, 3  # exit codes: all tokenizers were checked; some could not be; there was none
@@ -29,7 +29,7 @@ Hugging Face Hub; no server is needed.
 def run(tokenizer: tuple[str, ...], chat_template: str | None, as_json: bool) -> int:
     """Print the reports; return the exit code."""
     template = None if chat_template is None else Path(chat_template).read_text()
-    paint = Paint(wants_colours())
+    paint = cli.Paint(cli.wants_colours())
     styles = {"proved": "green", "refused": "yellow"}
     found = [one for source in tokenizer for one in tokenizers_in(source)]
     failed = 0
@@ -37,7 +37,7 @@ def run(tokenizer: tuple[str, ...], chat_template: str | None, as_json: bool) ->
         summary = template_summary(name, source, template)
         failed += summary["error"] is not None
         if as_json:
-            print(json_text(summary), flush=True)
+            print(cli.json_text(summary), flush=True)
             continue
         head, *lines = map(escape_for_terminal, summary_lines(summary))
         print(paint(head, "bold"))
@@ -98,16 +98,14 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     return [*lines, f"  advice   {summary['advice']}"]
 
 
-command = Command(
+command = cli.Command(
     "templates",
     callback=run,
     help=_DESCRIPTION,
     params=[
         click.Argument(["tokenizer"], metavar="TOKENIZER...", nargs=-1, required=True),
-        click.Option(
-            ["--chat-template"], metavar="FILE", help="check the template in this file instead of the tokenizer's own"
-        ),
-        json_option("print one JSON object per tokenizer and line"),
+        cli.option("--chat-template", "check the template in this file instead of the tokenizer's own", metavar="FILE"),
+        cli.json_option("print one JSON object per tokenizer and line"),
     ],
     exit_codes={
         0: "every tokenizer was checked",
