@@ -13,7 +13,7 @@ import logging
 import textwrap
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from strands_sglang._checks import check_int, check_number, did_you_mean
@@ -55,13 +55,7 @@ class Check:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the check as plain data."""
-        return {
-            "name": self.name,
-            "status": self.status.value,
-            "found": self.found,
-            "advice": self.advice,
-            "seconds": round(self.seconds, 3),
-        }
+        return {**asdict(self), "status": self.status.value, "seconds": round(self.seconds, 3)}
 
 
 @dataclass(frozen=True, slots=True)
