@@ -67,6 +67,16 @@ def jsonable(value: Any) -> Any:
     return jsonable(described(value))
 
 
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return a dict of a record, which may have another form than declared; anything else becomes an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list of a record, which may have another form than declared; anything else becomes an empty one."""
+    return value if isinstance(value, list) else []
+
+
 def plain_data(value: Any) -> Any:
     """Return a dataclass, or a container of some, as dicts by field name; enums become their values, tuples lists."""
     if is_dataclass(value):

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strands_sglang._json import dump_text, load_text
+from strands_sglang._json import as_list, dump_text, load_text
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger.event import BeginData, EndData, MessagesData, RewardData, data_of
 from strands_sglang.ledger.files import FileStore, with_images
@@ -85,10 +85,8 @@ def _messages_of(end: EndData) -> list[Any]:
     stored = end.get("messages")
     if not isinstance(stored, dict):
         return []
-    start = conversations.get(stored.get("branch"))
-    rest = load_text(stored.get("rest"))
-    start, rest = (value if isinstance(value, list) else [] for value in (start, rest))
-    return [*map(_bare, start), *rest]
+    start = as_list(conversations.get(stored.get("branch")))
+    return [*map(_bare, start), *as_list(load_text(stored.get("rest")))]
 
 
 def _bare(message: Any) -> Any:

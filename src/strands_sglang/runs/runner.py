@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
 from strands_sglang._async import run_async
-from strands_sglang._checks import check_int, check_number, closest_name
+from strands_sglang._checks import check_int, check_number, chosen, closest_name
 from strands_sglang.engine import SGLangClient, TokenEngine, is_server
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.writer import Durability
@@ -92,13 +92,8 @@ class RunOptions:
                 raise ConfigurationError(f"RunOptions.{name} must be True or False, got {getattr(self, name)!r:.100}")
         tools = frozenset([self.rerun_tools] if isinstance(self.rerun_tools, str) else self.rerun_tools)
         object.__setattr__(self, "rerun_tools", tools)
-        try:
-            object.__setattr__(self, "tool_arguments", ToolArguments(self.tool_arguments))
-        except ValueError:
-            names = ", ".join(repr(one.value) for one in ToolArguments)
-            raise ConfigurationError(
-                f"RunOptions.tool_arguments must be one of {names}, got {self.tool_arguments!r:.100}"
-            ) from None
+        arguments = chosen("RunOptions.tool_arguments", self.tool_arguments, ToolArguments)
+        object.__setattr__(self, "tool_arguments", arguments)
 
 
 def checked_tasks(tasks: Any) -> list[Task] | Iterable[Any]:

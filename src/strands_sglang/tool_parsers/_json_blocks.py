@@ -114,6 +114,11 @@ class CallList:
             yield Frame(self._text[end:after], end)
         return after
 
+    def between_markers(self, opening: str, at: int) -> Iterator[Found]:
+        """Yield the contents of every block from `at` on, each after an opening marker."""
+        while (start := self._text.mark(opening, at)) >= 0:
+            at = yield from self.read(start, start + len(opening))
+
     def _first(self, at: int) -> int:
         text, end = self._text, self._end
         at = skip_space(text, at)

@@ -32,10 +32,5 @@ class NemotronToolParser(FramedToolParser):
 
     @override
     def read(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
-        start = text.mark(_OPENING, at)
-        if start < 0:
-            return
-        lists = CallList(text, TurnJson(text), ListEnd(_CLOSING))
-        while start >= 0:
-            at = yield from lists.read(start, start + len(_OPENING))
-            start = text.mark(_OPENING, at)
+        if text.mark(_OPENING, at) >= 0:
+            yield from CallList(text, TurnJson(text), ListEnd(_CLOSING)).between_markers(_OPENING, at)

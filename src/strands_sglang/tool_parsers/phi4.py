@@ -41,10 +41,5 @@ class Phi4ToolParser(FramedToolParser):
         if text.marks(_FUNCTOOLS, start):
             yield from CallList(text, TurnJson(text), ListEnd()).read(start, start + len(_FUNCTOOLS) - 1)
             return
-        start = text.mark(_OPENING, at)
-        if start < 0:
-            return
-        lists = CallList(text, TurnJson(text), ListEnd(_CLOSING))
-        while start >= 0:
-            at = yield from lists.read(start, start + len(_OPENING))
-            start = text.mark(_OPENING, at)
+        if text.mark(_OPENING, at) >= 0:
+            yield from CallList(text, TurnJson(text), ListEnd(_CLOSING)).between_markers(_OPENING, at)

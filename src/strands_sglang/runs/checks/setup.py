@@ -22,6 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from strands_sglang._json import as_dict
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.soundness import Soundness, sound_bridge
 from strands_sglang.chat.tokenization import load_tokenizer
@@ -356,7 +357,6 @@ class Setup:
 def model_config(model_path: Any) -> dict[str, Any]:
     """Return the config.json of a checkpoint; empty if that cannot be read from this machine."""
     try:
-        config = json.loads((Path(str(model_path or "")) / "config.json").read_text())
+        return as_dict(json.loads((Path(str(model_path or "")) / "config.json").read_text()))
     except (OSError, ValueError):
         return {}
-    return config if isinstance(config, dict) else {}

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol, TextIO
 
-from strands_sglang._checks import install
+from strands_sglang._checks import chosen, install
 from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.episode import TurnCounts
@@ -124,11 +124,9 @@ def display_for(
     `progress` None: nothing is shown. `stream` None: stderr, so that stdout has only what the program itself prints.
     """
     if progress is None or isinstance(progress, str):
-        try:
-            kind = ProgressKind.NONE if progress is None else ProgressKind(progress)
-        except ValueError:
-            kinds = ", ".join(repr(kind.value) for kind in ProgressKind)
-            raise ConfigurationError(f"progress must be one of {kinds}, or a Progress, got {progress!r}") from None
+        kind = chosen(
+            "progress", ProgressKind.NONE if progress is None else progress, ProgressKind, others=", or a Progress"
+        )
         return Display(_builtin(kind, title, stream))
     missing = [name for name in ("begin", "update", "end") if not callable(getattr(progress, name, None))]
     if missing:

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from strands_sglang._checks import chosen
 from strands_sglang.engine import ScoringEngine, TokenEngine
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.record import PortableRecord
@@ -146,10 +147,7 @@ class SampleRunner:
         `session_field` is the field of a sample that holds its routing key. `options` are those of `SlimeHost`, and
         further arguments of `SGLangModel`.
         """
-        try:
-            self._branches = Branches(branches)
-        except ValueError:
-            raise ConfigurationError(f"branches must be 'main' or 'all', got {branches!r}") from None
+        self._branches = chosen("branches", branches, Branches)
         if {"sampling_params", "params"} & set(options):
             raise ConfigurationError(
                 "sampling parameters must not be given, slime sets them: use --rollout-temperature, "
