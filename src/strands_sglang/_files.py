@@ -23,7 +23,7 @@ _TOKENS = re.compile(rb'"[^"]*"?|[\[{]|[\]}]')
 
 
 def open_file(path: Path, buffering: int = 1 << 17) -> BinaryIO:
-    """Open a regular file for reading; OSError if there is none (a directory, a pipe, a device)."""
+    """Open a regular file for reading; OSError if it is missing, or a directory, a pipe or a device."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     descriptor = os.open(path, flags)
     try:

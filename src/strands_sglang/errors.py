@@ -37,13 +37,6 @@
 In brackets: the published package's name for the error, by which it can be caught as well; none of these is raised
 itself. A single attempt without an answer is an SGLangConnectionError, too.
 
-    try:
-        await agent.invoke_async("What is 12 * 7?")
-    except ContextOverflowError as error:
-        print(error.requested_tokens, error.limit_tokens)
-    except EngineUnavailableError as error:
-        print(error.attempts, error.status)
-
 Invariant: after an error, nothing of that call is used. Sampled tokens are not returned in part, with one exception:
 tokens that a stream delivered before `StreamInterruptedError`.
 

@@ -200,4 +200,4 @@ async def test_kept_sets_are_logged_once(caplog: pytest.LogCaptureFixture, monke
     for sampling in ({}, {"top_p": 1.0, "top_k": -1}, {"top_p": 0.9}, {"top_p": 0.9}, {"top_k": 20}):
         await CountingEngine([]).generate(PROMPT, {"max_new_tokens": 3, **sampling})
     (record,) = caplog.records
-    assert "engine=<the engine's owner> | sampling with top_p" in record.getMessage()
+    assert "engine=<this program> | sampling with top_p" in record.getMessage()

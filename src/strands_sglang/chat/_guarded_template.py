@@ -42,11 +42,6 @@ class GuardedTemplate:
         self._composed: frozenset[str] = frozenset()
         self.marked = self._find_marked(own, special, samples)
 
-    @property
-    def composed(self) -> frozenset[str]:
-        """The object changes if a literal is added."""
-        return self._composed
-
     def render(self, fitted: Sequence[TemplateMessage], tools: Any, generate: bool) -> tuple[str, Escapes]:
         rendering = self._render_marked(fitted, tools, generate, self._composed)
         foreign = foreign_literals(self._control, rendering.text, rendering.own)

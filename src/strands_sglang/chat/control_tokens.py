@@ -261,10 +261,6 @@ class Escapes:
             return [self._walk(item, pattern, parts) for item in value]
         return value
 
-    def same_as(self, other: Escapes) -> bool:
-        """Return whether the same placeholders stand for the same texts."""
-        return self._texts == other._texts
-
     def restore(self, text: str) -> str:
         """Return the text with every placeholder replaced by what it stands for."""
         return _PLACEHOLDERS.sub(lambda match: self._texts.get(match[0], match[0]), text) if self._texts else text

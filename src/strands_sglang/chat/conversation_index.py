@@ -5,8 +5,8 @@ continues from the deepest turn whose whole conversation, with its reply, is a p
 kept by the agent only say where to look first.
 
 Invariant: a turn is found only if every message up to and including its reply has the same content as when it was
-recorded, and its reply was not discarded: otherwise equal messages belong to a different turn. The index holds copies
-of its own, or messages that nobody modifies.
+recorded, and its reply was not discarded: otherwise equal messages belong to a different turn. The index holds
+copies of its own.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ class IndexedTurn:
 
     def _equals(self, messages: Sequence[Message], count: int, start: int) -> bool:
         end, history = start + count, self.history
-        # Every message is compared at every turn, since any may have been edited: in C, and the same object at once.
+        # Every message is compared at every turn, since any may have been edited: in C.
         if end > len(history) or history[start:end] != list(islice(messages, count)):
             return False
-        numeric = [at for at in self.numeric if start <= at < end and history[at] is not messages[at - start]]
+        numeric = [at for at in self.numeric if start <= at < end]
         return not numeric or same_numbers(
             [messages[at - start] for at in numeric], [self.history[at] for at in numeric]
         )

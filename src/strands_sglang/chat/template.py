@@ -111,33 +111,6 @@ class ChatTemplate:
         replaced = "apply_chat_template" in getattr(self._tokenizer, "__dict__", {})
         return own is PreTrainedTokenizerBase.apply_chat_template and not replaced and isinstance(self._source, str)
 
-    @property
-    def composed(self) -> frozenset[str]:
-        """The literals that the template was seen to concatenate from parts (see `_guarded_template`)."""
-        return self._guarded.composed
-
-    @property
-    def marked_source(self) -> str:
-        """Source text of the template with marks instead of control tokens."""
-        return str(self._guarded.marked["chat_template"])
-
-    def marked_variables(self, messages: Sequence[TemplateMessage], tools: Any) -> dict[str, Any]:
-        """Return the variables that the template is rendered with, with marks, for escaped messages and tools."""
-        given = {name: value for name, value in self._guarded.marked.items() if name != "chat_template"}
-        special = getattr(self._tokenizer, "special_tokens_map", None) or {}
-        known = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
-        return {**special, **given, **known}
-
-    def escaped(
-        self, fitted: Sequence[TemplateMessage], tools: Any, escapes: Escapes
-    ) -> tuple[list[TemplateMessage], Any]:
-        """Return messages and tools with control-token text escaped, as the template gets them."""
-        return self._guarded.escaped(fitted, tools, escapes, self.composed)
-
-    def render_escaped(self, messages: Sequence[TemplateMessage], tools: Any) -> str:
-        """Render escaped messages; the control tokens that the template writes are marks in the text."""
-        return self._render(messages, tools, True, self._guarded.marked)
-
     def official(self, messages: Sequence[TemplateMessage], *, tools: Any = None, generate: bool = True) -> str:
         """Render messages that already have the form this template reads, without escaping data."""
         return self._render(messages, tools, generate, {"chat_template": self._source, **self.arguments})

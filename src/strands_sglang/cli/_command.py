@@ -21,8 +21,7 @@ import click
 from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.errors import ConfigurationError
 
-INTERRUPTED = "strands_sglang.interrupted"
-"""Key in `Context.meta`: what an interrupted command leaves behind; "" if the command has reported it already."""
+INTERRUPTED = "strands_sglang.interrupted"  # key in `Context.meta`: what an interrupted command leaves; "": reported
 
 
 class Command(click.Command):
@@ -37,7 +36,7 @@ class Command(click.Command):
         interrupted: str = "nothing was written",
         **settings: Any,
     ) -> None:
-        """Create the command; arguments beyond those of `click.Command` are printed at the end of its help.
+        """Create the command; its help ends with what the exit codes mean, and with examples.
 
         `examples` are without the program's name, lines of other programs start with "$ ". `interrupted`: what the
         command leaves behind after Ctrl-C.
@@ -126,8 +125,7 @@ def int_list(value: Any) -> tuple[int, ...]:
     return numbers
 
 
-RUN_DIRECTORY = click.Path(file_okay=True, dir_okay=True)
-"""Type of the directory of a run. Whether it is one is checked by the command, which says what is missing."""
+RUN_DIRECTORY = click.Path(file_okay=True, dir_okay=True)  # the command says what is missing
 
 
 POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)

@@ -40,7 +40,6 @@ WHY = {
     "agent_error": ("the agent's code, or build, raised; the same rollout continues it", ()),
     UNFINISHED: ("it has not ended: it is running, or its process was killed; the same rollout continues it", ()),
 }
-"""What each end reason means, and the limits that cause it."""
 
 _LEVELS = ((0.9, "likely"), (0.5, "probable"), (0.1, "possible"), (0.01, "unlikely"))
 """Least probability of a token, and the name of its colour; any other token is "improbable"."""
@@ -76,7 +75,11 @@ def list_lines(
     ends = Counter(row["end_reason"] or UNFINISHED for row in rows)
     parts = [paint(f"{count:,} {escape_for_terminal(ended)}", end_style(ended)) for ended, count in ends.most_common()]
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
-    mean = f"; mean reward {number(math.fsum(rewards) / len(rewards))} of {len(rewards):,}" if rewards else ""
+    mean = (
+        f"; mean reward {number(math.fsum(rewards) / len(rewards))} ({counted(len(rewards), 'episode')})"
+        if rewards
+        else ""
+    )
     start = paint(escape_for_terminal(name), "bold")
     if not rows:
         return [f"{start}  no episodes"]
@@ -115,7 +118,8 @@ def shown_episode(record: EpisodeRecord, texts: TokenTexts | None) -> dict[str, 
 
     view = episode_view(record, texts, max_result=sys.maxsize)
     steps = [{**turn, "kind": "call", "rolled_back": False} for turn in view["turns"]]
-    steps += [{**turn, "id": turn["turn"], "kind": "call", "rolled_back": True} for turn in view["rolled_back"]]
+    for name, rolled_back in (("rolled_back", True), ("loose", False)):
+        steps += [{**turn, "id": turn["turn"], "kind": "call", "rolled_back": rolled_back} for turn in view[name]]
     steps += [{**tool, "kind": "tool"} for tool in view["tools"]]
     steps += [{**error, "kind": "call_error"} for error in view["call_errors"]]
     steps += view["others"]

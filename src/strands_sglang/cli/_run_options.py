@@ -23,8 +23,7 @@ from strands_sglang.errors import ConfigurationError
 if TYPE_CHECKING:
     from strands_sglang.engine import SGLangClient
 
-API_KEY = "STRANDS_SGLANG_API_KEY"
-"""Environment variable with the server's API key: an option would be visible to other users of the machine."""
+API_KEY = "STRANDS_SGLANG_API_KEY"  # environment variable: an option would be visible to other users
 
 LIMITS = {
     "max_turns": "turns of an episode",

@@ -1,7 +1,7 @@
 """Finds where a turn differs from other tokens for it, and why: `differences`, `Cause`.
 
-`tokens/alignment.py` finds where two sequences differ. Causes are inferred from the text of both sides and from where
-the difference is in its turn. They explain; whether tokens differ does not depend on them.
+Causes are inferred from the text of both sides and from where the difference is in its turn. They explain; whether
+tokens differ does not depend on them.
 
 Invariant: replacing the old tokens of every difference by its new ones gives the new sequence.
 """

@@ -164,11 +164,9 @@ class Row:
     """One bar."""
 
     label: str
-    """Name at its left."""
     parts: tuple[float, ...]
     """Lengths of its parts, one per series, as shares from 0 to 1; they add up to the length of the bar."""
     note: str = ""
-    """Text at its right."""
 
 
 def bars(

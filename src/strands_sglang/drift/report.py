@@ -43,7 +43,6 @@ class CauseCount:
     turns: int = 0
     """Turns with a difference of this cause; a turn may have several causes."""
     tokens: int = 0
-    """Sampled tokens that would be replaced or lost."""
     places: int = 0
 
 
@@ -106,7 +105,6 @@ class Example:
     turn: int
     before: str
     sampled: tuple[tuple[int, str], ...]
-    """The sampled tokens: id and text."""
     became: tuple[tuple[int, str], ...]
     """What they would have become: id and text."""
     after: str
@@ -129,7 +127,6 @@ class DriftReport:
     methods: dict[Method, MethodDrift] = field(default_factory=lambda: {method: MethodDrift() for method in Method})
     """Counts by method. A method with 0 turns could not be measured."""
     examples: list[Example] = field(default_factory=list)
-    """A few places for each method and cause."""
 
     def add(self, other: DriftReport, examples: int = 3) -> None:
         """Add the report of another part of the same source, with at most `examples` for each method and cause."""

@@ -47,11 +47,11 @@ _MAX_RETRIES = 60  # requests in a row that the engine may interrupt before a to
 class BaseEngine(ABC):
     """An engine that samples one request at a time.
 
-    `request` retries failed requests if it can; only interrupted turns are sent again here. `examples/other_engine` is
-    an engine on plain transformers.
+    `request` retries failed requests if it can; only interrupted turns are sent again here. Images and kept sets need
+    an own `generate`. `examples/other_engine` is an engine on plain transformers.
     """
 
-    owner = "the engine's owner"
+    owner = "this program"
     capabilities: frozenset[Capability] = frozenset()
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 An engine takes the ids of the whole prompt and returns a complete `Generation`, or raises. It returns an incomplete
 turn (`ABORT`) only if the caller requested that. What else it can do it declares in `capabilities`; callers ask for a
-`Capability`, never for a class.
+`Capability`, never for a class. To write one, subclass `BaseEngine` (`base.py`).
 
 Invariant: `token_ids`, `logprobs` and the union of `versions` have the same length, and position i in each of them is
 the i-th sampled token. Ids are not negative; logprobs are finite and not above zero (within rounding). A `Generation`

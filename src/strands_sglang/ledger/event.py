@@ -4,21 +4,21 @@ One `TypedDict` for the data of each kind, and one for the arrays of each kind t
 dicts; readers get them with `data_of` and `arrays_of`. `encoding.py` writes events as bytes. `proof/` decodes payloads
 on its own and does not use these declarations.
 
-To add a field: declare it here, fill it where the event is written (`CallData` in `runs/recording/event_data.py`), and
-check it in `proof/`. docs/contributing/add-an-event-field.md has the steps.
+To add a field: declare it here, fill it where the event is written, and check it in `proof/`.
+docs/contributing/add-an-event-field.md has the steps.
 
-| kind           | data              | arrays          |
-|----------------|-------------------|-----------------|
-| `BEGIN`        | `BeginData`       |                 |
-| `CALL`         | `CallData`        | `CallArrays`    |
-| `PARTIAL_CALL` | `PartialCallData` | `SampledArrays` |
-| `CALL_ERROR`   | `CallErrorData`   |                 |
-| `TOOL`         | `ToolData`        |                 |
-| `RESUME`       | `ResumeData`      |                 |
-| `ROLLBACK`     | `RollbackData`    |                 |
-| `REWARD`       | `RewardData`      |                 |
-| `END`          | `EndData`         |                 |
-| `TEACHER`      | `TeacherData`     | `TeacherArrays` |
+| kind           | data              | arrays          | written in `runs/`                                |
+|----------------|-------------------|-----------------|---------------------------------------------------|
+| `BEGIN`        | `BeginData`       |                 | `workers/local.py`                                |
+| `CALL`         | `CallData`        | `CallArrays`    | `recording/event_data.py`                         |
+| `PARTIAL_CALL` | `PartialCallData` | `SampledArrays` | `recording/event_data.py`                         |
+| `CALL_ERROR`   | `CallErrorData`   |                 | `recording/event_data.py`                         |
+| `TOOL`         | `ToolData`        |                 | `recording/tool_recorder.py`                      |
+| `RESUME`       | `ResumeData`      |                 | `workers/local.py`                                |
+| `ROLLBACK`     | `RollbackData`    |                 | `recording/event_log.py`, `finalizer.py`          |
+| `REWARD`       | `RewardData`      |                 | `finalizer.py`                                    |
+| `END`          | `EndData`         |                 | `finalizer.py`                                    |
+| `TEACHER`      | `TeacherData`     | `TeacherArrays` | `offline/teacher.py`                              |
 
 Invariants: a kind and a field have the same name in Python and on disk. A written field keeps its name, type and
 meaning in all later versions of the format.
@@ -103,7 +103,7 @@ def arrays_of(event: Event, schema: type[PayloadT]) -> PayloadT:
 
 
 class TaskData(TypedDict):
-    """The task of an episode, as `rollout.Task` has it."""
+    """The task of an episode, as `runs.Task` has it."""
 
     prompt: Any
     """The prompt of the agent: text or content blocks."""

@@ -81,7 +81,7 @@ _DICTIONARY = ["episode", "task_id", "end_reason", "agent", "tree", "task", "met
 
 
 class FinishedEpisode(Protocol):
-    """An episode in memory, as `rollout` returns it: the attributes of `rollout.Episode` that a table needs."""
+    """An episode in memory, as `rollout` returns it: the attributes of `runs.Episode` that a table needs."""
 
     id: str
     """Id of the episode: task id, "/", sample number."""

@@ -115,6 +115,7 @@ class Sampler:
         routing_key = None if episode.observer is None else episode.observer.routing_key
         arguments: dict[str, Any] = {"routing_key": routing_key or episode.id, "on_abort": settings.on_abort}
         if call.turn.images:
+            self._require(Capability.IMAGES, "takes no images")
             sampling["stop_token_ids"] = self._images.stop_ids(sampling)
             files = call.images
             arguments["images"] = prompt_images(call.turn.images, lambda digest: files[digest].png)
@@ -127,6 +128,7 @@ class Sampler:
             sampling["top_k"] = kept_top_k(sampling)
             arguments["kept_sets"] = True
         if settings.routed_experts:
+            self._require(Capability.ROUTED_EXPERTS, "does not report routed experts")
             parent = call.turn.parent
             arguments["routed_experts_start"] = max(0, parent.end - 1) if parent is not None else 0
         if episode.observer is None:
@@ -134,6 +136,11 @@ class Sampler:
         else:
             arguments["hold"] = hold
         return sampling, arguments
+
+    def _require(self, capability: Capability, lack: str) -> None:
+        if not can(self.engine, capability):
+            name = type(self.engine).__name__
+            raise ConfigurationError(f"a {name} {lack} (Capability.{capability.name}): use an SGLangClient")
 
     def _wants_kept_sets(self, settings: Settings, sampling: Mapping[str, Any], *, constrained: bool) -> bool:
         wanted, possible = settings.kept_sets, can(self.engine, Capability.KEPT_SETS)

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 from strands.hooks import AfterToolsEvent, BeforeToolCallEvent
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 _MANY_TURNS = 20_000
 _AUDIT_EVERY = 16
-"""Between two audits of an episode whose agent has not answered yet."""
+"""Turns between two audits of an episode whose agent has not answered yet."""
 
 
 class TurnRunner:
@@ -55,7 +55,7 @@ class TurnRunner:
 
     async def stream(self, request: TurnRequest) -> AsyncGenerator[Event, None]:
         """Run one turn and yield its events, while it is sampled if that is set and the engine can."""
-        async with aclosing(self._run(request, streamed=self.sampler.streams(request))) as items:
+        async with aclosing(self._run(request)) as items:
             async for item in items:
                 if not isinstance(item, TurnReply):
                     yield item
@@ -65,15 +65,10 @@ class TurnRunner:
                         reply.check_not_cancelled()
                         yield event
 
-    async def reply(self, request: TurnRequest) -> TurnReply:
-        """Run one turn that is not streamed."""
-        async with aclosing(self._run(request, streamed=False)) as items:
-            return cast(TurnReply, await anext(items))  # the only item
-
-    async def _run(self, request: TurnRequest, *, streamed: bool) -> AsyncGenerator[Event | TurnReply, None]:
+    async def _run(self, request: TurnRequest) -> AsyncGenerator[Event | TurnReply, None]:
         call = await self._prepare(request)
         live: LiveEvents | None = None
-        if streamed:
+        if self.sampler.streams(request):
             encoder, parser = self.planner.bridge.encoder, self.planner.parser
             live = LiveEvents(LiveText(encoder, parser, reasoning_open=call.reasoning_open))
             yield {"messageStart": {"role": "assistant"}}

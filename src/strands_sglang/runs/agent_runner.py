@@ -149,7 +149,6 @@ _EXPECTED_ENDS = (
     *(LimitReachedError, TokenBudgetError, FailedCallError, CallCancelledError, DivergedError, RecordEndedError),
     *(MaxTokensReachedException, ContextWindowOverflowException, asyncio.CancelledError, GeneratorExit),
 )
-"""Exceptions that end an episode as intended."""
 
 
 def _in_episode() -> bool:
@@ -168,7 +167,6 @@ class EpisodeRun:
     id: str
     task: Task
     recorder: EpisodeRecorder
-    """Answers its engine calls and records them."""
     tokens: EpisodeTokens = field(init=False)
     agent: Any = None
     """The return value of `build`; None: not built yet."""

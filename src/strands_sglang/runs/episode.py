@@ -26,7 +26,6 @@ class TurnCounts(NamedTuple):
     cached: int | None
     """Number of prompt tokens served from the engine's prefix cache; None: the engine did not report it."""
     prompt: int
-    """Number of prompt tokens that were sent."""
 
     @classmethod
     def of(cls, turn: Turn) -> TurnCounts:
@@ -42,7 +41,6 @@ class EpisodeMetrics:
     """Counts and times of one episode, including sub-agents and rejected turns."""
 
     turns: int = 0
-    """Recorded engine calls."""
     branches: int = 0
     """Number of branches, which is the number of trajectories."""
     tokens: int = 0
@@ -54,7 +52,6 @@ class EpisodeMetrics:
     cached_tokens: int = 0
     """The part of `prompt_tokens` served from the engine's prefix cache, as far as the engine reported it."""
     failed_calls: int = 0
-    """Malformed tool calls."""
     tool_calls: int = 0
     """Tool calls that were run or answered from the record."""
     tool_errors: int = 0
@@ -67,7 +64,6 @@ class EpisodeMetrics:
     requests: int = 0
     """Requests to the engine, including retries and continuations."""
     replayed_turns: int = 0
-    """Turns that were answered from the record."""
     seconds: float = 0.0
     """Seconds from start to end in this process, without the time it waited to start."""
     engine_seconds: float = 0.0
@@ -127,12 +123,10 @@ class Episode:
     source: TokenTree | Callable[[], TokenTree] = field(repr=False)
     """The tree of turns, or a function that returns it (it may still be on another machine); see `tree`."""
     reward_detail: Reward = field(default_factory=Reward)
-    """The reward with its parts, steps and error."""
     metrics: EpisodeMetrics = field(default_factory=EpisodeMetrics)
     failure: Failure | None = None
     """The error it failed with; None if it did not fail."""
     text: str = ""
-    """Text of the agent's last message."""
     conversation: list[dict[str, Any]] | Callable[[], list[dict[str, Any]]] = field(default_factory=list, repr=False)
     """The messages, or a function that returns them; see `messages`."""
     epoch: int = 0

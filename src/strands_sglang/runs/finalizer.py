@@ -191,9 +191,6 @@ class EpisodeFinalizer:
         """Score an episode, write its end, and return it.
 
         Args:
-            spec: What was to be run.
-            episode_run: The run of the episode.
-            outcome: How its agent ended.
             seconds: Duration of the run in seconds.
             recorded_tree: The recorded turns of an episode that was not run; None: the turns of `episode_run`.
             events: The events that were written in this run, encoded; needed if the episode is paused.

@@ -67,7 +67,7 @@ GroupFilter: TypeAlias = Callable[[Group], "bool | Awaitable[bool]"]
 
 
 def rewards_differ(group: Group) -> bool:
-    """Return whether a group has two different rewards: without, group-relative advantages are all zero."""
+    """Return whether a group has different rewards, None ignored: otherwise group-relative advantages are all zero."""
     return len({reward for reward in group.rewards if reward is not None}) > 1
 
 
@@ -84,11 +84,7 @@ class GroupFilters:
         self.errors = 0
 
     async def keep(self, group: Group) -> bool:
-        """Return whether every filter keeps the group.
-
-        A filter that raises keeps the group, because losing sampled episodes is worse than training on one group too
-        many. The first error of each filter is logged, and all errors are counted.
-        """
+        """Return whether every filter keeps the group. One that raises keeps it, so that no episodes are lost."""
         for number, one in enumerate(self._filters):
             try:
                 answer = one(group)
@@ -194,8 +190,7 @@ class RunResult:
     dropped: list[Group] = field(default_factory=list)
     """Groups that a filter dropped, or that were not complete when the run had enough groups."""
     left_over: list[Episode] = field(default_factory=list)
-    """Episodes that are part of no group: stopped as `not_needed`, ended after their group was complete, or failed in a
-    group that is complete without them."""
+    """Episodes in no group: stopped as `not_needed`, or failed or ended when their group was complete without them."""
     directory: Path | None = None
     """Directory of the ledger; None if no ledger was written."""
     run_id: str = ""

@@ -82,10 +82,7 @@ class MultiAgentLimits:
             )
 
     async def begin_turn(self, hold: Reservation, done: Callable[[], tuple[int, int]]) -> None:
-        """Reserve a turn until it is made or has failed; wait while the running turns may use up the limit.
-
-        `done` returns the current numbers of turns made and tools run. LimitReachedError if no turn is left.
-        """
+        """Reserve a turn until it is made or fails; wait while others may use up the limit, then LimitReachedError."""
         bound = self.max_turns
         self.check(*done())
         if bound is None:

@@ -40,15 +40,7 @@ async def preflight_run(
 ) -> None:
     """Check that the server fits the episodes of a run; see `preflight`. Does nothing for an engine that is no server.
 
-    Args:
-        run_spec: Settings shared by the episodes.
-        sampling: Sampling parameters; None: those of the run.
-        limits: Limits of an episode; None: those of the run.
-        needs_kept_sets: Whether the trainer cannot train turns of top-p sampling without their kept sets.
-
-    Raises:
-        ConfigurationError: As `preflight`.
-        EngineError: As `preflight`.
+    `sampling` and `limits` None: those of the run. `needs_kept_sets`: the trainer needs them for top-p sampling.
     """
     if not is_server(client := run_spec.client):
         return

@@ -1,7 +1,6 @@
 """State recovered from a previous run (`PreviousRun`), the lock of a run directory (`directory_lock`), and `appending`.
 
-Also converts the messages of an episode to the data of its end event and back. They are stored once: messages that are
-already in the conversation of a branch are only referenced.
+Also converts the messages of an episode to the data of its end event and back.
 
 Invariants:
 
@@ -143,12 +142,8 @@ class PreviousRun:
     def specs(self, task: Task, samples: int, needed: int, *, scored: bool = False) -> list[EpisodeSpec]:
         """Return the episodes of a task: first the finished ones, in the order in which they ended.
 
-        Args:
-            task: The task; ConfigurationError if its id was recorded with another task.
-            samples: Number of episodes of the task.
-            needed: Number of episodes, without failed and stopped ones, that make the group complete; if there are
-                fewer, failed and stopped ones are resumed.
-            scored: Whether the run has a reward function; then finished episodes without a score are scored.
+        `needed` episodes that neither failed nor were stopped complete the group; if there are fewer, the others are
+        resumed. `scored`: finished episodes without a score are scored. ConfigurationError if the id had another task.
         """
         specs = [EpisodeSpec(task.copy(), sample) for sample in range(samples)]
         ended = [self.finished[spec.id] for spec in specs if spec.id in self.finished]
@@ -266,10 +261,7 @@ _WORKERS = ("score", "teacher")
 
 @asynccontextmanager
 async def appending(folder: Path, worker: str) -> AsyncIterator[LedgerWriter]:
-    """Lock a run, yield a writer (named `worker`) for further events, and seal the run again if it was sealed.
-
-    LedgerError if the ledger does not match its seal; ConfigurationError if another process uses the directory.
-    """
+    """Lock a run, yield a writer of further events, and seal it again; LedgerError if it does not match its seal."""
     loop = asyncio.get_running_loop()
     with directory_lock(folder):
         sealed = await loop.run_in_executor(None, _must_seal, folder)

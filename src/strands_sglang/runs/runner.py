@@ -198,22 +198,15 @@ async def rollout(
 
     Example:
         ```python
-        def build(task, model):
-            return Agent(model=model, tools=[calculator], callback_handler=None)
-
-
         run = await rollout(
-            build,
+            lambda task, model: Agent(model=model, tools=[calculator], callback_handler=None),
             [Task("Compute 615 * 17.", answer=10455)],
             base_url="http://localhost:30000",
             tokenizer="Qwen/Qwen3-8B",
             reward=lambda episode: float(str(episode.task.answer) in episode.text),
             samples_per_task=8,
-            limits=Limits(max_turns=10),
             directory="runs/first",
         )
-        for episode in run:
-            print(episode.id, episode.end_reason.value, episode.reward, episode.trajectories)
         ```
     """
     if (client is None) == (base_url is None):

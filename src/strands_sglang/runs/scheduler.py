@@ -197,10 +197,7 @@ class _Running:
 
 
 class LoopThrottle:
-    """Lets callers on one event loop continue one at a time, one per iteration of the loop.
-
-    Every caller waits for an iteration, so that an episode that is no longer needed can be stopped before it computes.
-    """
+    """Lets callers continue one per iteration of the loop: an unneeded episode can be stopped before it computes."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -1,7 +1,6 @@
 """When a run ends early: `StopCriteria` (it has enough groups) and `FirstFailures` (it cannot succeed).
 
-`FirstFailures` stops a run whose first episodes all fail with the same error class: its configuration or code has an
-error that every further episode would repeat.
+`FirstFailures` has `RunOptions.stop_if_first_fail`, and `RunController` tells it how each episode ended.
 
 Invariant: whether a group is complete and whether a run has enough groups depends only on counts, never on time; more
 episodes never make a complete group incomplete. Once an episode ends in another way, identical failures no longer stop
@@ -24,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StopCriteria:
-    """The stop criteria of a run; a criterion of None does not apply."""
+    """The stop criteria of a run; episodes still running then are aborted. A criterion of None does not apply."""
 
     groups: int | None = None
     """Number of kept groups after which the run ends; the episodes still running are then stopped and aborted."""

@@ -64,11 +64,7 @@ class Task:
 
     @classmethod
     def of(cls, value: Task | str | Mapping[str, Any]) -> Task:
-        """Return a `Task` made from a task, a prompt, or a dict with "prompt"; further keys become `data`.
-
-        Raises:
-            ConfigurationError: `value` is none of these.
-        """
+        """Return a `Task` from a task, a prompt, or a dict with "prompt", whose further keys become `data`."""
         if isinstance(value, Task):
             return value
         if isinstance(value, str):

@@ -1,9 +1,6 @@
 """Where two token sequences differ: `align` by ids, `align_text` by the common text of both.
 
-`drift/` counts and explains these differences; the viewer shows them in place.
-
-Invariant: replacing the old tokens of every difference by the new ones, from the last to the first, gives the new
-sequence.
+Invariant: replacing the old tokens of every difference by the new, from the last to the first, gives the new sequence.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ import numpy as np
 
 from strands_sglang.errors import CountMismatchError, TreeError
 
-LARGEST_LOGPROB = 1e-3
-"""Largest logprob that is accepted. Engines subtract 32-bit floats, so a logprob can exceed 0 by a rounding error."""
+LARGEST_LOGPROB = 1e-3  # engines subtract 32-bit floats: a logprob can exceed 0 by a rounding error
 
 _LARGEST = 2**31 - 1
 _FEW = 256  # below this length, functions of Python are faster than those of numpy
@@ -78,7 +77,6 @@ class VersionSpan(NamedTuple):
     start: int
     """First token of the span, counted from the first sampled token of the turn."""
     end: int
-    """One past the last token of the span."""
 
 
 def check_spans(spans: Iterable[VersionSpan], count: int) -> None:

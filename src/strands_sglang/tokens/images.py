@@ -98,11 +98,7 @@ def compact(ids: array[int], images: Iterable[PlacedImage]) -> array[int]:
 def copied_images(
     spans: Iterable[tuple[int, int, str, tuple[int, int, int]]], ids: array[int]
 ) -> tuple[ImageSpan, ...]:
-    """Return spans as `ImageSpan`s of plain values, checked against the ids in which their positions are counted.
-
-    Raises:
-        TreeError: A value is not of its kind, spans overlap or are out of order, or a span has different tokens.
-    """
+    """Return `ImageSpan`s of plain values; TreeError if they overlap, are out of order, or do not fit the ids."""
     made: list[ImageSpan] = []
     at = 0
     for span in spans:

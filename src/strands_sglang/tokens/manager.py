@@ -70,20 +70,13 @@ class TokenManager:
 
     @property
     def logprobs(self) -> list[float]:
-        """Log-probability of each sampled token, and 0.0 for every other token.
-
-        0.0 rather than None, so that slices can be passed to trainers that refuse None. The loss mask and
-        `segment_info` tell which values are real.
-        """
+        """Log-probability of each sampled token; 0.0 for every other, because trainers refuse None; see the mask."""
         logprobs: list[float] = self.trajectory().logprobs.tolist()
         return logprobs
 
     @property
     def segments(self) -> list[Segment]:
-        """The branch in runs of one origin; `segments[0]` is the first prompt: system, tools and user.
-
-        Closing and context tokens of one turn are two segments. Empty segments are omitted.
-        """
+        """The branch in runs of one origin, without empty ones; `segments[0]` is the prompt: system, tools and user."""
         leaf = self.leaf
         path = [] if leaf is None else self._tree.path(leaf)
         return [segment for turn in path for segment in turn.segments()]

@@ -1,7 +1,6 @@
 """Logprobs that a teacher model gives to tokens that another model sampled: `TeacherLogprobs`.
 
-A teacher scores each sampled token after the same tokens before it, at temperature 1. The scores are kept with the turn
-(`Turn.teacher`), and `Trajectory.teacher` has them along a branch.
+A teacher scores each sampled token after the same tokens before it, at temperature 1.
 
 Invariant: there is one logprob per token, and `top` likeliest ids and their logprobs per token, or none for a token
 that was not sampled.

@@ -138,7 +138,6 @@ class TokenTree:
             parent: The turn to continue from; None starts a branch.
             context: Tokens rendered from the template.
             closing: Tokens that close the parent's sampled turn; they come before `context`.
-            purpose: What is sampled for.
             join: How the prompt was joined: ROOT or FORKED without a parent, anything but ROOT with one.
             forked_from: Id of the turn whose history was rewritten into this branch.
             caller: Ids of the turn and the tool call that start this branch.

@@ -129,7 +129,6 @@ class Turn:
     versions: tuple[VersionSpan, ...]
     """Spans of weight versions, counted from the first sampled token, covering all; empty without tokens."""
     start: int
-    """Position of the turn's first token in the branch."""
     finish_reason: str = ""
     """Why the engine stopped, as the value of a `FinishReason`; "" if unknown."""
     purpose: TurnPurpose = TurnPurpose.EPISODE
@@ -203,7 +202,6 @@ class PreparedTurn:
     owner: object
     """The tree that prepared it, and the only one that commits it."""
     parent: Turn | None
-    """The turn it continues from; None: it starts a branch."""
     ids: array[int]
     """The whole branch so far, then `closing`, then `context` (32-bit). Checked again at commit."""
     closing: array[int]
@@ -213,7 +211,6 @@ class PreparedTurn:
     forked_from: int | None
     caller: tuple[int, str | None] | None
     turn: Turn | None = None
-    """The committed turn; None until it is committed."""
     images: tuple[ImageSpan, ...] = ()
     """All images of the prompt, in order; positions count from the first token of `ids`. Empty without images."""
     new_images: tuple[ImageSpan, ...] = ()

@@ -6,7 +6,7 @@
 
 Invariant: a malformed call is never executed and never repaired. It becomes a `FailedCall` with the error and its
 position, in a sentence for the model. A parser never raises, whatever the text is. A name means one parser: registering
-another class under the same name is an error.
+another class under the same name is an error. To add one to this package: docs/contributing/add-a-parser.md.
 """
 
 from __future__ import annotations

@@ -52,6 +52,13 @@ def float_problem(value: float, digits: str) -> str | None:
 
 
 class JsonReader:
+    """Reads JSON values inside a text.
+
+    Example:
+        >>> JsonReader('CALL: {"a": 1} done').read(5)
+        ({'a': 1}, 14)
+    """
+
     def __init__(self, text: str) -> None:
         self._text = _Text(text)
         self._problems: _Problems = []
@@ -205,6 +212,12 @@ def is_whole(fault: CallFault, at: int) -> bool:
 
 
 def name_of(value: Any, past: int) -> str:
+    """Return the name of the tool that a JSON value, which ends at offset `past`, calls; raise CallFault without one.
+
+    Example:
+        >>> name_of({"name": "add", "arguments": {}}, past=30)
+        'add'
+    """
     if not isinstance(value, dict):
         message = f"A tool call must be a JSON object, not {kind_of(value)}"
         raise CallFault(ParseFailure.NOT_AN_OBJECT, message, past=past)
@@ -219,6 +232,12 @@ def name_of(value: Any, past: int) -> str:
 
 
 def arguments_of(value: dict[str, Any], past: int, key: str = "arguments") -> dict[str, Any]:
+    """Return the arguments of a call, which ends at offset `past`; raise CallFault if they are not an object.
+
+    Example:
+        >>> arguments_of({"name": "add", "arguments": {"a": 1}}, past=37)
+        {'a': 1}
+    """
     if key not in value:
         message = f'The tool call has no key "{key}"; a call without arguments needs "{key}": {{}}'
         raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=past)

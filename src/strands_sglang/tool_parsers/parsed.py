@@ -29,7 +29,13 @@ _NOTHING = "\ufffd"
 
 
 class SampledText(str):
-    """The text of a turn, with a record of which of its markers were sampled as tokens."""
+    """A decoded turn, with the offsets of the control tokens in it.
+
+    Example:
+        >>> quoted = SampledText("<tool_call>", tokens=(), parts=lambda marker: [0])
+        >>> quoted.mark("<tool_call>", 0), SampledText("<tool_call>").mark("<tool_call>", 0)
+        (-1, 0)
+    """
 
     _tokens: Collection[int] | None
     _parts: Callable[[str], Collection[int]] | None

@@ -107,10 +107,7 @@ def python_command(
 
 
 def unused_uid() -> int:
-    """Return a random user id that no process uses, as far as the user namespace of this process allows.
-
-    The kernel counts processes per user; with a user id of its own, a call is counted alone.
-    """
+    """Return a random unused user id: the kernel counts processes per user, so a call is counted alone."""
     first, count = _UNUSED_UIDS
     try:
         for line in Path("/proc/self/uid_map").read_text().splitlines():
@@ -155,10 +152,7 @@ def find_bubblewrap(bwrap: str = "bwrap") -> str:
 
 @cache
 def probe_privileges(bwrap: str, interpreter: Interpreter, requested: Privileges | None = None) -> Privileges:
-    """Return the best privileges (or `requested`) with which a sandbox works on this machine, after running one.
-
-    SandboxUnavailableError if none works; the message has bubblewrap's errors and possible solutions.
-    """
+    """Return the best privileges (or `requested`) with which a sandbox ran here; SandboxUnavailableError: none did."""
     errors = []
     for privileges in (requested,) if requested is not None else _candidates():
         error = _probe(bwrap, interpreter, privileges)

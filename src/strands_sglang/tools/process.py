@@ -166,7 +166,6 @@ class InitProcess:
 
 
 def _parent(pid: int) -> int | None:
-    """Return the parent of a process, or None if the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -190,15 +189,12 @@ class SandboxCall:
     workdir: str | None = None
     """Directory in the sandbox whose files are counted; None: files are not counted."""
     init: InitProcess | None = None
-    """Init process of the sandbox; None without isolation."""
     start_signal: StartSignal | None = None
     """Signals the start of the code and of its time limit; None: both start at once."""
     process: asyncio.subprocess.Process | None = None
-    """None before the start."""
     stdout: BoundedOutput = field(init=False)
     stderr: BoundedOutput = field(init=False)
     exceeded: SandboxEndReason | None = None
-    """Limit for which the call was killed; None if it was not."""
 
     def __post_init__(self) -> None:
         self.stdout, self.stderr = BoundedOutput(self.limits.output), BoundedOutput(self.limits.output)
@@ -339,6 +335,5 @@ async def _write(stdin: asyncio.StreamWriter, code: bytes) -> None:
 
 
 def _raise_error(task: asyncio.Future[None]) -> None:
-    """Raise the exception of a task, if it has one and was not cancelled."""
     if task.done() and not task.cancelled() and (error := task.exception()) is not None:
         raise error

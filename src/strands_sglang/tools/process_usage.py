@@ -29,10 +29,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_of(pids: list[int], limit: int) -> int:
-    """Return the bytes of memory that processes use together.
-
-    An upper bound, which counts shared pages once per process, is cheaper to read; it is returned if at most `limit`.
-    """
+    """Return the memory of processes in bytes; an upper bound, which is cheaper to read, if that is within `limit`."""
     bound = sum(int(words[1]) for pid in pids if (words := _read(f"/proc/{pid}/statm").split())) * _PAGE
     return bound if bound <= limit else sum(_proportional_memory(pid) for pid in pids)
 

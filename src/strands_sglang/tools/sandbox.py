@@ -59,20 +59,17 @@ class PythonSandbox:
         """Find the interpreter and test that a sandbox works.
 
         Args:
-            limits: Resource limits of one call.
+            limits: Resource limits of one call; None: the defaults.
             packages: Names of installed distributions that code may import; their requirements are included. No other
                 installed distribution is visible.
-            concurrency: Maximum number of concurrent calls per event loop; further calls wait. None: the number of
-                processors.
-            python: Path of the interpreter; empty: the one that runs this process (for a virtual environment, the one
-                it is based on).
+            concurrency: Maximum number of concurrent calls per event loop; None: the number of processors.
+            python: Path of the interpreter; empty: the one of this process, or the base of its virtual environment.
             isolation: How code is isolated from the host.
             bwrap: Name or path of bubblewrap.
             privileges: Privileges to start bubblewrap with; None: the best that work.
 
         Raises:
             SandboxUnavailableError: bubblewrap is not installed or cannot create a sandbox on this machine.
-            ConfigurationError: An argument is not valid.
         """
         if isinstance(packages, str):
             raise ConfigurationError(f"packages must be a sequence of names, got {packages!r}: write ({packages!r},)")

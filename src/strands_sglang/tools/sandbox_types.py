@@ -55,10 +55,7 @@ class SandboxLimits:
             )
 
     def for_process(self, *, count_processes: bool) -> dict[str, int]:
-        """Return the kernel limits of each process, named as in `resource.RLIMIT_*`.
-
-        The kernel counts processes per user: `count_processes` requires that the sandbox runs as a user of its own.
-        """
+        """Return each process's kernel limits by `RLIMIT_*` name. Counting processes needs a user of its own."""
         limits = {
             "AS": self.memory,
             "CPU": math.ceil(self.seconds) + 1,

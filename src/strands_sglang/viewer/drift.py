@@ -30,7 +30,6 @@ class ChangedSpan(NamedTuple):
     end: int
     """Position after the last token; equal to `start` if tokens would have been added only."""
     ids: list[int]
-    """What they would have become."""
 
 
 def drift_view(record: EpisodeRecord, texts: TokenTexts | None) -> dict[str, Any]:
@@ -65,10 +64,7 @@ def reencoded(ids: Sequence[int], texts: TokenTexts) -> list[ChangedSpan]:
 
 
 def changed_spans(before: list[int], after: list[int], texts: TokenTexts) -> list[ChangedSpan]:
-    """Return the differences between two lists of ids: by their text if it is the same, by ids otherwise.
-
-    Long lists are divided at control tokens and line breaks before they are aligned.
-    """
+    """Return the differences between two lists of ids: by their text if it is the same, by ids otherwise."""
     if before == after:
         return []
     left, right = [texts.bytes_of(id) for id in before], [texts.bytes_of(id) for id in after]

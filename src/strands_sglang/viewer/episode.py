@@ -33,6 +33,8 @@ _LARGEST_ID = 1 << 22  # ids up to this one are numbered by a table
 _MAX_DEPTH = 8  # of the time line: tools inside of tools
 _MAX_RESULT = 200_000  # characters of a tool result that are sent to the page
 
+_CALL_FIELDS = ("turn", "parent", "join", "finish_reason", "finish_detail", "prompt_tokens", "within", "versions")
+
 
 def episode_view(
     record: EpisodeRecord, texts: TokenTexts | None = None, *, max_result: int = _MAX_RESULT
@@ -44,6 +46,7 @@ def episode_view(
     problems = [str(problem) for problem in record.problems]
     calls: dict[int, Event] = {}
     rolled_back: list[Event] = []
+    loose: list[Event] = []
     try:
         tree = record.tree()
         calls = {event.data["turn"]: event for event in record.calls}
@@ -52,6 +55,7 @@ def episode_view(
     except StrandsSGLangError as error:
         problems.append(f"the turns cannot be read: {error}")
         tree = TokenTree(record.id)
+        loose = [event for event in record.events if event.kind is EventKind.CALL]
     store = _TokenStore(tree, texts)
     items = _items(record, tree)
     view: dict[str, Any] = {
@@ -68,9 +72,8 @@ def episode_view(
         "vocabulary": store.vocabulary(),
         "turns": [_turn(turn, calls.get(turn.id), items.get(turn.id), store) for turn in tree],
         "branches": _branches(tree),
-        "rolled_back": [
-            _plain(event, "turn", "finish_reason", "finish_detail", "prompt_tokens", "within") for event in rolled_back
-        ],
+        "rolled_back": [_plain(event, *_CALL_FIELDS) for event in rolled_back],
+        "loose": [_plain(event, *_CALL_FIELDS) for event in loose],  # turns that do not form a tree
         "tools": [_tool(event, max_result) for event in record.tools],
         "call_errors": [_plain(event, "error", "message", "prompt_tokens", "within") for event in record.call_errors],
         "others": _other_events(record.events, texts),
@@ -90,8 +93,6 @@ def episode_view(
 
 
 class _TokenStore:
-    """The tokens of all turns, and the distinct ids among them."""
-
     def __init__(self, tree: TokenTree, texts: TokenTexts | None) -> None:
         self.texts = texts
         self.offsets: dict[int, int] = {}

@@ -99,10 +99,7 @@ class RunIndex:
         return sum(entry.events for entry in list(self._entries.values()))
 
     def rows_since(self, version: int) -> tuple[int, list[bytes]]:
-        """Return the current version, and the rows that changed after `version`, each once, as JSON objects.
-
-        The row of an episode that is no longer in the ledger is `{"id": ..., "gone": true}`.
-        """
+        """Return the current version, and the rows changed since as JSON; `{"id": ..., "gone": true}`: it is lost."""
         with self._lock:
             now = len(self._changes)
             changed = dict.fromkeys(self._changes[version:] if 0 <= version <= now else self._rows)

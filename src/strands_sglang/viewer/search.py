@@ -94,7 +94,6 @@ def _texts(head: EventHead) -> Iterator[str]:
 
 
 def _strings(value: Any, *, keys: bool = False) -> Iterator[str]:
-    """Yield every string inside of a value; `keys`: the keys of its dicts too."""
     waiting = [value]
     while waiting:
         one = waiting.pop()

@@ -171,8 +171,6 @@ class RunViewer:
 
 
 class _Handlers:
-    """Answers the requests about one run: one method for each address."""
-
     def __init__(self, viewer: RunViewer) -> None:
         self.viewer = viewer
         self.threads = ThreadPoolExecutor(4, "viewer")
@@ -296,10 +294,7 @@ async def serve(
     ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Serve a run on 127.0.0.1 until `stop` is set, or the task is cancelled; ConfigurationError if the port is taken.
-
-    `port` 0: any free one. `ready` is called with the address once the server listens.
-    """
+    """Serve a run on 127.0.0.1 (port 0: any) until `stop`; `ready` gets its address. ConfigurationError if taken."""
     runner = web.AppRunner(create_app(viewer), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:

@@ -125,10 +125,7 @@ def shortened_certificate(directory: Path) -> dict[str, Any]:
 
 
 def write_certificate(directory: str) -> None:
-    """Verify a run and write its certificate to the standard output as JSON. Runs in a separate process.
-
-    The process ends when its standard input does: a viewer that was killed leaves no verification behind.
-    """
+    """Write the certificate of a run to stdout as JSON, in a separate process, which ends when its stdin does."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if hasattr(os, "nice"):
         os.nice(10)  # the page comes first

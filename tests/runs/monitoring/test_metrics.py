@@ -61,7 +61,7 @@ def test_snapshot_of_counts() -> None:
     assert now.eta == pytest.approx(5 * mean + mean)
 
     flat = now.to_dict()
-    assert flat["rollout/reward_mean"] == 0.5 and flat["runs/end_reason/answered"] == 3
+    assert flat["rollout/reward_mean"] == 0.5 and flat["rollout/end_reason/answered"] == 3
     assert flat["rollout/weight_versions"] == 3
     assert all(isinstance(value, (int, float)) for value in flat.values())
     assert "rollout/eta" not in RunMetrics().to_dict(), "unknown numbers are left out"

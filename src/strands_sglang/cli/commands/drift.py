@@ -15,8 +15,7 @@ from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.cli import _command as cli
 from strands_sglang.errors import ConfigurationError
 
-MEASURED, INCOMPLETE, NOTHING = 0, 1, 3
-"""Exit codes: everything was measured; something could not be read; there is nothing to measure."""
+MEASURED, INCOMPLETE, NOTHING = 0, 1, 3  # exit codes: all was measured; something is unreadable; nothing is there
 
 _DESCRIPTION = """\
 Measure how many turns and tokens would differ if they were not recorded: if the text of each turn was

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,7 @@ from strands_sglang.errors import LedgerError
 if TYPE_CHECKING:
     from strands_sglang.runs import ReplayResult
 
-IDENTICAL, DIFFERENT, NOTHING = 0, 1, 3
-"""Exit codes: all trajectories are identical; some are not; there was nothing to replay."""
+IDENTICAL, DIFFERENT, NOTHING = 0, 1, 3  # exit codes: all trajectories are identical; some are not; none to replay
 
 _MAX_DIFFERENCES = 10  # kinds of difference to list
 
@@ -34,9 +34,11 @@ def run(
     episode: tuple[str, ...],
     model_options: dict[str, Any],
     limits: dict[str, Any] | None,
+    fast: bool,
     as_json: bool,
 ) -> int:
     """Replay a run; return the exit code."""
+    from strands_sglang import fast_agents
     from strands_sglang._async import run_async
     from strands_sglang._terminal import escape_for_terminal
     from strands_sglang.cli._recorded_run import open_run, run_settings, tokenizer_of
@@ -50,16 +52,18 @@ def run(
     name = tokenizer_of(run_file, tokenizer)
     settings = run_settings(run_file, limits, model_options)
     settings.report_left_out()
-    replayed = run_async(
-        replay(
-            cli.import_function(agent, "--agent", "my_agent:build"),
-            folder,
-            tokenizer=name,
-            episodes=list(episode) or None,
-            limits=settings.limits,
-            **settings.model_options,
+    build = cli.import_function(agent, "--agent", "my_agent:build")
+    with fast_agents() if fast else nullcontext():
+        replayed = run_async(
+            replay(
+                build,
+                folder,
+                tokenizer=name,
+                episodes=list(episode) or None,
+                limits=settings.limits,
+                **settings.model_options,
+            )
         )
-    )
     if not replayed:
         print(f"strands-sglang: nothing to replay in {escape_for_terminal(str(directory))}", file=sys.stderr)
         return NOTHING
@@ -131,6 +135,10 @@ command = cli.Command(
         ),
         cli.option(
             "--limits", "limits, as for rollout() (default: those in run.json)", cli.json_object, metavar="JSON"
+        ),
+        cli.flag(
+            "--fast-agents fast",
+            "replay inside fast_agents(), as rollout() runs: needed for episodes of more than about 300 turns",
         ),
         cli.json_option("print one JSON object per episode and line"),
     ],

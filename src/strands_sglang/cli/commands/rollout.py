@@ -17,8 +17,7 @@ from strands_sglang.cli._run_options import group_params, setting_params, task_p
 if TYPE_CHECKING:
     from strands_sglang.runs import RunResult
 
-DONE, FAILED, NOTHING = 0, 1, 3
-"""Exit codes: all episodes ended without a failure; an episode or a reward failed; no episode was kept."""
+DONE, FAILED, NOTHING = 0, 1, 3  # exit codes: no failure; an episode or a reward failed; no episode was kept
 
 _DESCRIPTION = """\
 Run an agent on every task of a JSON Lines file and record the episodes in a directory. Each line of TASKS is an object

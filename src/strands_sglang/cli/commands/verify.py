@@ -14,8 +14,7 @@ from strands_sglang.errors import EngineError, LedgerError
 if TYPE_CHECKING:
     from strands_sglang.proof import Certificate, RescoreReport
 
-PROVED, BROKEN, UNDECIDED = 0, 1, 3
-"""Exit codes: everything is proved; the record contradicts itself; data is missing or not written yet."""
+PROVED, BROKEN, UNDECIDED = 0, 1, 3  # exit codes: proved; the record contradicts itself; data is missing
 
 _DESCRIPTION = """\
 Verify a run offline, from its files alone: every prompt that was sent equals the recorded branch, and every trained

@@ -121,7 +121,6 @@ def _dtype_name(value: Any) -> str | None:
 
 
 def _checkpoint_dtype(model_path: Any) -> str | None:
-    """Return the number format in the config.json of a checkpoint; None if that cannot be read from this machine."""
     config = model_config(model_path)
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
     found = [part[name] for part in parts for name in ("dtype", "torch_dtype") if part.get(name)]

@@ -106,7 +106,6 @@ class Setup:
 
     client: ServerEngine
     tokenizer: Any
-    """The tokenizer, or the name or path to load it from."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `SGLangModel`, such as `tool_parser`, `chat_template`, `sampling_params`."""
     limits: Limits = field(default_factory=Limits)
@@ -115,7 +114,6 @@ class Setup:
     build: Callable[..., Any] | None = None
     """Builds the agent from a task and a model; None: no agent is checked."""
     task: Task = field(default_factory=lambda: Task("Say hello.", id="doctor"))
-    """Task that the agent is built for."""
     concurrency: int = 1000
     workers: int = 0
     """Ray workers that a run would use; 0: none."""
@@ -246,10 +244,7 @@ class Setup:
         return await self.once("agent", make)
 
     async def tools(self) -> list[Mapping[str, Any]] | None:
-        """Return the specs of the agent's tools; None if there is no agent, or it is a graph, a swarm or a function.
-
-        Also None if it cannot be built, or not within half the time of a check: other checks do not depend on that.
-        """
+        """Return the specs of the agent's tools; None if it is no single agent, or not built in half a check's time."""
         try:
             agent, _ = await asyncio.wait_for(self.agent(), self.seconds / 2)
         except Exception:

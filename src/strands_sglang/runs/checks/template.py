@@ -113,7 +113,6 @@ def _distinguishing_tokens(tokenizer: Any, added: Mapping[str, int], in_template
 
 
 def _vocabulary_size(model_path: str | None) -> int | None:
-    """Return the vocabulary size from the model's config.json; None if that cannot be read from this machine."""
     config = model_config(model_path)
     text = config.get("text_config")
     size = config.get("vocab_size") or (text.get("vocab_size") if isinstance(text, dict) else None)
@@ -256,7 +255,6 @@ async def agent(setup: Setup) -> Finding:
 
 
 def _first_prompt(setup: Setup, made: Any, model: Any, tools: list[Any]) -> int | Finding:
-    """Return the number of tokens of the agent's first prompt; a finding if it cannot be rendered."""
     bridge = model.planner.bridge
     given = getattr(made, "system_prompt", None)
     system = given if given is None or isinstance(given, str) else template_system(None, given)

@@ -96,10 +96,7 @@ class LiveView:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The panel at one moment, as a rich renderable.
-
-    It computes its own layout: rich measures every text at every nesting level, which takes longer than a turn.
-    """
+    """The panel at one moment. It lays itself out: rich measures all text at every level, longer than a turn takes."""
 
     now: RunMetrics
     title: str = "rollout"

@@ -126,13 +126,11 @@ class RunMetrics:
     """Fraction of prompt tokens served from the engine's prefix cache, 0 to 1; None: the engine did not report it."""
     rewards: int = 0
     reward_mean: float | None = None
-    """Mean of these rewards; None if there is no reward."""
+    """Mean of all rewards; None if there is no reward."""
     reward_history: tuple[float, ...] = ()
     """Means over the same number of rewards each, oldest first; at most 64 points for the whole run."""
     reward_errors: int = 0
-    """Episodes whose scoring failed."""
     end_reasons: dict[EndReason, int] = field(default_factory=dict)
-    """Number of episodes by end reason, most frequent first."""
     failures: int = 0
     """Episodes that failed (`EndReason.failed`)."""
     unreachable_seconds: float = 0.0
@@ -149,9 +147,7 @@ class RunMetrics:
     audit_differences: int = 0
     """Audited conversations that differed from the rendering where the template was proved."""
     groups_kept: int = 0
-    """Complete groups that were kept."""
     groups_dropped: int = 0
-    """Complete groups that a filter dropped."""
     filter_errors: int = 0
     versions: dict[str | None, int] = field(default_factory=dict)
     """Episodes by weight version of their tokens (None: not reported), oldest first, the newest 32 versions."""

@@ -1,7 +1,7 @@
 """Reports the metrics of a run to a progress display, the `on_metrics` callback and a tracker: `Reporter`.
 
-`display_for` chooses the display: a panel for a terminal or a notebook (`live_view.py`, with the extra `progress`), a
-line of text every 10 seconds for anything else (`TextView`):
+A terminal or a notebook gets a panel (`live_view.py`, with the extra `progress`), anything else a line of text every 10
+seconds (`TextView`):
 
     rollout done=412 total=1024 live=256 waiting=356 eta_seconds=1100 tokens_per_second=12431 ...
 
@@ -119,10 +119,7 @@ def display_for(
     title: str = "rollout",
     stream: TextIO | None = None,
 ) -> Display:
-    """Return the display for the `progress` argument of `rollout`; ConfigurationError if it cannot be used.
-
-    `progress` None: nothing is shown. `stream` None: stderr, so that stdout has only what the program itself prints.
-    """
+    """Return the display for the `progress` argument of `rollout` (None: no display), on `stream` (None: stderr)."""
     if progress is None or isinstance(progress, str):
         kind = chosen(
             "progress", ProgressKind.NONE if progress is None else progress, ProgressKind, others=", or a Progress"

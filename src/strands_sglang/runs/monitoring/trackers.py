@@ -42,27 +42,12 @@ class TrackedRun:
     name: str
     """Name for people: the name of the run's directory, or the start of its id."""
     directory: Path | None = None
-    """Directory of the ledger; None: no ledger is written."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the run as plain data: samples per task, concurrency, limits, sampling parameters, ..."""
 
 
 class Tracker(Protocol):
-    """Interface of a tracker. `begin` and `end` are called in the thread of the run, `log` in another one.
-
-    Example:
-        ```python
-        class Printed:
-            def begin(self, run):
-                print(run.name)
-
-            def log(self, metrics, step):
-                print(step, metrics["rollout/tokens_per_second"])
-
-            def end(self, failed):
-                print("failed" if failed else "done")
-        ```
-    """
+    """Interface of a tracker. `begin` and `end` are called in the thread of the run, `log` in another one."""
 
     def begin(self, run: TrackedRun) -> None:
         """Start tracking. An error stops the run before it starts."""

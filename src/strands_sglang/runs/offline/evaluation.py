@@ -1,13 +1,8 @@
 """Evaluates episodes: `evaluate` returns pass@k and mean rewards with confidence intervals, per task and overall.
 
-How uncertainty is computed:
-
-- Overall figures are means over tasks, each task counting the same. Tasks are the independent units: samples of one
-  task resemble each other, so an interval over all episodes would be too narrow. The interval is Student's t over the
-  figures of the tasks; with a single task, over its samples.
-- pass@k is the unbiased estimator over the samples of a task. If it is 0 or 1 for every task, the spread is 0, and
-  Wilson's interval over the tasks is used.
-- The pass rate of one task (its pass@1) has Wilson's interval, its mean reward Student's t over the samples.
+Tasks are the independent units: samples of one task resemble each other, so an interval over all episodes would be too
+narrow. Overall figures are means over tasks with Student's t interval; where the spread is 0, because pass@k is 0 or 1
+for every task, with Wilson's. docs/cli.md explains the figures.
 
 Invariants: an episode without a reward (failed, stopped, or its scoring failed) is counted and named, and enters no
 figure unless the caller asks for it. An interval that the data does not determine is None.
@@ -87,7 +82,6 @@ class TaskEvaluation:
     id: str
     episodes: int
     rewards: tuple[float, ...]
-    """Rewards of the episodes that count."""
     passed: int
     reward: Estimate
     pass_at: dict[int, Estimate]
@@ -112,7 +106,6 @@ class Evaluation:
     tasks: list[TaskEvaluation]
     """The figures of each task, in the order of its first episode."""
     reward: Estimate
-    """Mean reward over the tasks."""
     pass_at: dict[int, Estimate]
     """pass@k over the tasks that have at least k rewards, by k."""
     threshold: float
@@ -120,9 +113,7 @@ class Evaluation:
     confidence: float
     """Probability that an interval covers the true figure."""
     end_reasons: dict[str, int] = field(default_factory=dict)
-    """Number of episodes by end reason, most frequent first."""
     unscored: int = 0
-    """Episodes without a reward."""
     unscored_as_zero: bool = False
     """Whether these count as reward 0; otherwise they enter no figure."""
 
@@ -212,14 +203,8 @@ def evaluate(
         unscored_as_zero: Whether an episode without a reward counts as reward 0. Otherwise it enters no figure: a
             failure of the infrastructure says nothing about the model.
 
-    Raises:
-        ConfigurationError: A value is invalid.
-
     Example:
-        ```python
-        evaluation = evaluate(run, ks=(1, 8), threshold=0.5)
-        print(evaluation.markdown())
-        ```
+        >>> print(evaluate(run, ks=(1, 8), threshold=0.5).markdown())
     """
     if not 0 < confidence < 1:
         raise ConfigurationError(f"confidence must be between 0 and 1, such as 0.95, got {confidence!r}")

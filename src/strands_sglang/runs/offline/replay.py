@@ -1,8 +1,6 @@
 """Runs recorded episodes again without an engine and compares the result with the record: `replay`.
 
-The agent is built and run with the current code; engine and tools are answered from the record. The trajectories must
-be the recorded ones, byte for byte. If the agent's code has changed, the result names the first event that differs, and
-a `PromptDifference` shows where the prompt differs from the recorded one.
+The agent is built and run with the current code; engine and tools are answered from the record.
 
 Invariant: nothing is sampled and no recorded tool is run. A verdict of IDENTICAL means equal trajectories. The token of
 a `PromptDifference` is the first that differs; its cause is inferred from the recorded conversation and the current
@@ -55,13 +53,11 @@ class PromptDifference:
     token: int
     """Index of the first token that differs, from 0."""
     before: str
-    """Text before it, the same in both prompts."""
     recorded: str
     """Text of the recorded prompt from there on; "" if that prompt ends there."""
     now: str
     """Text of the current prompt from there on; "" if this prompt ends there."""
     cause: str
-    """What was changed, as far as it can be inferred."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as plain data."""
@@ -174,7 +170,6 @@ def _system(agent: Any) -> str | None:
 
 
 def _tools(recorded: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return how the tools were changed; None if they are the same."""
     old, new = ({one["name"]: one for one in specs} for specs in (recorded, now))
     added, removed = [name for name in new if name not in old], [name for name in old if name not in new]
     if added or removed:
@@ -234,7 +229,8 @@ class ReplayResult:
 class NoEngine:
     """The engine of a replay; every call raises."""
 
-    capabilities = frozenset({Capability.KEPT_SETS})  # recorded answers may have them
+    # Recorded answers may have what these ask for.
+    capabilities = frozenset({Capability.KEPT_SETS, Capability.IMAGES, Capability.ROUTED_EXPERTS})
 
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         """Raise DivergedError."""
@@ -257,27 +253,20 @@ async def replay(
 ) -> list[ReplayResult]:
     """Run recorded episodes again without an engine, and compare them with their records.
 
+    The SDK is left as it is: replay episodes of more than about 300 turns inside `fast_agents`.
+
     Args:
         build: The function that was passed to `rollout`, with the current code.
-        tokenizer: The tokenizer that was passed to `rollout`.
-        limits: The limits that were passed to `rollout`.
-        episodes: Ids of the episodes to replay; None: all.
+        tokenizer: As it was passed to `rollout`, like the limits and model options.
+        episodes: Ids of the episodes to replay; None: all. ConfigurationError if one is not in the ledger.
         concurrency: Number of episodes that run at the same time.
-        **model_options: The model options that were passed to `rollout`.
 
     Returns:
         One result per episode, in the order of the ledger.
 
-    Raises:
-        ConfigurationError: An id of `episodes` is not in the ledger.
-
-    The SDK is left as it is: replay episodes of more than about 300 turns inside `fast_agents`.
-
     Example:
-        ```python
-        results = await replay(build, "runs/first", tokenizer="Qwen/Qwen3-8B")
-        assert all(result.verdict is ReplayVerdict.IDENTICAL for result in results)
-        ```
+        >>> results = await replay(build, "runs/first", tokenizer="Qwen/Qwen3-8B")
+        >>> assert all(result.verdict is ReplayVerdict.IDENTICAL for result in results)
     """
     run_spec = RunSpec(build, None, tokenizer, NoEngine(), limits or Limits(), dict(model_options))
     model, loop_throttle, gate = run_spec.model(), LoopThrottle(), asyncio.Semaphore(concurrency)

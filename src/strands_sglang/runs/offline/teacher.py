@@ -60,7 +60,6 @@ class TeacherReport:
     empty: int = 0
     """Number of episodes with nothing to score: not finished, failed, or without a trajectory."""
     tokens: int = 0
-    """Number of sampled tokens that were scored."""
     sent: int = 0
     """Number of tokens that were sent to the teacher, context included."""
     seconds: float = 0.0
@@ -68,7 +67,6 @@ class TeacherReport:
     difference_sum: float = 0.0
     """Sum of the student's logprob minus the teacher's."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Why episodes could not be scored, by id."""
 
     @property
     def mean_logprob(self) -> float:
@@ -196,12 +194,7 @@ class TeacherScorer:
     async def open(
         cls, engine: ScoringEngine, top: int, progress: Callable[[TeacherReport], None] | None = None
     ) -> TeacherScorer:
-        """Return a scorer after asking the teacher about its model; arguments as for `teacher_logprobs`.
-
-        Raises:
-            ConfigurationError: It does not score tokens, or `top` is larger than its vocabulary.
-            EngineError: It does not answer.
-        """
+        """Return a scorer after asking the teacher about its model; raises if it cannot score tokens or answer."""
         if not scores(engine):
             raise ConfigurationError(
                 f"a teacher must score given tokens (Capability.SCORING), got a {type(engine).__name__}: pass an "

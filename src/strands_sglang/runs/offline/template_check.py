@@ -1,8 +1,5 @@
 """Compares every recorded conversation with one rendering of the chat template: `check_templates`.
 
-A certificate states that the recorded tokens were sent and sampled. This check compares the tokens that were sent with
-the rendering of the whole conversation, wherever the template was proved.
-
 Invariant: nothing is sampled, and the ledger is not changed.
 """
 
@@ -42,7 +39,6 @@ class TemplateReport:
     """The result of `check_templates`."""
 
     conversations: int = 0
-    """Number of branches that were compared."""
     unknown: int = 0
     """Number of finished episodes without recorded conversations."""
     differences: list[TemplateDifference] = field(default_factory=list)

@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from secrets import token_hex
 from typing import Any
@@ -59,9 +59,6 @@ class LocalWorker:
         self._finalizer = EpisodeFinalizer(scorer, self._writer)
         self._pauses: dict[str, asyncio.Future[float]] = {}  # by episode; the result is the seconds to wait
         quiet_logs()
-        self._exit_stack = ExitStack()
-        if run_spec.fast_agents:
-            self._exit_stack.enter_context(fast_agents())  # last: nothing after it can fail
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -89,7 +86,9 @@ class LocalWorker:
         if spec.unscored and spec.record is not None:
             return await self._score(spec.record, stop)
         run, trace = self.run_spec.run, self.run_spec.trace
-        with episode_span(spec.id, task=spec.task.id, sample=spec.sample, run=run, parent=trace) as span:
+        # For each episode: workers of a trainer are never closed, and the SDK must not stay changed for their sake.
+        agents = fast_agents() if self.run_spec.fast_agents else nullcontext()
+        with agents, episode_span(spec.id, task=spec.task.id, sample=spec.sample, run=run, parent=trace) as span:
             episode = await self._run(spec, on_turn, stop, pause)
             span.ended(episode)
         return episode
@@ -191,7 +190,6 @@ class LocalWorker:
 
     async def close(self) -> None:
         """Write the remaining events and close the ledger shard."""
-        self._exit_stack.close()
         if self._writer is not None:
             await self._writer.flushed()
             self._writer.close()

@@ -48,10 +48,7 @@ _gc_was_enabled = False
 
 
 class ToolThreads(ThreadPoolExecutor):
-    """An executor of daemon threads: started on demand up to a limit, which bounds memory; idle threads end.
-
-    It uses only the interface of `ThreadPoolExecutor`, because an event loop accepts no other executor.
-    """
+    """An executor of daemon threads, started on demand up to a limit. A loop accepts only a `ThreadPoolExecutor`."""
 
     def __init__(self, limit: int = 1024) -> None:
         """Prepare the executor of at most `limit` threads, those of hanging tools included; further calls wait."""
@@ -193,7 +190,6 @@ class OpenFiles:
     hard: float
     """Value up to which the process may raise the soft limit; infinity: no limit."""
     needed: int
-    """Files that a run needs: its connections, and others."""
 
 
 def open_files(connections: int) -> OpenFiles | None:
@@ -207,10 +203,7 @@ def open_files(connections: int) -> OpenFiles | None:
 
 
 def check_open_files(connections: int, *, raise_limit: bool) -> None:
-    """Log a warning if the limit of open files is too low for the connections of a run.
-
-    `raise_limit`: raise the soft limit first. It is not lowered again: connections may stay open after the run.
-    """
+    """Log a warning if too few files may be open; `raise_limit`: raise the soft limit first, and leave it raised."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

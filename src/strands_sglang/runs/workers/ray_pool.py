@@ -359,7 +359,6 @@ class RayPool:
         )
 
     async def _poll_workers(self) -> None:
-        """Poll the workers for sampled turns and unreachable engines, until cancelled."""
         for start in itertools.count(step=_MAX_POLLS):
             await asyncio.sleep(_POLL_INTERVAL)
             count = len(self._actors)

@@ -1,11 +1,8 @@
 """Defines what a worker runs: one episode (`EpisodeSpec`) and the settings of all episodes of a run (`RunSpec`).
 
-Also here: the models of a worker's episodes (`ModelCache`), and the types of the functions that a user passes to
-`rollout` (`BuildAgent`, `ScoreEpisode`), which are for type checkers and editors and are not checked at runtime.
-
 Invariant: both specs can be pickled, because a worker may be another process on another machine. Episodes with the same
 sampling parameters and limits share a model, as long as at most 256 such models are needed. `rollout` accepts every
-function that the types allow.
+function that the types (`BuildAgent`, `ScoreEpisode`) allow.
 """
 
 from __future__ import annotations
@@ -75,33 +72,26 @@ class EpisodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """Settings shared by all episodes of a run."""
+    """Settings shared by all episodes of a run; most are arguments of `rollout` or fields of `RunOptions`."""
 
     build: Callable[..., Any]
-    """Builds an agent from a task and a model; may be async."""
     reward: Callable[..., Any] | None
-    """Scores an episode; None: episodes are not scored."""
     tokenizer: Any
-    """The model's tokenizer, or the name or path it is loaded from."""
     client: TokenEngine
     limits: Limits
     model_options: dict[str, Any] = field(default_factory=dict)
     directory: Path | None = None
-    """Directory of the ledger; None: no ledger is written."""
     run: str = ""
     durability: Durability = Durability.PROCESS
     rerun_tools: frozenset[str] = frozenset()
     pausable: bool = False
     """Whether episodes can be paused and resumed; their events are then also kept in memory."""
     reward_timeout: float | None = None
-    """Seconds that scoring an episode may take; None: no limit."""
     tool_arguments: ToolArguments = ToolArguments.RECORD
     tune_runtime: bool = True
-    """Whether a process that runs these episodes changes its executor and garbage collector."""
     fast_agents: bool = True
-    """Whether a process that runs these episodes enters `fast_agents`."""
+    """Whether episodes run inside `fast_agents`."""
     trace: dict[str, str] = field(default_factory=dict)
-    """OpenTelemetry trace context of the run; empty: none."""
 
     def settings(self) -> dict[str, Any]:
         """Return model options and limits as plain data for the ledger; other objects are replaced by their repr."""

@@ -1,4 +1,5 @@
 // The columns of the table, each declared here and nowhere else: label, text, order, metric, and width by layout.
+// `row` is a `SummaryRow` (ledger/summary.py).
 import { el } from "./dom.js";
 import { endText, endTone, percent, rewardText, secondsText, versionRange, whole } from "./format.js";
 
