@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from strands_sglang._checks import chosen
 from strands_sglang.engine import ScoringEngine, TokenEngine
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.record import PortableRecord
@@ -147,7 +146,10 @@ class SampleRunner:
         `session_field` is the field of a sample that holds its routing key. `options` are those of `SlimeHost`, and
         further arguments of `SGLangModel`.
         """
-        self._branches = chosen("branches", branches, Branches)
+        try:
+            self._branches = Branches(branches)
+        except ValueError:
+            raise ConfigurationError(f"branches must be 'main' or 'all', got {branches!r}") from None
         if {"sampling_params", "params"} & set(options):
             raise ConfigurationError(
                 "sampling parameters must not be given, slime sets them: use --rollout-temperature, "
