@@ -29,7 +29,7 @@ async def test_run_json_and_seal_describe_run(tmp_path: Path) -> None:
         build, ["a", "b"], PromptEngine(steps(1)), tmp_path, samples_per_task=2, limits=Limits(max_turns=9)
     )
     recorded = json.loads((tmp_path / "run.json").read_text())
-    assert (recorded["format"], recorded["samples_per_task"], recorded["run"]) == (1, 2, done.run_id)
+    assert (recorded["format"], recorded["samples_per_task"], recorded["run"]) == (2, 2, done.run_id)
     assert set(recorded["fingerprint"]) >= {"template", "parser"} and recorded["created"] > 1e9
     assert "9" in json.dumps(recorded["settings"])
     sealed = read_seal(tmp_path)

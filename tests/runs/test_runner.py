@@ -102,7 +102,7 @@ def misbehaving(task: Task, model: SGLangModel) -> Any:
 
         async def ignores_cancel() -> None:
             await agent.invoke_async("first")
-            until = time.monotonic() + 16
+            until = time.monotonic() + 26  # longer than the time limit
             while time.monotonic() < until:
                 try:
                     await asyncio.sleep(0.05)
@@ -209,7 +209,7 @@ async def test_failed_episodes_are_data(tmp_path: Path, monkeypatch: pytest.Monk
 
     watching = asyncio.ensure_future(watch())
     began = time.monotonic()
-    limits = Limits(max_turns=10, tool_timeout=0.3, episode_timeout=30)  # good ones take seconds on a busy machine
+    limits = Limits(max_turns=10, tool_timeout=0.3, episode_timeout=20)  # good ones take seconds on a busy machine
     done = await run(
         misbehaving, tasks, engine, tmp_path / "run", limits=limits, reward=failing_reward, reward_timeout=0.5,
         concurrency=200, on_episode=lambda episode: ended.update({episode.id: time.monotonic() - began}),
