@@ -52,11 +52,25 @@ class StrandsSGLangError(Exception):
 
 
 class SGLangClientError(StrandsSGLangError):
-    """The engine, or the connection to it, failed."""
+    """The engine, or the connection to it, failed.
+
+    Example:
+        try:
+            await client.generate(ids)
+        except SGLangClientError as error:
+            print(error)
+    """
 
 
 class SGLangHTTPError(SGLangClientError):
-    """The engine answered with an error status."""
+    """The engine answered with an error status.
+
+    Example:
+        try:
+            await client.generate(ids)
+        except SGLangHTTPError as error:
+            print(error.status, error.body)
+    """
 
     def __init__(self, message: str = "", *, status: int | None = None, body: str = "") -> None:
         super().__init__(message)
@@ -66,19 +80,39 @@ class SGLangHTTPError(SGLangClientError):
 
 
 class SGLangContextLengthError(SGLangHTTPError):
-    """The request does not fit the engine's context."""
+    """The request does not fit the engine's context.
+
+    Example:
+        >>> issubclass(SGLangContextLengthError, SGLangHTTPError)
+        True
+    """
 
 
 class SGLangThrottledError(SGLangHTTPError):
-    """The engine was overloaded."""
+    """The engine was overloaded.
+
+    Example:
+        >>> issubclass(SGLangThrottledError, SGLangHTTPError)
+        True
+    """
 
 
 class SGLangConnectionError(SGLangClientError):
-    """There was no answer, or only part of one."""
+    """There was no answer, or only part of one.
+
+    Example:
+        >>> issubclass(SGLangConnectionError, SGLangClientError)
+        True
+    """
 
 
 class SGLangDecodingError(SGLangClientError):
-    """The answer is not readable."""
+    """The answer is not readable.
+
+    Example:
+        >>> issubclass(SGLangDecodingError, SGLangClientError)
+        True
+    """
 
 
 class ConfigurationError(StrandsSGLangError, ValueError):
