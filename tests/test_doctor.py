@@ -19,7 +19,7 @@ from strands_sglang.doctor import Report, Status, diagnose
 from strands_sglang.engine import retry
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import Limits, rollout
-from strands_sglang.runs.checks.catalogue import CHECKS, QUICK
+from strands_sglang.runs.checks import CHECKS, QUICK
 from support.families import tokenizer
 from support.scripted_fleet import Engine, Router
 

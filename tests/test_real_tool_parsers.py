@@ -23,7 +23,7 @@ import pytest
 
 from strands_sglang.chat.control_tokens import ControlTokens
 from strands_sglang.chat.template import ChatTemplate
-from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
+from strands_sglang.tool_parsers import get_tool_parser, tool_parser_names
 from support.examples import size
 from support.families import tokenizer
 from support.lab_servers import LAB, engine

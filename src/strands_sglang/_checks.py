@@ -9,9 +9,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from strands_sglang.errors import ConfigurationError
+
+EnumT = TypeVar("EnumT", bound=Enum)
 
 SOURCE = "https://github.com/strands-sglang/strands-sglang"
 
@@ -33,6 +36,15 @@ def check_int(name: str, value: Any, *, minimum: int = 1, optional: bool = True,
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise ConfigurationError(_message(name, f"an int >= {minimum}", optional, value, hint))
+
+
+def chosen(name: str, value: Any, kind: type[EnumT], *, others: str = "") -> EnumT:
+    """Return the member of an enum with a value, or raise ConfigurationError; `others`: what else is accepted."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(repr(one.value) for one in kind)
+        raise ConfigurationError(f"{name} must be one of {names}{others}, got {value!r:.200}") from None
 
 
 def check_number(

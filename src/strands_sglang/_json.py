@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 import orjson
@@ -62,6 +65,27 @@ def jsonable(value: Any) -> Any:
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 1 << 63):
         return value
     return jsonable(described(value))
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    """Return a dict of a record, which may have another form than declared; anything else becomes an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list of a record, which may have another form than declared; anything else becomes an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def plain_data(value: Any) -> Any:
+    """Return a dataclass, or a container of some, as dicts by field name; enums become their values, tuples lists."""
+    if is_dataclass(value):
+        return {one.name: plain_data(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {plain_data(name): plain_data(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_data(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
 
 
 def described(value: Any) -> str:

@@ -1,6 +1,6 @@
 """Checks a server, a tokenizer, an agent and this machine before a run: `diagnose` returns a `Report`.
 
-All checks of `runs.checks.catalogue` run at the same time; a run makes the quick ones by itself before it starts.
+All checks of `runs.checks` run at the same time; a run makes the quick ones by itself before it starts.
 
 Invariant: every check that was requested is one line of the report, and ends within its time limit. A check that raises
 or hangs is a line like any other, and changes no other line.
@@ -13,16 +13,15 @@ import logging
 import textwrap
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from strands_sglang._checks import check_int, check_number, did_you_mean
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.engine import SGLangClient
 from strands_sglang.errors import ConfigurationError, EngineError
-from strands_sglang.runs.checks.catalogue import CHECKS
-from strands_sglang.runs.checks.finding import Status, UnmetRequirement, failed, skipped
-from strands_sglang.runs.checks.setup import Setup
+from strands_sglang.runs.checks import CHECKS
+from strands_sglang.runs.checks.setup import Setup, Status, UnmetRequirement, failed, skipped
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.task import Task
 
@@ -56,13 +55,7 @@ class Check:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the check as plain data."""
-        return {
-            "name": self.name,
-            "status": self.status.value,
-            "found": self.found,
-            "advice": self.advice,
-            "seconds": round(self.seconds, 3),
-        }
+        return {**asdict(self), "status": self.status.value, "seconds": round(self.seconds, 3)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +180,7 @@ async def diagnose(
         **model_options: Arguments of `SGLangModel`: `tool_parser`, `chat_template`, `sampling_params`, ...
 
     Returns:
-        One line for each check of `runs.checks.catalogue`, in its order.
+        One line for each check of `runs.checks`, in its order.
 
     Raises:
         ConfigurationError: An argument is invalid. A server that is missing or wrong is in the report instead.

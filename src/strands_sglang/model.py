@@ -224,16 +224,23 @@ class SGLangModel(StructuredOutputModel):
             FailedCallError: A turn had malformed calls, `on_failed_call` is "end", and the agent could not be stopped.
             EngineError: The engine failed; it was retried where that could help, so nothing else should retry it.
         """
-        request = self._request(
+        if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
+            logger.warning("tool_choice=<%s> | a chat template cannot force a tool call; ignored", tool_choice)
+        conversation = Conversation.of(
             messages,
-            tool_specs,
-            template_system(system_prompt, system_prompt_content),
-            tool_choice,
+            system=template_system(system_prompt, system_prompt_content),
+            tool_specs=tool_specs,
+            transient_blocks=int(kwargs.get("dynamic_trailing_blocks") or 0),
+        )
+        request = TurnRequest(
+            conversation,
+            self.current_episode,
+            self._settings,
+            calling_agent(invocation_state, cancel_signal),
             cancel_signal,
-            structured_output_model,
-            invocation_state,
             model_state,
-            kwargs,
+            cycle=cycle_of(invocation_state),
+            schema=schema_of(structured_output_model),
         )
         try:
             async with aclosing(self._runner.stream(request)) as events:
@@ -291,37 +298,6 @@ class SGLangModel(StructuredOutputModel):
             return await super().count_tokens(messages, tool_specs, system_prompt, system_prompt_content)
         entry, after = called
         return entry.end + await super().count_tokens(messages[after:])
-
-    def _request(
-        self,
-        messages: Messages,
-        tool_specs: list[ToolSpec] | None,
-        system: str | None,
-        tool_choice: ToolChoice | None,
-        cancel_signal: Any,
-        structured_output_model: type[BaseModel] | None,
-        invocation_state: dict[str, Any] | None,
-        model_state: dict[str, Any] | None,
-        others: dict[str, Any],
-    ) -> TurnRequest:
-        if tool_choice is not None and structured_output_model is None and "auto" not in tool_choice:
-            logger.warning("tool_choice=<%s> | a chat template cannot force a tool call; ignored", tool_choice)
-        conversation = Conversation.of(
-            messages,
-            system=system,
-            tool_specs=tool_specs,
-            transient_blocks=int(others.get("dynamic_trailing_blocks") or 0),
-        )
-        return TurnRequest(
-            conversation,
-            self.current_episode,
-            self._settings,
-            calling_agent(invocation_state, cancel_signal),
-            cancel_signal,
-            model_state,
-            cycle=cycle_of(invocation_state),
-            schema=schema_of(structured_output_model),
-        )
 
 
 def _check_sampling(engine: TokenEngine, settings: Settings) -> None:

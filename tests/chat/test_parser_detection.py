@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import strands_sglang.chat.parser_detection as parser_detection
-from strands_sglang import SGLangModel
+from strands_sglang import SGLangModel, tool_parsers
 from strands_sglang.chat.soundness import sound_bridge
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.tool_parsers import (
@@ -19,7 +19,6 @@ from strands_sglang.tool_parsers import (
     ToolCall,
     ToolParser,
     register_tool_parser,
-    registry,
 )
 from support.families import FAMILIES, tokenizer
 from support.provider.agents import agent_on, scripted_model
@@ -128,7 +127,7 @@ class AtParser(ToolParser):
 @pytest.fixture
 def at_parser() -> Iterator[type[ToolParser]]:
     yield register_tool_parser(AtParser)
-    del registry._known["at"]
+    del tool_parsers._known["at"]
 
 
 def test_error_shows_unknown_format() -> None:
@@ -152,7 +151,7 @@ def test_ambiguous_parsers_are_named() -> None:
         found = detected("qwen2.5")
         assert found.parser is None and "Candidates: hermes, twin" in found.problem
     finally:
-        del registry._known["twin"]
+        del tool_parsers._known["twin"]
     assert detected("qwen2.5").parser is not None
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from strands import Agent
 
-from strands_sglang.cli import _output
+from strands_sglang.cli import _command
 from strands_sglang.cli.commands import doctor
 from strands_sglang.cli.main import main
 from strands_sglang.engine import retry
-from strands_sglang.runs.checks.catalogue import CHECKS
+from strands_sglang.runs.checks import CHECKS
 from support.families import FAMILIES, tokenizer
 from support.scripted_fleet import Engine
 
@@ -60,7 +60,7 @@ def test_limits_and_options_are_checked(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_no_server(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_output, "wants_colours", lambda stream=None: True)
+    monkeypatch.setattr(_command, "wants_colours", lambda stream=None: True)
     assert main(arguments("http://127.0.0.1:9", "--only", "server", "--only", "clock", "--timeout", "5")) == 1
     first, advice, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("\x1b[31;1mFAIL\x1b[0m  server ") and "-> start the server" in advice

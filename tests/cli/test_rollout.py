@@ -219,9 +219,7 @@ def test_every_argument_of_rollout_has_an_option() -> None:
     known = set(inspect.signature(rollout).parameters) - {"build", "filters", "limits", "options", "model_options"}
     assert known <= names and {"agent", "filter", "model_options", "sampling_params"} <= names
     assert {one.name for one in fields(Limits)} == set(_run_options.LIMITS)
-    assert {one.name for one in fields(RunOptions)} == {*_run_options._RUN_OPTIONS, "on_metrics"} and (
-        set(_run_options._RUN_OPTIONS) <= names
-    )
+    assert {one.name for one in fields(RunOptions)} <= names
     assert tuple(TRACKERS) == _run_options.TRACKERS
 
 

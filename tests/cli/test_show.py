@@ -15,8 +15,9 @@ import pytest
 from strands import Agent, tool
 
 from strands_sglang._terminal import natural_key
+from strands_sglang.cli import _command
+from strands_sglang.cli._command import Paint, wants_colours
 from strands_sglang.cli._episode_text import WHY, probability_style, shown_episode
-from strands_sglang.cli._output import Paint
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
@@ -281,17 +282,15 @@ class Terminal:
 
 
 def test_colours_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from strands_sglang.cli import _output
-
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     terminal: Any = Terminal()
-    assert _output.wants_colours(terminal) and not _output.wants_colours()
+    assert wants_colours(terminal) and not wants_colours()
     monkeypatch.setenv("TERM", "dumb")
-    assert not _output.wants_colours(terminal)
+    assert not wants_colours(terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not _output.wants_colours(terminal)
+    assert not wants_colours(terminal)
 
 
 @pytest.mark.parametrize("no_colour", [False, True])
@@ -310,9 +309,7 @@ def test_on_a_terminal(folder: Path, no_colour: bool) -> None:
 
 
 def test_tokens_are_coloured_by_logprob(recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    from strands_sglang.cli import _output
-
-    monkeypatch.setattr(_output, "wants_colours", lambda stream=None: True)
+    monkeypatch.setattr(_command, "wants_colours", lambda stream=None: True)
     shown = "\n".join(lines(capsys, 0, str(recorded), "one", "--tokenizer", TOKENIZER))
     assert "sampled tokens by probability: " in shown
     (record,) = Ledger(recorded).episodes()

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from strands_sglang import tool_parsers
 from strands_sglang.provider import audit as alarm
 from strands_sglang.provider.audit import ParserAlarm
-from strands_sglang.tool_parsers import ToolParser, get_tool_parser, register_tool_parser, registry
+from strands_sglang.tool_parsers import ToolParser, get_tool_parser, register_tool_parser
 from support.families import tokenizer
 from support.provider.agents import agent_on, scripted_model
 from support.scripted_engine import Reply, tool_call
@@ -124,7 +125,7 @@ async def test_a_parser_that_raises_does_not_affect_other_models() -> None:
         result = await agent_on(model).invoke_async("1+1?")
         assert str(result).strip() == "an answer"
     finally:
-        del registry._known["raising"]
+        del tool_parsers._known["raising"]
 
 
 def test_a_template_that_writes_no_tools_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -40,8 +40,7 @@ from strands.hooks import (
 from strands.middleware import InvokeModelStage
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
-from strands_sglang import Limits, SGLangModel, Task, fast_agents
-from strands_sglang._strands_compat import guard
+from strands_sglang import Limits, SGLangModel, Task, _strands_compat, fast_agents
 from strands_sglang._strands_compat.fast_agents import TRACER_METHODS, fast_deepcopy
 from strands_sglang.engine import FinishReason
 from strands_sglang.errors import EngineError
@@ -579,7 +578,7 @@ async def test_a_replacement_of_other_code_stays() -> None:
 async def test_an_unrecognised_sdk_is_reported_once_and_left_alone(
     change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(guard, "_reported", set())
+    monkeypatch.setattr(_strands_compat, "_reported", set())
     if change == "no recursion":
         monkeypatch.delattr(sdk_loop, "recurse_event_loop")
     elif change == "other parameters":

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParsedTurn, ToolParser
-from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
+from strands_sglang.tool_parsers import ParsedTurn, ToolParser, get_tool_parser, tool_parser_names
 from support.examples import examples, size
 from support.tool_parsers.checks import SECONDS, Format, json_values, least_seconds, megabyte
 from support.tool_parsers.grammars import GRAMMARS, Call

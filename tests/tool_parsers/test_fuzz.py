@@ -14,8 +14,14 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from strands_sglang.tool_parsers import HermesToolParser, ParsedTurn, ToolCall, ToolParser
-from strands_sglang.tool_parsers.registry import get_tool_parser, tool_parser_names
+from strands_sglang.tool_parsers import (
+    HermesToolParser,
+    ParsedTurn,
+    ToolCall,
+    ToolParser,
+    get_tool_parser,
+    tool_parser_names,
+)
 from support.tool_parsers.grammars import GRAMMARS, SCHEMAS, Call, NotACall
 from support.tool_parsers.judge import (
     Case,

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.viewer.command import view
+from strands_sglang.viewer import view
 from strands_sglang.viewer.index import RunIndex
 from strands_sglang.viewer.search import search_run
 from strands_sglang.viewer.server import HEADERS, RunViewer, create_app, serve

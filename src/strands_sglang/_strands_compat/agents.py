@@ -23,7 +23,7 @@ from typing import Any
 
 from strands.models.model import Model
 
-from strands_sglang._strands_compat.guard import report_unrecognised
+from strands_sglang._strands_compat import report_unrecognised
 
 _agents: weakref.WeakKeyDictionary[threading.Event, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 """Known agents, by their cancel signals."""

@@ -39,8 +39,8 @@ from strands.types.exceptions import (
     StructuredOutputException,
 )
 
+from strands_sglang._strands_compat import report_unrecognised
 from strands_sglang._strands_compat.agents import remember
-from strands_sglang._strands_compat.guard import report_unrecognised
 
 # By name, because `strands.agent` and `strands.event_loop` have attributes with the names of these modules.
 _agent: Any = import_module("strands.agent.agent")

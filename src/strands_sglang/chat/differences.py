@@ -19,7 +19,7 @@ from strands_sglang.chat.canonical import sdk_tool_name, without_blank_marker
 from strands_sglang.chat.control_tokens import ControlTokens
 from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.tool_parsers import ParsedTurn, ToolParser
-from strands_sglang.tool_parsers._sampled_text import SampledText
+from strands_sglang.tool_parsers.parsed import SampledText
 
 _MAX_CANDIDATES = 16
 _SHOWN = 400

@@ -18,8 +18,7 @@ from typing import Any
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.messages import TemplateMessage
 from strands_sglang.errors import TemplateRefusedError
-from strands_sglang.tool_parsers import SampledText, ToolParser
-from strands_sglang.tool_parsers.registry import get_tool_parser, registered, tool_parser_names
+from strands_sglang.tool_parsers import SampledText, ToolParser, get_tool_parser, registered, tool_parser_names
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,9 @@
-"""The parts of every command: `Command` with its help page, `LazyGroup`, and options that several commands share.
+"""The parts of every command: `Command` with its help page, `LazyGroup`, shared options, and text that is printed.
 
-Invariant: importing this module costs click and `errors`, and nothing else. A command's module is imported only when
+Invariants: importing this module costs click and `errors`, and nothing else. A command's module is imported only when
 the command is run, completed, or asked for its own help; the list of commands comes from the table in `main.py`.
+Printed text has no control characters except the line breaks and colours of this module. JSON is printable ASCII, with
+null for NaN and infinities. Colours are used only if standard output is a terminal and NO_COLOR is not set.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
+from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.errors import ConfigurationError
 
 INTERRUPTED = "strands_sglang.interrupted"  # key in `Context.meta`: what an interrupted command leaves; "": reported
@@ -124,25 +128,51 @@ def int_list(value: Any) -> tuple[int, ...]:
 RUN_DIRECTORY = click.Path(file_okay=True, dir_okay=True)  # the command says what is missing
 
 
+POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
+"""Types of numbers."""
+
+
+def option(names: str, help: str, type: Any = None, **settings: Any) -> click.Option:
+    """Return an option; `names` are separated by spaces, `type` may be a list of choices.
+
+    A number has the metavar N, and a default is shown, unless the settings say otherwise.
+    """
+    if type in (int, float) or isinstance(type, click.IntRange):
+        settings.setdefault("metavar", "N")
+    if settings.get("default") is not None:
+        settings.setdefault("show_default", True)
+    kind = click.Choice(type) if isinstance(type, (list, tuple)) else type
+    return click.Option(names.split(), help=help, type=kind, **settings)
+
+
+def flag(names: str, help: str) -> click.Option:
+    """Return an option without a value."""
+    return click.Option(names.split(), help=help, is_flag=True)
+
+
+def run_argument() -> click.Argument:
+    """Return the argument RUN."""
+    return click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY)
+
+
 def json_option(help: str = "print one JSON object") -> click.Option:
     """Return the option `--json`."""
-    return click.Option(["--json", "as_json"], is_flag=True, help=help)
+    return flag("--json as_json", help)
 
 
 def episode_option(help: str = "only this episode; can be repeated") -> click.Option:
     """Return the option `--episode`."""
-    return click.Option(["--episode"], metavar="ID", multiple=True, help=help)
+    return option("--episode", help, metavar="ID", multiple=True)
 
 
 def tokenizer_option(default: str = "the one in run.json") -> click.Option:
     """Return the option `--tokenizer` of a command that reads a recorded run."""
-    help = f"name or path of the run's tokenizer (default: {default})"
-    return click.Option(["--tokenizer"], metavar="NAME", help=help)
+    return option("--tokenizer", f"name or path of the run's tokenizer (default: {default})", metavar="NAME")
 
 
 def function_option(name: str, help: str, *, required: bool = False, multiple: bool = False) -> click.Option:
     """Return an option that takes a function as MODULE:FUNCTION."""
-    return click.Option([name], metavar="MODULE:FUNCTION", required=required, multiple=multiple, help=help)
+    return option(name, help, metavar="MODULE:FUNCTION", required=required, multiple=multiple)
 
 
 def import_function(path: str, option: str, example: str) -> Callable[..., Any]:
@@ -164,3 +194,55 @@ def import_function(path: str, option: str, example: str) -> Callable[..., Any]:
         raise ConfigurationError(f"{option}: module {module} has no function {name!r}")
     chosen: Callable[..., Any] = function
     return chosen
+
+
+_CODES = {
+    **{"bold": "1", "dim": "2", "underline": "4", "red": "31", "green": "32", "yellow": "33", "blue": "34"},
+    **{"magenta": "35", "cyan": "36"},
+    **{"likely": "38;5;250", "probable": "38;5;114", "possible": "38;5;221", "unlikely": "38;5;208"},
+    "improbable": "1;38;5;203",
+}
+
+
+def wants_colours(stream: TextIO | None = None) -> bool:
+    """Return whether text for a stream (None: stdout) is coloured: a terminal, without NO_COLOR (https://no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    try:
+        return (stream or sys.stdout).isatty()
+    except (AttributeError, ValueError):  # a closed stream, or an incomplete file object
+        return False
+
+
+class Paint:
+    r"""Colours text, or returns it unchanged."""
+
+    def __init__(self, coloured: bool) -> None:
+        self.coloured = coloured
+
+    def __call__(self, text: str, *styles: str) -> str:
+        """Return text in styles; the text itself must be escaped already."""
+        if not self.coloured or not text or not styles:
+            return text
+        return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """Return printable ASCII JSON, with null for NaN and infinities."""
+    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), indent=indent)
+
+
+def escape_lines(text: str) -> list[str]:
+    """Return the lines of a text, each escaped."""
+    return [escape_for_terminal(line) for line in text.split("\n")]
+
+
+def shorten(text: str, width: int) -> str:
+    """Return a text as one escaped line of at most `width` characters."""
+    line = escape_for_terminal(" ".join(text[: 4 * width].split()))
+    return line if len(line) <= width and len(text) <= 4 * width else line[: max(width - 1, 0)] + "…"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Return a number in a short form; "-" for None."""
+    return "-" if value is None else f"{value:.{digits}g}"

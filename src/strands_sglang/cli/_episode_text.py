@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from strands_sglang._terminal import counted, escape_for_terminal, table
-from strands_sglang.cli._output import Paint, escape_lines, number, shorten
+from strands_sglang.cli._command import Paint, escape_lines, number, shorten
 
 if TYPE_CHECKING:
     from strands_sglang.ledger.record import EpisodeRecord

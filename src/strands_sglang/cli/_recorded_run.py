@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strands_sglang._json import as_dict
 from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger.run_dir import read_run, shard_paths
@@ -77,9 +78,8 @@ def run_settings(
     from strands_sglang.runs import Limits, replay
 
     check_model_options(model_options, replay)
-    settings = run.get("settings")
-    recorded = dict(settings) if isinstance(settings, dict) else {}
-    recorded_limits = recorded.pop("limits", None)
+    recorded = dict(as_dict(run.get("settings")))
+    recorded_limits = as_dict(recorded.pop("limits", None))
     not_options = {*inspect.signature(replay).parameters, "client", "base_url"}
     for name in not_options | set(model_options) | (_SAMPLING if _SAMPLING & set(model_options) else set()):
         recorded.pop(name, None)
@@ -87,8 +87,7 @@ def run_settings(
     options = {name: value for name, value in recorded.items() if name not in left_out} | dict(model_options)
     if limits is not None:
         return RunSettings(_limits(limits), options, left_out)
-    values = recorded_limits if isinstance(recorded_limits, dict) else {}
-    return RunSettings(Limits.from_recorded(values), options, left_out)
+    return RunSettings(Limits.from_recorded(recorded_limits), options, left_out)
 
 
 def _limits(values: Mapping[str, Any]) -> Limits:
@@ -103,7 +102,7 @@ def _limits(values: Mapping[str, Any]) -> Limits:
 
 def _is_repr(name: str, value: Any) -> bool:
     if name == "tool_parser":
-        from strands_sglang.tool_parsers.registry import is_tool_parser_name
+        from strands_sglang.tool_parsers import is_tool_parser_name
 
         return value not in (None, "auto") and not is_tool_parser_name(value)
     return isinstance(value, str) and name != "chat_template" and _REPR.fullmatch(value) is not None

@@ -11,12 +11,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from strands_sglang.cli._command import function_option, import_function, json_object
+from strands_sglang.cli._command import NOT_NEGATIVE, POSITIVE, function_option, import_function, json_object, option
 from strands_sglang.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ LIMITS = {
 
 TRACKERS = ("wandb", "mlflow", "tensorboard")  # the built-in trackers. Listed here because their module imports much
 
-_RUN_OPTIONS = (
-    *("durability", "rerun_tools", "tool_arguments", "reward_timeout", "prefix_warmup", "stop_if_first_fail"),
-    *("metrics_interval", "preflight", "tune_runtime", "fast_agents"),
-)
 _PLAIN = ("samples_per_task", "concurrency", "workers", "stop_after_groups", "min_samples_per_task", "directory")
 
 
@@ -50,53 +47,30 @@ def task_params(*, required: bool) -> list[click.Parameter]:
         click.Argument(["tasks"], metavar="TASKS" if required else "[TASKS]", required=required),
         function_option("--agent", "build function: build(task, model) returns an agent", required=required),
         function_option("--reward", "reward function: reward(episode) returns a number"),
-        click.Option(["--base-url"], metavar="URL", help="address of the SGLang server or router"),
+        option("--base-url", "address of the SGLang server or router", metavar="URL"),
         function_option("--client", "function that returns the engine, in place of --base-url"),
-        click.Option(["--tokenizer"], metavar="NAME", required=required, help="the model's tokenizer: a name or path"),
-        click.Option(
-            ["--prompt-key"], default="prompt", show_default=True, metavar="KEY", help="key of the prompt in a task"
-        ),
-        click.Option(
-            ["--answer-key"], default="answer", show_default=True, metavar="KEY", help="key of the answer in a task"
-        ),
-        click.Option(["--id-key"], default="id", show_default=True, metavar="KEY", help="key of the id in a task"),
-        click.Option(["--first"], type=click.IntRange(min=1), metavar="N", help="only the first N tasks"),
-        click.Option(
-            ["-n", "--samples-per-task"],
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="episodes of each task (default: 1)",
-        ),
-        click.Option(
-            ["--concurrency"], type=click.IntRange(min=1), metavar="N", help="episodes that run at once (default: 256)"
-        ),
-        click.Option(
-            ["--workers"],
-            type=click.IntRange(min=0),
-            metavar="N",
-            help="Ray processes (default: 0, run in this process)",
-        ),
+        option("--tokenizer", "the model's tokenizer: a name or path", metavar="NAME", required=required),
+        option("--prompt-key", "key of the prompt in a task", default="prompt", metavar="KEY"),
+        option("--answer-key", "key of the answer in a task", default="answer", metavar="KEY"),
+        option("--id-key", "key of the id in a task", default="id", metavar="KEY"),
+        option("--first", "only the first N tasks", POSITIVE),
+        option("-n --samples-per-task", "episodes of each task (default: 1)", POSITIVE),
+        option("--concurrency", "episodes that run at once (default: 256)", POSITIVE),
+        option("--workers", "Ray processes (default: 0, run in this process)", NOT_NEGATIVE),
     ]
 
 
 def model_params() -> list[click.Parameter]:
     """Return the parameters for limits, sampling and the model; `model_arguments` reads them."""
     limits: list[click.Parameter] = [
-        click.Option(
-            [f"--{name.replace('_', '-')}"],
-            type=float if name.endswith("timeout") else int,
-            metavar="N",
-            help=f"limit of {what}",
-        )
+        option(f"--{name.replace('_', '-')}", f"limit of {what}", float if name.endswith("timeout") else int)
         for name, what in LIMITS.items()
     ]
     return [
         *limits,
-        click.Option(["--temperature"], type=float, metavar="X", help="sampling temperature"),
-        click.Option(
-            ["--sampling-params"], type=json_object, metavar="JSON", help="further sampling parameters of SGLang"
-        ),
-        click.Option(["--model-options"], type=json_object, metavar="JSON", help="further arguments of SGLangModel"),
+        option("--temperature", "sampling temperature", float, metavar="X"),
+        option("--sampling-params", "further sampling parameters of SGLang", json_object, metavar="JSON"),
+        option("--model-options", "further arguments of SGLangModel", json_object, metavar="JSON"),
     ]
 
 
@@ -125,65 +99,45 @@ def setting_params() -> list[click.Parameter]:
     """Return the parameters that say how it is run."""
     return [
         *model_params(),
-        click.Option(["--client-options"], type=json_object, metavar="JSON", help="further arguments of SGLangClient"),
-        click.Option(
-            ["--progress"],
-            type=click.Choice(["auto", "live", "lines", "none"]),
-            default="auto",
-            show_default=True,
-            help="progress display, on standard error",
-        ),
-        click.Option(
-            ["--tracker"],
+        option("--client-options", "further arguments of SGLangClient", json_object, metavar="JSON"),
+        option("--progress", "progress display, on standard error", ["auto", "live", "lines", "none"], default="auto"),
+        option(
+            "--tracker",
+            f"experiment tracker: {', '.join(TRACKERS)}, or MODULE:FUNCTION that returns one",
             metavar="NAME",
-            help=f"experiment tracker: {', '.join(TRACKERS)}, or MODULE:FUNCTION that returns one",
         ),
         function_option("--on-episode", "called with each episode that ends"),
         function_option("--on-metrics", "called with the metrics of the run"),
-        click.Option(
-            ["--metrics-interval"], type=float, metavar="N", help="seconds between two reports of metrics (default: 10)"
+        option("--metrics-interval", "seconds between two reports of metrics (default: 10)", float),
+        option("--reward-timeout", "seconds that scoring an episode may take", float),
+        option(
+            "--prefix-warmup",
+            "seconds that samples wait for the first one's prompt to be cached (default: 1; 0: none)",
+            float,
         ),
-        click.Option(["--reward-timeout"], type=float, metavar="N", help="seconds that scoring an episode may take"),
-        click.Option(
-            ["--prefix-warmup"],
-            type=float,
-            metavar="N",
-            help="seconds that samples wait for the first one's prompt to be cached (default: 1; 0: none)",
+        option(
+            "--stop-if-first-fail",
+            "stop if the first N episodes fail with the same error (default: 8; 0: never)",
+            NOT_NEGATIVE,
         ),
-        click.Option(
-            ["--stop-if-first-fail"],
-            type=click.IntRange(min=0),
-            metavar="N",
-            help="stop if the first N episodes fail with the same error (default: 8; 0: never)",
-        ),
-        click.Option(
-            ["--rerun-tool", "rerun_tools"],
+        option(
+            "--rerun-tool rerun_tools",
+            "tool that is run again when an episode is resumed; can be repeated",
             metavar="NAME",
             multiple=True,
-            help="tool that is run again when an episode is resumed; can be repeated",
         ),
-        click.Option(
-            ["--tool-arguments"],
-            type=click.Choice(["record", "digest"]),
-            help="how the ledger records arguments of tools (default: record)",
-        ),
-        click.Option(
-            ["--durability"],
-            type=click.Choice(["process", "machine"]),
-            help="which crashes a written event survives (default: process)",
-        ),
-        click.Option(
-            ["--preflight/--no-preflight"], default=None, help="check the server before the run (default: yes)"
-        ),
-        click.Option(
-            ["--tune-runtime/--no-tune-runtime"],
+        option("--tool-arguments", "how the ledger records arguments of tools (default: record)", ["record", "digest"]),
+        option("--durability", "which crashes a written event survives (default: process)", ["process", "machine"]),
+        option("--preflight/--no-preflight", "check the server before the run (default: yes)", default=None),
+        option(
+            "--tune-runtime/--no-tune-runtime",
+            "more tool threads and fewer garbage collections (default: yes)",
             default=None,
-            help="more tool threads and fewer garbage collections (default: yes)",
         ),
-        click.Option(
-            ["--fast-agents/--no-fast-agents"],
+        option(
+            "--fast-agents/--no-fast-agents",
+            "run agents without the recursion of the Strands SDK's loop (default: yes)",
             default=None,
-            help="run agents without the recursion of the Strands SDK's loop (default: yes)",
         ),
     ]
 
@@ -192,15 +146,8 @@ def group_params() -> list[click.Parameter]:
     """Return the parameters that say which groups are kept."""
     return [
         function_option("--filter", "function that says whether a group is kept; can be repeated", multiple=True),
-        click.Option(
-            ["--stop-after-groups"], type=click.IntRange(min=1), metavar="N", help="stop when N groups are kept"
-        ),
-        click.Option(
-            ["--min-samples-per-task"],
-            type=click.IntRange(min=1),
-            metavar="N",
-            help="episodes that complete a task; its others are stopped",
-        ),
+        option("--stop-after-groups", "stop when N groups are kept", POSITIVE),
+        option("--min-samples-per-task", "episodes that complete a task; its others are stopped", POSITIVE),
     ]
 
 
@@ -211,7 +158,7 @@ def rollout_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
     if given["tokenizer"] is None:
         raise ConfigurationError("--tokenizer must be given: the name or path of the model's tokenizer")
-    options = {name: given[name] for name in _RUN_OPTIONS if given.get(name) not in (None, ())}
+    options = {one.name: given[one.name] for one in fields(RunOptions) if given[one.name] not in (None, ())}
     if "durability" in options:
         options["durability"] = Durability(options["durability"])
     for name in ("prefix_warmup", "stop_if_first_fail"):
@@ -229,12 +176,9 @@ def rollout_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
         **_engine(given),
         **model_arguments(given, rollout),
     }
-    for option, name, example in (
-        ("reward", "--reward", "my_agent:reward"),
-        ("on_episode", "--on-episode", "my_agent:on_episode"),
-    ):
-        if given.get(option) is not None:
-            arguments[option] = import_function(given[option], name, example)
+    for name in ("reward", "on_episode"):
+        if given[name] is not None:
+            arguments[name] = import_function(given[name], f"--{name.replace('_', '-')}", f"my_agent:{name}")
     if given.get("filter"):
         arguments["filters"] = [import_function(one, "--filter", "my_agent:keep") for one in given["filter"]]
     if (tracker := given["tracker"]) is not None:

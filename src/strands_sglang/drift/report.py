@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from strands_sglang._json import plain_data
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.drift.compare import Cause
 
@@ -89,21 +90,8 @@ class MethodDrift:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as plain data."""
-        return {
-            "turns": self.turns,
-            "tokens": self.tokens,
-            "drifted": self.drifted,
-            "share": round(self.share, 6),
-            "tokens_changed": self.tokens_changed,
-            "token_share": round(self.token_share, 6),
-            "refused": self.refused,
-            "causes": {
-                cause.value: {"turns": count.turns, "tokens": count.tokens, "places": count.places}
-                for cause, count in self.causes.items()
-            },
-            "depth_turns": self.depth_turns,
-            "depth_drifted": self.depth_drifted,
-        }
+        shares = {"share": round(self.share, 6), "token_share": round(self.token_share, 6)}
+        return {**plain_data(self), **shares}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +108,6 @@ class Example:
     became: tuple[tuple[int, str], ...]
     """What they would have become: id and text."""
     after: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the example as plain data."""
-        return {
-            "method": self.method.value,
-            "cause": self.cause.value,
-            "conversation": self.conversation,
-            "turn": self.turn,
-            "before": self.before,
-            "sampled": [list(token) for token in self.sampled],
-            "became": [list(token) for token in self.became],
-            "after": self.after,
-        }
 
 
 @dataclass(slots=True)
@@ -176,17 +151,8 @@ class DriftReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
-        return {
-            "source": self.source,
-            "tokenizer": self.tokenizer,
-            "conversations": self.conversations,
-            "turns": self.turns,
-            "tokens": self.tokens,
-            "estimated": self.estimated,
-            "problems": self.problems,
-            "methods": {method.value: drift.to_dict() for method, drift in self.methods.items()},
-            "examples": [example.to_dict() for example in self.examples],
-        }
+        methods = {method.value: drift.to_dict() for method, drift in self.methods.items()}
+        return {**plain_data(self), "methods": methods}
 
     def text(self, examples: int = 1) -> str:
         """Return the report as text, with at most `examples` for each method and cause."""

@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 from yarl import URL
 
 from strands_sglang._slime_args import settings_from_slime_args
-from strands_sglang.engine.call import Call, check_header
+from strands_sglang.engine.call import Call, WorkerPin, check_header
 from strands_sglang.engine.cancellation import CancelScope
 from strands_sglang.engine.connections import LoopPool, Pools, attempt_timeout
 from strands_sglang.engine.control import Aborter, EngineControl, WorkerDirectory
-from strands_sglang.engine.pinning import WorkerPin
 from strands_sglang.engine.prefill import prefill
 from strands_sglang.engine.probe import Probe
 from strands_sglang.engine.protocol import (

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, TypedDict
 import orjson
 
 from strands_sglang._files import loads, open_file
-from strands_sglang._json import jsonable
+from strands_sglang._json import as_dict, as_list, jsonable
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import EventHead, decoded_head
 from strands_sglang.ledger.event import AFTER_END, EventKind
@@ -123,10 +123,9 @@ def finished_row(
         epoch: How many times it was resumed.
         events: Number of its events.
     """
-    metrics = end.get("metrics")
     failure = end.get("failure")
     values = {
-        **(metrics if isinstance(metrics, dict) else {}),  # its names are those of the columns
+        **as_dict(end.get("metrics")),  # its names are those of the columns
         **_begin_values(id, begin),
         **_reward_values(reward),
         "end_reason": end.get("end_reason"),
@@ -145,9 +144,8 @@ def checked_row(id: str, values: Mapping[str, Any]) -> SummaryRow:
     for name, (types, default) in _COLUMNS.items():
         value = values.get(name)
         row[name] = value if type(value) in types else default
-    versions = values.get("versions")
-    known = versions if isinstance(versions, list) else []
-    row["versions"] = [one for one in known[:_MAX_VERSIONS] if one is None or isinstance(one, str)]
+    known = as_list(values.get("versions"))[:_MAX_VERSIONS]
+    row["versions"] = [one for one in known if one is None or isinstance(one, str)]
     return row  # type: ignore[return-value]
 
 
@@ -334,21 +332,23 @@ def _light(head: EventHead) -> dict[str, Any]:
             "text": _short(data.get("text"))
         }
     if head.kind is EventKind.BEGIN:
-        return {"task": {"id": _task(data).get("id"), "prompt": _prompt(data)}, "sample": data.get("sample")}
+        return {
+            "task": {"id": as_dict(data.get("task")).get("id"), "prompt": _prompt(data)},
+            "sample": data.get("sample"),
+        }
     if head.kind is EventKind.TOOL:
         result = data.get("result")
         failed = isinstance(result, dict) and result.get("status") == "error"
         return {"seconds": data.get("seconds"), "failed": failed}
     if head.kind is EventKind.CALL:
-        detail = data.get("detail")
-        detail = detail if isinstance(detail, dict) else {}
+        detail = as_dict(data.get("detail"))
         return {
             "turn": data.get("turn"),
             "prompt_tokens": data.get("prompt_tokens"),
-            "versions": [span[0] for span in _list(data.get("versions")) if _is_span(span)],
+            "versions": [span[0] for span in as_list(data.get("versions")) if _is_span(span)],
             "cached": detail.get("cached_tokens"),
             "latency": detail.get("latency_ms"),
-            "failed": len(_list(detail.get("failed_calls"))),
+            "failed": len(as_list(detail.get("failed_calls"))),
         }
     if head.kind is EventKind.REWARD:
         return {"value": data.get("value"), "error": data.get("error")}
@@ -414,19 +414,14 @@ def _reward_values(reward: Mapping[str, Any] | None) -> dict[str, Any]:
 def _begin_values(id: str, begin: Mapping[str, Any]) -> dict[str, Any]:
     task, sample = id.rpartition("/")[::2]
     return {
-        "task_id": _task(begin).get("id", task),
+        "task_id": as_dict(begin.get("task")).get("id", task),
         "sample": begin.get("sample", int(sample) if sample.isascii() and sample.isdigit() else 0),
         "prompt": _prompt(begin),
     }
 
 
-def _task(begin: Mapping[str, Any]) -> Mapping[str, Any]:
-    task = begin.get("task")
-    return task if isinstance(task, dict) else {}
-
-
 def _prompt(begin: Mapping[str, Any]) -> str:
-    prompt = _task(begin).get("prompt")
+    prompt = as_dict(begin.get("task")).get("prompt")
     if isinstance(prompt, list):  # content blocks, or messages
         return _short(" ".join(str(block.get("text") or "") for block in prompt[:20] if isinstance(block, dict)))
     return _short(prompt)
@@ -434,10 +429,6 @@ def _prompt(begin: Mapping[str, Any]) -> str:
 
 def _short(text: Any) -> str:
     return text[:TEXT_CHARACTERS] if isinstance(text, str) else ""
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _is_span(value: Any) -> bool:

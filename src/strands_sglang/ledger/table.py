@@ -213,19 +213,21 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
         arrays: dict[str, Any] = {
             name: np.array(row[name], kind.to_pandas_dtype()) for name, kind in _PER_TOKEN.items()
         }
-        names, turn_ids = tuple(row["version_names"]), tuple(int(id) for id in row["turn_ids"])
-        branch, tree = int(row["branch"]), row["tree"]
         images = tuple(
             ImageSpan(one["start"], one["positions"], one["digest"], tuple(one["grid"])) for one in row["images"]
         )
-        about: dict[str, Any] = {
-            "version_names": names,
-            "turn_ids": turn_ids,
-        }
-        kept = None if row["kept"] is None else KeptSets.from_dict(row["kept"])
-        teacher = None if row["teacher"] is None else TeacherLogprobs.from_dict(row["teacher"])
-        about |= {"agent": row["agent"], "main": row["main"], "images": images, "kept": kept, "teacher": teacher}
-        trajectory = Trajectory(branch=branch, tree=tree, **arrays, **about)
+        trajectory = Trajectory(
+            **arrays,
+            branch=int(row["branch"]),
+            tree=row["tree"],
+            agent=row["agent"],
+            main=row["main"],
+            version_names=tuple(row["version_names"]),
+            turn_ids=tuple(int(id) for id in row["turn_ids"]),
+            images=images,
+            kept=None if row["kept"] is None else KeptSets.from_dict(row["kept"]),
+            teacher=None if row["teacher"] is None else TeacherLogprobs.from_dict(row["teacher"]),
+        )
         trajectory.validate()
     except (KeyError, TypeError, ValueError, OverflowError, CountMismatchError, TreeError) as error:
         raise RecordError(f"not a trajectory: {error!r}") from error

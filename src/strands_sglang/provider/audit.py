@@ -26,9 +26,15 @@ from strands_sglang.chat.conversation_index import IndexedTurn
 from strands_sglang.chat.differences import Difference
 from strands_sglang.provider.appending import Appender, branch_text
 from strands_sglang.provider.episode import EpisodeTokens
-from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, ToolParser
+from strands_sglang.tool_parsers import (
+    ParsedTurn,
+    ParseFailure,
+    ToolParser,
+    get_tool_parser,
+    registered,
+    tool_parser_names,
+)
 from strands_sglang.tool_parsers.base import Schemas
-from strands_sglang.tool_parsers.registry import get_tool_parser, registered, tool_parser_names
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Any, TypedDict, get_type_hints
 from jinja2 import Environment, TemplateSyntaxError, meta
 from strands.models.model import BaseModelConfig
 
-from strands_sglang._checks import check_int, check_number, did_you_mean
+from strands_sglang._checks import check_int, check_number, chosen, did_you_mean
 from strands_sglang.engine import AbortPolicy
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.tool_parsers import ToolParser
@@ -197,7 +197,7 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
         ("on_abort", AbortPolicy),
     ):
         if name in checked:
-            checked[name] = _chosen(name, checked[name], kind)
+            checked[name] = chosen(name, checked[name], kind)
     if checked.get("kept_sets", "auto") not in (True, False, "auto"):
         raise ConfigurationError(f"kept_sets must be True, False or 'auto', got {checked['kept_sets']!r}")
     for name in ("max_episode_tokens", "max_response_tokens", "context_window_limit", "alarm_after"):
@@ -229,15 +229,6 @@ def _checked_sampling(params: Any) -> dict[str, Any]:
     if checked.get("n", 1) != 1:
         raise ConfigurationError("sampling_params n must be 1, since a turn is one sample: run more episodes instead")
     return checked
-
-
-def _chosen(name: str, value: Any, kind: Any) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigurationError(
-            f"{name} must be one of {', '.join(repr(item.value) for item in kind)}, got {value!r}"
-        ) from None
 
 
 def template_arguments(source: str, options: dict[str, Any]) -> dict[str, Any]:

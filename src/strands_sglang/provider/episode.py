@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from strands_sglang._json import load_text
+from strands_sglang._json import as_list, load_text
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn, ReplyStatus
 from strands_sglang.chat.differences import SampledTurn, sampled_turn
 from strands_sglang.chat.image_files import ImageFile
@@ -356,5 +356,4 @@ def decode_branch(turns: Sequence[Turn], encoder: Encoder, parser: ToolParser) -
 
 def read_conversations(end: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the conversations in the data of an end event; empty if it has none."""
-    found = load_text(end.get("conversations"))
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [one for one in as_list(load_text(end.get("conversations"))) if isinstance(one, dict)]

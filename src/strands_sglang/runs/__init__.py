@@ -11,9 +11,8 @@ from strands_sglang.runs.offline.evaluation import Evaluation, evaluate
 from strands_sglang.runs.offline.replay import ReplayResult, ReplayVerdict, replay
 from strands_sglang.runs.offline.score_run import ScoreRunResult, score_run
 from strands_sglang.runs.offline.teacher import TeacherReport, teacher_logprobs
-from strands_sglang.runs.options import RunOptions
 from strands_sglang.runs.reward import Reward
-from strands_sglang.runs.runner import rollout, rollout_sync
+from strands_sglang.runs.runner import RunOptions, rollout, rollout_sync
 from strands_sglang.runs.task import Task
 from strands_sglang.runs.workers.spec import BuildAgent, ScoreEpisode
 

@@ -18,9 +18,8 @@ from typing import Any
 from strands_sglang._json import dump_bytes
 from strands_sglang.engine import is_server
 from strands_sglang.errors import EngineUnavailableError
-from strands_sglang.runs.checks.catalogue import CHECKS, QUICK
-from strands_sglang.runs.checks.finding import Status, UnmetRequirement
-from strands_sglang.runs.checks.setup import Setup
+from strands_sglang.runs.checks import CHECKS, QUICK
+from strands_sglang.runs.checks.setup import Setup, Status, UnmetRequirement
 from strands_sglang.runs.checks.template import added_tokens
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.workers.spec import RunSpec

@@ -1,4 +1,4 @@
-"""State recovered from a previous run (`PreviousRun`), and the lock of a run directory (`directory_lock`).
+"""State recovered from a previous run (`PreviousRun`), the lock of a run directory (`directory_lock`), and `appending`.
 
 Also converts the messages of an episode to the data of its end event and back.
 
@@ -10,26 +10,31 @@ Invariants:
 - Role and content of messages are restored exactly, as far as they are plain data; further keys that the framework adds
   are not stored. Writing and reading messages never fails.
 - The lock is released when the process that holds it ends, however it ends.
+- Appending to a finished run changes and removes no recorded event. A ledger that no longer matches its seal is not
+  sealed again; one that does is sealed with the new events, also if appending failed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strands_sglang._json import dump_text, load_text
+from strands_sglang._json import as_list, dump_text, load_text
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger.event import BeginData, EndData, MessagesData, RewardData, data_of
 from strands_sglang.ledger.files import FileStore, with_images
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import read_run
+from strands_sglang.ledger.seal import SealFault, check_seal, read_seal, seal
+from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode, EpisodeMetrics, Failure
@@ -79,10 +84,8 @@ def _messages_of(end: EndData) -> list[Any]:
     stored = end.get("messages")
     if not isinstance(stored, dict):
         return []
-    start = conversations.get(stored.get("branch"))
-    rest = load_text(stored.get("rest"))
-    start, rest = (value if isinstance(value, list) else [] for value in (start, rest))
-    return [*map(_bare, start), *rest]
+    start = as_list(conversations.get(stored.get("branch")))
+    return [*map(_bare, start), *as_list(load_text(stored.get("rest")))]
 
 
 def _bare(message: Any) -> Any:
@@ -250,3 +253,38 @@ def directory_lock(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+_WORKERS = ("score", "teacher")
+"""Names of the writers that append to finished runs; the files they write begin with them."""
+
+
+@asynccontextmanager
+async def appending(folder: Path, worker: str) -> AsyncIterator[LedgerWriter]:
+    """Lock a run, yield a writer of further events, and seal it again; LedgerError if it does not match its seal."""
+    loop = asyncio.get_running_loop()
+    with directory_lock(folder):
+        sealed = await loop.run_in_executor(None, _must_seal, folder)
+        try:
+            with LedgerWriter(folder, worker=worker) as writer:
+                yield writer
+        finally:  # seal the new events even if something failed
+            if sealed:
+                await loop.run_in_executor(None, seal, folder)
+
+
+def _must_seal(folder: Path) -> bool:
+    """Return whether the run must be sealed afterwards; raise LedgerError if its files do not match its seal."""
+    if read_seal(folder) is None:
+        return False
+    faults = check_seal(folder)
+    new = [fault for fault in faults if fault.kind is SealFault.NEW]
+    if len(new) == len(faults):
+        # New files of a resumed run are sealed by that run. New files of an interrupted call of ours are sealed now.
+        return all(fault.shard.startswith(tuple(f"{name}-" for name in _WORKERS)) for fault in new)
+    if faults := [fault for fault in faults if fault not in new]:
+        raise LedgerError(
+            f"{faults[0].shard}: {faults[0].message}. The run in {folder} does not match its seal and is not sealed "
+            f"again: run `strands-sglang verify {folder}` for details"
+        )
+    return True

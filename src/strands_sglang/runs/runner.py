@@ -1,5 +1,7 @@
 """Runs an agent on many tasks, several times each, and returns the episodes: `rollout`, and `rollout_sync` for scripts.
 
+`RunOptions` has the options that most runs do not need; each is validated when the object is made.
+
 Invariant: a failed episode is data. `rollout` raises only for invalid arguments (before anything runs, with a message
 that says what to do), for a server that does not fit or cannot be reached, for a ledger that cannot be written, if the
 first episodes all fail with the same error, for errors of the user's tasks and callbacks, and when it is cancelled. The
@@ -13,25 +15,25 @@ import inspect
 import uuid
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
 from strands_sglang._async import run_async
-from strands_sglang._checks import check_int, closest_name
+from strands_sglang._checks import check_int, check_number, chosen, closest_name
 from strands_sglang.engine import SGLangClient, TokenEngine, is_server
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.ledger.writer import Durability
 from strands_sglang.provider.config import ModelOptions
 from strands_sglang.runs.controller import RunController
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.groups import GroupCollector, GroupFilter, GroupFilters, RunResult
 from strands_sglang.runs.interrupt import InterruptHandler, interrupted_line, this_command
 from strands_sglang.runs.limits import Limits
-from strands_sglang.runs.monitoring.metrics import RunCounters
+from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics
 from strands_sglang.runs.monitoring.progress import Progress, ProgressKind, Reporter, display_for
 from strands_sglang.runs.monitoring.trackers import TrackedRun, Tracker, Tracking, tracker_for
-from strands_sglang.runs.options import RunOptions
 from strands_sglang.runs.preflight import preflight_run
 from strands_sglang.runs.recording.event_data import ToolArguments
 from strands_sglang.runs.resume import directory_lock, read_previous_run
@@ -42,6 +44,56 @@ from strands_sglang.runs.workers.spec import BuildAgent, RunSpec, ScoreEpisode
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Less common options of `rollout`.
+
+    Example:
+        >>> options = RunOptions(reward_timeout=60, on_metrics=lambda metrics: tracker.log(metrics.to_dict()))
+    """
+
+    durability: Durability = Durability.PROCESS
+    """Which failures a written event survives: a crash of the process, or of the machine."""
+    rerun_tools: Collection[str] = ()
+    """Names of tools that are run again when an episode is resumed, because they keep state in memory."""
+    tool_arguments: ToolArguments | str = ToolArguments.RECORD
+    """How the ledger records arguments of tool calls: "record", or "digest" if hooks pass secrets to tools; what the
+    model sampled is recorded as tokens in either case."""
+    reward_timeout: float | None = None
+    """Seconds that scoring an episode may take; None: no limit."""
+    prefix_warmup: float | None = 1.0
+    """Seconds that the other samples of a task wait at most until the first turn of its first sample, so that
+    their common prompt is in the engine's prefix cache; None: they start at once."""
+    stop_if_first_fail: int | None = 8
+    """The run stops if this many first episodes all fail with the same error class, because of the agent's code or
+    because the engine rejects the requests; None: it never stops for this."""
+    on_metrics: Callable[[RunMetrics], Any] | None = None
+    """Called with a `RunMetrics` every `metrics_interval` seconds, and at the end; None: not called."""
+    metrics_interval: float = 10.0
+    preflight: bool = True
+    """Whether to check the SGLang server before the run starts, for at most 5 seconds: that it answers, and that
+    tokenizer, chat template, context length and sampling parameters fit it."""
+    tune_runtime: bool = True
+    """Whether the run changes settings of its processes while it runs: more threads for synchronous tools (the event
+    loop's default executor), fewer garbage collections, and a limit of open files that allows for all connections.
+    Executor and collector are restored at the end."""
+    fast_agents: bool = True
+    """Whether agents run inside `fast_agents`. Without, the SDK's own loop limits an invocation to about 300 turns."""
+
+    def __post_init__(self) -> None:
+        check_number("RunOptions.reward_timeout", self.reward_timeout)
+        check_number("RunOptions.prefix_warmup", self.prefix_warmup)
+        check_int("RunOptions.stop_if_first_fail", self.stop_if_first_fail)
+        check_number("RunOptions.metrics_interval", self.metrics_interval, optional=False)
+        for name in ("preflight", "tune_runtime", "fast_agents"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"RunOptions.{name} must be True or False, got {getattr(self, name)!r:.100}")
+        tools = frozenset([self.rerun_tools] if isinstance(self.rerun_tools, str) else self.rerun_tools)
+        object.__setattr__(self, "rerun_tools", tools)
+        arguments = chosen("RunOptions.tool_arguments", self.tool_arguments, ToolArguments)
+        object.__setattr__(self, "tool_arguments", arguments)
 
 
 def checked_tasks(tasks: Any) -> list[Task] | Iterable[Any]:

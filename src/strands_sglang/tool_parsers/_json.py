@@ -15,8 +15,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
-from strands_sglang.tool_parsers._sampled_text import SampledText
-from strands_sglang.tool_parsers.parsed import CallFault, ParseFailure, quoted
+from strands_sglang.tool_parsers.parsed import CallFault, ParseFailure, SampledText, quoted
 
 MAX_DEPTH = 100
 """Far below what the interpreter or a later deep copy can handle."""

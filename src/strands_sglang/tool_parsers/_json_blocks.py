@@ -40,9 +40,18 @@ from strands_sglang.tool_parsers._json import (
     name_of,
     skip_space,
 )
-from strands_sglang.tool_parsers._sampled_text import Mark, Markers, SampledText
 from strands_sglang.tool_parsers.base import FramedToolParser, Schemas
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, Found, Frame, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.parsed import (
+    CallFault,
+    FailedCall,
+    Found,
+    Frame,
+    Mark,
+    Markers,
+    ParseFailure,
+    SampledText,
+    ToolCall,
+)
 
 
 class ListEnd(NamedTuple):
@@ -104,6 +113,11 @@ class CallList:
         if after > end:
             yield Frame(self._text[end:after], end)
         return after
+
+    def between_markers(self, opening: str, at: int) -> Iterator[Found]:
+        """Yield the contents of every block from `at` on, each after an opening marker."""
+        while (start := self._text.mark(opening, at)) >= 0:
+            at = yield from self.read(start, start + len(opening))
 
     def _first(self, at: int) -> int:
         text, end = self._text, self._end

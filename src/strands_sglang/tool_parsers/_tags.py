@@ -25,9 +25,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from strands_sglang.tool_parsers._json import skip_space
-from strands_sglang.tool_parsers._sampled_text import Markers, SampledText
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, ToolCall, quoted
-from strands_sglang.tool_parsers.schemas import checked_text
+from strands_sglang.tool_parsers.base import Schemas
+from strands_sglang.tool_parsers.parsed import (
+    CallFault,
+    FailedCall,
+    Markers,
+    ParseFailure,
+    SampledText,
+    ToolCall,
+    quoted,
+)
+from strands_sglang.tool_parsers.schemas import Values, checked_text
 
 _NAME = re.compile(r"[^\s<>\"'{}]+")
 _INSIDE_TAG = re.compile(r'[^<>"\n]*')
@@ -112,6 +120,21 @@ class CallTags:
             message = f"{mark.marker} comes before the {closing} of parameter {quoted(key)}; a value cannot contain it"
             raise CallFault(ParseFailure.UNCLOSED, message, past=mark.start, at=mark.start)
         return mark.start
+
+    def scan_bare(
+        self, text: SampledText, at: int, schemas: Schemas, *, newlines: bool = False
+    ) -> Iterator[ToolCall | FailedCall]:
+        """Scan calls whose values are bare; `newlines`: one at each end of a value belongs to the format."""
+        values = Values(schemas)
+
+        def read(tool: str, key: str, start: int) -> tuple[Any, int]:
+            end = closing = self.value_end(text, start, key)
+            if newlines:
+                start += text.startswith("\n", start, closing)
+                end -= text.endswith("\n", start, closing)
+            return values.read(tool, key, text, start, end), closing + len(self._parameter.closing)
+
+        return self.scan(text, at, read)
 
     def _block(self, text: SampledText, start: int, block: Block, read: ReadParameter) -> list[ToolCall | FailedCall]:
         found: list[ToolCall | FailedCall] = []

@@ -13,12 +13,12 @@ from typing import Any, ClassVar, TypeAlias
 
 from typing_extensions import override
 
-from strands_sglang.tool_parsers._sampled_text import SampledText
 from strands_sglang.tool_parsers.parsed import (
     FailedCall,
     Found,
     ParsedTurn,
     ReasoningSplit,
+    SampledText,
     ToolCall,
     outside_reasoning,
     split_reasoning,

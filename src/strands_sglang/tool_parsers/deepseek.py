@@ -43,10 +43,9 @@ from typing_extensions import override
 
 from strands_sglang.tool_parsers._json import JsonReader, skip_space
 from strands_sglang.tool_parsers._json_blocks import Head, SectionMarkers, SectionToolParser
-from strands_sglang.tool_parsers._sampled_text import Mark, SampledText
 from strands_sglang.tool_parsers._tags import Block, CallTags, Tag
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, ToolCall, quoted
+from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, Mark, ParseFailure, SampledText, ToolCall, quoted
 from strands_sglang.tool_parsers.schemas import checked_text
 
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"

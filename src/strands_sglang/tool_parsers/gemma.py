@@ -27,9 +27,8 @@ from typing import Any, ClassVar, NamedTuple
 from typing_extensions import override
 
 from strands_sglang.tool_parsers._json import MAX_DEPTH, MAX_DIGITS, float_problem, skip_space
-from strands_sglang.tool_parsers._sampled_text import Markers, SampledText
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, Markers, ParseFailure, SampledText, ToolCall
 
 
 class _Dialect(NamedTuple):

@@ -21,10 +21,18 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from strands_sglang.tool_parsers._json import skip_space
-from strands_sglang.tool_parsers._sampled_text import Mark, Markers, SampledText
 from strands_sglang.tool_parsers._tags import checked_key, checked_name
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, ToolCall, quoted
+from strands_sglang.tool_parsers.parsed import (
+    CallFault,
+    FailedCall,
+    Mark,
+    Markers,
+    ParseFailure,
+    SampledText,
+    ToolCall,
+    quoted,
+)
 from strands_sglang.tool_parsers.schemas import Values
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"

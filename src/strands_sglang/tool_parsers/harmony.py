@@ -30,9 +30,17 @@ from typing import ClassVar, NamedTuple
 from typing_extensions import override
 
 from strands_sglang.tool_parsers._json import JsonReader, as_arguments, skip_space
-from strands_sglang.tool_parsers._sampled_text import Mark, Markers, SampledText
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParsedTurn, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.parsed import (
+    CallFault,
+    FailedCall,
+    Mark,
+    Markers,
+    ParsedTurn,
+    ParseFailure,
+    SampledText,
+    ToolCall,
+)
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"

@@ -15,8 +15,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from strands_sglang.tool_parsers._json_blocks import Head, SectionMarkers, SectionToolParser
-from strands_sglang.tool_parsers._sampled_text import Mark, SampledText
-from strands_sglang.tool_parsers.parsed import CallFault, ParseFailure
+from strands_sglang.tool_parsers.parsed import CallFault, Mark, ParseFailure, SampledText
 
 _BEGIN, _END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL_BEGIN, _SEPARATOR, _CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

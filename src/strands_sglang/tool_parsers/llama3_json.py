@@ -25,9 +25,8 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from strands_sglang.tool_parsers._json import TurnJson, arguments_of, name_of, skip_space
-from strands_sglang.tool_parsers._sampled_text import SampledText
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, SampledText, ToolCall
 
 _TAG = "<|python_tag|>"
 _ARGUMENTS = "parameters"

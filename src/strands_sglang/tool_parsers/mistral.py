@@ -24,9 +24,17 @@ from typing_extensions import override
 
 from strands_sglang.tool_parsers._json import TurnJson, as_arguments, skip_space
 from strands_sglang.tool_parsers._json_blocks import CallList, ListEnd
-from strands_sglang.tool_parsers._sampled_text import Mark, Markers, SampledText
 from strands_sglang.tool_parsers.base import FramedToolParser, Schemas
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, Found, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.parsed import (
+    CallFault,
+    FailedCall,
+    Found,
+    Mark,
+    Markers,
+    ParseFailure,
+    SampledText,
+    ToolCall,
+)
 
 _OPENING = "[TOOL_CALLS]"
 _ID = "[CALL_ID]"

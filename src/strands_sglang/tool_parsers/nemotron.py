@@ -16,9 +16,8 @@ from typing_extensions import override
 
 from strands_sglang.tool_parsers._json import TurnJson
 from strands_sglang.tool_parsers._json_blocks import CallList, ListEnd
-from strands_sglang.tool_parsers._sampled_text import SampledText
 from strands_sglang.tool_parsers.base import FramedToolParser, Schemas
-from strands_sglang.tool_parsers.parsed import Found
+from strands_sglang.tool_parsers.parsed import Found, SampledText
 
 _OPENING = "<TOOLCALL>"
 _CLOSING = "</TOOLCALL>"
@@ -33,10 +32,5 @@ class NemotronToolParser(FramedToolParser):
 
     @override
     def read(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[Found]:
-        start = text.mark(_OPENING, at)
-        if start < 0:
-            return
-        lists = CallList(text, TurnJson(text), ListEnd(_CLOSING))
-        while start >= 0:
-            at = yield from lists.read(start, start + len(_OPENING))
-            start = text.mark(_OPENING, at)
+        if text.mark(_OPENING, at) >= 0:
+            yield from CallList(text, TurnJson(text), ListEnd(_CLOSING)).between_markers(_OPENING, at)

@@ -29,9 +29,8 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from strands_sglang.tool_parsers._python import PythonReader, skip_blanks
-from strands_sglang.tool_parsers._sampled_text import SampledText
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, ToolCall
+from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParseFailure, SampledText, ToolCall
 
 _OPENING = "<|python_start|>"
 _CLOSING = "<|python_end|>"

@@ -20,15 +20,13 @@ Invariant: a call is all of these tags in this order, and a value contains none 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from typing_extensions import override
 
-from strands_sglang.tool_parsers._sampled_text import SampledText
 from strands_sglang.tool_parsers._tags import Block, CallTags, Tag
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
-from strands_sglang.tool_parsers.parsed import FailedCall, ToolCall
-from strands_sglang.tool_parsers.schemas import Values
+from strands_sglang.tool_parsers.parsed import FailedCall, SampledText, ToolCall
 
 _BLOCK = Block("<tool_call>", "</tool_call>")
 _FUNCTION = Tag("<function=", ">", "</function>")
@@ -45,15 +43,7 @@ class Qwen3CoderToolParser(ToolParser):
 
     @override
     def scan(self, text: SampledText, at: int, schemas: Schemas) -> Iterator[ToolCall | FailedCall]:
-        values = Values(schemas)
-
-        def read(tool: str, key: str, at: int) -> tuple[Any, int]:
-            closing = _TAGS.value_end(text, at, key)
-            start = at + text.startswith("\n", at, closing)
-            end = closing - text.endswith("\n", start, closing)
-            return values.read(tool, key, text, start, end), closing + len(_PARAMETER.closing)
-
-        return _TAGS.scan(text, at, read)
+        return _TAGS.scan_bare(text, at, schemas, newlines=True)
 
 
 QwenXMLToolParser = Qwen3CoderToolParser

@@ -1,22 +1,74 @@
-"""The viewer of recorded runs: a local web page, or one HTML file. `view` opens it, `export_html` writes the file."""
+"""The viewer of recorded runs: a local web page, or one HTML file. `view` opens it, `export_html` writes the file.
+
+Invariant: the page is served on this machine only, until the caller stops it; the run is never changed.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strands_sglang._async import run_async
+from strands_sglang._terminal import escape_for_terminal
+from strands_sglang.errors import ConfigurationError
+
 if TYPE_CHECKING:
-    from strands_sglang.viewer.command import view as view
     from strands_sglang.viewer.export import export_html as export_html
 
 __all__ = ["view", "export_html"]
 
-_HOMES = {"view": "strands_sglang.viewer.command", "export_html": "strands_sglang.viewer.export"}
+
+def view(
+    directory: str | Path,
+    *,
+    tokenizer: Any = None,
+    port: int = 0,
+    browser: bool = True,
+    ready: Callable[[str], None] | None = None,
+) -> None:
+    """Show a recorded run in the browser. Returns after Ctrl-C.
+
+    Args:
+        directory: Directory of the run. A run that is being written is followed.
+        tokenizer: The model's tokenizer, or a name or path to load it from; None: the one that run.json names. Without
+            a tokenizer, tokens are shown as ids.
+        port: Port on 127.0.0.1; 0: any free one.
+        browser: Whether to open the page in the default browser.
+        ready: Called with the address of the page once it can be opened; None: the address is printed.
+
+    Raises:
+        LedgerError: The directory contains no run.
+        ConfigurationError: The port is taken or not valid.
+    """
+    import webbrowser
+
+    from strands_sglang.viewer.server import RunViewer, serve
+
+    if type(port) is not int or not 0 <= port <= 65535:
+        raise ConfigurationError(f"port must be an int from 0 to 65535 (0: any free port), got {port!r}")
+    viewer = RunViewer(directory, tokenizer)
+
+    def announce(address: str) -> None:
+        if ready is not None:
+            ready(address)
+        else:
+            shown = escape_for_terminal(str(directory))
+            print(f"{shown} is shown at {address} (Ctrl-C ends the viewer)", file=sys.stderr, flush=True)
+        if browser:
+            webbrowser.open(address)
+
+    try:
+        run_async(serve(viewer, port=port, ready=announce))
+    except KeyboardInterrupt:
+        pass
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use."""
-    if name not in _HOMES:
+    """Import `export_html`, and with it the server, on first use."""
+    if name != "export_html":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
+    from strands_sglang.viewer.export import export_html
 
-    return getattr(import_module(_HOMES[name]), name)
+    return export_html

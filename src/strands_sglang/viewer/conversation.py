@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from strands_sglang._json import dump_text
+from strands_sglang._json import as_list, dump_text
 from strands_sglang.chat.failed_call import FAILED_CALL
 from strands_sglang.ledger.files import FILE_KEY
 from strands_sglang.tokens import TokenTree, Turn
@@ -55,7 +55,7 @@ def items_by_turn(
             own = list(final[1])
         elif one is main and final[1] and _role(final[1][-1]) == "assistant" and len(own) == len(messages):
             own.append(final[1][-1])  # the history was trimmed: only the last message is known to belong here
-        ends = _prompt_ends(own, len(messages), counts if isinstance(counts, list) else [], len(path))
+        ends = _prompt_ends(own, len(messages), as_list(counts), len(path))
         before = 0
         for number, turn in enumerate(path):
             count = ends[number]
@@ -118,7 +118,7 @@ def message_items(message: Any) -> list[dict[str, Any]]:
     role = str(_role(message))
     content = message.get("content") if isinstance(message, Mapping) else None
     items = []
-    for block in content if isinstance(content, list) else []:
+    for block in as_list(content):
         if isinstance(block, Mapping):
             items.append({"role": role, **_block_item(block)})
     return items
@@ -161,7 +161,7 @@ def image_digest(block: Any) -> str | None:
 
 def _result_text(content: Any) -> str:
     parts = []
-    for block in content if isinstance(content, list) else []:
+    for block in as_list(content):
         if isinstance(block, Mapping) and image_digest(block) is None:
             text = block.get("text")
             parts.append(text if isinstance(text, str) else dump_text(block.get("json", block)))

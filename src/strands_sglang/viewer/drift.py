@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from strands_sglang._json import as_dict
 from strands_sglang.chat.messages import template_messages, template_tools
 from strands_sglang.errors import StrandsSGLangError
 from strands_sglang.ledger.record import EpisodeRecord
@@ -108,8 +109,7 @@ def _rendered(conversation: Mapping[str, Any], texts: TokenTexts, run: Mapping[s
     system = conversation.get("system")
     if isinstance(system, str):
         messages.insert(0, {"role": "system", "content": system})
-    settings = (run or {}).get("settings")
-    options = settings if isinstance(settings, dict) else {}
+    options = as_dict((run or {}).get("settings"))
     chosen: dict[str, Any] = {}
     if isinstance(options.get("enable_thinking"), bool):
         chosen["enable_thinking"] = options["enable_thinking"]

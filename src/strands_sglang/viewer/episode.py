@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strands_sglang._json import dump_text, jsonable
+from strands_sglang._json import as_dict, as_list, dump_text, jsonable
 from strands_sglang.errors import StrandsSGLangError
 from strands_sglang.ledger.event import EndData, Event, EventKind, data_of
 from strands_sglang.ledger.record import EpisodeRecord
@@ -41,8 +41,7 @@ def episode_view(
 ) -> dict[str, Any]:
     """Return what the page shows of one episode; texts None: ids. A tool result has `max_result` characters."""
     end: Mapping[str, Any] = {} if record.end is None else record.end.data
-    metrics = end.get("metrics")
-    used: dict[str, Any] = metrics if isinstance(metrics, dict) else {}
+    used = as_dict(end.get("metrics"))
     begin: Mapping[str, Any] = {} if record.begin is None else record.begin.data
     problems = [str(problem) for problem in record.problems]
     calls: dict[int, Event] = {}
@@ -232,8 +231,7 @@ def _tool(event: Event, max_result: int) -> dict[str, Any]:
     tool = _plain(event, "id", "name", "arguments", "outcome", "raised", "raised_at", "seconds", "calls", "within")
     result = event.data.get("result")
     if isinstance(result, dict):
-        content = result.get("content")
-        blocks = content if isinstance(content, list) else []
+        blocks = as_list(result.get("content"))
         tool |= {"status": result.get("status"), "text": "\n".join(map(_block_text, blocks))[:max_result]}
     else:
         tool |= {"status": None, "text": None}
@@ -285,8 +283,7 @@ def timeline(events: Sequence[Event], metrics: Mapping[str, Any]) -> dict[str, A
     by_within: dict[tuple[str, ...], list[Event]] = {}
     for event in events:
         if event.kind in (EventKind.CALL, EventKind.TOOL, EventKind.CALL_ERROR):
-            within = event.data.get("within")
-            key = tuple(map(str, within)) if isinstance(within, list) else ()
+            key = tuple(map(str, as_list(event.data.get("within"))))
             by_within.setdefault(key, []).append(event)
     spans: list[list[Any]] = []
     placed = _lay_out((), 0.0, by_within, spans)

@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from strands_sglang._json import load_text
+from strands_sglang._json import as_list, load_text
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import EventHead, decoded_head, first_size
 from strands_sglang.ledger.event import EventKind
@@ -85,7 +85,7 @@ def _texts(head: EventHead) -> Iterator[str]:
         detail = head.data.get("detail")
         yield from _strings(detail.get("failed_calls") if isinstance(detail, dict) else None)
     if head.kind is EventKind.END:
-        for conversation in _list(load_text(head.data.get("conversations"))):
+        for conversation in as_list(load_text(head.data.get("conversations"))):
             if isinstance(conversation, dict):
                 yield from _strings([conversation.get("system"), conversation.get("messages")])
         messages = head.data.get("messages")
@@ -103,7 +103,3 @@ def _strings(value: Any, *, keys: bool = False) -> Iterator[str]:
             waiting += [*one.values(), *(one if keys else ())]
         elif isinstance(one, list):
             waiting += one
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -6,8 +6,8 @@ import pytest
 
 from strands_sglang.chat.control_tokens import ControlTokens
 from strands_sglang.chat.soundness.images import WrittenImage, written_images
-from strands_sglang.chat.soundness.summary import summary_lines
 from strands_sglang.chat.template import ChatTemplate
+from strands_sglang.cli.commands.templates import summary_lines
 from support.families import tokenizer
 
 PLACEHOLDER, TEXT, DROPPED, REFUSED = WrittenImage

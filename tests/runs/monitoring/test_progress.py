@@ -16,8 +16,7 @@ from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.monitoring.live_view import LiveView
 from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics, bar, curve, duration, rounded, shrunk
-from strands_sglang.runs.monitoring.progress import Display, ProgressKind, display_for
-from strands_sglang.runs.monitoring.text_view import TextView
+from strands_sglang.runs.monitoring.progress import Display, ProgressKind, TextView, display_for
 from support.rollout.finished import finished
 
 SOME = RunMetrics(

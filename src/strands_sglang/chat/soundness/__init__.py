@@ -1,7 +1,4 @@
-"""Soundness: for which steps the bridge of a chat template is proved to be exact.
-
-Run `python -m strands_sglang.chat.soundness` for a report on a tokenizer.
-"""
+"""Soundness: for which steps the bridge of a chat template is proved to be exact."""
 
 from strands_sglang.chat.soundness.report import (
     UNPROBED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from strands_sglang.cli._command import Command
+from strands_sglang.cli import _command as cli
 
 _DESCRIPTION = """\
 Print the script that completes commands, options and their values in bash (4.4 or newer), zsh or fish. Load it where
@@ -26,7 +26,7 @@ def run(shell: str) -> int:
     return 0
 
 
-command = Command(
+command = cli.Command(
     "completion",
     callback=run,
     help=_DESCRIPTION,

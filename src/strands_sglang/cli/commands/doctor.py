@@ -10,10 +10,8 @@ import shutil
 import sys
 from typing import Any
 
-import click
-
 from strands_sglang._terminal import escape_for_terminal
-from strands_sglang.cli._command import Command, function_option, import_function, json_option
+from strands_sglang.cli import _command as cli
 from strands_sglang.cli._run_options import API_KEY, model_arguments, model_params
 
 _DESCRIPTION = """\
@@ -47,10 +45,9 @@ def run(
 ) -> int:
     """Check everything; return the exit code. A server that is missing or wrong is in the report, not an error."""
     from strands_sglang._async import run_async
-    from strands_sglang.cli._output import Paint, json_text, wants_colours
     from strands_sglang.doctor import diagnose
 
-    build = None if agent is None else import_function(agent, "--agent", "my_agent:build")
+    build = None if agent is None else cli.import_function(agent, "--agent", "my_agent:build")
     if not as_json and sys.stderr.isatty():
         waiting = f"checking {escape_for_terminal(base_url)}, for {timeout:g} seconds at most ..."
         print(waiting, file=sys.stderr, flush=True)
@@ -69,9 +66,9 @@ def run(
         )
     )
     if as_json:
-        print(json_text(report.to_dict(), indent=2))
+        print(cli.json_text(report.to_dict(), indent=2))
         return report.exit_code
-    paint = Paint(wants_colours())
+    paint = cli.Paint(cli.wants_colours())
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in report.text(width).splitlines():
         word = line[:4]
@@ -79,47 +76,27 @@ def run(
     return report.exit_code
 
 
-command = Command(
+command = cli.Command(
     "doctor",
     callback=run,
     help=_DESCRIPTION,
     params=[
-        click.Option(["--base-url"], metavar="URL", required=True, help="address of the SGLang server or router"),
-        click.Option(["--tokenizer"], metavar="NAME", required=True, help="the model's tokenizer: a name or path"),
-        function_option("--agent", "build function: build(task, model) returns an agent; it is built and not run"),
-        click.Option(
-            ["--concurrency"],
-            type=click.IntRange(min=1),
-            default=1000,
-            show_default=True,
-            metavar="N",
-            help="episodes that will run at once",
-        ),
-        click.Option(
-            ["--workers"],
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-            metavar="N",
-            help="Ray processes that will be used",
-        ),
-        click.Option(
-            ["--dtype"],
+        cli.option("--base-url", "address of the SGLang server or router", metavar="URL", required=True),
+        cli.option("--tokenizer", "the model's tokenizer: a name or path", metavar="NAME", required=True),
+        cli.function_option("--agent", "build function: build(task, model) returns an agent; it is built and not run"),
+        cli.option("--concurrency", "episodes that will run at once", cli.POSITIVE, default=1000),
+        cli.option("--workers", "Ray processes that will be used", cli.NOT_NEGATIVE, default=0),
+        cli.option(
+            "--dtype",
+            "number format in which your trainer computes logprobs, such as bfloat16 (default: the checkpoint's)",
             metavar="NAME",
-            help="number format in which your trainer computes logprobs, such as bfloat16 (default: the checkpoint's)",
         ),
-        click.Option(
-            ["--timeout"], type=float, default=20.0, show_default=True, metavar="N", help="seconds of each check"
-        ),
-        click.Option(
-            ["--only"],
-            type=click.Choice(CHECKS),
-            metavar="CHECK",
-            multiple=True,
-            help=f"only this check: {', '.join(CHECKS)}; can be repeated",
+        cli.option("--timeout", "seconds of each check", float, default=20.0),
+        cli.option(
+            "--only", f"only this check: {', '.join(CHECKS)}; can be repeated", CHECKS, metavar="CHECK", multiple=True
         ),
         *model_params(),
-        json_option(),
+        cli.json_option(),
     ],
     exit_codes={
         0: "every check passed or was skipped",

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from strands_sglang._terminal import counted, escape_for_terminal
-from strands_sglang.cli._command import Command, episode_option, json_object, json_option, tokenizer_option
+from strands_sglang.cli import _command as cli
 from strands_sglang.errors import ConfigurationError
 
 MEASURED, INCOMPLETE, NOTHING = 0, 1, 3  # exit codes: all was measured; something is unreadable; nothing is there
@@ -37,7 +37,6 @@ def run(
     as_json: bool,
 ) -> int:
     """Measure a run or a file; return the exit code."""
-    from strands_sglang.cli._output import json_text
     from strands_sglang.drift import measure
 
     name, options = _tokenizer_and_options(source, tokenizer, model_options)
@@ -56,7 +55,7 @@ def run(
         with replace_file(Path(html)) as temporary:
             temporary.write_text(html_page(report), encoding="utf-8")
     if as_json:
-        print(json_text(report.to_dict(), indent=2))
+        print(cli.json_text(report.to_dict(), indent=2))
     else:
         print(report.text(examples))
     if html is not None:
@@ -92,39 +91,26 @@ def _tokenizer_and_options(source: str, tokenizer: str | None, given: dict[str, 
     return name, {**chosen, "chat_template_kwargs": arguments}
 
 
-command = Command(
+command = cli.Command(
     "drift",
     callback=run,
     help=_DESCRIPTION,
     params=[
         click.Argument(["source"], metavar="SOURCE", type=click.Path()),
-        tokenizer_option("the one in run.json; required for a file"),
-        click.Option(["--html"], type=click.Path(dir_okay=False), metavar="FILE", help="also write a page with plots"),
-        episode_option("only this episode, or this line of a file; can be repeated"),
-        click.Option(
-            ["--examples"],
-            type=click.IntRange(min=0),
-            default=1,
-            show_default=True,
-            metavar="N",
-            help="examples of each method and cause",
-        ),
-        click.Option(
-            ["--processes"],
-            type=click.IntRange(min=1),
-            default=1,
-            show_default=True,
-            metavar="N",
-            help="processes to use",
-        ),
-        click.Option(
-            ["--model-options"],
-            type=json_object,
+        cli.tokenizer_option("the one in run.json; required for a file"),
+        cli.option("--html", "also write a page with plots", click.Path(dir_okay=False), metavar="FILE"),
+        cli.episode_option("only this episode, or this line of a file; can be repeated"),
+        cli.option("--examples", "examples of each method and cause", cli.NOT_NEGATIVE, default=1),
+        cli.option("--processes", "processes to use", cli.POSITIVE, default=1),
+        cli.option(
+            "--model-options",
+            "tool_parser, chat_template, chat_template_kwargs or enable_thinking (default: as in run.json)",
+            cli.json_object,
             default={},
             metavar="JSON",
-            help="tool_parser, chat_template, chat_template_kwargs or enable_thinking (default: as in run.json)",
+            show_default=False,
         ),
-        json_option(),
+        cli.json_option(),
     ],
     exit_codes={
         0: "everything was measured",

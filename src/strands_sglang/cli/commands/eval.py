@@ -9,10 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from strands_sglang._terminal import counted
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, int_list, json_option
+from strands_sglang.cli import _command as cli
 from strands_sglang.cli._run_options import setting_params, task_params
 from strands_sglang.errors import ConfigurationError
 
@@ -45,7 +43,6 @@ def run(
     **given: Any,
 ) -> int:
     """Evaluate; return the exit code."""
-    from strands_sglang.cli._output import json_text
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.cli.commands.rollout import perform
     from strands_sglang.runs.offline.evaluation import evaluate, recorded_scores
@@ -70,7 +67,7 @@ def run(
         scores = _all_episodes(result)
     found = evaluate(scores, ks=k, threshold=threshold, confidence=confidence, unscored_as_zero=unscored == "zero")
     if as_json:
-        print(json_text(found.to_dict(), indent=2))
+        print(cli.json_text(found.to_dict(), indent=2))
     else:
         print(found.markdown() if markdown else found.text(_TASKS))
     if found.unscored == found.episodes:
@@ -84,42 +81,26 @@ def _all_episodes(result: RunResult) -> list[Episode]:
     return list({episode.id: episode for episode in (*groups, *result.left_over)}.values())
 
 
-command = Command(
+command = cli.Command(
     "eval",
     callback=run,
     help=_DESCRIPTION,
     params=[
         *task_params(required=False),
-        click.Option(["-d", "--directory"], metavar="DIR", help="directory of the run, to record and resume it"),
-        click.Option(["--recorded"], type=RUN_DIRECTORY, metavar="RUN", help="evaluate the run in this directory"),
-        click.Option(
-            ["-k", "--k"], type=int_list, metavar="N,N,...", help="values of k (default: 1, 2, 4, ... samples per task)"
-        ),
-        click.Option(
-            ["--threshold"],
-            type=float,
-            metavar="X",
-            default=1.0,
-            show_default=True,
-            help="reward from which an episode passes",
-        ),
-        click.Option(
-            ["--confidence"],
-            type=float,
-            default=0.95,
-            show_default=True,
-            help="confidence of the intervals",
-        ),
-        click.Option(
-            ["--unscored"],
-            type=click.Choice(["skip", "zero"]),
+        cli.option("-d --directory", "directory of the run, to record and resume it", metavar="DIR"),
+        cli.option("--recorded", "evaluate the run in this directory", cli.RUN_DIRECTORY, metavar="RUN"),
+        cli.option("-k --k", "values of k (default: 1, 2, 4, ... samples per task)", cli.int_list, metavar="N,N,..."),
+        cli.option("--threshold", "reward from which an episode passes", float, metavar="X", default=1.0),
+        cli.option("--confidence", "confidence of the intervals", float, metavar="X", default=0.95),
+        cli.option(
+            "--unscored",
+            "episodes without a reward: leave them out, or count them as 0",
+            ["skip", "zero"],
             default="skip",
-            show_default=True,
-            help="episodes without a reward: leave them out, or count them as 0",
         ),
         *setting_params(),
-        click.Option(["--markdown"], is_flag=True, help="print Markdown tables"),
-        json_option(),
+        cli.flag("--markdown", "print Markdown tables"),
+        cli.json_option(),
     ],
     exit_codes={
         0: "every episode has a reward",

@@ -11,18 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from strands_sglang.cli._command import (
-    RUN_DIRECTORY,
-    Command,
-    episode_option,
-    function_option,
-    import_function,
-    json_object,
-    json_option,
-    tokenizer_option,
-)
+from strands_sglang.cli import _command as cli
 from strands_sglang.errors import LedgerError
 
 if TYPE_CHECKING:
@@ -63,7 +52,7 @@ def run(
     name = tokenizer_of(run_file, tokenizer)
     settings = run_settings(run_file, limits, model_options)
     settings.report_left_out()
-    build = import_function(agent, "--agent", "my_agent:build")
+    build = cli.import_function(agent, "--agent", "my_agent:build")
     with fast_agents() if fast else nullcontext():
         replayed = run_async(
             replay(
@@ -116,9 +105,7 @@ def _quote(text: str) -> str:
 
 
 def _json(one: ReplayResult) -> str:
-    from strands_sglang.cli._output import json_text
-
-    return json_text(
+    return cli.json_text(
         {
             "episode": one.id,
             "verdict": one.verdict.value,
@@ -129,34 +116,31 @@ def _json(one: ReplayResult) -> str:
     )
 
 
-command = Command(
+command = cli.Command(
     "replay",
     callback=run,
     help=_DESCRIPTION,
     params=[
-        click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY),
-        function_option("--agent", "build function, as for rollout()", required=True),
-        tokenizer_option(),
-        episode_option(),
-        click.Option(
-            ["--model-options"],
-            type=json_object,
+        cli.run_argument(),
+        cli.function_option("--agent", "build function, as for rollout()", required=True),
+        cli.tokenizer_option(),
+        cli.episode_option(),
+        cli.option(
+            "--model-options",
+            "model options, as for rollout() (default of each: the value in run.json, if it is plain data)",
+            cli.json_object,
             default={},
             metavar="JSON",
-            help="model options, as for rollout() (default of each: the value in run.json, if it is plain data)",
+            show_default=False,
         ),
-        click.Option(
-            ["--limits"],
-            type=json_object,
-            metavar="JSON",
-            help="limits, as for rollout() (default: those in run.json)",
+        cli.option(
+            "--limits", "limits, as for rollout() (default: those in run.json)", cli.json_object, metavar="JSON"
         ),
-        click.Option(
-            ["--fast-agents", "fast"],
-            is_flag=True,
-            help="replay inside fast_agents(), as rollout() runs: needed for episodes of more than about 300 turns",
+        cli.flag(
+            "--fast-agents fast",
+            "replay inside fast_agents(), as rollout() runs: needed for episodes of more than about 300 turns",
         ),
-        json_option("print one JSON object per episode and line"),
+        cli.json_option("print one JSON object per episode and line"),
     ],
     exit_codes={
         0: "all trajectories are identical",

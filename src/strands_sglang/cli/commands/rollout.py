@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from strands_sglang.cli._command import INTERRUPTED, Command, json_option
+from strands_sglang.cli import _command as cli
 from strands_sglang.cli._run_options import group_params, setting_params, task_params
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def perform(given: dict[str, Any]) -> RunResult | None:
 
     arguments = rollout_arguments(given)
     build, tasks = arguments.pop("build"), arguments.pop("tasks")
-    click.get_current_context().meta[INTERRUPTED] = ""  # rollout itself says what is saved and how to resume
+    click.get_current_context().meta[cli.INTERRUPTED] = ""  # rollout itself says what is saved and how to resume
     try:
         return rollout_sync(build, tasks, **arguments)
     except RunStoppedError as error:
@@ -59,19 +59,18 @@ def perform(given: dict[str, Any]) -> RunResult | None:
 def report(result: RunResult, as_json: bool) -> int:
     """Print what came of a run; return the exit code."""
     from strands_sglang._terminal import counted, escape_for_terminal
-    from strands_sglang.cli._output import Paint, json_text, number, wants_colours
 
     metrics = result.metrics
     ends = {reason.value: count for reason, count in metrics.end_reasons.items()}
     if as_json:
         numbers = {name: value for name, value in metrics.to_dict("").items() if math.isfinite(value)}
         directory = None if result.directory is None else str(result.directory)
-        print(json_text({"run": result.run_id, "directory": directory, "end_reasons": ends, "metrics": numbers}))
+        print(cli.json_text({"run": result.run_id, "directory": directory, "end_reasons": ends, "metrics": numbers}))
     else:
-        paint = Paint(wants_colours())
+        paint = cli.Paint(cli.wants_colours())
         restored = f", {metrics.restored:,} of them from the ledger" if metrics.restored else ""
         lines = [f"{paint(counted(metrics.done, 'episode'), 'bold')}{restored}: {_listed(ends)}"]
-        lines.append(f"  reward   {number(metrics.reward_mean)} mean of {metrics.rewards:,}")
+        lines.append(f"  reward   {cli.number(metrics.reward_mean)} mean of {metrics.rewards:,}")
         if metrics.reward_errors:
             lines.append("  " + paint(f"{counted(metrics.reward_errors, 'reward')} failed", "red"))
         if result.dropped or metrics.groups_dropped:
@@ -95,16 +94,16 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "none"
 
 
-command = Command(
+command = cli.Command(
     "rollout",
     callback=run,
     help=_DESCRIPTION,
     params=[
         *task_params(required=True),
-        click.Option(["-d", "--directory"], metavar="DIR", required=True, help="directory of the run"),
+        cli.option("-d --directory", "directory of the run", metavar="DIR", required=True),
         *group_params(),
         *setting_params(),
-        json_option(),
+        cli.json_option(),
     ],
     exit_codes={
         0: "all episodes ended without a failure",

@@ -10,16 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from strands_sglang.cli._command import (
-    RUN_DIRECTORY,
-    Command,
-    episode_option,
-    function_option,
-    import_function,
-    json_option,
-)
+from strands_sglang.cli import _command as cli
 
 if TYPE_CHECKING:
     from strands_sglang.runs.offline.score_run import ScoreRunResult
@@ -52,7 +43,7 @@ def run(
     open_run(folder, needs_run_file=True)
     scored = run_async(
         score_run(
-            import_function(reward, "--reward", "my_rewards:reward"),
+            cli.import_function(reward, "--reward", "my_rewards:reward"),
             folder,
             episodes=list(episode) or None,
             unscored_only=unscored,
@@ -86,23 +77,23 @@ def _lines(scored: list[ScoreRunResult], *, signed: bool) -> list[str]:
 
 
 def _json(one: ScoreRunResult) -> str:
-    from strands_sglang.cli._output import json_text
+    return cli.json_text(
+        {"episode": one.id, "reward": one.now.value, "error": one.now.error, "before": one.before.value}
+    )
 
-    return json_text({"episode": one.id, "reward": one.now.value, "error": one.now.error, "before": one.before.value})
 
-
-command = Command(
+command = cli.Command(
     "score",
     callback=run,
     help=_DESCRIPTION,
     interrupted="scores computed so far are in the ledger and count",
     params=[
-        click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY),
-        function_option("--reward", "reward function, as for rollout()", required=True),
-        click.Option(["--unscored"], is_flag=True, help="only episodes without a score or whose reward failed"),
-        episode_option(),
-        click.Option(["--reward-timeout"], type=float, metavar="N", help="time limit for each reward, in seconds"),
-        json_option("print one JSON object per episode and line"),
+        cli.run_argument(),
+        cli.function_option("--reward", "reward function, as for rollout()", required=True),
+        cli.flag("--unscored", "only episodes without a score or whose reward failed"),
+        cli.episode_option(),
+        cli.option("--reward-timeout", "time limit for each reward, in seconds", float),
+        cli.json_option("print one JSON object per episode and line"),
     ],
     exit_codes={
         0: "all episodes were scored",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from strands_sglang._terminal import escape_for_terminal, natural_key
-from strands_sglang.cli import _episode_text, _output
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, json_option, tokenizer_option
+from strands_sglang.cli import _command as cli
+from strands_sglang.cli import _episode_text
 from strands_sglang.errors import ConfigurationError, LedgerError
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ def _show_list(
         found = [row for row in found if row["id"] in matching]
     found = _sorted(found, sort, reverse)
     if as_json:
-        print(*(_output.json_text(row) + "\n" for row in found[: limit or None]), sep="", end="")
+        print(*(cli.json_text(row) + "\n" for row in found[: limit or None]), sep="", end="")
     else:
         most = _ROWS if limit is None else limit or None
-        paint = _output.Paint(_output.wants_colours())
+        paint = cli.Paint(cli.wants_colours())
         print("\n".join(_episode_text.list_lines(str(directory), rows, found, most, paint)))
     return SHOWN if found else NOTHING
 
@@ -135,10 +135,10 @@ def _show_episode(
 ) -> int:
     shown = _episode_text.shown_episode(record, None if ids else _token_texts(tokenizer, run_file))
     if as_json:
-        print(_output.json_text(shown, indent=2))
+        print(cli.json_text(shown, indent=2))
         return SHOWN
     limits = _episode_text.mapping(_episode_text.mapping(run_file.get("settings")).get("limits"))
-    paint, longest = _output.Paint(_output.wants_colours()), None if full else _CHARACTERS
+    paint, longest = cli.Paint(cli.wants_colours()), None if full else _CHARACTERS
     printer = _episode_text.EpisodePrinter(paint, limits=limits, longest=longest, context=context, tokens=tokens)
     print("\n".join(printer.lines(shown)))
     return SHOWN
@@ -158,43 +158,40 @@ def _token_texts(tokenizer: str | None, run_file: dict[str, Any]) -> TokenTexts 
         return None
 
 
-command = Command(
+command = cli.Command(
     "show",
     callback=run,
     help=_DESCRIPTION,
     params=[
-        click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY),
+        cli.run_argument(),
         click.Argument(["episode"], metavar="[EPISODE]", required=False),
-        click.Option(
-            ["--ended"],
-            type=click.Choice(list(_episode_text.WHY)),
+        cli.option(
+            "--ended",
+            f"only episodes with this end reason: {', '.join(_episode_text.WHY)}; can be repeated",
+            list(_episode_text.WHY),
             metavar="REASON",
             multiple=True,
-            help=f"only episodes with this end reason: {', '.join(_episode_text.WHY)}; can be repeated",
         ),
-        click.Option(["--min-reward"], type=float, metavar="X", help="only episodes with at least this reward"),
-        click.Option(["--max-reward"], type=float, metavar="X", help="only episodes with at most this reward"),
-        click.Option(["--task"], metavar="ID", multiple=True, help="only episodes of this task; can be repeated"),
-        click.Option(
-            ["--text"],
+        cli.option("--min-reward", "only episodes with at least this reward", float, metavar="X"),
+        cli.option("--max-reward", "only episodes with at most this reward", float, metavar="X"),
+        cli.option("--task", "only episodes of this task; can be repeated", metavar="ID", multiple=True),
+        cli.option(
+            "--text",
+            "only episodes with this text in a message, tool call, result or error; can be repeated",
             metavar="WORDS",
             multiple=True,
-            help="only episodes with this text in a message, tool call, result or error; can be repeated",
         ),
-        click.Option(["--sort"], type=click.Choice(list(_SORT)), default="id", show_default=True, help="order"),
-        click.Option(["--reverse"], is_flag=True, help="largest or latest first"),
-        click.Option(
-            ["--limit"],
-            type=click.IntRange(min=0),
-            metavar="N",
-            help=f"number of episodes to list; 0: all (default: {_ROWS}, and all with --json)",
+        cli.option("--sort", "order", list(_SORT), default="id"),
+        cli.flag("--reverse", "largest or latest first"),
+        cli.option(
+            "--limit", f"number of episodes to list; 0: all (default: {_ROWS}, and all with --json)", cli.NOT_NEGATIVE
         ),
-        tokenizer_option("the one in run.json; without any, ids are shown"),
-        click.Option(["--ids"], is_flag=True, help="show token ids in place of text"),
-        click.Option(["--tokens"], is_flag=True, help="list sampled tokens one by one, with their logprobs"),
-        click.Option(["--context"], is_flag=True, help="also show the tokens added before each turn"),
-        click.Option(["--full"], is_flag=True, help="do not cut long texts"),
-        json_option("print JSON: one object per episode and line, or one object for EPISODE"),
+        cli.tokenizer_option("the one in run.json; without any, ids are shown"),
+        cli.flag("--ids", "show token ids in place of text"),
+        cli.flag("--tokens", "list sampled tokens one by one, with their logprobs"),
+        cli.flag("--context", "also show the tokens added before each turn"),
+        cli.flag("--full", "do not cut long texts"),
+        cli.json_option("print JSON: one object per episode and line, or one object for EPISODE"),
     ],
     exit_codes={0: "something was shown", 2: "invalid arguments, or no such run or episode", 3: "no episode matches"},
     examples=[

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from strands_sglang._terminal import escape_for_terminal
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, json_option
+from strands_sglang.cli import _command as cli
 from strands_sglang.errors import LedgerError
 
 _DESCRIPTION = """\
@@ -21,7 +19,6 @@ directory; `verify --public-key` then detects any later change. Requires the ext
 
 def run(directory: str, key: str, as_json: bool) -> int:
     """Sign a run; return the exit code."""
-    from strands_sglang.cli._output import json_text
     from strands_sglang.ledger.run_dir import write_json
     from strands_sglang.proof.files import SIGNATURE, sign_root
     from strands_sglang.proof.verify import verify
@@ -35,20 +32,20 @@ def run(directory: str, key: str, as_json: bool) -> int:
     signature = sign_root(Path(key), certificate.run, certificate.root)
     write_json(Path(directory) / SIGNATURE, signature)
     if as_json:
-        print(json_text({"run": certificate.run, "root": certificate.root, "public_key": signature["public_key"]}))
+        print(cli.json_text({"run": certificate.run, "root": certificate.root, "public_key": signature["public_key"]}))
         return 0
     print(escape_for_terminal(f"signed  root {certificate.root}  public key {signature['public_key']}"))
     return 0
 
 
-command = Command(
+command = cli.Command(
     "sign",
     callback=run,
     help=_DESCRIPTION,
     params=[
-        click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY),
-        click.Option(["--key"], metavar="PATH", required=True, help="Ed25519 private key in PEM format"),
-        json_option(),
+        cli.run_argument(),
+        cli.option("--key", "Ed25519 private key in PEM format", metavar="PATH", required=True),
+        cli.json_option(),
     ],
     exit_codes={
         0: "the run is proved and signed",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option
+from strands_sglang.cli import _command as cli
 
 if TYPE_CHECKING:
     from strands_sglang.runs.offline.teacher import TeacherReport
@@ -31,7 +31,6 @@ export; a command that was interrupted continues where it stopped.
 def run(directory: str, url: str, top: int, episode: tuple[str, ...], again: bool, at_once: int, as_json: bool) -> int:
     """Score a run with a teacher; return the exit code."""
     from strands_sglang._async import run_async
-    from strands_sglang.cli._output import json_text
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.proof.files import SIGNATURE
     from strands_sglang.runs.offline.teacher import teacher_logprobs
@@ -50,7 +49,7 @@ def run(directory: str, url: str, top: int, episode: tuple[str, ...], again: boo
         )
     )
     if as_json:
-        print(json_text(report.to_dict(), indent=2))
+        print(cli.json_text(report.to_dict(), indent=2))
     else:
         print(report.text())
         if report.episodes and (folder / SIGNATURE).exists():
@@ -75,31 +74,28 @@ class _Progress:
         print(f"{report.episodes:,} episodes, {report.tokens:,} tokens, {speed:,.0f} tokens/s", file=sys.stderr)
 
 
-command = Command(
+command = cli.Command(
     "teacher",
     callback=run,
     help=_DESCRIPTION,
     interrupted="scores computed so far are in the ledger; run the command again for the rest",
     params=[
-        click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY),
+        cli.run_argument(),
         click.Argument(["url"], metavar="URL"),
-        click.Option(
-            ["--top"],
-            type=click.IntRange(min=0),
+        cli.option(
+            "--top",
+            "also keep the K likeliest ids per token",
+            cli.NOT_NEGATIVE,
             default=0,
             metavar="K",
-            help="also keep the K likeliest ids per token",
+            show_default=False,
         ),
-        episode_option(),
-        click.Option(["--again"], is_flag=True, help="also episodes that the same teacher has scored"),
-        click.Option(
-            ["--at-once"],
-            type=click.IntRange(min=1),
-            default=16,
-            metavar="N",
-            help="number of concurrent requests (default: 16)",
+        cli.episode_option(),
+        cli.flag("--again", "also episodes that the same teacher has scored"),
+        cli.option(
+            "--at-once", "number of concurrent requests (default: 16)", cli.POSITIVE, default=16, show_default=False
         ),
-        json_option("print the report as JSON"),
+        cli.json_option("print the report as JSON"),
     ],
     exit_codes={
         0: "all episodes are scored",

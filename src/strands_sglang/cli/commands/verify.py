@@ -8,9 +8,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option
+from strands_sglang.cli import _command as cli
 from strands_sglang.errors import EngineError, LedgerError
 
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ token was sampled at its position.
 def run(**arguments: Any) -> int:
     """Verify a ledger; return the exit code."""
     from strands_sglang._terminal import escape_for_terminal
-    from strands_sglang.cli._output import json_text
     from strands_sglang.proof.finding import FindingKind
     from strands_sglang.proof.verify import verify
 
@@ -57,7 +54,7 @@ def run(**arguments: Any) -> int:
             result["rescore"] = {"verdict": "nothing", "failures": [failure]} if report is None else report.to_dict()
         if templates is not None:
             result["templates"] = templates.to_dict()
-        print(json_text(result, indent=2))
+        print(cli.json_text(result, indent=2))
     else:
         print(certificate.text())
         if options.rescore:
@@ -108,36 +105,31 @@ def _exit_code(certificate: Certificate, report: RescoreReport | None, *, rescor
     return PROVED
 
 
-command = Command(
+command = cli.Command(
     "verify",
     callback=run,
     help=_DESCRIPTION,
     params=[
-        click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY),
-        episode_option(),
-        click.Option(
-            ["--exported"], metavar="PATH", help="compare exported trajectories (JSON Lines or Parquet) with the ledger"
+        cli.run_argument(),
+        cli.episode_option(),
+        cli.option(
+            "--exported", "compare exported trajectories (JSON Lines or Parquet) with the ledger", metavar="PATH"
         ),
-        click.Option(["--exported-part"], is_flag=True, help="allow whole episodes to be missing from the export"),
-        click.Option(["--root"], metavar="HEX", help="root digest kept elsewhere, to compare with the ledger's"),
-        click.Option(["--public-key"], metavar="KEY", help="key that must have signed the run: a path, or hex"),
-        click.Option(["--rescore"], metavar="URL", help="recompute logprobs on this engine and compare"),
-        click.Option(
-            ["--tolerance"], type=float, metavar="X", help="largest accepted difference of logprobs (default: 0.001)"
+        cli.flag("--exported-part", "allow whole episodes to be missing from the export"),
+        cli.option("--root", "root digest kept elsewhere, to compare with the ledger's", metavar="HEX"),
+        cli.option("--public-key", "key that must have signed the run: a path, or hex", metavar="KEY"),
+        cli.option("--rescore", "recompute logprobs on this engine and compare", metavar="URL"),
+        cli.option("--tolerance", "largest accepted difference of logprobs (default: 0.001)", float, metavar="X"),
+        cli.option(
+            "--temperature", "temperature the run was sampled with (default: the one in run.json)", float, metavar="X"
         ),
-        click.Option(
-            ["--temperature"],
-            type=float,
-            metavar="X",
-            help="temperature the run was sampled with (default: the one in run.json)",
-        ),
-        click.Option(["--all-versions"], is_flag=True, help="also rescore tokens of other weight versions"),
-        click.Option(
-            ["--templates"],
+        cli.flag("--all-versions", "also rescore tokens of other weight versions"),
+        cli.option(
+            "--templates",
+            "compare every conversation with a full rendering of this tokenizer's chat template (name or path)",
             metavar="TOKENIZER",
-            help="compare every conversation with a full rendering of this tokenizer's chat template (name or path)",
         ),
-        json_option(),
+        cli.json_option(),
     ],
     exit_codes={
         0: "proved",

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from strands_sglang._terminal import counted, escape_for_terminal
-from strands_sglang.cli._command import RUN_DIRECTORY, Command, episode_option, json_option, tokenizer_option
+from strands_sglang.cli import _command as cli
 from strands_sglang.errors import ConfigurationError
 
 _DESCRIPTION = """\
@@ -33,14 +33,13 @@ def run(
     as_json: bool,
 ) -> int:
     """Serve or export a run; return the exit code."""
-    from strands_sglang.cli._output import json_text
     from strands_sglang.viewer import export_html, view
 
     if export is not None:
         written = export_html(directory, export, tokenizer=tokenizer, episodes=list(episode) or None)
         size = Path(export).stat().st_size
         if as_json:
-            print(json_text({"file": export, "episodes": written, "bytes": size}))
+            print(cli.json_text({"file": export, "episodes": written, "bytes": size}))
         else:
             print(f"{escape_for_terminal(export)}: {counted(written, 'episode')}, {size:,} bytes")
         return 0
@@ -49,7 +48,7 @@ def run(
 
     def announce(address: str) -> None:
         if as_json:
-            print(json_text({"address": address}), flush=True)
+            print(cli.json_text({"address": address}), flush=True)
         else:
             print(f"{escape_for_terminal(directory)} is shown at {address}", flush=True)
             print("press Ctrl-C to end the viewer", file=sys.stderr, flush=True)
@@ -58,24 +57,24 @@ def run(
     return 0
 
 
-command = Command(
+command = cli.Command(
     "view",
     callback=run,
     help=_DESCRIPTION,
     params=[
-        click.Argument(["directory"], metavar="RUN", type=RUN_DIRECTORY),
-        tokenizer_option("the one in run.json; without any, ids are shown"),
-        click.Option(
-            ["--port"],
-            type=click.IntRange(0, 65535),
+        cli.run_argument(),
+        cli.tokenizer_option("the one in run.json; without any, ids are shown"),
+        cli.option(
+            "--port",
+            "port on 127.0.0.1 (default: any free one)",
+            click.IntRange(0, 65535),
             default=0,
-            metavar="N",
-            help="port on 127.0.0.1 (default: any free one)",
+            show_default=False,
         ),
-        click.Option(["--no-browser"], is_flag=True, help="print the address and open no browser"),
-        click.Option(["--export"], type=click.Path(dir_okay=False), metavar="FILE.html", help="write one HTML file"),
-        episode_option("episode to export (default: all of a small run); can be repeated"),
-        json_option("print the address, or what was exported, as one JSON object"),
+        cli.flag("--no-browser", "print the address and open no browser"),
+        cli.option("--export", "write one HTML file", click.Path(dir_okay=False), metavar="FILE.html"),
+        cli.episode_option("episode to export (default: all of a small run); can be repeated"),
+        cli.json_option("print the address, or what was exported, as one JSON object"),
     ],
     exit_codes={
         0: "the viewer was ended with Ctrl-C, or the file was written",

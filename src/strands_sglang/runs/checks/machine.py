@@ -12,9 +12,8 @@ from importlib.util import find_spec
 
 from strands_sglang._checks import install
 from strands_sglang.errors import SandboxUnavailableError
-from strands_sglang.runs.checks.finding import Finding, failed, passed, skipped, warned
 from strands_sglang.runs.checks.server import release
-from strands_sglang.runs.checks.setup import Setup
+from strands_sglang.runs.checks.setup import Finding, Setup, failed, passed, skipped, warned
 from strands_sglang.runs.workers import process_tuning
 
 _OLDEST_RAY = (2, 31)

@@ -28,8 +28,7 @@ from strands_sglang.errors import (
 )
 from strands_sglang.proof.rescore import TOLERANCE
 from strands_sglang.provider.config import kept_top_k
-from strands_sglang.runs.checks.finding import Finding, failed, passed, skipped, warned
-from strands_sglang.runs.checks.setup import Setup, model_config
+from strands_sglang.runs.checks.setup import Finding, Setup, failed, model_config, passed, skipped, warned
 
 _SAMPLED = 16  # tokens of a probe
 _MEAN_16_BIT, _LARGEST_16_BIT = 0.05, 1.0  # differences of logprobs that 16-bit arithmetic explains

@@ -16,8 +16,7 @@ from strands_sglang._version import __version__
 from strands_sglang.engine import ServerEngine
 from strands_sglang.engine.probe import WorkerReport
 from strands_sglang.errors import ConfigurationError, EngineError
-from strands_sglang.runs.checks.finding import Finding, UnmetRequirement, failed, passed, skipped, warned
-from strands_sglang.runs.checks.setup import Setup
+from strands_sglang.runs.checks.setup import Finding, Setup, UnmetRequirement, failed, passed, skipped, warned
 
 OLDEST_SGLANG = (0, 5)  # oldest version of SGLang whose answers have everything that is needed for each token
 _OLDEST = {"strands-agents": (1, 62), "transformers": (4, 50)}

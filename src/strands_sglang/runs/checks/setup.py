@@ -1,11 +1,12 @@
-"""What is checked, and the facts that several checks need: `Setup`.
+"""What is checked, and the facts that several checks need (`Setup`); the result of a check (`Finding`).
 
 A fact is requested once, by the first check that needs it, and awaited by the others. Methods named `require_...` raise
 `UnmetRequirement` if the fact is missing: the checks that need it are skipped, and the check of the fact itself reports
 why.
 
 Invariant: only token ids that the server itself returned, or id 0, are sent: an id outside the vocabulary can crash a
-server. No request is part of an episode.
+server. No request is part of an episode. A finding that did not pass says what to do, and what a run does because of it
+(raise, log, nothing), so that `preflight` has no judgement of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from strands_sglang._json import as_dict
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.soundness import Soundness, sound_bridge
 from strands_sglang.chat.tokenization import load_tokenizer
@@ -29,9 +32,60 @@ from strands_sglang.engine.retry import server_history
 from strands_sglang.errors import EngineBusyError, EngineUnavailableError
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.config import template_arguments
-from strands_sglang.runs.checks.finding import UnmetRequirement
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.task import Task
+
+
+class Status(str, Enum):
+    """Result of one check, from best to worst."""
+
+    SKIP = "skip"
+    """It was not checked: it needs something that is missing, or that you did not ask for."""
+    PASS = "pass"
+    """Nothing to do."""
+    WARN = "warn"
+    """A run works, but slower than it could, or with a risk."""
+    FAIL = "fail"
+    """A run does not work, or records something other than you expect."""
+
+
+class UnmetRequirement(Exception):
+    """A check needs something that is missing; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check returns. With neither `error` nor `log`, a run starts without a word about it."""
+
+    status: Status
+    found: str
+    """What was found, or why it was not checked."""
+    advice: str = ""  # "" if there is nothing to do
+    error: Exception | None = None
+    """What a run raises instead of starting."""
+    log: str = ""
+    """Warning that a run logs when it starts."""
+
+
+def passed(found: str) -> Finding:
+    """Return the finding of a check that passed."""
+    return Finding(Status.PASS, found)
+
+
+def warned(found: str, advice: str, *, log: str = "") -> Finding:
+    """Return the finding of a check with a warning."""
+    return Finding(Status.WARN, found, advice, log=log)
+
+
+def failed(found: str | Exception, advice: str) -> Finding:
+    """Return the finding of a check that failed; a run raises `found` if that is an error."""
+    return Finding(Status.FAIL, str(found), advice, found if isinstance(found, Exception) else None)
+
+
+def skipped(found: str, *, log: str = "") -> Finding:
+    """Return the finding of a check that could not be made."""
+    return Finding(Status.SKIP, found, log=log)
+
 
 ValueT = TypeVar("ValueT")
 
@@ -298,7 +352,6 @@ class Setup:
 def model_config(model_path: Any) -> dict[str, Any]:
     """Return the config.json of a checkpoint; empty if that cannot be read from this machine."""
     try:
-        config = json.loads((Path(str(model_path or "")) / "config.json").read_text())
+        return as_dict(json.loads((Path(str(model_path or "")) / "config.json").read_text()))
     except (OSError, ValueError):
         return {}
-    return config if isinstance(config, dict) else {}

@@ -17,8 +17,7 @@ from strands_sglang.chat.messages import template_system, template_tools
 from strands_sglang.chat.parser_detection import detect_tool_parser, resolve_tool_parser
 from strands_sglang.chat.soundness.checks import isolates_data
 from strands_sglang.errors import ConfigurationError, StrandsSGLangError, TemplateRefusedError
-from strands_sglang.runs.checks.finding import Finding, failed, passed, skipped, warned
-from strands_sglang.runs.checks.setup import Setup, model_config
+from strands_sglang.runs.checks.setup import Finding, Setup, failed, model_config, passed, skipped, warned
 
 logger = logging.getLogger(__name__)
 

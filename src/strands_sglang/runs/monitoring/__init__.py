@@ -1,1 +1,1 @@
-"""Metrics (`metrics`), progress displays (`progress`, `live_view`, `text_view`) and OpenTelemetry (`telemetry`)."""
+"""Metrics (`metrics`), progress displays (`progress`, `live_view`) and OpenTelemetry (`telemetry`)."""

@@ -18,7 +18,6 @@ from rich.live import Live
 from rich.segment import Segment
 
 from strands_sglang.runs.monitoring.metrics import RunMetrics, bar, curve, duration, rounded, shrunk
-from strands_sglang.runs.monitoring.text_view import newest_version
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 120  # columns
 _MAX_REASONS = 6  # number of end reasons with a row of their own; the others share one row if they are two or more
@@ -164,7 +163,7 @@ class View:
             "live": f"{now.live:,}",
             "waiting": "-" if now.waiting is None else f"{now.waiting:,}",
             "cached": "-" if now.cache_hit_rate is None else f"{100 * now.cache_hit_rate:.0f} %",
-            "weights": _printable(newest_version(now) or "-"),
+            "weights": _printable(now.newest_version or "-"),
         }
         column = inner_width // len(cells)
         widths = [column] * (len(cells) - 1) + [inner_width - column * (len(cells) - 1)]

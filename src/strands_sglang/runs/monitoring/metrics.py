@@ -152,6 +152,11 @@ class RunMetrics:
     versions: dict[str | None, int] = field(default_factory=dict)
     """Episodes by weight version of their tokens (None: not reported), oldest first, the newest 32 versions."""
 
+    @property
+    def newest_version(self) -> str | None:
+        """The weight version that appeared last; None if the engine reported none."""
+        return next((version for version in reversed(list(self.versions)) if version is not None), None)
+
     def to_dict(self, prefix: str = "rollout/") -> dict[str, float]:
         """Return the numbers under flat names, for an experiment tracker; unknown numbers are left out."""
         flat: dict[str, float] = {}

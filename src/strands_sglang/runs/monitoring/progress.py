@@ -1,7 +1,14 @@
 """Reports the metrics of a run to a progress display, the `on_metrics` callback and a tracker: `Reporter`.
 
+A terminal or a notebook gets a panel (`live_view.py`, with the extra `progress`), anything else a line of text every 10
+seconds (`TextView`):
+
+    rollout done=412 total=1024 live=256 waiting=356 eta_seconds=1100 tokens_per_second=12431 ...
+
 Invariant: an error of a display or callback never stops the run. A display or synchronous callback that raises is not
-called again, and its error is logged.
+called again, and its error is logged. Each line of text is one write. After the title, every item is `field=value`
+without spaces, except `latest_error`, which is the last item and is quoted. Unknown numbers are left out. A line
+contains no control characters.
 """
 
 from __future__ import annotations
@@ -9,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import inspect
+import json
 import logging
 import os
 import sys
@@ -17,11 +25,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol, TextIO
 
-from strands_sglang._checks import install
+from strands_sglang._checks import chosen, install
+from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.episode import TurnCounts
 from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics
-from strands_sglang.runs.monitoring.text_view import TextView
 from strands_sglang.runs.monitoring.trackers import Tracking
 
 logger = logging.getLogger(__name__)
@@ -113,11 +121,9 @@ def display_for(
 ) -> Display:
     """Return the display for the `progress` argument of `rollout` (None: no display), on `stream` (None: stderr)."""
     if progress is None or isinstance(progress, str):
-        try:
-            kind = ProgressKind.NONE if progress is None else ProgressKind(progress)
-        except ValueError:
-            kinds = ", ".join(repr(kind.value) for kind in ProgressKind)
-            raise ConfigurationError(f"progress must be one of {kinds}, or a Progress, got {progress!r}") from None
+        kind = chosen(
+            "progress", ProgressKind.NONE if progress is None else progress, ProgressKind, others=", or a Progress"
+        )
         return Display(_builtin(kind, title, stream))
     missing = [name for name in ("begin", "update", "end") if not callable(getattr(progress, name, None))]
     if missing:
@@ -216,3 +222,76 @@ class Reporter:
         except Exception:
             logger.warning("on_metrics=<%r> | callback failed and is not called again", self._on_metrics, exc_info=True)
             self._on_metrics = None
+
+
+_MAX_ERROR = 200
+
+
+class TextView:
+    """Writes one line per update."""
+
+    def __init__(self, title: str = "rollout", stream: TextIO | None = None, *, interval: float = 10.0) -> None:
+        """Choose where to write; None: the `sys.stderr` of that moment. `interval`: seconds between two lines."""
+        self.interval = interval
+        self._title = escape_for_terminal("-".join(title.split())) or "rollout"
+        self._stream = stream
+
+    def begin(self, total: int | None) -> None:
+        """Write that the run starts."""
+        self._write("begins", RunMetrics(total=total))
+
+    def update(self, snapshot: RunMetrics) -> None:
+        """Write the current state of the run."""
+        self._write("", snapshot)
+
+    def end(self, snapshot: RunMetrics) -> None:
+        """Write the final state of the run."""
+        self._write("ended", snapshot)
+
+    def _write(self, state: str, snapshot: RunMetrics) -> None:
+        items = [self._title, *([f"state={state}"] if state else []), line(snapshot)]
+        stream = self._stream or sys.stderr
+        stream.write(" ".join(items) + "\n")
+        stream.flush()
+
+
+def line(snapshot: RunMetrics) -> str:
+    """Return the metrics of a run as one line of `field=value` items."""
+    known = {
+        "done": snapshot.done,
+        "total": snapshot.total,
+        "live": snapshot.live,
+        "waiting": snapshot.waiting,
+        "seconds": round(snapshot.seconds),
+        "eta_seconds": None if snapshot.eta is None else round(snapshot.eta),
+        "tokens_per_second": round(snapshot.tokens_per_second),
+        "turns_per_second": f"{snapshot.turns_per_second:.1f}",
+        "cache_hit_rate": _short(snapshot.cache_hit_rate),
+        "reward_mean": _short(snapshot.reward_mean),
+        "rewards": snapshot.rewards,
+        **{f"end_reason_{reason.value}": count for reason, count in snapshot.end_reasons.items()},
+        "failures": snapshot.failures,
+        "reward_errors": snapshot.reward_errors or None,
+        "tool_errors": snapshot.tool_errors or None,
+        "tool_timeouts": snapshot.tool_timeouts or None,
+        "groups_kept": snapshot.groups_kept or None,
+        "groups_dropped": snapshot.groups_dropped or None,
+        "filter_errors": snapshot.filter_errors or None,
+        "version": _word(snapshot.newest_version),
+        "engine_unreachable_seconds": round(snapshot.unreachable_seconds) or None,
+    }
+    items = [f"{name}={value}" for name, value in known.items() if value is not None]
+    if snapshot.latest_error:
+        items.append(
+            f"latest_error={escape_for_terminal(json.dumps(snapshot.latest_error[:_MAX_ERROR], ensure_ascii=False))}"
+        )
+    return " ".join(items)
+
+
+def _short(value: float | None) -> str | None:
+    return None if value is None else f"{value:.4g}"
+
+
+def _word(text: str | None) -> str | None:
+    """Return a text without whitespace and control characters; None if nothing is left."""
+    return escape_for_terminal("_".join((text or "").split())) or None

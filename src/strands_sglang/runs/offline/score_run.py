@@ -17,7 +17,7 @@ from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.finalizer import EpisodeFinalizer, RewardRunner
-from strands_sglang.runs.offline._appending import appending
+from strands_sglang.runs.resume import appending
 from strands_sglang.runs.reward import Reward
 from strands_sglang.runs.workers.spec import ScoreEpisode
 

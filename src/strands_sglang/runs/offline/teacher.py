@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.finalizer import append_after_end
-from strands_sglang.runs.offline._appending import appending
+from strands_sglang.runs.resume import appending
 from strands_sglang.tokens import TeacherLogprobs, Trajectory
 from strands_sglang.tokens.turn import Origin
 
@@ -84,21 +84,8 @@ class TeacherReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
-        return {
-            "url": self.url,
-            "model": self.model,
-            "weight_version": self.weight_version,
-            "top": self.top,
-            "episodes": self.episodes,
-            "known": self.known,
-            "empty": self.empty,
-            "tokens": self.tokens,
-            "sent": self.sent,
-            "seconds": self.seconds,
-            "mean_logprob": self.mean_logprob,
-            "mean_difference": self.mean_difference,
-            "failures": self.failures,
-        }
+        counts = {name: value for name, value in asdict(self).items() if not name.endswith("_sum")}
+        return {**counts, "mean_logprob": self.mean_logprob, "mean_difference": self.mean_difference}
 
     def text(self, failures: int = 10) -> str:
         """Return the report as text for people, with at most `failures` failures."""

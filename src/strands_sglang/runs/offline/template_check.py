@@ -6,7 +6,7 @@ Invariant: nothing is sampled, and the ledger is not changed.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,7 @@ class TemplateReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
-        found = [
-            {"episode": one.episode, "branch": one.branch, "first_difference": one.first_difference}
-            for one in self.differences
-        ]
-        return {"conversations": self.conversations, "unknown": self.unknown, "differences": found}
+        return asdict(self)
 
     def text(self) -> str:
         """Return the report as readable text; it lists at most 20 differences."""

@@ -1,12 +1,11 @@
 """slime and its fork Miles: a generate function from a Strands agent, without importing them."""
 
-from strands_sglang.trainers.slime.generate import slime_rollout
+from strands_sglang.trainers.slime.generate import miles_rollout, slime_rollout
 from strands_sglang.trainers.slime.groups import (
     check_reward_nonzero_std,
     check_reward_nonzero_std_with_fallback,
     grpo_by_group,
 )
-from strands_sglang.trainers.slime.miles import miles_rollout
 from strands_sglang.trainers.slime.samples import SampleGroup
 
 __all__ = [

@@ -1,6 +1,11 @@
-"""The function that slime calls for every sample, made from an agent: `slime_rollout`.
+"""The function that slime calls for every sample, made from an agent: `slime_rollout`; `miles_rollout` for its fork.
 
     generate = slime_rollout(build_agent, reward=score)      # --custom-generate-function-path my.module.generate
+
+Miles passes a `GenerateFnInput` (sample, sampling parameters, arguments, rollout state with the abort flag) to a
+function whose first parameter is named `input`, and reads `samples` of the result. A function of slime's form runs in
+Miles too, but could not see an abort; `slime_rollout` refuses Miles' samples for that reason. Miles is never imported,
+and nothing is read but the documented fields of its input; an input without them is refused with their names.
 
 Invariant: slime gets complete samples and never an exception, however an episode ends. Only arguments that cannot work
 raise, at the first sample. Once slime has set its abort flag, no request and no tool call begins.
@@ -10,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -126,31 +133,24 @@ class SampleRunner:
         self,
         build: Callable[..., Any],
         *,
-        reward: Callable[..., Any] | None = None,
         branches: Branches | str = Branches.MAIN,
         limits: Limits | None = None,
         task: Callable[[Any], Any] | None = None,
         mask_off_policy: bool | None = None,
-        directory: str | Path | None = None,
-        workers: int = 0,
-        rerun_tools: Iterable[str] = (),
-        reward_timeout: float | None = None,
-        tokenizer: Any = None,
-        client: TokenEngine | None = None,
-        preflight: bool = True,
         teacher: ScoringEngine | str | None = None,
         session_field: SessionField = SessionField.SLIME,
-        **model_options: Any,
+        **options: Any,
     ) -> None:
         """Check the arguments; nothing is started before the first sample.
 
-        Besides the arguments of `slime_rollout`, `session_field` is the field of a sample that holds its routing key.
+        `session_field` is the field of a sample that holds its routing key. `options` are those of `SlimeHost`, and
+        further arguments of `SGLangModel`.
         """
         try:
             self._branches = Branches(branches)
         except ValueError:
             raise ConfigurationError(f"branches must be 'main' or 'all', got {branches!r}") from None
-        if {"sampling_params", "params"} & set(model_options):
+        if {"sampling_params", "params"} & set(options):
             raise ConfigurationError(
                 "sampling parameters must not be given, slime sets them: use --rollout-temperature, "
                 "--rollout-max-response-len"
@@ -158,19 +158,7 @@ class SampleRunner:
         self._mask_off_policy = mask_off_policy
         self._teacher = None if teacher is None else EpisodeTeacher(teacher)
         self._specs = SlimeSpecs(limits or Limits(), task, session_field)
-        self._host = SlimeHost(
-            build,
-            reward,
-            limits or Limits(),
-            directory,
-            workers,
-            rerun_tools,
-            reward_timeout,
-            tokenizer,
-            client,
-            model_options,
-            preflight,
-        )
+        self._host = SlimeHost(build, limits or Limits(), **options)
 
     async def run(self, args: Any, sample: Any, sampling_params: Any, flag: AbortFlag, *, evaluation: bool) -> Any:
         """Run the episode of a sample, or continue it.
@@ -256,3 +244,57 @@ def _failed_episode(spec: EpisodeSpec, error: Exception) -> Episode:
     return Episode(
         spec.id, spec.task, spec.sample, EndReason.AGENT_ERROR, TokenTree(spec.id), failure=failure_of(error)
     )
+
+
+_TYPES_MODULE = "miles.rollout.base_types"
+_INPUT_FIELDS = ("args", "sample", "sampling_params", "state")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOutput:
+    """What Miles reads of a generate function's result, used if Miles' own `GenerateFnOutput` is not loaded."""
+
+    samples: Any
+
+
+class MilesGenerate(Protocol):
+    """The function that Miles calls for every sample. Miles inspects the name of its parameter."""
+
+    def __call__(self, input: Any) -> Awaitable[Any]:
+        """Run the episode of a sample."""
+        ...
+
+
+def miles_rollout(build: Callable[..., Any], **options: Any) -> MilesGenerate:
+    """Make the function that Miles calls for every sample; the arguments are those of `slime_rollout`.
+
+    Example:
+        >>> generate = miles_rollout(build_agent, reward=score, limits=Limits(max_turns=10))
+    """
+    runner = SampleRunner(build, session_field=SessionField.MILES, **options)
+
+    async def generate(input: Any) -> Any:
+        _check_input(input)
+        samples = await runner.run(
+            input.args,
+            input.sample,
+            input.sampling_params,
+            AbortFlag(input.state),
+            evaluation=bool(getattr(input, "evaluation", False)),
+        )
+        kind = getattr(sys.modules.get(_TYPES_MODULE), "GenerateFnOutput", GenerateOutput)
+        return kind(samples=samples)
+
+    return generate
+
+
+def _check_input(given: Any) -> None:
+    missing = [name for name in _INPUT_FIELDS if not hasattr(given, name)]
+    if not missing and not hasattr(given.state, "aborted"):
+        missing = ["state.aborted"]
+    if missing:
+        raise ConfigurationError(
+            f"input must be Miles' GenerateFnInput with {', '.join(_INPUT_FIELDS)} and state.aborted, got a "
+            f"{type(given).__name__} without {', '.join(missing)}: this version of Miles is not supported; in slime, "
+            "use slime_rollout"
+        )

@@ -110,16 +110,17 @@ class SlimeHost:
     def __init__(
         self,
         build: Callable[..., Any],
-        reward: Callable[..., Any] | None,
         limits: Limits,
-        directory: str | Path | None,
-        workers: int,
-        rerun_tools: Iterable[str],
-        reward_timeout: float | None,
-        tokenizer: Any,
-        client: TokenEngine | None,
-        model_options: dict[str, Any],
+        *,
+        reward: Callable[..., Any] | None = None,
+        directory: str | Path | None = None,
+        workers: int = 0,
+        rerun_tools: Iterable[str] = (),
+        reward_timeout: float | None = None,
+        tokenizer: Any = None,
+        client: TokenEngine | None = None,
         preflight: bool = True,
+        **model_options: Any,
     ) -> None:
         """Keep the settings, which `slime_rollout` documents; nothing is started before the first sample."""
         self._build, self._reward, self._limits, self._workers = build, reward, limits, workers

@@ -1,4 +1,4 @@
-"""The soundness command on every family: what is proved and refused, and that no model name is in the code.
+"""`strands-sglang templates` on every family: what is proved and refused, and that no model name is in the code.
 
 What is expected was measured apart from this package, by rendering growing conversations with transformers alone and
 comparing tokens.
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from strands_sglang.chat.soundness import __main__ as soundness
+from strands_sglang.cli.main import main
 from support.examples import LONG_FAMILIES, SOAK
 from support.families import FAMILIES
 
@@ -85,7 +85,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     """The command's output for each of the families, by name."""
     folder = str(_saved(tmp_path_factory.mktemp("families")))
     done = subprocess.run(
-        [sys.executable, "-m", "strands_sglang.chat.soundness", folder, "--json"],
+        [sys.executable, "-m", "strands_sglang.cli", "templates", folder, "--json"],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -115,7 +115,7 @@ def _saved(folder: Path) -> Path:
 def test_every_family_has_one_line(lines: dict[str, dict[str, Any]]) -> None:
     assert sorted(EXACT) == sorted(FAMILIES) and sorted(lines) == sorted(CHECKED)
     for line in lines.values():
-        assert set(line) == {"family", "proved", "refused", "images", "advice"}
+        assert set(line) == {"family", "proved", "refused", "images", "advice", "error"}
         assert line["advice"] and isinstance(line["advice"], str)
         assert "cannot be kept apart" not in line["advice"]
         assert not set(line["proved"]) & set(line["refused"])
@@ -149,7 +149,7 @@ def test_advice_follows_from_results(lines: dict[str, dict[str, Any]]) -> None:
 
 
 def test_the_readable_report(capsys: pytest.CaptureFixture[str], folder_of_one: Path) -> None:
-    assert soundness.main([str(folder_of_one)]) == 0
+    assert main(["templates", str(folder_of_one)]) == 0
     report = capsys.readouterr().out
     name, proved, *refused, advice = report.rstrip("\n").split("\n")
     assert name == folder_of_one.name
@@ -166,7 +166,7 @@ def test_the_readable_report(capsys: pytest.CaptureFixture[str], folder_of_one: 
 def test_template_option(capsys: pytest.CaptureFixture[str], folder_of_one: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% for message in messages %}{{ message.content + '<|im_end|>' }}{% endfor %}")
-    assert soundness.main([str(folder_of_one), "--json", "--chat-template", str(template)]) == 0
+    assert main(["templates", str(folder_of_one), "--json", "--chat-template", str(template)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert "user" in json.loads(line)["proved"]
 
@@ -178,7 +178,7 @@ def test_unreadable_folder_is_reported_and_others_are_checked(
     (tmp_path / "broken" / "tokenizer_config.json").write_text("{}")
     (tmp_path / "not-a-tokenizer").mkdir()
     (tmp_path / "whole").symlink_to(folder_of_one)
-    assert soundness.main([str(tmp_path), "--json"]) == 1
+    assert main(["templates", str(tmp_path), "--json"]) == 1
     broken, whole = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert broken["family"] == "broken" and broken["advice"].startswith("could not be checked: ")
     assert whole["family"] == "whole" and whole["proved"] == ["user"]

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from strands_sglang.drift.plots import Line, Row, bars, lines
+from strands_sglang.drift.page import Line, Row, bars, lines
 
 
 @pytest.mark.parametrize("parts", [(), (0.0, 0.0), (0.2, 0.3), (1.0,)])

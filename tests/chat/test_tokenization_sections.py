@@ -13,10 +13,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from strands_sglang.chat import section_cache
+from strands_sglang.chat import tokenization
 from strands_sglang.chat.control_tokens import ControlTokens, Escapes
-from strands_sglang.chat.section_cache import SectionCache
-from strands_sglang.chat.tokenization import Encoder
+from strands_sglang.chat.tokenization import Encoder, SectionCache
 from support.chat.sentencepiece_tokenizers import sentencepiece
 from support.families import FAMILIES, tokenizer
 
@@ -129,7 +128,7 @@ def test_many_new_parts_are_slow_together() -> None:
 
 
 def test_cached_text_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(section_cache, "_MOST_CHARACTERS", 10_000)
+    monkeypatch.setattr(tokenization, "_MOST_CHARACTERS", 10_000)
     cache, _ = counted(tokenizer("qwen3"))
     for number in range(100):
         for _ in range(2):
