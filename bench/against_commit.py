@@ -3,10 +3,10 @@
 
     python bench/against_commit.py COMMIT [--rounds 5]
 
-The source of COMMIT is written to a temporary folder. Both sources are measured by the benchmarks of this checkout,
-alternately, in processes of their own. Every figure is a ratio to something that the change does not touch (the bare
-client, a run without a ledger) or the lower quartile of many short measurements; a round gives one quotient of after to
-before, and the median over the rounds is shown with its range.
+COMMIT's source and benchmarks are written to a temporary folder. Each commit is measured by its own benchmarks, because
+names change between commits; both alternate, in processes of their own. Every figure is a ratio to something that the
+change does not touch (the bare client, a run without a ledger) or the lower quartile of many short measurements; a
+round gives one quotient of after to before, and the median over the rounds is shown with its range.
 
 Prints a table, then one JSON line.
 """
@@ -25,17 +25,18 @@ from typing import Any
 
 from suite.environments import SOURCE
 
-BENCH = Path(__file__).resolve().parent
-ROOT = BENCH.parent
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("src", "bench", "lab")
+"""What the benchmarks use of a commit."""
 POLICY = str(ROOT / "lab" / "tool_policy" / "canonical")
 
 
-def figures(source: Path) -> dict[str, float]:
-    """Return the figures of one source, lower is better."""
-    turn = _run(source, "turn.py", POLICY, "--turns", "48", "--episodes", "15")
-    client = _run(source, "client.py", "--quick", "--no-published")
-    ledger = _run(source, "ledger.py", "--quick")
-    rollout = _run(source, "rollout.py", "--quick", "--no-collector")
+def figures(root: Path) -> dict[str, float]:
+    """Return the figures of one checkout, lower is better."""
+    turn = _run(root, "turn.py", POLICY, "--turns", "48", "--episodes", "15")
+    client = _run(root, "client.py", "--quick", "--no-published")
+    ledger = _run(root, "ledger.py", "--quick")
+    rollout = _run(root, "rollout.py", "--quick", "--no-collector")
     found = {"turn, early": turn["early_ms"], "turn, late": turn["late_ms"]}
     found |= {f"client / bare, {shape}": ratio for shape, ratio in client["ours_over_bare"].items()}
     found |= {f"with / without ledger, {row['turns']:g} turns": row["cpu_ratio"] for row in ledger["rows"]}
@@ -43,13 +44,14 @@ def figures(source: Path) -> dict[str, float]:
     return found
 
 
-def _run(source: Path, name: str, *arguments: str) -> Any:
-    """Run a benchmark with one source; return its JSON line."""
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(BENCH)]), SOURCE: str(source)}
+def _run(root: Path, name: str, *arguments: str) -> Any:
+    """Run a benchmark of one checkout; return its JSON line."""
+    source, bench = root / "src", root / "bench"
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(bench)]), SOURCE: str(source)}
     done = subprocess.run(
-        [sys.executable, str(BENCH / name), *arguments],
+        [sys.executable, str(bench / name), *arguments],
         env=variables,
-        cwd=ROOT,
+        cwd=root,
         check=True,
         text=True,
         stdout=subprocess.PIPE,
@@ -65,14 +67,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="before-") as folder:
-        archive = subprocess.run(["git", "archive", options.commit, "src"], cwd=ROOT, check=True, capture_output=True)
+        archive = subprocess.run(["git", "archive", options.commit, *PARTS], cwd=ROOT, check=True, capture_output=True)
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
         rounds = []
         for number in range(options.rounds):
             # The order alternates, so that a machine that gets slower or faster favours neither.
-            both = [Path(folder) / "src", ROOT / "src"]
+            both = [Path(folder), ROOT]
             order = both if number % 2 == 0 else both[::-1]
-            measured = {source: figures(source) for source in order}
+            measured = {root: figures(root) for root in order}
             rounds.append((measured[both[0]], measured[both[1]]))
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
     result = {}

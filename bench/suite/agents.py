@@ -24,7 +24,9 @@ LENGTHS = (1, 8, 32, 128)
 CONTEXTS = (0, 1_000, 8_000, 16_000)
 """Tokens in front of the first question in the table of others; 0: nothing."""
 LAYERS = ("bare", "sdk", "inside", "plain_inside", "rollout", "plain")
-OTHERS = ("plain", "rollout", "published", "openai")
+OURS = ("plain", "fast", "rollout")
+"""Ways of this package in the table of others."""
+OTHERS = (*OURS, "published", "openai")
 _MOST_TOKENS = 300_000
 """Prompt tokens that are tokenised in one run, so that long contexts do not take most of the time."""
 
@@ -109,7 +111,7 @@ def others(server: AgentLoopback, tokenizer: str, quick: bool, log: Log) -> dict
     log.head("CPU of a turn against others, on the same Python and the same versions of everything else")
     with ExitStack() as stack:
         mine, other = (stack.enter_context(Contestant(one, tokenizer)) for one in (ours, theirs))
-        home = {"plain": mine, "rollout": mine, "openai": mine, "published": other}
+        home = {way: other if way == "published" else mine for way in OTHERS}
         for turns, context in cells:
             budget = 48 if quick else 128
             episodes = max(3, min(budget // turns, _MOST_TOKENS // (context or 1)))
@@ -122,7 +124,7 @@ def others(server: AgentLoopback, tokenizer: str, quick: bool, log: Log) -> dict
             rows.append(_other_row(turns, context, found))
             cpu = {way: Spread.of(found[way]["cpu_ms"]) for way in OTHERS}
             theirs_cpu = found["published"]["cpu_ms"]
-            ratios = {f"published/{way}": ratio(theirs_cpu, found[way]["cpu_ms"]) for way in ("plain", "rollout")}
+            ratios = {f"published/{way}": ratio(theirs_cpu, found[way]["cpu_ms"]) for way in OURS}
             log.row(f"{turns} turns, {context} tokens", cpu | ratios)
     return {"rows": rows, "ours": versions(ours, names), "published": versions(theirs, names)}
 
@@ -134,6 +136,6 @@ def _other_row(turns: int, context: int, found: Mapping[str, Mapping[str, list[f
         row[f"{figure[:-3]}_over"] = {
             f"{other}_over_{way}": ratio(found[other][figure], found[way][figure]).to_json()
             for other in ("published", "openai")
-            for way in ("plain", "rollout")
+            for way in OURS
         }
     return row

@@ -10,12 +10,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from suite.agents import OURS
 from suite.plots import Group, bar_chart
 from suite.report import find, goals
 from suite.stats import shown
 
 BEGIN, END = "<!-- measured: written by bench/run -->", "<!-- end of what was measured -->"
-_SHORT = {"plain": "ours, plain agent", "rollout": "ours, rollout", "published": "0.6.2", "openai": "OpenAIModel"}
+_SHORT = {
+    "plain": "ours, plain agent",
+    "fast": "ours, in `fast_agents`",
+    "rollout": "ours, `rollout`",
+    "published": "0.6.2",
+    "openai": "OpenAIModel",
+}
 
 
 class PageError(Exception):
@@ -115,13 +122,12 @@ def _others(result: Mapping[str, Any], charts: set[str]) -> list[str]:
             str(row["turns"]),
             f"{row['context']:,}",
             *(shown(row["cpu_ms"][way]) for way in _SHORT),
-            *(shown(row["cpu_over"][f"published_over_{way}"]) for way in ("plain", "rollout")),
-            *(shown(row["wall_over"][f"published_over_{way}"]) for way in ("plain", "rollout")),
+            *(shown(row[f"{figure}_over"][f"published_over_{way}"]) for figure in ("cpu", "wall") for way in OURS),
         ]
         for row in rows
     ]
     heads = ["turns", "context", *(f"{name}, ms" for name in _SHORT.values())]
-    heads += ["0.6.2 / plain", "0.6.2 / `rollout`", "wall: 0.6.2 / plain", "wall: 0.6.2 / `rollout`"]
+    heads += [f"{figure}0.6.2 / {way}" for figure in ("", "wall: ") for way in OURS]
     theirs, ours = (find(result, "agents", "others", name) for name in ("published", "ours"))
     same = f"Python {ours['python']}, strands-agents {ours['strands-agents']}, transformers {ours['transformers']}"
     return [

@@ -3,9 +3,10 @@
 | way | what runs the episode |
 |---|---|
 | `bare` | the SDK's `Agent` on a model that yields ready-made events: no tokens, no engine |
-| `sdk` | the same as `rollout` drives it: a few turns at a time, fast copies, quiet tracer, infrequent collector |
+| `sdk` | the same as `rollout` drives it: in `fast_agents`, with an infrequent collector |
 | `inside`, `plain_inside` | this package in `rollout`, and in a plain `Agent`, on an engine within the process |
 | `rollout`, `plain` | this package in `rollout`, and in a plain `Agent`, over HTTP |
+| `fast` | `plain` within `fast_agents` |
 | `published` | the published package in a plain `Agent`, over HTTP |
 | `openai` | the SDK's own `OpenAIModel` in a plain `Agent`, over HTTP; the server tokenises |
 
@@ -162,6 +163,11 @@ class Ways:
             done = await self._rollout(job)
         elif job.way == "sdk":
             done = await self._driven(job)
+        elif job.way == "fast":
+            from strands_sglang import fast_agents
+
+            with fast_agents():
+                done = await self._plain(job)
         else:
             done = await self._plain(job)
         if job.turns and done.turns != job.turns * job.total:
@@ -212,7 +218,7 @@ class Ways:
             parser = package.get_tool_parser("hermes")
             settings = {"tool_parser": parser, "sampling_params": job.sampling, "return_logprob": True}
             return lambda: package.SGLangModel(client=theirs, tokenizer=tokenizer, **settings)
-        if job.way == "plain":
+        if job.way in ("plain", "fast"):
             ours = self._client("ours", url, lambda: package.SGLangClient(url, max_connections=1024))
             return lambda: package.SGLangModel(client=ours, tokenizer=tokenizer, sampling_params=job.sampling)
         if job.way == "plain_inside":

@@ -7,7 +7,8 @@ for all agents of the process:
 
 - `recurse_event_loop` notes that another turn is due, and `_flat_loop`, which every invocation starts with, runs it;
 - `copy.deepcopy`, as the event loop calls it, copies plain data by `marshal`;
-- the tracer does not describe spans that do not record.
+- the tracer does not describe spans that do not record;
+- `_flat_loop` drops the events of an invocation whose caller has declared by `result_only` that it receives none.
 
 Everything else is the SDK's own code, called as before.
 
@@ -32,6 +33,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import orjson
+from strands.handlers import null_callback_handler
 from strands.types.exceptions import (
     ContextWindowOverflowException,
     EventLoopException,
@@ -55,6 +57,8 @@ _lock = threading.Lock()
 _users = 0
 _replaced: list[tuple[Any, str, Any, Any]] = []
 """Owner, name, original and replacement of what is replaced now."""
+_unheard: set[int] = set()
+"""Ids of agents in `result_only`; each is alive while it is here."""
 
 
 @contextmanager
@@ -83,6 +87,21 @@ def fast_agents() -> Iterator[None]:
             _users -= 1
             if not _users:
                 _restore()
+
+
+@contextmanager
+def result_only(agent: Any) -> Iterator[None]:
+    """Declare that the caller of an agent waits for its result and receives none of its events.
+
+    Inside `fast_agents`, events are then not passed through the layers of the SDK above its loop, unless somebody else
+    receives them: a callback handler, or middleware around the agent's stream.
+    """
+    if getattr(agent, "callback_handler", None) is null_callback_handler:
+        _unheard.add(id(agent))
+    try:
+        yield
+    finally:
+        _unheard.discard(id(agent))
 
 
 def _replace() -> None:
@@ -130,13 +149,15 @@ async def _flat_loop(
     passed_on = _FlatLimits(limits or {})
     context = structured_output_context or _loop.StructuredOutputContext()
     traces: list[Any] = []
+    unheard = id(agent) in _unheard and not agent._middleware_registry._handlers.get(_agent.AgentStreamStage)
     try:
         while True:
             passed_on.next_turn = False
             async for event in _loop.event_loop_cycle(
                 agent=agent, invocation_state=invocation_state, structured_output_context=context, limits=passed_on
             ):
-                yield event
+                if not unheard or isinstance(event, _loop.EventLoopStopEvent):
+                    yield event
             if not passed_on.next_turn:
                 break
             # As in the SDK's `recurse_event_loop`.
@@ -209,7 +230,15 @@ def fast_deepcopy(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 _PARAMETERS = ["agent", "invocation_state", "structured_output_context", "limits"]
-_NEEDED = ("ForceStopEvent", "StartEvent", "Trace", "StructuredOutputContext", "InterruptException", "logger")
+_NEEDED = (
+    "EventLoopStopEvent",
+    "ForceStopEvent",
+    "InterruptException",
+    "StartEvent",
+    "StructuredOutputContext",
+    "Trace",
+    "logger",
+)
 
 
 def _recognised() -> bool:
@@ -217,6 +246,8 @@ def _recognised() -> bool:
     try:
         return (
             all(hasattr(_loop, name) for name in _NEEDED)
+            and isinstance(_agent.MiddlewareRegistry()._handlers, dict)
+            and hasattr(_agent, "AgentStreamStage")
             and list(inspect.signature(_loop.event_loop_cycle).parameters) == _PARAMETERS
             and list(inspect.signature(_loop.recurse_event_loop).parameters) == _PARAMETERS
             and _agent.event_loop_cycle is _loop.event_loop_cycle

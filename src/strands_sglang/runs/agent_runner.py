@@ -23,6 +23,7 @@ from strands.types.exceptions import (
 )
 
 from strands_sglang._strands_compat.agents import name_nodes
+from strands_sglang._strands_compat.fast_agents import result_only
 from strands_sglang._strands_compat.logs import drop_expected_errors
 from strands_sglang.chat.failed_call import ends_agent
 from strands_sglang.errors import (
@@ -71,7 +72,8 @@ async def run_agent(agent: Any, task: Task, limits: Limits, episode: EpisodeToke
         if not hasattr(agent, "messages"):  # a graph or a swarm, which has no event loop of its own
             return _multi_agent_outcome(await agent.invoke_async(task.prompt))
         turns = None if limits.max_turns is None else {"turns": limits.max_turns}
-        result = await agent.invoke_async(task.prompt, limits=turns)
+        with result_only(agent):
+            result = await agent.invoke_async(task.prompt, limits=turns)
         end_reason = EndReason.TURN_LIMIT if result.stop_reason == "limit_turns" else _end_reason(result, agent)
         return AgentOutcome(end_reason, str(result).strip())
     except (Exception, SystemExit) as error:
