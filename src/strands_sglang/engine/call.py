@@ -130,22 +130,6 @@ class Call:
     one attempt. `pin` chooses the address of each attempt; None: always `url`.
     """
 
-    __slots__ = (
-        "_began",
-        "_continuation",
-        "_headers",
-        "_on_abort",
-        "_pin",
-        "_policy",
-        "_pool",
-        "_request",
-        "_requests",
-        "_requests_counted",
-        "_retries",
-        "_timeout",
-        "_url",
-    )
-
     def __init__(
         self,
         pool: LoopPool,

@@ -52,20 +52,6 @@ class CancelPoller:
 class CancelScope:
     """Applies a deadline (`expires_at`, in loop time; `seconds` as the caller gave it) and a cancel signal."""
 
-    __slots__ = (
-        "_cancelling",
-        "_cancels",
-        "_expired",
-        "_expires_at",
-        "_loop",
-        "_poller",
-        "_reason",
-        "_seconds",
-        "_signal",
-        "_task",
-        "_timer",
-    )
-
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,

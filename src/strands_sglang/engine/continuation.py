@@ -54,17 +54,6 @@ class Continuation:
     With `kept_sets`, a part that lacks them is discarded: only a turn that has all of them can be trained.
     """
 
-    __slots__ = (
-        "_budget",
-        "_discarded",
-        "_dropped_requests",
-        "_kept_sets",
-        "_on_abort",
-        "_parts",
-        "_sampling",
-        "_whole",
-    )
-
     def __init__(
         self,
         sampling: Mapping[str, Any],

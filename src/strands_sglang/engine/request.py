@@ -119,19 +119,6 @@ _IDS_AT = _RID_AT + _RID_LENGTH + len(b'","input_ids":')
 class GenerateRequest:
     """The body of a `/generate` call, encoded once and patched for further attempts."""
 
-    __slots__ = (
-        "_body",
-        "_image_data",
-        "_stream",
-        "call_id",
-        "computed_ids",
-        "experts_start",
-        "extra",
-        "kept_sets",
-        "prompt_tokens",
-        "sampling",
-    )
-
     def __init__(
         self,
         input_ids: TokenIds,

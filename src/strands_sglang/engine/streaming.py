@@ -52,7 +52,6 @@ _ENDS = (b"\n\n", b"\n\r\n")
 class StreamingCall(Call):
     """A call whose tokens are yielded as they are sampled."""
 
-    __slots__ = ("_output",)
     _output: Accumulator
 
     async def chunks(self, scope: Callable[[], CancelScope]) -> AsyncGenerator[GenerationChunk, None]:
