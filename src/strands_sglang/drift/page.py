@@ -149,6 +149,7 @@ def _tokens(tokens: tuple[tuple[int, str], ...]) -> str:
 
 PALETTE = ("#3b6fb6", "#d9822b", "#4f9d69", "#b5485d", "#7a5fa8", "#8a6d3b", "#3f9aa8", "#c06c9b", "#8c8c8c")
 """Colours of series, in order; distinguishable in print and for colour-blind readers as far as nine colours can be."""
+_WIDTH = 860  # of a chart, in pixels
 _FONT = "font-family:system-ui,sans-serif"
 _INK, _FAINT, _PAPER, _RULE = ("ink", "#222222"), ("faint", "#777777"), ("paper", "#ffffff"), ("rule", "#888888")
 """Colours that a page can change: name of the class, and the default."""
@@ -174,24 +175,22 @@ def bars(
     rows: Sequence[Row],
     series: Sequence[str] = (),
     *,
-    width: int = 860,
     label_width: int = 190,
-    colors: Sequence[str] = PALETTE,
     scale: float | None = None,
 ) -> str:
-    """Return a chart of horizontal stacked bars; widths in pixels.
+    """Return a chart of horizontal stacked bars; `label_width` is in pixels.
 
     `series`: names of the parts, for the legend. `scale`: share at the right end of the axis; None: the longest bar.
     """
     note_width, bar, top = 96, 16, 54 + 18 * ((len(series) + 3) // 4 if series else 0)
-    plot = width - label_width - note_width
+    plot = _WIDTH - label_width - note_width
     longest = scale or max([sum(row.parts) for row in rows] + [0.01])
     height = top + len(rows) * (bar + 6) + 30
-    out = [_open(title, width, height), _text(8, 22, title, 15, weight=600)]
+    out = [_open(title, height), _text(8, 22, title, 15, weight=600)]
     for number, name in enumerate(series):
         left, y = 8 + (number % 4) * 205, 44 + 18 * (number // 4)
         out.append(
-            f'<rect x="{left}" y="{y - 9}" width="10" height="10" rx="2" fill="{colors[number % len(colors)]}"/>'
+            f'<rect x="{left}" y="{y - 9}" width="10" height="10" rx="2" fill="{PALETTE[number % len(PALETTE)]}"/>'
         )
         out.append(_text(left + 15, y, name, 12))
     bottom = top + len(rows) * (bar + 6)
@@ -207,7 +206,7 @@ def bars(
             if size > 0:
                 out.append(
                     f'<rect x="{x:.2f}" y="{y}" width="{max(size, 0.5):.2f}" height="{bar}" '
-                    f'fill="{colors[at % len(colors)]}"/>'
+                    f'fill="{PALETTE[at % len(PALETTE)]}"/>'
                 )
                 x += size
         out.append(_text(x + 6, y + 12, row.note, 11, fill=_FAINT))
@@ -223,12 +222,12 @@ class Line:
     """Shares from 0 to 1 at 0, 1, 2, ...; None: unknown."""
 
 
-def lines(title: str, data: Sequence[Line], axis: str, *, width: int = 860, height: int = 260) -> str:
-    """Return a line chart; width and height are in pixels."""
-    left, right, top, bottom = 56, 16, 58, 40
+def lines(title: str, data: Sequence[Line], axis: str) -> str:
+    """Return a line chart."""
+    width, height, left, right, top, bottom = _WIDTH, 260, 56, 16, 58, 40
     most = max([point for line in data for point in line.points if point is not None] + [0.01])
     count = max([len(line.points) for line in data] + [2])
-    out = [_open(title, width, height), _text(8, 22, title, 15, weight=600)]
+    out = [_open(title, height), _text(8, 22, title, 15, weight=600)]
     for step in range(5):
         y = top + (height - top - bottom) * (1 - step / 4)
         out.append(_rule(left, y, width - right, y))
@@ -256,9 +255,9 @@ def lines(title: str, data: Sequence[Line], axis: str, *, width: int = 860, heig
     return "\n".join([*out, "</svg>"])
 
 
-def _open(title: str, width: int, height: int) -> str:
+def _open(title: str, height: int) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
         f'role="img" aria-label="{escape_for_html(title)}" style="max-width:100%;height:auto;{_FONT}">'
         f'<rect width="100%" height="100%" {_paint("fill", _PAPER)}/>'
     )

@@ -80,11 +80,9 @@ class MethodDrift:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for cause, count in other.causes.items():
             own = self.causes[cause]
-            own.turns, own.tokens, own.places = (
-                own.turns + count.turns,
-                own.tokens + count.tokens,
-                own.places + count.places,
-            )
+            own.turns += count.turns
+            own.tokens += count.tokens
+            own.places += count.places
         self.depth_turns = [a + b for a, b in zip(self.depth_turns, other.depth_turns, strict=True)]
         self.depth_drifted = [a + b for a, b in zip(self.depth_drifted, other.depth_drifted, strict=True)]
 
@@ -138,12 +136,8 @@ class DriftReport:
         for method, drift in other.methods.items():
             self.methods[method].add(drift)
         for example in other.examples:
-            self.add_example(example, examples)
-
-    def add_example(self, example: Example, most: int) -> None:
-        """Keep an example unless there are enough of its kind."""
-        if self.wants(example.method, example.cause, most):
-            self.examples.append(example)
+            if self.wants(example.method, example.cause, examples):
+                self.examples.append(example)
 
     def wants(self, method: Method, cause: Cause, most: int) -> bool:
         """Return whether there are fewer than `most` examples of a kind."""
