@@ -160,8 +160,7 @@ class RunController:
         totals, collector = self.reporter.totals, self.collector
         totals.finished(episode, restored=restored)
         enough = await collector.add(episode)
-        totals.groups(collector.kept, collector.dropped)
-        totals.filter_errors = collector.filters.errors
+        totals.groups(collector.kept, collector.dropped, collector.filters.errors)
         if self._on_episode is not None:
             returned = self._on_episode(episode)
             if inspect.isawaitable(returned):

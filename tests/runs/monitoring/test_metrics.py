@@ -45,8 +45,7 @@ def test_snapshot_of_counts() -> None:
     bad = finished("t", 7)
     bad.reward_detail = Reward(error="ValueError: no")
     totals.finished(bad, restored=True)
-    totals.groups(1, 2)
-    totals.filter_errors = 1
+    totals.groups(1, 2, filter_errors=1)
     now = totals.snapshot()
     assert (now.done, now.restored, now.live, now.waiting, now.total) == (4, 1, 1, 5, 10)
     assert (now.turns, now.sampled_tokens, now.tokens_per_second, now.turns_per_second) == (5, 250, 125.0, 2.5)

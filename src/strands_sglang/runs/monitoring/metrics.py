@@ -175,22 +175,19 @@ class RunCounters:
     def __init__(self, total: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Start counting; `total` None: the number of episodes is not known (it may be set later)."""
         self.total = total
-        self.filter_errors = 0
         self.unreachable: Callable[[], float] = lambda: 0.0
         """Returns the seconds for which the engine has been unreachable; 0: it is reachable."""
         self._clock = clock
         self._start = clock()
         self._live: dict[str, float] = {}
-        self._done = self._restored = self._turns = self._tokens = self._prompt = self._cached = 0
-        self._cache_reported = False
+        self._counts: Counter[str] = Counter()  # by the name of their field in `RunMetrics`
+        self._prompt = self._cached = 0  # tokens of the calls for which the engine reported its cache
         self._duration_sum, self._longest, self._timed, self._start_sum = 0.0, 0.0, 0, 0.0
         self._recent: deque[list[float]] = deque()  # [second, tokens, turns]
-        self._rewards, self._reward_sum, self._reward_errors = 0, 0.0, 0
+        self._reward_sum = 0.0
         self._history = RollingSeries(_POINTS)
         self._ended: Counter[EndReason] = Counter()
         self._latest_error = ""
-        self._sums = [0, 0, 0, 0, 0]  # tool calls, tool errors, tool timeouts, audits, audit differences
-        self._groups = {True: 0, False: 0}
         self._versions: dict[str | None, int] = {}
 
     def began(self, episode: str) -> None:
@@ -201,10 +198,9 @@ class RunCounters:
 
     def turn(self, sampled: int, cached: int | None, prompt: int) -> None:
         """Count an engine call; `cached` None: the engine did not report it."""
-        self._turns += 1
-        self._tokens += sampled
+        self._counts["turns"] += 1
+        self._counts["sampled_tokens"] += sampled
         if cached is not None:
-            self._cache_reported = True
             self._cached += cached
             self._prompt += prompt
         second = float(int(self._clock()))
@@ -221,13 +217,12 @@ class RunCounters:
             lasted = self._clock() - began
             self._duration_sum, self._timed = self._duration_sum + lasted, self._timed + 1
             self._longest = max(self._longest, lasted)
-        self._done += 1
-        self._restored += restored
+        self._counts["done"] += 1
+        self._counts["restored"] += restored
         self._ended[episode.end_reason] += 1
         used = episode.metrics
-        counts = (used.tool_calls, used.tool_errors, used.tool_timeouts, used.audits, used.audit_differences)
-        for index, count in enumerate(counts):
-            self._sums[index] += count
+        for name in ("tool_calls", "tool_errors", "tool_timeouts", "audits", "audit_differences"):
+            self._counts[name] += getattr(used, name)
         for version in used.versions:
             self._versions[version] = self._versions.get(version, 0) + 1
             if len(self._versions) > _VERSIONS:
@@ -235,16 +230,18 @@ class RunCounters:
         if episode.failure is not None and episode.end_reason.failed:
             self._latest_error = f"{episode.id}: {episode.failure.kind}: {episode.failure.message}"
         if episode.reward_detail.error is not None:
-            self._reward_errors += 1
+            self._counts["reward_errors"] += 1
             self._latest_error = f"{episode.id}: reward: {episode.reward_detail.error}"
         if episode.reward is not None:
-            self._rewards += 1
+            self._counts["rewards"] += 1
             self._reward_sum += episode.reward
             self._history.add(episode.reward)
 
-    def groups(self, kept: int, dropped: int) -> None:
-        """Set the numbers of complete groups that were kept and dropped."""
-        self._groups[True], self._groups[False] = kept, dropped
+    def groups(self, kept: int, dropped: int, filter_errors: int = 0) -> None:
+        """Set the numbers of complete groups that were kept and dropped, and how often a filter raised."""
+        numbers = {"groups_kept": kept, "groups_dropped": dropped, "filter_errors": filter_errors}
+        for name, number in numbers.items():
+            self._counts[name] = number
 
     def snapshot(self) -> RunMetrics:
         """Return the current metrics."""
@@ -252,38 +249,26 @@ class RunCounters:
         self._drop_old(now)
         seconds = now - self._start
         span = max(min(WINDOW, seconds), 1.0)  # rates over less than a second would be far too high
-        waiting = None if self.total is None else max(self.total - self._done - len(self._live), 0)
+        counts = self._counts
+        waiting = None if self.total is None else max(self.total - counts["done"] - len(self._live), 0)
         return RunMetrics(
             seconds=seconds,
             total=self.total,
-            done=self._done,
-            restored=self._restored,
             live=len(self._live),
             waiting=waiting,
             eta=self._eta(waiting),
-            turns=self._turns,
-            sampled_tokens=self._tokens,
             turns_per_second=sum(bucket[2] for bucket in self._recent) / span,
             tokens_per_second=sum(bucket[1] for bucket in self._recent) / span,
-            tokens_per_second_overall=self._tokens / max(seconds, 1.0),
-            cache_hit_rate=self._cached / self._prompt if self._cache_reported and self._prompt else None,
-            rewards=self._rewards,
-            reward_mean=self._reward_sum / self._rewards if self._rewards else None,
+            tokens_per_second_overall=counts["sampled_tokens"] / max(seconds, 1.0),
+            cache_hit_rate=self._cached / self._prompt if self._prompt else None,
+            reward_mean=self._reward_sum / counts["rewards"] if counts["rewards"] else None,
             reward_history=self._history.points(),
-            reward_errors=self._reward_errors,
             end_reasons=dict(self._ended.most_common()),
             failures=sum(count for ended, count in self._ended.items() if ended.failed),
             unreachable_seconds=self.unreachable(),
             latest_error=self._latest_error,
-            tool_calls=self._sums[0],
-            tool_errors=self._sums[1],
-            tool_timeouts=self._sums[2],
-            audits=self._sums[3],
-            audit_differences=self._sums[4],
-            groups_kept=self._groups[True],
-            groups_dropped=self._groups[False],
-            filter_errors=self.filter_errors,
             versions=dict(self._versions),
+            **counts,
         )
 
     def _remove_live(self, episode: str) -> float | None:
