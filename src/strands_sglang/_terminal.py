@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 
 def escape_for_terminal(text: str) -> str:
@@ -15,6 +16,14 @@ def escape_for_terminal(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal."""
+    try:
+        return stream is not None and stream.isatty()
+    except (AttributeError, ValueError):  # a closed stream, or an incomplete file object
+        return False
 
 
 def counted(number: int, noun: str, several: str | None = None) -> str:

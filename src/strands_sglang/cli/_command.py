@@ -8,7 +8,6 @@ null for NaN and infinities. Colours are used only if standard output is a termi
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import os
@@ -18,7 +17,8 @@ from typing import Any, TextIO
 
 import click
 
-from strands_sglang._terminal import escape_for_terminal
+from strands_sglang._checks import did_you_mean
+from strands_sglang._terminal import escape_for_terminal, is_terminal
 from strands_sglang.errors import ConfigurationError
 
 INTERRUPTED = "strands_sglang.interrupted"  # key in `Context.meta`: what an interrupted command leaves; "": reported
@@ -87,9 +87,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command to run; name the closest one if there is none of this name."""
         if args and args[0] not in self._table and not args[0].startswith("-"):
-            close = difflib.get_close_matches(args[0], self._table, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            ctx.fail(f"unknown command {args[0]!r}{hint}")
+            ctx.fail(f"unknown command {args[0]!r}{did_you_mean(args[0], self._table).rstrip('.')}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -208,10 +206,7 @@ def wants_colours(stream: TextIO | None = None) -> bool:
     """Return whether text for a stream (None: stdout) is coloured: a terminal, without NO_COLOR (https://no-color.org)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
-    try:
-        return (stream or sys.stdout).isatty()
-    except (AttributeError, ValueError):  # a closed stream, or an incomplete file object
-        return False
+    return is_terminal(stream or sys.stdout)
 
 
 class Paint:
@@ -230,6 +225,11 @@ class Paint:
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Return printable ASCII JSON, with null for NaN and infinities."""
     return json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None), indent=indent)
+
+
+def tell(*lines: str) -> None:
+    """Print a message to standard error, under the name of the program."""
+    print("strands-sglang: " + "\n".join(map(escape_for_terminal, lines)), file=sys.stderr)
 
 
 def escape_lines(text: str) -> list[str]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strands_sglang._json import as_dict
-from strands_sglang._terminal import escape_for_terminal
+from strands_sglang.cli._command import tell
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger.run_dir import read_run, shard_paths
 
@@ -66,8 +65,7 @@ class RunSettings:
     def report_left_out(self) -> None:
         """Name the arguments that were left out, on standard error."""
         for name in self.left_out:
-            message = f"run.json stores {name!r} only as text: it is left out; pass it with --model-options"
-            print(f"strands-sglang: {escape_for_terminal(message)}", file=sys.stderr)
+            tell(f"run.json stores {name!r} only as text: it is left out; pass it with --model-options")
 
 
 def run_settings(

@@ -21,7 +21,7 @@ import click
 from strands_sglang._terminal import escape_for_terminal
 from strands_sglang._version import __version__
 from strands_sglang.cli._command import INTERRUPTED as LEFT_BEHIND
-from strands_sglang.cli._command import LazyGroup, epilog
+from strands_sglang.cli._command import LazyGroup, epilog, tell
 from strands_sglang.errors import StrandsSGLangError
 
 COMMANDS = {
@@ -57,7 +57,7 @@ _EXIT_CODES = {
     141: "the reader of standard output closed it",
 }
 
-_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 program = LazyGroup(
     PROGRAM,
@@ -73,17 +73,8 @@ program = LazyGroup(
     help="Run Strands agents on SGLang; inspect, verify and evaluate what they did.",
     context_settings=_SETTINGS,
     no_args_is_help=False,
-    params=[
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            expose_value=False,
-            is_eager=True,
-            callback=lambda context, _, given: _print_version(context) if given else None,
-            help="Show the version and exit.",
-        )
-    ],
 )
+click.version_option(__version__, message="%(version)s")(program)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,13 +95,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt:
         if state := meta.get(LEFT_BEHIND, "nothing was written"):
-            print(f"{PROGRAM}: interrupted: {state}; run again with: {shlex.join(sys.orig_argv)}", file=sys.stderr)
+            tell(f"interrupted: {state}; run again with: {shlex.join(sys.orig_argv)}")
         return INTERRUPTED
     except StrandsSGLangError as error:  # may quote a ledger
-        print(f"{PROGRAM}: {escape_for_terminal(str(error))}", file=sys.stderr)
+        tell(str(error))
         return USAGE
     except OSError as error:  # a tokenizer's may have several lines
-        print(f"{PROGRAM}: " + "\n".join(map(escape_for_terminal, str(error).splitlines())), file=sys.stderr)
+        tell(*str(error).splitlines())
         return USAGE
     return code
 
@@ -119,7 +110,7 @@ def _run(arguments: list[str], meta: dict[str, Any]) -> int:
     """Parse the arguments and run the command; return its exit code. `meta` receives its `Context.meta`."""
     try:
         if not arguments:
-            with click.Context(program, info_name=PROGRAM, **_context_settings()) as context:
+            with click.Context(program, info_name=PROGRAM, **_SETTINGS) as context:
                 print(program.get_help(context), file=sys.stderr)
             raise SystemExit(USAGE)
         with program.make_context(PROGRAM, arguments) as context:
@@ -135,12 +126,3 @@ def _run(arguments: list[str], meta: dict[str, Any]) -> int:
         error.show(shown)
         print("\n".join(map(escape_for_terminal, shown.getvalue().splitlines())), file=sys.stderr)
         raise SystemExit(USAGE) from None
-
-
-def _context_settings() -> Any:
-    return _SETTINGS
-
-
-def _print_version(context: click.Context) -> None:
-    print(__version__)
-    context.exit()

@@ -5,13 +5,12 @@ Invariant: differences are a result, not a failure: the exit code is 0 if everyt
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from strands_sglang._terminal import counted, escape_for_terminal
+from strands_sglang._terminal import counted
 from strands_sglang.cli import _command as cli
 from strands_sglang.errors import ConfigurationError
 
@@ -59,12 +58,12 @@ def run(
     else:
         print(report.text(examples))
     if html is not None:
-        print(f"strands-sglang: {escape_for_terminal(html)} was written", file=sys.stderr)
+        cli.tell(f"{html} was written")
     if not any(drift.turns for drift in report.methods.values()):
         return NOTHING
     if report.problems:
         problems = counted(len(report.problems), "problem")
-        print(f"strands-sglang: {problems}: the figures do not cover everything", file=sys.stderr)
+        cli.tell(f"{problems}: the figures do not cover everything")
         return INCOMPLETE
     return MEASURED
 

@@ -5,7 +5,6 @@ Invariant: the exit code is 0 only if every episode has a reward, so that the fi
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,7 @@ def run(
         scores: Sequence[Scored]
         scores, unfinished = recorded_scores(recorded)
         if unfinished:
-            print(f"strands-sglang: {counted(unfinished, 'unfinished episode')} left out", file=sys.stderr)
+            cli.tell(f"{counted(unfinished, 'unfinished episode')} left out")
     else:
         for name, option in (("tasks", "TASKS"), ("agent", "--agent"), ("reward", "--reward")):
             if given[name] is None:

@@ -5,7 +5,6 @@ Invariant: the exit code is 0 only if at least one episode was replayed and all 
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -40,7 +39,6 @@ def run(
     """Replay a run; return the exit code."""
     from strands_sglang import fast_agents
     from strands_sglang._async import run_async
-    from strands_sglang._terminal import escape_for_terminal
     from strands_sglang.cli._recorded_run import open_run, run_settings, tokenizer_of
     from strands_sglang.ledger.reader import Ledger
     from strands_sglang.runs import ReplayVerdict, replay
@@ -65,7 +63,7 @@ def run(
             )
         )
     if not replayed:
-        print(f"strands-sglang: nothing to replay in {escape_for_terminal(str(directory))}", file=sys.stderr)
+        cli.tell(f"nothing to replay in {directory}")
         return NOTHING
     for line in _lines(replayed) if not as_json else map(_json, replayed):
         print(line)

@@ -38,9 +38,6 @@ def run(as_json: bool, **given: Any) -> int:
 
 def perform(given: dict[str, Any]) -> RunResult | None:
     """Call `rollout`; return None, with a message, if the run was stopped because its first episodes all failed."""
-    import sys
-
-    from strands_sglang._terminal import escape_for_terminal
     from strands_sglang.cli._run_options import rollout_arguments
     from strands_sglang.errors import RunStoppedError
     from strands_sglang.runs import rollout_sync
@@ -51,8 +48,7 @@ def perform(given: dict[str, Any]) -> RunResult | None:
     try:
         return rollout_sync(build, tasks, **arguments)
     except RunStoppedError as error:
-        lines = [escape_for_terminal(line) for line in str(error).splitlines()]
-        print("strands-sglang: " + "\n".join(lines), file=sys.stderr)
+        cli.tell(*str(error).splitlines())
         return None
 
 

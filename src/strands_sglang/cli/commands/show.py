@@ -6,14 +6,14 @@ Invariant: nothing is written, and no server is needed. Without a tokenizer, tok
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from strands_sglang._terminal import escape_for_terminal, natural_key
+from strands_sglang._json import as_dict
+from strands_sglang._terminal import natural_key
 from strands_sglang.cli import _command as cli
 from strands_sglang.cli import _episode_text
 from strands_sglang.errors import ConfigurationError, LedgerError
@@ -137,7 +137,7 @@ def _show_episode(
     if as_json:
         print(cli.json_text(shown, indent=2))
         return SHOWN
-    limits = _episode_text.mapping(_episode_text.mapping(run_file.get("settings")).get("limits"))
+    limits = as_dict(as_dict(run_file.get("settings")).get("limits"))
     paint, longest = cli.Paint(cli.wants_colours()), None if full else _CHARACTERS
     printer = _episode_text.EpisodePrinter(paint, limits=limits, longest=longest, context=context, tokens=tokens)
     print("\n".join(printer.lines(shown)))
@@ -154,7 +154,7 @@ def _token_texts(tokenizer: str | None, run_file: dict[str, Any]) -> TokenTexts 
     except ConfigurationError as error:
         if tokenizer is not None:
             raise
-        print(f"strands-sglang: {escape_for_terminal(str(error))}; token ids are shown", file=sys.stderr)
+        cli.tell(f"{error}; token ids are shown")
         return None
 
 

@@ -6,7 +6,6 @@ failure; a tokenizer that cannot be loaded or checked is a line of the report, n
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ def run(tokenizer: tuple[str, ...], chat_template: str | None, as_json: bool) ->
             print(line.replace(word, paint(word, styles[word]), 1) if word in styles else line)
         print(flush=True)
     if not found:
-        print("strands-sglang: no tokenizer found", file=sys.stderr)
+        cli.tell("no tokenizer found")
         return NOTHING
     return FAILED if failed else CHECKED
 

@@ -17,6 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.segment import Segment
 
+from strands_sglang._terminal import is_terminal
 from strands_sglang.runs.monitoring.metrics import RunMetrics, bar, curve, duration, rounded, shrunk
 
 _MIN_WIDTH, _MAX_WIDTH = 40, 120  # columns
@@ -63,8 +64,8 @@ class LiveView:
             View(RunMetrics(total=total), self._title),
             console=self._console,
             auto_refresh=False,
-            redirect_stdout=_is_terminal(sys.stdout),
-            redirect_stderr=_is_terminal(sys.stderr),
+            redirect_stdout=is_terminal(sys.stdout),
+            redirect_stderr=is_terminal(sys.stderr),
         )
         self._live.start(refresh=True)
         for handler in logging.getLogger().handlers:
@@ -239,10 +240,3 @@ class View:
 def _printable(text: str) -> str:
     """Return the first 2000 characters of a text in one line, without control characters."""
     return " ".join("".join(character if character.isprintable() else " " for character in text[:2000]).split())
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.isatty()
-    except (AttributeError, ValueError):  # a closed stream, or an incomplete file object
-        return False

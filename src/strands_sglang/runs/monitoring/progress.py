@@ -26,7 +26,7 @@ from enum import Enum
 from typing import Any, Protocol, TextIO
 
 from strands_sglang._checks import chosen, install
-from strands_sglang._terminal import escape_for_terminal
+from strands_sglang._terminal import escape_for_terminal, is_terminal
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.episode import TurnCounts
 from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics
@@ -149,11 +149,8 @@ def _builtin(kind: ProgressKind, title: str, stream: TextIO | None) -> Progress 
 
 def _is_interactive(stream: TextIO) -> bool:
     """Return whether a stream is a terminal that can move its cursor, or the process is a notebook."""
-    try:
-        if stream.isatty():
-            return os.environ.get("TERM", "") not in ("dumb", "unknown")
-    except (AttributeError, ValueError):  # a closed stream, or an incomplete file object
-        return False
+    if is_terminal(stream):
+        return os.environ.get("TERM", "") not in ("dumb", "unknown")
     shell = sys.modules.get("IPython")
     running = shell.get_ipython() if shell is not None else None
     return type(running).__name__ == "ZMQInteractiveShell"
