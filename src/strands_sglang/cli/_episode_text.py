@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strands_sglang._json import as_dict
 from strands_sglang._terminal import counted, escape_for_terminal, table
 from strands_sglang.cli._command import Paint, escape_lines, number, shorten
 
@@ -50,6 +49,11 @@ _METRICS = (
     *("tool_timeouts", "failed_calls", "requests", "replayed_turns", "seconds", "engine_seconds", "tool_seconds"),
 )
 _FOR_THE_PAGE = {"at", "rows", "reply", "known", "routed_experts"}  # of a step: places in the page's arrays, messages
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping of a record; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def probability_style(logprob: float) -> str:
@@ -148,7 +152,7 @@ class EpisodePrinter:
 
     def lines(self, shown: Mapping[str, Any]) -> list[str]:
         """Return the lines of what `shown_episode` returns."""
-        task, end = as_dict(shown["task"]), as_dict(shown["end"])
+        task, end = mapping(shown["task"]), mapping(shown["end"])
         ended = str(end.get("end_reason") or UNFINISHED)
         lines = [f"{self._said(shown['id'], 'bold')}  {self._ended(ended)}"]
         lines += self._block("task", _prompt_text(task.get("prompt")))
@@ -199,7 +203,7 @@ class EpisodePrinter:
         return self._turn(step)
 
     def _turn(self, step: Mapping[str, Any]) -> list[str]:
-        kind, tokens, added, detail = step["kind"], step["tokens"], step["added"], as_dict(step.get("detail"))
+        kind, tokens, added, detail = step["kind"], step["tokens"], step["added"], mapping(step.get("detail"))
         name = "partial turn" if kind == "partial_call" else f"turn {step['id']}"
         agent = f" {escape_for_terminal(str(detail['agent']))}" if detail.get("agent") else ""
         about = self._said(", ".join(_about_turn(step, detail)), "dim")
@@ -279,7 +283,7 @@ class EpisodePrinter:
         limits = [f"{name}={self.limits[name]}" for name in names if self.limits.get(name) is not None]
         meaning += f" ({', '.join(limits)})" if limits else ""
         lines = [f"ended    {self._ended(ended)}: {escape_for_terminal(meaning)}"]
-        if failure := as_dict(end.get("failure")):
+        if failure := mapping(end.get("failure")):
             lines.append("         " + self._said(f"{failure.get('kind')}: {failure.get('message')}", "red"))
             lines += ["         " + line for line in escape_lines(str(failure.get("where") or "").rstrip()) if line]
         lines += self._reward(shown["reward"])
@@ -295,7 +299,7 @@ class EpisodePrinter:
         if reward["error"]:
             return ["reward   " + self._said(f"failed: {reward['error']}", "red")]
         lines = [f"reward   {self.paint(_number(reward['value']), 'bold')}"]
-        parts, steps = as_dict(reward["parts"]), reward["steps"]
+        parts, steps = mapping(reward["parts"]), reward["steps"]
         lines += [f"         {escape_for_terminal(str(name))} {_number(value)}" for name, value in parts.items()]
         if isinstance(steps, list) and steps:
             lines.append(f"         by turn: {', '.join(map(_number, steps))}")
@@ -336,7 +340,7 @@ def _logprob_summary(tokens: Mapping[str, Any]) -> str:
 def _prompt_text(prompt: Any) -> str:
     if isinstance(prompt, str):
         return prompt
-    blocks = map(as_dict, prompt if isinstance(prompt, list) else [])
+    blocks = map(mapping, prompt if isinstance(prompt, list) else [])
     return "\n".join(str(block.get("text") or f"[{', '.join(block)}]") for block in blocks)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from strands_sglang._json import as_dict
 from strands_sglang._terminal import natural_key
 from strands_sglang.cli import _command as cli
 from strands_sglang.cli import _episode_text
@@ -137,7 +136,7 @@ def _show_episode(
     if as_json:
         print(cli.json_text(shown, indent=2))
         return SHOWN
-    limits = as_dict(as_dict(run_file.get("settings")).get("limits"))
+    limits = _episode_text.mapping(_episode_text.mapping(run_file.get("settings")).get("limits"))
     paint, longest = cli.Paint(cli.wants_colours()), None if full else _CHARACTERS
     printer = _episode_text.EpisodePrinter(paint, limits=limits, longest=longest, context=context, tokens=tokens)
     print("\n".join(printer.lines(shown)))
