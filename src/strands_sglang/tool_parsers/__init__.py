@@ -72,23 +72,8 @@ P = TypeVar("P", bound=type[ToolParser])
 
 _known: dict[str, type[ToolParser]] = {
     parser.name: parser
-    for parser in (
-        HermesToolParser,
-        Qwen3CoderToolParser,
-        GlmToolParser,
-        DeepSeekV3ToolParser,
-        DeepSeekV31ToolParser,
-        DeepSeekV32ToolParser,
-        KimiK2ToolParser,
-        Llama3JsonToolParser,
-        PythonicToolParser,
-        MistralToolParser,
-        HarmonyToolParser,
-        MiniMaxM2ToolParser,
-        GemmaToolParser,
-        Phi4ToolParser,
-        NemotronToolParser,
-    )
+    for parser in map(globals().get, __all__)
+    if isinstance(parser, type) and issubclass(parser, ToolParser) and parser not in (ToolParser, PlainTextParser)
 }
 _OTHER_NAMES = {"qwen_xml": Qwen3CoderToolParser.name}
 """Names of the published package for parsers that have another name here."""
