@@ -22,14 +22,6 @@ from strands_sglang.tool_parsers.parsed import CallFault, ParseFailure
 
 _BLANKS = r"[ \t\n\r\f]*"
 _SPACE = re.compile(_BLANKS)
-_ITEM = re.compile(
-    r"(?:([+-]?(?:0|[1-9][0-9]{0,17})(?![\w.]))"
-    r"|([+-]?[0-9]{1,18}(?:\.[0-9]{0,18}(?:[eE][+-]?[0-9]{1,2})?|[eE][+-]?[0-9]{1,2})(?![\w.]))"
-    r"|(['\"])([^'\"\\\n\r\0\ud800-\udfff]*)\3(?!\3)"
-    r"|(True|False|None)(?!\w))"
-    rf"{_BLANKS}([,\])}}]?){_BLANKS}"
-)
-"""One match reads nearly every value that is not a list or a dict, with what follows it."""
 _AFTER = re.compile(rf"{_BLANKS}([,\])}}]?){_BLANKS}")
 _NUMBER = re.compile(
     r"([+-]?(?:0+|[1-9][0-9]*)(?![\w.]))"
@@ -37,7 +29,6 @@ _NUMBER = re.compile(
 )
 _CONSTANT = re.compile(r"(?:True|False|None)(?!\w)")
 _KEYWORD = re.compile(rf"(\w*){_BLANKS}((?:=(?!=))?){_BLANKS}")
-_KEY = re.compile(rf"(['\"])([^'\"\\\n\r\0\ud800-\udfff]*)\1{_BLANKS}:{_BLANKS}")
 _COLON = re.compile(rf"{_BLANKS}(:?){_BLANKS}")
 _CUT = re.compile(rf"{_BLANKS}|[+-]?\.?|[+-]?[0-9.]+[eE][+-]?|T(?:ru?)?|F(?:a(?:ls?)?)?|N(?:on?)?")
 
@@ -81,7 +72,7 @@ class PythonReader:
 
     def _container(self, closing: str, at: int) -> tuple[Any, int]:
         """Starts after the opening bracket. Not recursive."""
-        text, next_item = self._text, _ITEM.match
+        text = self._text
         keys: dict[str, None] = {}  # in order; empty in a list
         values: list[Any] = []
         around: list[tuple[dict[str, None], list[Any], str]] = []
@@ -101,16 +92,8 @@ class PythonReader:
                     keys, values, closing = {}, [], "]" if first == "[" else "}"
                     at = skip_blanks(text, at + 1)
                     continue
-                if (found := next_item(text, at)) is None:
-                    value, at = self._scalar(at)
-                    separator, stop, at = self._after(at)
-                else:
-                    integer, floating, _, value, constant, separator = found.groups()
-                    if integer is not None:
-                        value = int(integer)
-                    elif value is None:
-                        value = float(floating) if constant is None else _CONSTANTS[constant]
-                    stop, at = found.start(6), found.end()
+                value, at = self._scalar(at)
+                separator, stop, at = self._after(at)
                 values.append(value)
                 if separator == ",":
                     continue
@@ -146,8 +129,6 @@ class PythonReader:
             if not found[2] or not key.isidentifier():
                 message = "The arguments of a call must be written as name=value"
                 raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=at, at=at)
-        elif found := _KEY.match(self._text, at):
-            key = found[2]
         else:
             if not self._text.startswith(("'", '"'), at):
                 raise _fault("expecting a key of a dict, which is a string in quotes", at)

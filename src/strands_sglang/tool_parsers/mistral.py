@@ -18,12 +18,12 @@ object. JSON whitespace is allowed around the JSON; after it only another `[TOOL
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from typing_extensions import override
 
 from strands_sglang.tool_parsers._json import TurnJson, as_arguments, skip_space
-from strands_sglang.tool_parsers._json_blocks import CallList, ListEnd
+from strands_sglang.tool_parsers._json_blocks import CallList, Head, ListEnd
 from strands_sglang.tool_parsers.base import FramedToolParser, Schemas
 from strands_sglang.tool_parsers.parsed import (
     CallFault,
@@ -69,12 +69,6 @@ class MistralToolParser(FramedToolParser):
             start = text.mark(_OPENING, at)
 
 
-class _Head(NamedTuple):
-    name: str
-    id: str | None
-    past: int
-
-
 def _read(text: SampledText, start: int, json: TurnJson) -> ToolCall | FailedCall:
     name: str | None = None
     try:
@@ -88,7 +82,7 @@ def _read(text: SampledText, start: int, json: TurnJson) -> ToolCall | FailedCal
     return ToolCall(name=name, arguments=arguments, raw=text[start:past], start=start, id=head.id)
 
 
-def _head(text: SampledText, begin: int) -> _Head:
+def _head(text: SampledText, begin: int) -> Head:
     if text.startswith("{", skip_space(text, begin)):
         message = (
             f"{_OPENING} must be followed by a list of tool calls, or by a name and {_ARGUMENTS}, not by an object"
@@ -103,7 +97,7 @@ def _head(text: SampledText, begin: int) -> _Head:
     if mark.marker != _ARGUMENTS:
         message = f"The tool call has no {_ARGUMENTS} followed by its arguments"
         raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=mark.start, at=mark.start)
-    return _Head(name, call_id, mark.end)
+    return Head(name, call_id, mark.end)
 
 
 def _next(text: SampledText, at: int) -> Mark:
