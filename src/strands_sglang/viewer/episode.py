@@ -29,7 +29,6 @@ from strands_sglang.viewer.conversation import TurnItems, TurnText, items_by_tur
 from strands_sglang.viewer.token_text import TokenTexts
 
 FORMAT = 2  # version of the JSON, which the page checks
-_LARGEST_ID = 1 << 22  # ids up to this one are numbered by a table
 _MAX_DEPTH = 8  # of the time line: tools inside of tools
 _MAX_RESULT = 200_000  # characters of a tool result that are sent to the page
 
@@ -105,7 +104,8 @@ class _TokenStore:
             logprobs.append(np.asarray(turn.logprobs, np.float64))
             at += len(turn)
         ids = np.concatenate(flat) if flat else np.zeros(0, np.int32)
-        unique, self._index = _distinct(ids)
+        unique, index = np.unique(ids, return_inverse=True)
+        self._index = index.reshape(-1).astype("<u4")
         self._unique: list[int] = unique.tolist()
         self._logprobs = np.concatenate(logprobs) if logprobs else np.zeros(0)
 
@@ -130,17 +130,6 @@ class _TokenStore:
             "partial": partial,
             "special": special,
         }
-
-
-def _distinct(ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
-    if not len(ids) or ids.min() < 0 or ids.max() > _LARGEST_ID:
-        unique, index = np.unique(ids, return_inverse=True)
-        return unique, index.reshape(-1).astype("<u4")
-    numbers = np.zeros(int(ids.max()) + 1, "<u4")  # a table instead of sorting
-    numbers[ids] = 1
-    unique = np.flatnonzero(numbers).astype(np.int32)
-    numbers[unique] = np.arange(len(unique))
-    return unique, numbers[ids]
 
 
 def _items(record: EpisodeRecord, tree: TokenTree) -> dict[int, TurnItems]:

@@ -133,11 +133,13 @@ class RunViewer:
 
     def answer(self, request: Mapping[str, Any]) -> bytes:
         """Return the answer to a request of `worker.py`, computed here, as JSON; LedgerError for an unknown id."""
-        return orjson.dumps(answer(request, self.index.places(request["id"]), self.texts(), self.tokenizer_error))
+        places = self.index.places(request["id"])  # an episode that is found has its row
+        head = {**request, "row": self.index.row(request["id"])}
+        return orjson.dumps(answer(head, places, self.texts(), self.tokenizer_error))
 
     def episode(self, id: str) -> bytes:
         """Return one episode as JSON; LedgerError if there is none."""
-        return self.answer({"do": "episode", "id": id, "row": self.index.row(id)})
+        return self.answer({"do": "episode", "id": id})
 
     def episode_as_ids(self, id: str) -> bytes:
         """Return one episode as JSON, without the texts of tokens: for as long as the tokenizer is loading."""
@@ -225,8 +227,7 @@ class _Handlers:
         id = request.query.get("id", "")
         if self.worker is not None and not self.worker.loaded and request.query.get("wait") != "1":
             return _json(await self._in_thread(self.viewer.episode_as_ids, id))
-        await self._in_thread(self.viewer.index.places, id)  # an episode that is found has its row
-        return await self._computed({"do": "episode", "id": id, "row": self.viewer.index.row(id)})
+        return await self._computed({"do": "episode", "id": id})
 
     async def drift(self, request: web.Request) -> web.StreamResponse:
         return await self._computed({"do": "drift", "id": request.query.get("id", "")})
@@ -265,7 +266,8 @@ class _Handlers:
     async def _computed(self, head: Mapping[str, Any]) -> web.Response:
         if self.worker is None:
             return _json(await self._in_thread(self.viewer.answer, head))
-        return _json(await self.worker.ask(head, await self._in_thread(self.viewer.index.places, head["id"])))
+        places = await self._in_thread(self.viewer.index.places, head["id"])
+        return _json(await self.worker.ask({**head, "row": self.viewer.index.row(head["id"])}, places))
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *arguments)
