@@ -47,6 +47,16 @@ def chosen(name: str, value: Any, kind: type[EnumT], *, others: str = "") -> Enu
         raise ConfigurationError(f"{name} must be one of {names}{others}, got {value!r:.200}") from None
 
 
+def check_methods(what: str, value: Any, *names: str) -> None:
+    """Check that an object has these methods."""
+    missing = [name for name in names if not callable(getattr(value, name, None))]
+    if missing:
+        needed = f"{', '.join(names[:-1])} and {names[-1]}"
+        raise ConfigurationError(
+            f"{what} must have the methods {needed}, got {value!r:.200}: implement {', '.join(missing)}"
+        )
+
+
 def check_number(
     name: str,
     value: Any,

@@ -47,10 +47,6 @@ class StopCriteria:
         """Return whether `kept` groups are enough to end the run; always False if `groups` is None."""
         return self.groups is not None and kept >= self.groups
 
-    def within_reach(self, kept: int, open_groups: int) -> bool:
-        """Return whether the run can still reach the number of groups it needs, with `open_groups` not complete yet."""
-        return self.groups is None or kept + open_groups >= self.groups
-
 
 class FirstFailures:
     """Counts the first episodes of a run that failed with the same error class."""

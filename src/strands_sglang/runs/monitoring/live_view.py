@@ -113,8 +113,6 @@ class View:
             [self._progress(inner_width, characters)],
             self._numbers(inner_width),
             self._reward(inner_width, characters),
-        ]
-        blocks += [
             self._reasons(inner_width, characters),
             [*self._facts(), *self._latest_error(inner_width, characters)],
         ]

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol, TextIO
 
-from strands_sglang._checks import chosen, install
+from strands_sglang._checks import check_methods, chosen, install
 from strands_sglang._terminal import escape_for_terminal, is_terminal
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.episode import TurnCounts
@@ -125,12 +125,7 @@ def display_for(
             "progress", ProgressKind.NONE if progress is None else progress, ProgressKind, others=", or a Progress"
         )
         return Display(_builtin(kind, title, stream))
-    missing = [name for name in ("begin", "update", "end") if not callable(getattr(progress, name, None))]
-    if missing:
-        raise ConfigurationError(
-            f"a progress display must have the methods begin, update and end, got {progress!r:.200}: "
-            f"implement {', '.join(missing)}"
-        )
+    check_methods("a progress display", progress, "begin", "update", "end")
     return Display(progress)
 
 

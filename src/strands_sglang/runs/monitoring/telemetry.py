@@ -75,9 +75,6 @@ class EpisodeSpan:
             span.set_status(Status(StatusCode.ERROR, message))
 
 
-_NO_RUN, _NO_EPISODE = RunSpan(), EpisodeSpan()
-
-
 def recorded() -> bool:
     """Return whether a tracer provider is set."""
     return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
@@ -88,7 +85,7 @@ def run_span(run: str, *, samples_per_task: int = 1, total: int | None = None) -
     """Open the span of a run; `total`: number of its episodes, None: not known."""
     attributes = {"rollout.run": run, "rollout.samples_per_task": samples_per_task, "rollout.total": total}
     with _current("rollout", attributes, {}) as span:
-        yield _NO_RUN if span is None else RunSpan(span)
+        yield RunSpan(span)
 
 
 @contextmanager
@@ -102,7 +99,7 @@ def episode_span(
     """
     attributes = {"rollout.episode": episode, "rollout.task": task, "rollout.sample": sample, "rollout.run": run}
     with _current("rollout.episode", {**attributes, "rollout.end_reason": _UNFINISHED}, parent or {}) as span:
-        yield _NO_EPISODE if span is None else EpisodeSpan(span)
+        yield EpisodeSpan(span)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from strands_sglang._checks import install
+from strands_sglang._checks import check_methods, install
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.monitoring.metrics import RunMetrics
 
@@ -172,11 +172,7 @@ def tracker_for(tracker: str | Tracker | None) -> Tracker | None:
                 f"tracker must be one of {names}, or an object with begin, log and end, got {tracker!r}"
             )
         return TRACKERS[tracker]()
-    missing = [name for name in ("begin", "log", "end") if not callable(getattr(tracker, name, None))]
-    if missing:
-        raise ConfigurationError(
-            f"a tracker must have the methods begin, log and end, got {tracker!r:.200}: implement {', '.join(missing)}"
-        )
+    check_methods("a tracker", tracker, "begin", "log", "end")
     return tracker
 
 

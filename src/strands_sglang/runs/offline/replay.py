@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -234,11 +234,7 @@ class NoEngine:
 
     async def generate(self, *args: Any, **kwargs: Any) -> Generation:
         """Raise DivergedError."""
-        return _refused()
-
-
-def _refused() -> NoReturn:
-    raise DivergedError("a replay must not call an engine")
+        raise DivergedError("a replay must not call an engine")
 
 
 async def replay(
