@@ -28,7 +28,7 @@ from strands_sglang.errors import ConfigurationError, UnsupportedContentError
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _RGB8 = (8, 2)
 MAX_PIXELS = 1 << 27
-"""A small file may claim any size."""
+"""Pixels of the largest image that is read: a small file may claim any size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ _by_source: weakref.WeakValueDictionary[int, ImageFile] = weakref.WeakValueDicti
 """By the id of an object in `ImageFile.sources`, which the file keeps alive."""
 _lock = threading.Lock()
 _SOURCES = 4
-"""Equal images may be several objects."""
+"""Objects that are remembered for one image: equal images may be several objects."""
 _SMALL_BYTES = 1 << 18
 
 

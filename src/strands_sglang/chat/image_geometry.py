@@ -23,7 +23,7 @@ from typing import Any
 from strands_sglang.errors import ConfigurationError, UnsupportedContentError
 
 _MOST_STRETCHED = 200
-"""Ratio of the sides of an image; the processors refuse more."""
+"""Largest ratio of the sides of an image; the processors refuse more."""
 _FAMILIES = {"Qwen2VLImageProcessor": "qwen", "Qwen2_5_VLImageProcessor": "qwen", "Qwen3VLImageProcessor": "qwen"}
 _FAMILIES |= {"Glm4vImageProcessor": "glm", "Glm46VImageProcessor": "glm"}
 _PLACEHOLDERS = {"qwen": ("<|image_pad|>", "<|video_pad|>"), "glm": ("<|image|>", "<|video|>")}

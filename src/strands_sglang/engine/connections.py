@@ -39,7 +39,7 @@ from strands_sglang.errors import (
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 2**30
-"""Of a turn: more than routed experts of a long context need, and a faulty server cannot exhaust the memory."""
+"""Bytes of a turn: more than routed experts of a long context need, and a faulty server cannot exhaust the memory."""
 MAX_ANSWER_BYTES = 2**26
 JSON_HEADERS = {"Content-Type": "application/json"}
 

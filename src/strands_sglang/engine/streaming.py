@@ -43,7 +43,7 @@ from strands_sglang.errors import (
 from strands_sglang.tokens.arrays import VersionSpan, joined_spans
 
 MAX_EVENT_BYTES = 2**28
-"""More than any turn with all its metadata."""
+"""Bytes of one event, more than any turn with all its metadata."""
 _DATA = b"data:"
 _DONE = b"[DONE]"
 _ENDS = (b"\n\n", b"\n\r\n")

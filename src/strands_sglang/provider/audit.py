@@ -39,7 +39,7 @@ from strands_sglang.tool_parsers.base import Schemas
 logger = logging.getLogger(__name__)
 
 FIRST_EPISODES = 16
-"""Per process and template, audited unless the share is 0."""
+"""Episodes per process and template that are audited unless the share is 0."""
 _GROWTH = 1.5
 """Factor by which a conversation must have grown before it is audited again."""
 

@@ -1,6 +1,7 @@
 """Prepares a turn: turns a conversation into a prompt.
 
-Invariant: preparing a turn changes nothing.
+Invariant: preparing a turn adds nothing to the tree. It restores turns whose replies are in the agent's messages, and
+keeps the images of the prompt; both stay right if the turn is not committed.
 """
 
 from __future__ import annotations

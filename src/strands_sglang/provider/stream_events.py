@@ -21,7 +21,7 @@ Block = dict[str, Any]
 Event = dict[str, Any]
 
 _MAX_FAILURES = 16
-"""Only these get a block of their own: a broken model can write thousands of malformed calls."""
+"""Malformed calls of a turn that get a block of their own: a broken model can write thousands of malformed calls."""
 
 
 def calls_as_blocks(parsed: ParsedTurn) -> list[ToolCall | FailedCall]:

@@ -2,7 +2,8 @@
 
 Each state holds the one before it, so the steps of a turn (`preparation`, `sampling`, `commit`) take one object.
 
-Invariant: nothing in these objects changes after they are created.
+Invariant: no field of these objects is set after they are created. The tree, the index, the images and the state of the
+agent that they refer to belong to the episode and the agent, and grow.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from typing import Any
 from strands_sglang.tool_parsers.parsed import CallFault, ParseFailure, SampledText, quoted
 
 MAX_DEPTH = 100
-"""Far below what the interpreter or a later deep copy can handle."""
+"""Levels of nesting in JSON, far below what the interpreter or a later deep copy can handle."""
 MAX_DIGITS = 4300
-"""Python's own default for reading and writing integers."""
+"""Digits of a number: Python's own default for reading and writing integers."""
 
 _ROUNDING = Decimal("1e-15")
 _SPACE = re.compile(r"[ \t\n\r]*")

@@ -97,7 +97,7 @@ def assemble(text: str, split: ReasoningSplit, found: Iterable[Found]) -> Parsed
 
 
 MAX_FAILED = 1000
-"""The last of them includes the rest of the turn."""
+"""Failed calls that are read of one turn. The last of them includes the rest of the turn."""
 
 
 class FramedToolParser(ToolParser):

@@ -56,7 +56,7 @@ _PYTHON = {"True": True, "False": False, "None": None}
 
 _MAX_DEPTH = 50
 _MAX_NODES = 10_000
-"""References can make a small schema endless."""
+"""Parts of a schema that are followed: references can make a small schema endless."""
 
 _SPACE = " \t\n\r"
 _SURROGATE = re.compile("[\ud800-\udfff]")

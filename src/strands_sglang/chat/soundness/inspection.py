@@ -28,7 +28,7 @@ from strands_sglang.errors import TemplateRefusedError
 
 _STAND_IN = "x"
 _MAX_QUERIES = 128
-"""A template with more reads its texts character by character."""
+"""Questions about a text that are recorded. A template with more reads its texts character by character."""
 _TRUTH, _LENGTH = "__bool__", "__len__"
 _DERIVING = (
     "strip lstrip rstrip lower upper title capitalize casefold swapcase replace removeprefix removesuffix expandtabs "
