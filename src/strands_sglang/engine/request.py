@@ -259,16 +259,9 @@ def _check_ids(body: bytes) -> None:
     An id outside the vocabulary can crash an engine, and a retry would then crash the next one. Scanning for single
     bytes is a hundred times cheaper than checking each number.
     """
-    find, start = body.find, _IDS_AT + 1
-    end = find(b"]", start)
-    if (
-        find(b"-", start, end) >= 0
-        or find(b".", start, end) >= 0
-        or find(b'"', start, end) >= 0
-        or find(b"e", start, end) >= 0  # true, false, 1e300
-        or find(b"n", start, end) >= 0  # null
-        or find(b"[", start, end) >= 0
-    ):
+    start, end = _IDS_AT + 1, body.find(b"]", _IDS_AT + 1)
+    # e is in true, false and 1e300, n in null
+    if any(body.find(mark, start, end) >= 0 for mark in (b"-", b".", b'"', b"e", b"n", b"[")):
         raise ConfigurationError("input_ids must be a flat sequence of integers >= 0")
 
 
