@@ -14,6 +14,7 @@ import json
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
@@ -256,14 +257,11 @@ def _of_trajectory(value: Mapping[str, Any], id: str) -> Conversation:
     if len(ids) != len(mask):
         raise ValueError(f"loss_mask must have as many entries as token_ids ({len(ids)}), got {len(mask)}")
     turns: list[TurnTokens] = []
-    at = 0
-    while at < len(ids):
-        end = at
-        while end < len(ids) and bool(mask[end]) == bool(mask[at]):
-            end += 1
-        if mask[at]:
+    end = 0
+    for trained, run in groupby(map(bool, mask)):
+        at, end = end, end + len(list(run))
+        if trained:
             turns.append(TurnTokens(len(turns), len(turns), ids[at:end], at, None))
-        at = end
     return Conversation(id, turns, ids=ids)
 
 
