@@ -199,6 +199,13 @@ def task_of(record: EpisodeRecord) -> Task:
     return Task.from_dict(data_of(record.begin, BeginData)["task"], record.files)
 
 
+def is_over(record: EpisodeRecord) -> bool:
+    """Return whether an episode ended and is not resumed by the same rollout."""
+    if record.begin is None or record.end is None:
+        return False
+    return not EndReason(data_of(record.end, EndData)["end_reason"]).resumable
+
+
 def restored(record: EpisodeRecord) -> Episode:
     """Return a finished episode as it was reported when it ended, with its newest reward."""
     assert record.begin is not None and record.end is not None

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.event import EndData, RewardData, data_of
+from strands_sglang.ledger.event import RewardData, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.finalizer import EpisodeFinalizer, RewardRunner
-from strands_sglang.runs.resume import appending
+from strands_sglang.runs.resume import appending, is_over
 from strands_sglang.runs.reward import Reward
 from strands_sglang.runs.workers.spec import ScoreEpisode
 
@@ -89,11 +88,7 @@ async def _score(finalizer: EpisodeFinalizer, record: EpisodeRecord) -> ScoreRun
 
 def _records(ledger: Ledger, episodes: Collection[str] | None, unscored_only: bool) -> Iterator[EpisodeRecord]:
     for record in ledger.episodes():
-        if (
-            record.begin is None
-            or record.end is None
-            or EndReason(data_of(record.end, EndData)["end_reason"]).resumable
-        ):
+        if not is_over(record):
             continue
         known = record.reward is not None and data_of(record.reward, RewardData).get("error") is None
         if (episodes is None or record.id in episodes) and not (unscored_only and known):

@@ -28,14 +28,13 @@ from strands_sglang.engine.prefill import vocabulary_size
 from strands_sglang.engine.protocol import prompt_images
 from strands_sglang.errors import ConfigurationError, EngineError, LedgerError
 from strands_sglang.ledger.encoding import ids_digest
-from strands_sglang.ledger.event import EndData, EventKind, TeacherArrays, TeacherData, data_of
+from strands_sglang.ledger.event import EventKind, TeacherArrays, TeacherData, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.finalizer import append_after_end
-from strands_sglang.runs.resume import appending
+from strands_sglang.runs.resume import appending, is_over
 from strands_sglang.tokens import TeacherLogprobs, Trajectory
 from strands_sglang.tokens.turn import Origin
 
@@ -302,11 +301,7 @@ def _records(
     for record in ledger.episodes():
         if episodes is not None and record.id not in episodes:
             continue
-        if (
-            record.begin is None
-            or record.end is None
-            or EndReason(data_of(record.end, EndData)["end_reason"]).resumable
-        ):
+        if not is_over(record):
             report.empty += 1
         elif not again and _is_known(record, report):
             report.known += 1
