@@ -102,9 +102,23 @@ def slime_rollout(
     Example:
         >>> generate = slime_rollout(build_agent, reward=score, limits=Limits(max_turns=10))
     """
-    given = {**locals(), **model_options}
-    del given["model_options"]
-    runner = SampleRunner(**given)
+    runner = SampleRunner(
+        build,
+        reward=reward,
+        branches=branches,
+        limits=limits,
+        task=task,
+        mask_off_policy=mask_off_policy,
+        directory=directory,
+        workers=workers,
+        rerun_tools=rerun_tools,
+        reward_timeout=reward_timeout,
+        tokenizer=tokenizer,
+        client=client,
+        preflight=preflight,
+        teacher=teacher,
+        **model_options,
+    )
 
     async def generate(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any:
         return await runner.run(args, sample, sampling_params, AbortFlag.of_slime(args), evaluation=evaluation)

@@ -279,7 +279,9 @@ def _about(episode: Episode, content: _Content, siblings: int, why: RemovalReaso
         "tool_calls": episode.metrics.tool_calls,
         "branch": content.path[-1].id if content.path else None,
         "agent": next((turn.agent for turn in reversed(content.path) if turn.agent is not None), None),
-        "main": bool(content.path) and main is not None and content.path[-1].id == main.id,
+        "main": bool(content.path)
+        and (main := episode.tree.main_leaf()) is not None
+        and content.path[-1].id == main.id,
         "branches": siblings,
         "cut_tokens": content.cut,
         "removed": None if why is None else why.value,
