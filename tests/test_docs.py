@@ -26,10 +26,7 @@ from support.rollout.scripts import PromptEngine, asked, run
 from support.scripted_engine import Answer, tool_call
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [
-    ROOT / "README.md",
-    *(page for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent.name != "api"),
-]
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent.name != "api")]
 PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "lab" / "README.md", *sorted((ROOT / "examples").glob("**/*.md"))]
 PROSE += sorted((ROOT / "research").glob("**/*.md"))
 SERVER = "http://localhost:30000"

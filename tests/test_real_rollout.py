@@ -361,14 +361,7 @@ async def test_siblings_hit_the_prefix_cache(tool_policy: LabProcess) -> None:
 async def test_run_with_enough_groups_stops_and_engine_is_idle(tool_policy: LabProcess, tmp_path: Path) -> None:
     given, enough = tasks(40, seed=400), {"stop_after_groups": 8, "min_samples_per_task": 3}
     async with SGLangClient(tool_policy.url) as client:
-        run = await run_tasks(
-            tool_policy.url,
-            given,
-            tmp_path,
-            samples_per_task=4,
-            **enough,
-            concurrency=64,
-        )
+        run = await run_tasks(tool_policy.url, given, tmp_path, samples_per_task=4, **enough, concurrency=64)
         await idle(client)
     assert len(run.groups) >= 8 and {len(group.episodes) for group in run.groups} == {3}
     stopped = [episode for episode in run.left_over if episode.end_reason is EndReason.NOT_NEEDED]

@@ -19,10 +19,7 @@ from support.rollout.scripts import FAMILY, PromptEngine
 
 FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
 TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
-LOG: list[dict[str, Any]] = [
-    {"role": "user", "content": "What is 2 + 3?"},
-    {"role": "assistant", "content": "5."},
-]
+LOG: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5."}]
 
 
 @tool

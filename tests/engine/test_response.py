@@ -65,8 +65,7 @@ def test_finish_reasons(finish: object, reason: FinishReason, detail: object) ->
 
 def test_optional_fields_may_be_missing() -> None:
     body = answer(
-        5,
-        drop=("cached_tokens", "weight_versions", "weight_version", "completion_tokens", "prompt_tokens", "id"),
+        5, drop=("cached_tokens", "weight_versions", "weight_version", "completion_tokens", "prompt_tokens", "id")
     )
     del body["text"]
     turn = response.parse(body, 5)

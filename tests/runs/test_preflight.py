@@ -84,11 +84,7 @@ SETUPS = [
     ("server paused", EngineUnavailableError, "POST /continue_generation to it, or await client.control.resume()"),
     ("worker dead", EngineUnavailableError, "check their logs and restart them"),
     ("api key missing", ConfigurationError, "SGLangClient(base_url, api_key=...)"),
-    (
-        "https against http",
-        EngineUnreachableError,
-        "does the server speak plain http, as SGLang does? then",
-    ),
+    ("https against http", EngineUnreachableError, "does the server speak plain http, as SGLang does? then"),
     ("old server", EngineError, "pip install -U sglang"),
 ]
 
@@ -268,11 +264,7 @@ async def test_completely_recorded_run_needs_no_server(stack: ExitStack, tmp_pat
     ],
 )
 async def test_server_without_kept_sets(
-    about: dict[str, Any],
-    sampling: dict[str, Any],
-    outcome: str,
-    stack: ExitStack,
-    caplog: pytest.LogCaptureFixture,
+    about: dict[str, Any], sampling: dict[str, Any], outcome: str, stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = Served(tokenizer(FAMILY))
     server = stack.enter_context(served.server())

@@ -12,10 +12,7 @@ from strands_sglang.tools.sandbox_types import SandboxResult, exit_note
         (SandboxResult(Reason.FINISHED, "a\n"), "a"),
         (SandboxResult(Reason.FINISHED), "[no output: use print() to see a value]"),
         (SandboxResult(Reason.FAILED, "a\n", "Traceback\n", 1), "a\nTraceback"),
-        (
-            SandboxResult(Reason.TIMED_OUT, "a", note="timed out after 1 seconds"),
-            "a\n[timed out after 1 seconds]",
-        ),
+        (SandboxResult(Reason.TIMED_OUT, "a", note="timed out after 1 seconds"), "a\n[timed out after 1 seconds]"),
         (SandboxResult(Reason.REFUSED, note="not run"), "[not run]"),
     ],
 )

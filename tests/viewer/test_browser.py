@@ -13,14 +13,7 @@ import pytest
 
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.viewer import export_html
-from support.viewer.browser import (
-    Watched,
-    gated_worker,
-    running_chromium,
-    running_viewer,
-    tokenizer_path,
-    watched_page,
-)
+from support.viewer.browser import Watched, gated_worker, running_chromium, running_viewer, tokenizer_path, watched_page
 from support.viewer.generated_run import EpisodeGenerator
 from support.viewer.recorded_run import FAMILY
 from support.viewer.tampered import odd_run, tampered_run

@@ -84,12 +84,7 @@ def test_last_user_message_is_the_prompt_and_the_rest_is_data() -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [
-        [{"role": "user", "content": [{"type": "image"}]}],
-        [{"role": "assistant", "content": "Hello."}],
-        [],
-        7,
-    ],
+    [[{"role": "user", "content": [{"type": "image"}]}], [{"role": "assistant", "content": "Hello."}], [], 7],
     ids=["image", "assistant", "empty", "number"],
 )
 def test_prompt_without_a_text_question_is_refused(prompt: Any) -> None:
