@@ -45,12 +45,7 @@ MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 
 def imports_of(path: Path, *, at_import: bool = False) -> set[str]:
-    """Return the modules of this package that a module imports.
-
-    Args:
-        path: The module.
-        at_import: Whether to leave out imports inside functions and for type checkers.
-    """
+    """Return the modules of this package that a module imports."""
     tree = ast.parse(path.read_text())
     nodes = tree.body if at_import else list(ast.walk(tree))
     found = set()

@@ -48,7 +48,6 @@ def blocks(wanted: str) -> list[Any]:
 
 
 def execute(code: str, folder: Path) -> str:
-    """Run code in a separate process; return what it prints."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
         [sys.executable, "-c", code],

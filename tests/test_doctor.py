@@ -41,7 +41,6 @@ def stack() -> Iterator[ExitStack]:
 
 
 def served(stack: ExitStack, **about: Any) -> str:
-    """Start a server; return its address."""
     url: str = stack.enter_context(Engine(**{"tokenizer": tokenizer(FAMILY), **about}).server()).url
     return url
 
@@ -62,11 +61,7 @@ def closed_port(stack: ExitStack) -> str:
 
 @tool
 def look_up(word: str) -> str:
-    """Look a word up.
-
-    Args:
-        word: The word.
-    """
+    """Look a word up."""
     raise AssertionError("the doctor must not run tools")
 
 

@@ -245,7 +245,6 @@ async def test_an_overflow_is_raised_as_the_frameworks_exception() -> None:
 
 
 def answering(text: str) -> ScriptedServer:
-    """Return a server that always samples the same text."""
     made = tokenizer("qwen2.5")
 
     async def handle(wire: Wire) -> None:
@@ -271,7 +270,6 @@ def with_text(body: bytes, text: str) -> bytes:
 
 
 def failing(status: int, body: bytes) -> ScriptedServer:
-    """Return a server that answers every `/generate` the same way."""
 
     async def handle(wire: Wire) -> None:
         if not await serve_rest(wire):

@@ -39,7 +39,6 @@ def setup(client: SGLangClient, sampling: dict[str, Any] = SAMPLING, **about: An
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what this package logged."""
     return [record.getMessage() for record in caplog.records if record.name.startswith("strands_sglang")]
 
 

@@ -52,7 +52,6 @@ class RecordedRun:
 
 
 async def run_tasks(url: str, given: list[Task], directory: Path | None = None, **settings: Any) -> RunResult:
-    """Run tasks of the tool policy."""
     defaults: dict[str, Any] = {
         "tokenizer": TOKENIZER,
         "reward": score,
@@ -73,7 +72,6 @@ def proved(directory: Path, episodes: int) -> None:
 
 
 def records(directory: Path) -> dict[str, EpisodeRecord]:
-    """Return the recorded episodes by id."""
     return {record.id: record for record in Ledger(directory).episodes()}
 
 
@@ -244,7 +242,6 @@ def same(resumed: RunResult, whole: RunResult) -> None:
 
 
 def start(url: str, directory: Path, *options: str) -> subprocess.Popen[bytes]:
-    """Start a runner in its own process."""
     return subprocess.Popen([*RUNNER, url, str(directory), *options], stdout=subprocess.PIPE)
 
 

@@ -31,7 +31,6 @@ EPISODES = 100
 
 @pytest.fixture(scope="module")
 def recorded(tool_policy: LabProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a hundred episodes."""
     directory = tmp_path_factory.mktemp("teacher") / "run"
     asyncio.run(
         rollout(

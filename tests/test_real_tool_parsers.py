@@ -215,7 +215,6 @@ def _is(key: str, value: Any) -> bool:
 
 @cache
 def cases_of(pair: Pair) -> list[Case]:
-    """Return outputs of a pair; the same every time."""
     dice, grammar = Random(str(pair)), GRAMMARS[pair.ours]
     turns = odd_calls(grammar) + [turn(dice, grammar)[1] for _ in range(EACH)]
     written = [calls[: pair.most] for calls in turns]
@@ -244,7 +243,6 @@ class Listed:
     """Whether this is the reason of a difference."""
 
     def covers(self, difference: Difference) -> bool:
-        """Return whether a difference is this one."""
         return difference.case.pair.theirs in self.theirs and self.explains(difference)
 
 
@@ -435,7 +433,6 @@ DIFFERENCES = [
 
 
 def differences(case: Case, answer: dict[str, Any]) -> list[Difference]:
-    """Return what SGLang reads otherwise than it was written."""
     if "error" in answer:
         return [Difference(case, case.calls, answer["error"])]
     read = [Call(call["name"], loaded(call["arguments"])) for call in answer["calls"]]

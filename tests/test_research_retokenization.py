@@ -56,13 +56,11 @@ def modules() -> Iterator[None]:
 
 
 def module(name: str) -> Any:
-    """Import a module of the experiment."""
     return importlib.import_module(name)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    """The tokenizer of the lab's tool policy."""
     return AutoTokenizer.from_pretrained(ROOT / "lab" / "tool_policy" / "noncanonical")
 
 
@@ -78,11 +76,9 @@ class Talk:
         self.count = 0
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def sample(self, ids: list[int], blocks: list[dict[str, Any]], *, kept: bool = False) -> None:
-        """Add a turn of the assistant."""
         logprobs = [-0.01 * (self.count + number + 1) for number in range(len(ids))]
         self.count += len(ids)
         sets = KeptSets.of([[id, (id + 1) % 400] for id in ids], [value / 2 for value in logprobs]) if kept else None
@@ -93,7 +89,6 @@ class Talk:
         self.context = []
 
     def call(self, expression: str, result: str, *, compact: bool = False, split: bool = False, **kept: bool) -> None:
-        """Add a call of the calculator and its result."""
         spelled = module("chain").arithmetic.format_call(expression, compact)
         ids = self.encode(f"{spelled}<|im_end|>")
         if split:
@@ -106,7 +101,6 @@ class Talk:
         self.context = self.encode(f"\n{rendered}")
 
     def answer(self, text: str) -> None:
-        """Add the last turn."""
         self.sample(self.encode(f"{text}<|im_end|>"), [{"text": text}])
 
     def split(self, ids: list[int]) -> list[int]:
@@ -119,13 +113,11 @@ class Talk:
         return found
 
     def episode(self) -> Episode:
-        """Return the finished episode."""
         task = Task("q", answer=1)
         return Episode("t/0", task, 0, EndReason.ANSWERED, self.tree, conversation=self.messages)
 
 
 def two_calls(tokenizer: Any, **options: bool) -> tuple[Episode, Row]:
-    """Return an episode with two calls and an answer."""
     talk = Talk(tokenizer, "Compute 615 * 17, then - 88.")
     talk.call("615 * 17", "10455", **options)
     talk.call("10455 - 88", "10367", **options)
@@ -135,7 +127,6 @@ def two_calls(tokenizer: Any, **options: bool) -> tuple[Episode, Row]:
 
 
 def all_samples(tokenizer: Any, episode: Episode, row: Row) -> dict[str, Any]:
-    """Return what every arm makes of an episode."""
     apply, kept = module("retokenize").apply, row.kept is not None
     arms = module("arms").ARMS.items()
     return {name: apply(arm, row, episode, tokenizer) for name, arm in arms if kept or arm.top_p == 1}
@@ -532,7 +523,6 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def slime_sample(row: Row) -> Any:
-    """Return a row as slime has it."""
     return SimpleNamespace(
         tokens=row.token_ids.tolist(),
         response_length=len(row.response_ids),

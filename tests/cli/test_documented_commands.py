@@ -43,7 +43,6 @@ def in_help() -> list[tuple[str, str]]:
 
 
 def parsed(line: str) -> None:
-    """Parse a command line; raises what the user would see."""
     words = shlex.split(line, comments=True)[1:]
     words = words[: next((at for at, word in enumerate(words) if word in ("|", ">", "&&", ";")), len(words))]
     words = [word for word in words if word != "..."]

@@ -24,11 +24,7 @@ LOG: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 3?"}, {"ro
 
 @tool
 def step(number: int) -> str:
-    """Make a step.
-
-    Args:
-        number: Which.
-    """
+    """Make a step."""
     return f"step {number}"
 
 

@@ -29,11 +29,7 @@ TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
 
 @tool
 def step(number: int) -> str:
-    """Make a step.
-
-    Args:
-        number: Which.
-    """
+    """Make a step."""
     return f"step {number}"
 
 

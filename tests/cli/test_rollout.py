@@ -37,11 +37,7 @@ SEEN: list[Any] = []
 
 @tool
 def step(number: int) -> str:
-    """Make a step.
-
-    Args:
-        number: Which.
-    """
+    """Make a step."""
     return f"step {number}"
 
 

@@ -32,11 +32,7 @@ SPELLINGS = (
 
 @tool
 async def step(number: float) -> str:
-    """Take a step.
-
-    Args:
-        number: Which.
-    """
+    """Take a step."""
     return f"step {int(number)}"
 
 
@@ -57,7 +53,6 @@ def script(prompt: str, before: int) -> Answer:
 
 
 async def recorded(directory: Path, count: int = 8) -> RunResult:
-    """Record episodes of four turns each."""
     tasks = [Task(f"task {number}", id=f"t{number}") for number in range(count)]
     return await run(build, tasks, PromptEngine(script), directory)
 

@@ -23,7 +23,6 @@ PARTS = st.lists(
 
 
 def answer(ids: list[int] | None, prompt_tokens: int) -> dict[str, Any]:
-    """Return an answer of the engine, of two tokens."""
     meta = {
         "finish_reason": {"type": "stop"},
         "prompt_tokens": prompt_tokens,

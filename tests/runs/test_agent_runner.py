@@ -67,7 +67,6 @@ def hooked(kind: Any, hook: Any, **settings: Any) -> Any:
 
 
 def failing(error: Exception, after: int = 1) -> Script:
-    """Return a script whose engine fails after `after` steps."""
 
     def script(prompt: str, before: int) -> Answer:
         return error if last_step(prompt) == after else tool_call("step", number=last_step(prompt) + 1)
@@ -281,11 +280,7 @@ async def test_four_hundred_tool_turns_with_a_crash(tmp_path: Path) -> None:
 
     @tool
     async def go(where: str) -> str:
-        """Take a step.
-
-        Args:
-            where: To.
-        """
+        """Take a step."""
         return f"step {where}"
 
     def script(prompt: str, before: int) -> Answer:

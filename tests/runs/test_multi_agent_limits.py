@@ -42,7 +42,6 @@ def script(prompt: str, before: int) -> Answer:
 
 
 def many_agents(task: Task, model: SGLangModel) -> Any:
-    """Return a function that runs sixteen agents concurrently."""
 
     async def one(number: int) -> None:
         agent = Agent(model=model, tools=[count], callback_handler=None, conversation_manager=NullConversationManager())

@@ -70,7 +70,6 @@ async def run_on(away: Away, directory: Path, way: str = "here", retries: int = 
 
 
 def check_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send health requests at short intervals."""
     monkeypatch.setattr(
         local,
         "EngineMonitor",
@@ -126,11 +125,7 @@ def with_helper(inside: Callable[[Any], Any]) -> Callable[[Task, SGLangModel], A
     def build(task: Task, model: SGLangModel) -> Any:
         @tool
         async def helper(number: int) -> str:
-            """Ask a helper.
-
-            Args:
-                number: Any.
-            """
+            """Ask a helper."""
             return str(await inside(plain(model, system_prompt="You help.", tools=[])))
 
         return plain(model, tools=[helper])

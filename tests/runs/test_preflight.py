@@ -65,7 +65,6 @@ def setup(client: SGLangClient, sampling: dict[str, Any] = SAMPLING, **about: An
 
 
 def own_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the messages that this package logged."""
     return [record.getMessage() for record in caplog.records if record.name.startswith("strands_sglang")]
 
 

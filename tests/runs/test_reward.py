@@ -39,7 +39,6 @@ JSON_LIKE = st.recursive(
 
 
 async def scored(function: Any, episode: Episode, *, timeout: float | None = None) -> Reward:
-    """Return the reward of an episode."""
     return await RewardRunner(function, timeout=timeout).score(episode)
 
 

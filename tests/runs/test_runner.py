@@ -51,11 +51,7 @@ def build(task: Task, model: SGLangModel) -> Any:
 
 @tool
 async def bad(number: int) -> str:
-    """Fail in one of several ways.
-
-    Args:
-        number: Which way.
-    """
+    """Fail in one of several ways."""
     if number == 1:
         raise RuntimeError("raised")
     if number == 2:
@@ -72,11 +68,7 @@ FREE = threading.Event()
 
 @tool
 def stuck(number: int) -> str:
-    """Hang in a thread.
-
-    Args:
-        number: Any.
-    """
+    """Hang in a thread."""
     FREE.wait(30)
     return "unused"
 
@@ -548,11 +540,7 @@ async def test_synchronous_tools_run_concurrently() -> None:
 
     @tool
     def meet(number: int) -> str:
-        """Wait for all other calls.
-
-        Args:
-            number: Any.
-        """
+        """Wait for all other calls."""
         together.wait()
         return "step 1"
 
@@ -618,11 +606,7 @@ async def test_cancelled_run_leaves_nothing_running_and_can_be_resumed(when: str
 
     @tool
     async def waits(number: int) -> str:
-        """Wait.
-
-        Args:
-            number: Any.
-        """
+        """Wait."""
         reached.set()
         while not FREE.is_set():
             await asyncio.sleep(0.01)
@@ -630,11 +614,7 @@ async def test_cancelled_run_leaves_nothing_running_and_can_be_resumed(when: str
 
     @tool
     def waits_in_a_thread(number: int) -> str:
-        """Wait in a thread.
-
-        Args:
-            number: Any.
-        """
+        """Wait in a thread."""
         loop.call_soon_threadsafe(reached.set)
         FREE.wait(30)
         return ""

@@ -47,13 +47,11 @@ def calculator(expression: str) -> str:
 
 
 def build(task: Any, model: Any) -> Agent:
-    """Build the agent of an episode."""
     manager = NullConversationManager()
     return Agent(model=model, tools=[calculator], callback_handler=None, conversation_manager=manager)
 
 
 def reward(episode: Any) -> dict[str, float]:
-    """Score an episode."""
     right = float(str(episode.task.answer) in episode.text)
     return {"reward": right, "short": float(len(episode.text) < 40)}
 

@@ -84,7 +84,6 @@ def tasks(count: int, seed: int = 0, questions: int = 1) -> list[Task]:
 
 
 def agent_for(model: SGLangModel, **settings: Any) -> Agent:
-    """Return an agent that has the calculator."""
     plain = {"tools": [calculator], "callback_handler": None, "conversation_manager": NullConversationManager()}
     return Agent(model=model, **{**plain, **settings})
 
@@ -120,7 +119,6 @@ def score(episode: Episode) -> float:
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
-    """Return what the command line says."""
     parser = argparse.ArgumentParser(description="Run episodes of the tool policy; again with the same directory: on.")
     parser.add_argument("url", help="the server or router")
     parser.add_argument("directory", type=Path, help="of the run")
@@ -139,12 +137,10 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
 
 
 def say(**words: Any) -> None:
-    """Print one line of JSON, at once."""
     print(json.dumps(words), flush=True)
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Run what is not on record yet."""
     if options.parent is not None and sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -93,11 +93,9 @@ class ScriptedEngine:
 
     @property
     def prompts(self) -> list[str]:
-        """The text of every prompt it got."""
         return [self.decode(call.ids) for call in self.calls]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids, control tokens written out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def encode(self, text: str) -> list[int]:
@@ -221,7 +219,6 @@ def tool_call(name: str, /, **arguments: Any) -> str:
 
 
 def thought(text: str, answer: str) -> str:
-    """Return an answer behind reasoning, as Qwen3 writes it."""
     return f"<think>\n{text}\n</think>\n\n{answer}"
 
 
@@ -230,11 +227,6 @@ def assert_exact(engine: ScriptedEngine, *episodes: EpisodeTokens, trees: Sequen
 
     What the engine was sent is what was recorded, call by call; loss is on sampled tokens only; every sampled token
     of a kept turn of an agent is trained once over all trajectories, and no other token ever.
-
-    Args:
-        engine: The engine all calls went to.
-        *episodes: Every episode that called it.
-        trees: Trees of episodes that were reset.
     """
     grown = [*trees, *(episode.tree for episode in episodes)]
     sent = Counter(tuple(call.ids) for call in engine.calls if call.answered)

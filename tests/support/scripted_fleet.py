@@ -116,7 +116,6 @@ class Engine:
     # --- sampling -----------------------------------------------------------------------------------------------------
 
     def logprob(self, ids: list[int]) -> float:
-        """Return the logprob of the last token after those before it."""
         return -(_number(ids, "logprob") % 4096) / 1024
 
     def next_token(self, ids: list[int]) -> int:

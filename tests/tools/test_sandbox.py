@@ -30,7 +30,6 @@ from support.tools.host import MEMORY, left_running, limits, system_python
 
 
 async def all_ended() -> None:
-    """Fail if a process keeps running."""
     deadline = time.monotonic() + 2
     while left := left_running():
         assert time.monotonic() < deadline, f"left running: {left}"

@@ -49,7 +49,6 @@ class Host:
 
     @property
     def canary(self) -> Path:
-        """File that contains the secret."""
         return self.folder / "canary.txt"
 
     def names(self) -> dict[str, Any]:
@@ -107,7 +106,6 @@ def left_running() -> list[str]:
 
 @contextmanager
 def a_host(folder: Path) -> Iterator[Host]:
-    """Create the resources."""
     folder.mkdir()
     (folder / "canary.txt").write_text(SECRET)
     unix, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)

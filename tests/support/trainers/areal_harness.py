@@ -29,12 +29,10 @@ WORKFLOW = "strands_sglang.trainers.areal.StrandsWorkflow"
 
 
 def broken(task: Any, model: Any) -> Any:
-    """An agent that cannot be built."""
     raise RuntimeError("no such agent")
 
 
 def rows(count: int) -> list[dict[str, Any]]:
-    """Return rows of a dataset as AReaL's have them."""
     return [
         {
             "messages": [{"role": "user", "content": one.prompt}],
@@ -87,7 +85,6 @@ def checked(batches: list[dict[str, Any]], url: str) -> dict[str, Any]:
 
 
 def main(url: str) -> None:
-    """Run batches through AReaL and print what came out."""
     config = InferenceEngineConfig(
         backend="sglang:d1",
         experiment_name="lab",

@@ -36,7 +36,6 @@ class Slow:
     """How many slow calls were begun."""
 
     def build(self, given: Task, model: SGLangModel) -> Any:
-        """Return the agent of an episode."""
         slow = bool(given.data.get("slow"))
 
         @tool
@@ -96,13 +95,7 @@ class Seen:
     raised: list[BaseException] = field(default_factory=list)
 
     def around(self, generate: Callable[..., Any], **params: Any) -> Callable[..., Any]:
-        """Return the function with a look at each call.
-
-        Args:
-            generate: The function under test.
-            params: Sampling parameters for samples whose metadata has `long`, while `self.long` is True. Others have a
-                budget of `SHORT` tokens then.
-        """
+        """Return the function with a look at each call."""
 
         @functools.wraps(generate)
         async def watched(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:

@@ -50,12 +50,10 @@ class Request:
 
     @property
     def sampled(self) -> list[int]:
-        """The tokens that were answered."""
         return list(self.answer["output_ids"]) if self.answer is not None else []
 
     @property
     def logprobs(self) -> list[float]:
-        """Their logprobs."""
         return [entry[0] for entry in self.answer["meta_info"]["output_token_logprobs"]]
 
 

@@ -152,7 +152,6 @@ class Servers:
 
 
 def given(servers: Any, tokenizer: Any, **rollout: Any) -> dict[str, Any]:
-    """Return what verl makes an agent loop with."""
     lengths = {"prompt_length": 400, "response_length": 600, "multi_turn": Config(max_assistant_turns=None)}
     config = Config(actor_rollout_ref=Config(rollout=Config(lengths | rollout)))
     return {

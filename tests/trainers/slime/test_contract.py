@@ -109,7 +109,6 @@ def test_hooks_are_importable_by_their_paths() -> None:
 
 
 def slime_sample(reward: float, index: int, group: int = 0, **changed: Any) -> Any:
-    """Return a valid sample of slime's own class."""
     made = slime_mirror.good(reward=reward, index=index, group_index=group, **changed)
     values = {one.name: getattr(made, one.name) for one in dataclasses.fields(made)}
     for name in ("status", "spec_info", "prefix_cache_info"):

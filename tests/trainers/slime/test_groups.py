@@ -24,7 +24,6 @@ HALF = math.sqrt(0.5)
 
 
 def group(number: int | None, *rewards: float, first: int = 0, **changed: Any) -> list[Sample]:
-    """Return the samples of a group, one per rollout."""
     return [good(group_index=number, index=first + at, reward=one, **changed) for at, one in enumerate(rewards)]
 
 

@@ -284,7 +284,6 @@ def trained_places(tree: TokenTree, samples: list[Sample]) -> Counter[tuple[int,
 
 
 def expected_places(tree: TokenTree, off_policy: dict[int, int]) -> set[tuple[int, int]]:
-    """Return all tokens that can be trained."""
     return {
         (turn.id, at)
         for turn in tree

@@ -61,7 +61,6 @@ def run(command: list[str], seconds: float = 240) -> str:
 
 
 def train(python: list[str], url: str, folder: Path, *options: str) -> list[dict[str, Any]]:
-    """Train, and return TRL's log of each step."""
     report = folder / "report.json"
     where = ["--url", url, "--model", MODEL, "--runs", str(folder / "runs"), "--report", str(report)]
     run([*python, str(EXAMPLE), *where, *options])
@@ -70,7 +69,6 @@ def train(python: list[str], url: str, folder: Path, *options: str) -> list[dict
 
 
 def versions_in(directory: Path) -> set[str | None]:
-    """Return the weight versions of all recorded turns."""
     trees = [record.tree() for record in Ledger(directory).episodes()]
     return {span.version for tree in trees for turn in tree.turns for span in turn.versions}
 
