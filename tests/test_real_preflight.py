@@ -21,7 +21,7 @@ from support.families import tokenizer
 from support.lab_servers import LabProcess, engine
 from support.rollout_agent import TOKENIZER, build, score, tasks
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
+pytestmark = pytest.mark.engine
 
 SAMPLING = {"max_new_tokens": 64, "temperature": 1.0}
 
