@@ -63,11 +63,6 @@ async def run(engine: Engine, row: Any = ROW, **settings: Any) -> dict[str, Any]
     return {name: array[0] for name, array in plain.items()}
 
 
-async def test_missing_areal_is_reported() -> None:
-    with pytest.raises(ImportError, match="pip install areal"):
-        _ = importlib.import_module("strands_sglang.trainers.areal").StrandsWorkflow
-
-
 async def test_episode_is_a_trajectory(areal: Stats) -> None:
     engine = Engine(PromptEngine(steps(2)))
     row = await run(engine)
