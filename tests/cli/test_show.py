@@ -329,14 +329,6 @@ def test_end_reasons_are_those_of_the_package() -> None:
     assert set(WHY) == {one.value for one in EndReason} | {"unfinished"}
 
 
-@pytest.mark.parametrize("text", ["plain words", "好🙂é\n\n  x", "<|im_end|>", "", "a\u200bb"])
-@pytest.mark.parametrize("family", [FAMILY, "mistral-nemo"])
-def test_texts_of_tokens_make_the_text(family: str, text: str) -> None:
-    known = tokenizer(family)
-    ids = known.encode(text, add_special_tokens=False)
-    assert "".join(TokenTexts(known).texts_of(ids)) == text
-
-
 def test_ids_that_the_tokenizer_does_not_have() -> None:
     assert TokenTexts(tokenizer(FAMILY)).texts_of([10**6, -5]) == ["<1000000>", "<-5>"]
 
