@@ -61,18 +61,12 @@ def test_every_name_is_there_and_described(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("client", "SGLangClient"),
-        ("exceptions", "SGLangHTTPError"),
-        ("limiter", "LoopLimiter"),
-        ("rollout", "Rollout"),
-        ("sglang", "SGLangModel"),
-        ("utils", "get_client"),
-        ("tool_parsers.hermes", "HermesToolParser"),
-        ("tool_parsers.glm", "GLMToolParser"),
-        ("tool_parsers.kimi_k2", "KimiK2ToolParser"),
-        ("tool_parsers.qwen_xml", "QwenXMLToolParser"),
+        ("client", "SGLangClient"), ("exceptions", "SGLangHTTPError"), ("limiter", "LoopLimiter"),
+        ("rollout", "Rollout"), ("sglang", "SGLangModel"), ("utils", "get_client"),
+        ("tool_parsers.hermes", "HermesToolParser"), ("tool_parsers.glm", "GLMToolParser"),
+        ("tool_parsers.kimi_k2", "KimiK2ToolParser"), ("tool_parsers.qwen_xml", "QwenXMLToolParser"),
     ],
-)
+)  # fmt: skip
 def test_modules_can_be_imported_by_their_published_names(module: str, name: str) -> None:
     home = strands_sglang.tool_parsers if module.startswith("tool_parsers") else strands_sglang
     assert getattr(importlib.import_module(f"strands_sglang.{module}"), name) is getattr(home, name)
@@ -199,14 +193,11 @@ OVERFLOW = "The input (10 tokens) is longer than the model's context length (5 t
 @pytest.mark.parametrize(
     ("status", "words", "kind"),
     [
-        (400, "no such thing", SGLangHTTPError),
-        (400, OVERFLOW, SGLangContextLengthError),
-        (404, "what?", SGLangHTTPError),
-        (429, "slower", SGLangThrottledError),
-        (503, "busy", SGLangThrottledError),
+        (400, "no such thing", SGLangHTTPError), (400, OVERFLOW, SGLangContextLengthError),
+        (404, "what?", SGLangHTTPError), (429, "slower", SGLangThrottledError), (503, "busy", SGLangThrottledError),
         (500, "oh", SGLangHTTPError),
     ],
-)
+)  # fmt: skip
 async def test_statuses_are_caught_by_their_published_names(status: int, words: str, kind: Any) -> None:
     with failing(status, orjson.dumps({"error": {"message": words}})) as server:
         client = SGLangClient(server.url, max_retries=1, retry_delay=0.001)

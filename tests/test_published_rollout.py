@@ -102,13 +102,10 @@ def test_it_can_be_built_by_hand() -> None:
     rollout.add_response([])
     rollout.add_routed_experts(base64.b64encode(np.arange(8, dtype=np.int32).tobytes()).decode())
     assert rollout.model_dump() == {
-        "token_ids": [1, 2, 3, 4, 5, 6],
-        "loss_mask": [0, 0, 0, 1, 1, 0],
-        "logprobs": [None, None, None, -0.1, -0.2, None],
-        "routed_experts": rollout.routed_experts,
-        "image_data": [],
+        "token_ids": [1, 2, 3, 4, 5, 6], "loss_mask": [0, 0, 0, 1, 1, 0],
+        "logprobs": [None, None, None, -0.1, -0.2, None], "routed_experts": rollout.routed_experts, "image_data": [],
         "segment_info": [(False, 3), (True, 2), (False, 1)],
-    }
+    }  # fmt: skip
     assert (len(rollout), rollout.initial_prompt_length) == (6, 3)
     assert rollout.decode_routed_experts(2, 2).shape == (2, 2, 2)
     assert Rollout().decode_routed_experts(2, 2).shape == (0, 2, 2)

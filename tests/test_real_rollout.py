@@ -381,15 +381,12 @@ async def test_run_with_enough_groups_stops_and_engine_is_idle(tool_policy: LabP
 @pytest.mark.parametrize(
     ("limits", "ended"),
     [
-        (Limits(max_turns=2), EndReason.TURN_LIMIT),
-        (Limits(max_tool_calls=1), EndReason.TOOL_LIMIT),
-        (Limits(max_new_tokens=5), EndReason.TURN_TRUNCATED),
-        (Limits(max_episode_tokens=25), EndReason.TOKEN_LIMIT),
-        (Limits(max_context_tokens=50), EndReason.CONTEXT_LENGTH),
-        (Limits(episode_timeout=1.5), EndReason.TIMEOUT),
+        (Limits(max_turns=2), EndReason.TURN_LIMIT), (Limits(max_tool_calls=1), EndReason.TOOL_LIMIT),
+        (Limits(max_new_tokens=5), EndReason.TURN_TRUNCATED), (Limits(max_episode_tokens=25), EndReason.TOKEN_LIMIT),
+        (Limits(max_context_tokens=50), EndReason.CONTEXT_LENGTH), (Limits(episode_timeout=1.5), EndReason.TIMEOUT),
     ],
     ids=lambda value: value.value if isinstance(value, EndReason) else "",
-)
+)  # fmt: skip
 async def test_limit_stops_every_episode_with_its_reason(
     tool_policy: LabProcess, tmp_path: Path, limits: Limits, ended: EndReason
 ) -> None:

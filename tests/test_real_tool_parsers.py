@@ -155,37 +155,14 @@ def rendered(pair: Pair, calls: list[Call]) -> str:
 
 _STRINGS = (
     *(
-        "null",
-        "None",
-        "nil",
-        "true",
-        "True",
-        "false",
-        "123",
-        "1.0",
-        "1e5",
-        "NaN",
-        "[1, 2]",
-        '{"a": 1}',
-        '"quoted"',
+        "null", "None", "nil", "true", "True", "false", "123", "1.0", "1e5", "NaN", "[1, 2]", '{"a": 1}', '"quoted"',
         "'q'",
     ),
     *(
-        " ",
-        "\n",
-        " both ",
-        "\n\ntwo\n\n",
-        "  indented\n",
-        "\\n",
-        "\\u0041",
-        "a\\",
-        "don't",
-        'say "hi"',
-        "a=b, c)",
-        "]",
-        "}",
+        " ", "\n", " both ", "\n\ntwo\n\n", "  indented\n", "\\n", "\\u0041", "a\\", "don't", 'say "hi"', "a=b, c)",
+        "]", "}",
     ),
-)
+)  # fmt: skip
 _NUMBERS = (0, -1, 2**53 + 1, 10**30, 0.5, -0.5, 3.0, -0.0, 1e-7, 1e22, 1.5e300)
 
 

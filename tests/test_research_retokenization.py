@@ -29,20 +29,9 @@ from support.trainers.trainer_environment import python_of
 ROOT = Path(__file__).resolve().parent.parent
 RESEARCH = ROOT / "research" / "retokenization"
 MODULES = (
-    "arms",
-    "retokenize",
-    "chain",
-    "settings",
-    "parts",
-    "engines",
-    "run",
-    "results",
-    "compared",
-    "charts",
-    "pictures",
-    "tables",
-    "plot",
-)
+    "arms", "retokenize", "chain", "settings", "parts", "engines", "run", "results", "compared", "charts", "pictures",
+    "tables", "plot",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -169,18 +169,12 @@ async def test_deadline_and_cancel_signal_end_a_call() -> None:
 @pytest.mark.parametrize(
     ("reason", "count", "expected"),
     [
-        ("stop", 3, FinishReason.STOP),
-        ("stop", 8, FinishReason.STOP),
-        ("length", 8, FinishReason.LENGTH),
-        ("completed", 3, FinishReason.STOP),
-        ("completed", 8, FinishReason.LENGTH),
-        (None, 3, FinishReason.STOP),
-        ("abort", 3, FinishReason.ABORT),
-        ("aborted", 0, FinishReason.ABORT),
-        ("tool_calls", 3, FinishReason.STOP),
+        ("stop", 3, FinishReason.STOP), ("stop", 8, FinishReason.STOP), ("length", 8, FinishReason.LENGTH),
+        ("completed", 3, FinishReason.STOP), ("completed", 8, FinishReason.LENGTH), (None, 3, FinishReason.STOP),
+        ("abort", 3, FinishReason.ABORT), ("aborted", 0, FinishReason.ABORT), ("tool_calls", 3, FinishReason.STOP),
         ("meteor", 3, FinishReason.UNKNOWN),
     ],
-)
+)  # fmt: skip
 def test_finish_reason(reason: str | None, count: int, expected: FinishReason) -> None:
     assert finished(reason, list(range(count)), 8)[0] is expected
 

@@ -172,15 +172,11 @@ class FallError(BaseException):
 @pytest.mark.parametrize(
     "error",
     [
-        ValueError("no"),
-        SystemExit(2),
-        asyncio.CancelledError("mine"),
-        UnprintableError(),
-        FallError("down"),
+        ValueError("no"), SystemExit(2), asyncio.CancelledError("mine"), UnprintableError(), FallError("down"),
         KeyError("\udcff"),
     ],
     ids=lambda one: type(one).__name__,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("where", ["build", "hook", "work", "async build"])
 async def test_agent_code_that_raises(error: BaseException, where: str, tmp_path: Path) -> None:
     def raises(*_: Any) -> Any:

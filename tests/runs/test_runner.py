@@ -150,28 +150,14 @@ def failing_reward(episode: Episode) -> Any:
 
 
 BAD = {
-    "build": EndReason.AGENT_ERROR,
-    "exit": EndReason.AGENT_ERROR,
-    "nothing": EndReason.AGENT_ERROR,
-    "hook": EndReason.AGENT_ERROR,
-    "ignores cancel": EndReason.TIMEOUT,
-    "hangs": EndReason.TIMEOUT,
-    "cancels": EndReason.AGENT_ERROR,
-    "unavailable": EndReason.ENGINE_ERROR,
-    "strange": EndReason.AGENT_ERROR,
-    "endless": EndReason.TIMEOUT,
-    "malformed": EndReason.TURN_LIMIT,
-    "tool": EndReason.ANSWERED,
-    "slow": EndReason.ANSWERED,
-    "leaves": EndReason.ANSWERED,
-    "quits": EndReason.ANSWERED,
-    "thread": EndReason.ANSWERED,
-    "reward": EndReason.ANSWERED,
-    "long reward": EndReason.ANSWERED,
-    "nonsense": EndReason.ANSWERED,
-    "nan": EndReason.ANSWERED,
-    "exits": EndReason.ANSWERED,
-}
+    "build": EndReason.AGENT_ERROR, "exit": EndReason.AGENT_ERROR, "nothing": EndReason.AGENT_ERROR,
+    "hook": EndReason.AGENT_ERROR, "ignores cancel": EndReason.TIMEOUT, "hangs": EndReason.TIMEOUT,
+    "cancels": EndReason.AGENT_ERROR, "unavailable": EndReason.ENGINE_ERROR, "strange": EndReason.AGENT_ERROR,
+    "endless": EndReason.TIMEOUT, "malformed": EndReason.TURN_LIMIT, "tool": EndReason.ANSWERED,
+    "slow": EndReason.ANSWERED, "leaves": EndReason.ANSWERED, "quits": EndReason.ANSWERED,
+    "thread": EndReason.ANSWERED, "reward": EndReason.ANSWERED, "long reward": EndReason.ANSWERED,
+    "nonsense": EndReason.ANSWERED, "nan": EndReason.ANSWERED, "exits": EndReason.ANSWERED,
+}  # fmt: skip
 """Expected end reason for each way to fail."""
 TURNS = {"build": 0, "exit": 0, "nothing": 0, "unavailable": 1, "strange": 1, "endless": 0, "hook": 2, "malformed": 10}
 """Expected number of turns, for episodes that do not complete all three."""
@@ -477,17 +463,10 @@ async def test_task_generator_that_raises_stops_run_which_can_be_resumed(tmp_pat
 async def test_invalid_arguments_raise() -> None:
     engine = PromptEngine(steps(1))
     wrong: list[dict[str, Any]] = [
-        {"samples_per_task": 0},
-        {"concurrency": 0},
-        {"concurrency": True},
-        {"stop_after_groups": 0},
-        {"min_samples_per_task": -1},
-        {"filters": ["no function"]},
-        {"reward": 3},
-        {"base_url": "http://127.0.0.1:1"},
-        {"progress": "loud"},
-        {"no_such_setting": 1},
-    ]
+        {"samples_per_task": 0}, {"concurrency": 0}, {"concurrency": True}, {"stop_after_groups": 0},
+        {"min_samples_per_task": -1}, {"filters": ["no function"]}, {"reward": 3}, {"base_url": "http://127.0.0.1:1"},
+        {"progress": "loud"}, {"no_such_setting": 1},
+    ]  # fmt: skip
     for settings in wrong:
         with pytest.raises((ConfigurationError, ValueError, TypeError)):
             await run(build, ["question"], engine, **settings)

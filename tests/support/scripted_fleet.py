@@ -140,14 +140,10 @@ class Engine:
         scored = [[self.logprob([*prompt, *ids[: at + 1]]), id, None] for at, id in enumerate(returned)]
         old = self.version is None or self.version.startswith("0.4")
         meta: dict[str, Any] = {
-            "id": body.get("rid", ""),
-            "finish_reason": finish,
-            "prompt_tokens": len(prompt),
-            "completion_tokens": len(returned),
-            "cached_tokens": cached,
-            "weight_version": self.weight_version,
+            "id": body.get("rid", ""), "finish_reason": finish, "prompt_tokens": len(prompt),
+            "completion_tokens": len(returned), "cached_tokens": cached, "weight_version": self.weight_version,
             "input_token_logprobs": entries,
-        }
+        }  # fmt: skip
         if not old:
             meta["output_token_logprobs"] = scored
             meta["output_token_logprobs_length"] = len(scored)

@@ -23,17 +23,11 @@ def test_text(result: SandboxResult, text: str) -> None:
 @pytest.mark.parametrize(
     ("status", "stderr", "note"),
     [
-        (0, "", ""),
-        (0, "a warning", ""),
-        (1, "Traceback", ""),
-        (1, "", "exit status 1"),
-        (3, "words", "exit status 3"),
-        (139, "", "ended by SIGSEGV: segmentation fault"),
-        (-11, "", "ended by SIGSEGV: segmentation fault"),
-        (128 + 24, "", "ended by SIGXCPU: CPU time limit"),
-        (134, "", "ended by SIGABRT"),
-        (255, "", "exit status 255"),
+        (0, "", ""), (0, "a warning", ""), (1, "Traceback", ""), (1, "", "exit status 1"),
+        (3, "words", "exit status 3"), (139, "", "ended by SIGSEGV: segmentation fault"),
+        (-11, "", "ended by SIGSEGV: segmentation fault"), (128 + 24, "", "ended by SIGXCPU: CPU time limit"),
+        (134, "", "ended by SIGABRT"), (255, "", "exit status 255"),
     ],
-)
+)  # fmt: skip
 def test_note(status: int, stderr: str, note: str) -> None:
     assert exit_note(status, stderr) == note

@@ -48,14 +48,9 @@ class Accelerator:
 def arguments(**given: Any) -> SimpleNamespace:
     """Return what is read of a `GRPOConfig`, with its defaults."""
     plain: dict[str, Any] = {
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": None,
-        "repetition_penalty": 1.0,
-        "generation_kwargs": None,
-        "max_completion_length": 256,
-    }
+        "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0,
+        "generation_kwargs": None, "max_completion_length": 256,
+    }  # fmt: skip
     return SimpleNamespace(**{**plain, **given})
 
 

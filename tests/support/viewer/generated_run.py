@@ -90,22 +90,11 @@ class EpisodeGenerator:
                 detail=detail,
             )
             data: dict[str, Any] = {
-                "turn": parent.id,
-                "parent": parent.parent,
-                "start": parent.start,
-                "finish_reason": "stop",
-                "finish_detail": None,
-                "purpose": "episode",
-                "join": join.value,
-                "forked_from": None,
-                "caller": None,
-                "versions": [[version, 0, count]],
-                "detail": detail,
-                "prompt_digest": ids_digest(prepared.ids),
-                "prompt_tokens": len(prepared.ids),
-                "within": [],
-                "requests": 1,
-            }
+                "turn": parent.id, "parent": parent.parent, "start": parent.start, "finish_reason": "stop",
+                "finish_detail": None, "purpose": "episode", "join": join.value, "forked_from": None, "caller": None,
+                "versions": [[version, 0, count]], "detail": detail, "prompt_digest": ids_digest(prepared.ids),
+                "prompt_tokens": len(prepared.ids), "within": [], "requests": 1,
+            }  # fmt: skip
             arrays = {"closing": parent.closing, "context": parent.context, "sampled": parent.sampled}
             chain.append(EventKind.CALL, data, {**arrays, "logprobs": parent.logprobs})
             yield turn

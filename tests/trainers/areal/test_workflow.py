@@ -20,13 +20,9 @@ from support.trainers.areal_mirror import Engine, GenerationHyperparameters, Sta
 
 ROW = {"messages": [{"role": "user", "content": "go"}], "answer": np.int64(3), "split": "train"}
 TYPES = {
-    "input_ids": "int32",
-    "loss_mask": "int32",
-    "logprobs": "float32",
-    "versions": "int32",
-    "attention_mask": "bool",
+    "input_ids": "int32", "loss_mask": "int32", "logprobs": "float32", "versions": "int32", "attention_mask": "bool",
     "rewards": "float32",
-}
+}  # fmt: skip
 
 
 def build(task: Any, model: Any) -> Agent:
