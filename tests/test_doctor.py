@@ -74,9 +74,6 @@ async def checked(url: str, *names: str, **about: Any) -> Report:
     return await diagnose(url, given.pop("tokenizer"), only=names or None, **given)
 
 
-# --- all is well ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("behind_router", [False, True])
 async def test_a_healthy_setup_passes(stack: ExitStack, behind_router: bool) -> None:
     url = routed(stack) if behind_router else served(stack)
@@ -94,9 +91,6 @@ async def test_a_healthy_setup_passes(stack: ExitStack, behind_router: bool) -> 
 async def test_routing_by_prefix_is_sticky_too(stack: ExitStack) -> None:
     report = await checked(routed(stack, "cache_aware"), "router", "prefix cache")
     assert report.status is Status.PASS, report.text()
-
-
-# --- the planted mistakes ---------------------------------------------------------------------------------------------
 
 
 def planted(stack: ExitStack, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, dict[str, Any]]:
@@ -188,9 +182,6 @@ RELATED = {
     "template that refuses tools": ("parser",),
     "wrong template": ("tokenizer",),
 }
-
-
-# --- other faults -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

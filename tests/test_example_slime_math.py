@@ -95,9 +95,6 @@ def test_no_text_takes_long(text: str) -> None:
     assert time.process_time() - began < 2
 
 
-# --- the agent --------------------------------------------------------------------------------------------------------
-
-
 def solver(*programs: str, says: str) -> PromptEngine:
     """Return an engine that has programs run, one a turn, and then says something, `{}` being the last result."""
 
@@ -190,8 +187,6 @@ def test_try_it_on_a_real_engine(tool_policy: LabProcess, tmp_path: Path) -> Non
     assert "3 episodes, mean reward -" in seen.stdout and "user | What is the remainder" in seen.stdout
     assert_proved(tmp_path / "run")
 
-
-# --- what slime is told -----------------------------------------------------------------------------------------------
 
 MEGATRON = frozenset(
     """

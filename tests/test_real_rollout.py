@@ -83,9 +83,6 @@ async def idle(client: SGLangClient, seconds: float = 3.0) -> None:
         await asyncio.sleep(0.05)
 
 
-# --- recorded events -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def recorded(tool_policy: LabProcess, tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     """Five hundred episodes, two of each task."""
@@ -137,9 +134,6 @@ def test_returned_episodes_match_the_ledger(recorded: RecordedRun) -> None:
     # About half of the answers are correct if every prompt is as in training; wrong prompts would lower this.
     assert sum(episode.reward or 0.0 for episode in recorded.run) > 0.4 * EPISODES
     print(recorded.run.metrics)
-
-
-# --- replay ----------------------------------------------------------------------------------------------------------
 
 
 async def replayed(directory: Path, made: Any = build, count: int | None = None, **settings: Any) -> dict[str, Any]:
@@ -226,9 +220,6 @@ async def test_other_tool_description_diverges_if_template_renders_tools(
         assert await outcome(tmp_path, changed, tokenizer=shows) == {(ReplayVerdict.DIVERGED, 1)}
     finally:
         calculator.tool_spec = original
-
-
-# --- resume ----------------------------------------------------------------------------------------------------------
 
 
 def same(resumed: RunResult, whole: RunResult) -> None:
@@ -338,9 +329,6 @@ async def test_cancelled_run_can_be_resumed(tool_policy: LabProcess, tmp_path: P
     proved(tmp_path, len(given))
 
 
-# --- many samples ----------------------------------------------------------------------------------------------------
-
-
 async def test_siblings_hit_the_prefix_cache(tool_policy: LabProcess) -> None:
     fresh = 100_000 + 12 * os.getpid()  # tasks that no test has sent to this server before
     run = await run_tasks(tool_policy.url, tasks(12, seed=fresh), samples_per_task=8)
@@ -373,9 +361,6 @@ async def test_run_with_enough_groups_stops_and_engine_is_idle(tool_policy: LabP
     # The repeated run has enough groups at once.
     again = await run_tasks(tool_policy.url, given, tmp_path, samples_per_task=4, **enough)
     assert [group.task.id for group in again.groups][:8] == [group.task.id for group in run.groups][:8]
-
-
-# --- limits ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,6 @@ class Difference(NamedTuple):
     """The argument; None for a whole turn."""
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
-
 _TURN_END = re.compile(r"(?:<\|im_end\|>|<｜end▁of▁sentence｜>|</s>|<\|eot_id\|>|\[e~\[)?\n*\Z")
 
 
@@ -203,9 +201,6 @@ def _written(pair: Pair, calls: list[Call], dice: Random) -> str:
         return rendered(pair, calls)
     text = GRAMMARS[pair.ours].write(calls, dice)
     return text if text.startswith(pair.opening) else _written(pair, calls, dice)
-
-
-# --- what is known to differ -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -427,9 +422,6 @@ def loaded(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return [f"not JSON: {text}"]
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

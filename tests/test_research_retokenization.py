@@ -382,8 +382,6 @@ def test_exactness_is_judged_whatever_is_learned(tmp_path: Path) -> None:
     assert results.exactness([])[1], "nothing finished is not a success"
 
 
-# --- the recipe for slime ---------------------------------------------------------------------------------------------
-
 RECIPE = RESEARCH / "slime_recipe"
 
 
@@ -484,9 +482,6 @@ def test_every_flag_of_the_recipe_is_one_of_slimes(recipe: Any) -> None:
     slime("utils.arguments").get_slime_extra_args_provider()(parser)
     known = {name for action in parser._actions for name in action.option_strings}
     assert recipe_flags() - known - MEGATRON - SGLANG == set()
-
-
-# --- on the lab's engine, in TRL's environment ------------------------------------------------------------------------
 
 
 @pytest.mark.engine

@@ -274,9 +274,6 @@ def test_ctrl_c_says_how_to_resume(path: str, tmp_path: Path) -> None:
     assert line.startswith("interrupted: 0 of 1 episode") and f"to resume: {sys.executable}" in line
 
 
-# --- eval -------------------------------------------------------------------------------------------------------------
-
-
 def test_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tasks(tmp_path, {"prompt": "easy?", "answer": 7, "id": "a"}, {"prompt": "hard?", "answer": 9, "id": "b"})
     folder = tmp_path / "run"

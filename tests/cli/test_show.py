@@ -189,9 +189,6 @@ def test_malformed_events_are_shown_as_absent(tmp_path: Path, capsys: pytest.Cap
     capsys.readouterr()
 
 
-# --- with a tokenizer -------------------------------------------------------------------------------------------------
-
-
 @tool
 def step(number: int) -> str:
     """Make a step."""
@@ -269,9 +266,6 @@ def test_a_tool_that_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert any("raised   ValueError: no second step" in line and "test_show.py" in line for line in shown)
 
 
-# --- colours ----------------------------------------------------------------------------------------------------------
-
-
 class Terminal:
     def isatty(self) -> bool:
         return True
@@ -320,9 +314,6 @@ def test_levels() -> None:
     assert [probability_style(one) for one in logprobs] == [
         *("likely", "likely", "probable", "possible", "unlikely", "improbable", "improbable")
     ]
-
-
-# --- parts ------------------------------------------------------------------------------------------------------------
 
 
 def test_end_reasons_are_those_of_the_package() -> None:

@@ -91,9 +91,6 @@ async def test_processes_give_the_same_counts(tmp_path: Path) -> None:
     assert measure(tmp_path, name, processes=2).to_dict()["methods"] == measure(tmp_path, name).to_dict()["methods"]
 
 
-# --- message logs -----------------------------------------------------------------------------------------------------
-
-
 def thought(answer: str) -> dict[str, Any]:
     return {"role": "assistant", "content": answer, "reasoning_content": "Let me think about that for a while."}
 
@@ -178,8 +175,6 @@ def test_what_cannot_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="processes must be"):
         measure(tmp_path, tokenizer("qwen3"), processes=0)
 
-
-# --- pages ------------------------------------------------------------------------------------------------------------
 
 HOSTILE = "</code><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J\u202e\"'&"
 

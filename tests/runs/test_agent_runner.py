@@ -260,9 +260,6 @@ def test_failure_has_kind_message_and_traceback() -> None:
     assert deep is None
 
 
-# --- length -----------------------------------------------------------------------------------------------------------
-
-
 async def test_four_hundred_tool_turns_with_a_crash(tmp_path: Path) -> None:
     """One exact branch of any length; the framework alone fails after about three hundred turns."""
     count = 400

@@ -174,9 +174,6 @@ async def test_two_processes_resume_an_episode_and_the_longer_record_counts(tmp_
     assert_proved(first)
 
 
-# --- runs of several episodes -----------------------------------------------------------------------------------------
-
-
 @given(data=st.data())
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_run_of_several_episodes_crashes_anywhere(data: st.DataObject, tmp_path_factory: Any) -> None:
@@ -268,9 +265,6 @@ async def test_crash_between_reward_and_end(tmp_path: Path) -> None:
     again = await run(build, [TASK], PromptEngine(steps(1)), folder)
     assert again[0].reward == 0.75
     assert_proved(folder)
-
-
-# --- a changed agent --------------------------------------------------------------------------------------------------
 
 
 def other_prompt(task: Task, model: SGLangModel) -> Any:
@@ -373,9 +367,6 @@ async def test_agent_that_diverges_at_an_error_diverges_once(tmp_path: Path) -> 
     assert_proved(second)
 
 
-# --- the engine's context ---------------------------------------------------------------------------------------------
-
-
 async def test_episodes_of_a_model_that_learned_its_context_length_are_resumed(tmp_path: Path) -> None:
     """Each had one overflow because its budget was too large; the resuming model has only the first."""
     kind = next(kind for kind in KINDS if kind.name == "learning")
@@ -391,9 +382,6 @@ async def test_episodes_of_a_model_that_learned_its_context_length_are_resumed(t
     assert [episode.end_reason for episode in resumed] == [EndReason.ANSWERED] * 4
     assert summaries(resumed) == summaries(whole)
     assert_proved(folder)
-
-
-# --- limits -----------------------------------------------------------------------------------------------------------
 
 
 async def test_limits_count_recorded_turns(tmp_path: Path) -> None:

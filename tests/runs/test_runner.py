@@ -47,9 +47,6 @@ def build(task: Task, model: SGLangModel) -> Any:
     return plain(model)
 
 
-# --- isolation --------------------------------------------------------------------------------------------------------
-
-
 @tool
 async def bad(number: int) -> str:
     """Fail in one of several ways."""
@@ -270,9 +267,6 @@ asyncio.run(main())
     assert_proved(tmp_path)
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
-
-
 async def test_siblings_wait_for_first_turn_of_first_sample() -> None:
     """After that turn, the common prompt is in the engine's prefix cache."""
     running: list[str] = []
@@ -422,9 +416,6 @@ async def test_min_samples_per_task_stops_slow_episodes(tmp_path: Path) -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-# --- arguments --------------------------------------------------------------------------------------------------------
-
-
 async def test_tasks_of_every_kind_and_duplicate_ids(tmp_path: Path) -> None:
     tasks = ["question", {"prompt": "other", "answer": 3, "level": "hard"}, Task([{"text": "blocks"}], id="b")]
     done = await run(build, tasks, PromptEngine(steps(1)), tmp_path / "one")
@@ -517,9 +508,6 @@ async def test_synchronous_tools_run_concurrently() -> None:
 
     done = await run(meeting, [f"q{n}" for n in range(60)], PromptEngine(script), concurrency=60)
     assert {episode.text for episode in done} == {"the end"} and done.metrics.tool_errors == 0
-
-
-# --- callbacks and cancelling -----------------------------------------------------------------------------------------
 
 
 async def test_on_episode_and_on_metrics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -669,9 +657,6 @@ async def test_two_runs_on_one_loop(tmp_path: Path) -> None:
     assert_exact(engines[1], trees=[episode.tree for episode in other])
     assert_proved(tmp_path / "one")
     assert_proved(tmp_path / "other")
-
-
-# --- the disk ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("good", [0, 1, 3, 8])

@@ -63,9 +63,6 @@ def results(agent_messages: list[Any]) -> list[str]:
     return [f"{block['status']}: {block['content'][0].get('text', '')}" for block in blocks]
 
 
-# --- time -------------------------------------------------------------------------------------------------------------
-
-
 @tool
 async def sleeps(number: int) -> str:
     """Sleep forever."""
@@ -176,9 +173,6 @@ async def test_sub_agent_of_a_timed_out_thread_makes_no_more_turns(tmp_path: Pat
     assert replayed.verdict is ReplayVerdict.IDENTICAL, replayed
 
 
-# --- tools that fail --------------------------------------------------------------------------------------------------
-
-
 @tool
 async def exits(number: int) -> str:
     """End the process."""
@@ -222,9 +216,6 @@ async def test_failing_tool_gives_an_error_result(failing_tool: Any, expected: s
     if failing_tool is not raises:  # this message cannot be encoded for the model: the episode ends there
         assert done[0].end_reason is EndReason.ANSWERED
     assert_proved(tmp_path)
-
-
-# --- the record -------------------------------------------------------------------------------------------------------
 
 
 async def test_result_is_recorded_before_the_agent_sees_it(tmp_path: Path) -> None:
@@ -397,9 +388,6 @@ async def test_agent_continues_normally_after_its_episode() -> None:
     assert done[0].end_reason is EndReason.ANSWERED
     result = await kept[0].invoke_async("and now?")
     assert str(result).strip() == "the end"
-
-
-# --- what is recorded of a call ---------------------------------------------------------------------------------------
 
 
 @tool

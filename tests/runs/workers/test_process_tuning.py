@@ -95,9 +95,6 @@ async def test_call_cancelled_before_it_starts_is_not_run() -> None:
     assert not ran
 
 
-# --- restored after any end ----------------------------------------------------------------------------------------
-
-
 def executor() -> Any:
     return getattr(asyncio.get_running_loop(), "_default_executor", None)
 
@@ -215,9 +212,6 @@ async def test_disabled_collector_stays_disabled() -> None:
         gc.enable()
 
 
-# --- by rollout() -----------------------------------------------------------------------------------------------------
-
-
 def recording_build(seen: list[tuple[bool, bool]]) -> Any:
     """Return a `build` that records whether executor and collector of the process are tuned."""
 
@@ -297,9 +291,6 @@ async def test_ray_worker_follows_tune_runtime_and_restores_process(tuned: bool)
     assert (isinstance(executor(), ToolThreads), not gc.isenabled()) == (tuned, tuned)
     await worker.close()
     assert executor() is before and gc.isenabled()
-
-
-# --- open files -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("raise_limit", [True, False])

@@ -93,9 +93,6 @@ class Kind:
         return self.name
 
 
-# --- tools ------------------------------------------------------------------------------------------------------------
-
-
 def parallel(prompt: str, before: int) -> Answer:
     done = prompt.count("<tool_response>") // 3
     if done == 2:
@@ -111,9 +108,6 @@ def build_parallel(task: Task, model: SGLangModel) -> Any:
 def fragile_script(prompt: str, before: int) -> Answer:
     done = prompt.count("<tool_response>")
     return tool_call("fragile", number=done + 1) if done < 3 else "the end"
-
-
-# --- agents as tools --------------------------------------------------------------------------------------------------
 
 
 def helper_script(prompt: str, before: int) -> Answer:
@@ -187,9 +181,6 @@ def build_graph(task: Task, model: SGLangModel) -> Any:
     return work
 
 
-# --- hooks ------------------------------------------------------------------------------------------------------------
-
-
 def retry_script(prompt: str, before: int) -> Answer:
     """Every second prompt fails twice; the others get a bad answer first."""
     done = last_step(prompt)
@@ -209,9 +200,6 @@ def build_retry(task: Task, model: SGLangModel) -> Any:
 
     agent.hooks.add_callback(AfterModelCallEvent, again)
     return agent
-
-
-# --- history that changes ---------------------------------------------------------------------------------------------
 
 
 def build_window(task: Task, model: SGLangModel) -> Any:
@@ -247,9 +235,6 @@ def build_summary(task: Task, model: SGLangModel) -> Any:
         return str(result)
 
     return work
-
-
-# --- answers ----------------------------------------------------------------------------------------------------------
 
 
 def malformed_script(prompt: str, before: int) -> Answer:

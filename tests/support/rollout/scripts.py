@@ -123,9 +123,6 @@ class PromptEngine(ScriptedEngine):
         )
 
 
-# --- what an agent says -----------------------------------------------------------------------------------------------
-
-
 def asked(prompt: str) -> str:
     """Return the last question of a user in a prompt; "" when there is none."""
     found = re.findall(r"<\|im_start\|>user\n((?:(?!<tool_response>).)*?)<\|im_end\|>", prompt, re.DOTALL)
@@ -146,9 +143,6 @@ def steps(count: int, end: str = "the end") -> Script:
         return tool_call("step", number=done + 1) if done < count else end
 
     return script
-
-
-# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 async def run(
@@ -185,9 +179,6 @@ def assert_same(directory: Path, episodes: Iterable[Episode]) -> None:
         record = Ledger(directory).episode(episode.id)
         assert record.end is not None and record.end.data["end_reason"] == episode.end_reason.value
         assert summary(record.tree()) == summary(episode.tree), episode.id
-
-
-# --- crashes ----------------------------------------------------------------------------------------------------------
 
 
 def record_of(directory: Path, id: str | None = None) -> EpisodeRecord:
@@ -230,9 +221,6 @@ def on_record(record: EpisodeRecord, kept: int) -> tuple[Counter[str], Counter[s
     prompts = Counter(event.data["prompt_digest"] for event in events if event.kind is EventKind.CALL)
     tools = Counter(event.data["id"] for event in events if event.kind is EventKind.TOOL)
     return prompts, tools
-
-
-# --- what ran ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -128,9 +128,6 @@ def test_sample_without_a_reward_raises(reward: Any, key: str | None) -> None:
         grpo_by_group(slime_args(reward_key=key), [good(remove_sample=True), good(index=7, reward=reward)])
 
 
-# --- filters ----------------------------------------------------------------------------------------------------------
-
-
 def kept(samples: Any, **args: Any) -> tuple[bool, str | None]:
     output = check_reward_nonzero_std(slime_args(**args), samples)
     assert bool(output) is output.keep and output.keep_when_insufficient is False

@@ -166,8 +166,6 @@ def test_samples_of_a_batch_must_be_consistent(samples: Any, args: dict[str, Any
     assert any(problem in found for found in batch_problems(samples, slime_args(**args)))
 
 
-# --- no episode makes a bad sample ------------------------------------------------------------------------------------
-
 EPISODES = 10_000
 REWARDS = [None, 0.0, 1.0, -0.5, Reward(0.5, {"format": 1.0}), Reward(error="it hung")]
 

@@ -172,9 +172,6 @@ def test_invalid_arguments_are_refused(settings: dict[str, Any], words: str) -> 
         rollouts(steps(0), **settings)
 
 
-# --- with weights -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def weights() -> Weights:
     return Weights(ids=tokenizer(FAMILY).encode("the end<|im_end|>"))

@@ -20,9 +20,6 @@ def user(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-# --- plans ------------------------------------------------------------------------------------------------------------
-
-
 def test_equal_prompts_are_samples_of_one_task() -> None:
     one, two = Task("one"), Task("two")
     plan = Plan.of([one] * 4 + [two] * 4)
@@ -53,9 +50,6 @@ def test_partial_groups_use_the_largest_common_size() -> None:
 def test_different_tasks_with_one_id_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="got two with the id 'x'"):
         Plan.of([Task("one", id="x"), Task("two", id="x")])
-
-
-# --- tasks ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dataset", [ROWS, Dataset.from_list(ROWS)], ids=["list", "Dataset"])
