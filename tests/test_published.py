@@ -155,15 +155,9 @@ async def test_the_calls_of_the_third_generation() -> None:
     with answering("hi<|im_end|>") as server:
         client = get_client(server.url, max_connections=10)
         model = SGLangModel(
-            client=client,
-            tokenizer=tokenizer("qwen3"),
-            tool_parser=None,
-            sampling_params={"max_new_tokens": 64},
-            return_logprob=True,
-            return_routed_experts=False,
-            enable_thinking=False,
-            context_window_limit=4096,
-        )
+            client=client, tokenizer=tokenizer("qwen3"), tool_parser=None, sampling_params={"max_new_tokens": 64},
+            return_logprob=True, return_routed_experts=False, enable_thinking=False, context_window_limit=4096,
+        )  # fmt: skip
         await agent_on(model, tools=[]).invoke_async("go")
         assert model.rollout.initial_prompt_length > 0
         assert await client.health() and not await client.is_multimodal()

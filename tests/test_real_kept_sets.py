@@ -58,16 +58,9 @@ async def ratios(client: SGLangClient, flat: Trajectory, width: int) -> tuple[li
 async def test_many_episodes(tool_policy: LabProcess, tmp_path: Path) -> None:
     async with SGLangClient(tool_policy.url) as client:
         run = await rollout(
-            build,
-            tasks(size(120, 500)),
-            client=client,
-            tokenizer=TOKENIZER,
-            directory=tmp_path / "run",
-            sampling_params=SAMPLING,
-            kept_sets="auto",
-            limits=Limits(max_turns=TURNS),
-            concurrency=64,
-        )
+            build, tasks(size(120, 500)), client=client, tokenizer=TOKENIZER, directory=tmp_path / "run",
+            sampling_params=SAMPLING, kept_sets="auto", limits=Limits(max_turns=TURNS), concurrency=64,
+        )  # fmt: skip
         certificate = verify(tmp_path / "run")
         assert certificate.proved, certificate.text()
         flats = [trajectory for episode in run for trajectory in episode.trajectories]
@@ -145,12 +138,7 @@ async def test_streamed_and_interrupted_turns(tool_policy: LabProcess) -> None:
 async def test_episodes_end_as_without_sets(tool_policy: LabProcess) -> None:
     async with SGLangClient(tool_policy.url) as client:
         run = await rollout(
-            build,
-            tasks(8),
-            client=client,
-            tokenizer=TOKENIZER,
-            sampling_params=SAMPLING,
-            kept_sets=True,
+            build, tasks(8), client=client, tokenizer=TOKENIZER, sampling_params=SAMPLING, kept_sets=True,
             limits=Limits(max_turns=TURNS),
-        )
+        )  # fmt: skip
     assert {episode.end_reason for episode in run} <= {EndReason.ANSWERED, EndReason.TURN_LIMIT}

@@ -43,14 +43,9 @@ FOLDER = str(LAB / "tool_policy" / "canonical")
 def slime_args(url: str) -> Namespace:
     host, _, port = url.removeprefix("http://").partition(":")
     return Namespace(
-        sglang_router_ip=host,
-        sglang_router_port=int(port),
-        hf_checkpoint="somebody/tool-policy",
-        partial_rollout=False,
-        rollout_num_gpus=1,
-        rollout_num_gpus_per_engine=1,
-        sglang_server_concurrency=64,
-    )
+        sglang_router_ip=host, sglang_router_port=int(port), hf_checkpoint="somebody/tool-policy",
+        partial_rollout=False, rollout_num_gpus=1, rollout_num_gpus_per_engine=1, sglang_server_concurrency=64,
+    )  # fmt: skip
 
 
 class Status(Enum):

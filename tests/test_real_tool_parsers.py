@@ -50,9 +50,7 @@ class Pair:
     family: str | None = None
     """Whose chat template writes the outputs; None: the grammar's writer."""
     most: int = 4
-    """Calls that the template can write in one turn."""
     as_text: bool = False
-    """Whether the template wants arguments as text."""
     opening: str = ""
     """What an output must begin with, where the writer knows several ways."""
 
@@ -208,11 +206,8 @@ class Listed:
     """A difference that is known. In each of them ours reads what was written."""
 
     theirs: tuple[str, ...]
-    """The parsers of SGLang that have it."""
     what: str
-    """What SGLang reads, for docs/reference/sglang-parsers.md."""
     explains: Callable[[Difference], bool]
-    """Whether this is the reason of a difference."""
 
     def covers(self, difference: Difference) -> bool:
         return difference.case.pair.theirs in self.theirs and self.explains(difference)

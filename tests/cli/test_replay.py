@@ -48,16 +48,11 @@ def folder(tmp_path: Path) -> Path:
     engine = PromptEngine(steps(3))
     asyncio.run(
         rollout(
-            build,
-            ["one", "two"],
-            client=engine,
-            tokenizer=tokenizer(FAMILY),
-            directory=tmp_path / "run",
-            limits=Limits(max_turns=2, tool_timeout=30.0),
-            sampling_params={"temperature": 0.5},
+            build, ["one", "two"], client=engine, tokenizer=tokenizer(FAMILY), directory=tmp_path / "run",
+            limits=Limits(max_turns=2, tool_timeout=30.0), sampling_params={"temperature": 0.5},
             tool_parser=HermesToolParser(),
         )
-    )
+    )  # fmt: skip
     return tmp_path / "run"
 
 

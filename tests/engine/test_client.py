@@ -435,14 +435,8 @@ class TestInterruptedTurns:
 
     async def test_progress_resets_failures_and_survives_lost_worker(self) -> None:
         replies = [
-            status(503),
-            aborted([1]),
-            lambda wire: wire.reset(),
-            status(503),
-            aborted([2]),
-            status(503),
-            good([3]),
-        ]
+            status(503), aborted([1]), lambda wire: wire.reset(), status(503), aborted([2]), status(503), good([3]),
+        ]  # fmt: skip
         with in_turn(*replies) as server:
             async with SGLangClient(server.url, max_retries=2, **QUICK) as client:
                 generation = await client.generate([9], BUDGET)

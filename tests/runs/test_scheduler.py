@@ -79,14 +79,9 @@ class Run:
         self.turns = 0
         self.enough = enough
         self.schedule = Scheduler(
-            worker,
-            specs,
-            concurrency=concurrency,
-            prefix_warmup=prefix_warmup,
-            on_begin=lambda spec: None,
-            on_turn=self._turn,
-            on_end=self._end,
-        )
+            worker, specs, concurrency=concurrency, prefix_warmup=prefix_warmup, on_begin=lambda spec: None,
+            on_turn=self._turn, on_end=self._end,
+        )  # fmt: skip
 
     def _turn(self, counts: TurnCounts) -> None:
         self.turns += 1

@@ -103,15 +103,7 @@ def _task(number: int) -> dict[str, Any]:
 def _record(directory: Path, tokenizer: str, tasks: list[dict[str, Any]], **options: Any) -> RunResult:
     return asyncio.run(
         rollout(
-            build,
-            tasks,
-            client=DocumentedEngine(),
-            tokenizer=tokenizer,
-            reward=reward,
-            samples_per_task=4,
-            concurrency=1,
-            limits=Limits(max_turns=20),
-            directory=directory,
-            **options,
+            build, tasks, client=DocumentedEngine(), tokenizer=tokenizer, reward=reward, samples_per_task=4,
+            concurrency=1, limits=Limits(max_turns=20), directory=directory, **options,
         )
-    )
+    )  # fmt: skip

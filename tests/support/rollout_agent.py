@@ -43,13 +43,10 @@ class Ways:
     """How the tools of this process behave. No part of the tasks, so that the next process may do otherwise."""
 
     tool_seconds: float = 0.0
-    """What a call takes on average, at random."""
     hold: Path | None = None
-    """While this file is there, no call comes back."""
     die_in: str = ""
     """Where the process kills itself: "2" in the second call of a tool, "score" when an episode is scored."""
     calls: int = 0
-    """Calls so far."""
 
 
 WAYS = Ways()

@@ -39,23 +39,15 @@ class Reply:
     text: str = ""
     """What is sampled, as text; control tokens may be written in it."""
     ended: bool = True
-    """Whether the end-of-turn token is sampled behind it."""
     finish: FinishReason = FinishReason.STOP
-    """Why sampling ended."""
     detail: int | str | None = None
-    """The stop string, or the engine's words."""
     ids: list[int] | None = None
-    """The sampled ids themselves, instead of the text."""
     version: str | None = "v1"
-    """The weight version of all of it."""
     hangs: bool = False
-    """Whether it never comes, until the call is cancelled."""
     before: Callable[[], Awaitable[None]] | None = None
-    """Awaited before it is given."""
     splits: Sequence[int] | None = None
     """Sizes of the chunks when it is streamed; None: one token each."""
     experts: RoutedExperts | None = None
-    """The routed experts that come with it."""
 
 
 Answer: TypeAlias = "Reply | str | Exception"
@@ -67,13 +59,9 @@ class EngineCall:
     """One call as the engine saw it."""
 
     ids: list[int]
-    """The prompt."""
     sampling: dict[str, Any]
-    """Its sampling parameters."""
     asked: dict[str, Any]
-    """Its other arguments."""
     answered: bool = False
-    """Whether it ended in a whole generation."""
 
 
 @dataclass
@@ -85,7 +73,6 @@ class ScriptedEngine:
     end: str = "<|im_end|>"
     capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {Capability.SCORING, Capability.CONTROL}
     calls: list[EngineCall] = field(default_factory=list)
-    """Every call, in order."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()

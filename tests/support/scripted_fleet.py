@@ -38,23 +38,16 @@ class Engine:
     weight_version: str | None = "default"
     dtype: str = "float32"
     more: dict[str, Any] = field(default_factory=dict)
-    """Further launch settings."""
     paused: bool = False
     ahead: float = 0.0
-    """Seconds its clock is ahead."""
     noise: float = 0.0
-    """What its logprobs of a prompt are off by."""
     cache: bool = True
     trims: bool = False
-    """Whether the stop token is not returned."""
     aborts: bool = True
     prompt_logprobs: bool = False
-    """Whether logprobs of the prompt come without being asked for."""
     has_tokenize: bool = True
     broken: str = ""
-    """A path that it answers with nonsense."""
     vocabulary: int = 256
-    """It samples ids below this."""
 
     def __post_init__(self) -> None:
         self._cached: set[bytes] = set()

@@ -255,16 +255,9 @@ async def test_remaining_episodes_are_stopped(tmp_path: Path) -> None:
         return "the end" if "question 0" in asked(prompt) else tool_call("endless", number=1)
 
     result = await run(
-        lambda task, model: agent(model, endless),
-        QUESTIONS[:3],
-        PromptEngine(script),
-        tmp_path,
-        workers=2,
-        samples_per_task=20,
-        stop_after_groups=1,
-        min_samples_per_task=1,
-        prefix_warmup=None,
-    )
+        lambda task, model: agent(model, endless), QUESTIONS[:3], PromptEngine(script), tmp_path, workers=2,
+        samples_per_task=20, stop_after_groups=1, min_samples_per_task=1, prefix_warmup=None,
+    )  # fmt: skip
     assert [episode.end_reason for episode in result] == [EndReason.ANSWERED]
     stopped = [episode for episode in result.left_over if episode.end_reason is EndReason.NOT_NEEDED]
     assert len(stopped) + sum(episode.end_reason is EndReason.ANSWERED for episode in result.left_over) == 59

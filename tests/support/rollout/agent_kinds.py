@@ -82,9 +82,7 @@ class Kind:
     build: Callable[[Task, SGLangModel], Any]
     script: Script
     options: dict[str, Any] = field(default_factory=dict)
-    """Arguments of `rollout`."""
     context: int | None = None
-    """Tokens that its engine takes."""
 
     def engine(self) -> PromptEngine:
         return PromptEngine(self.script, context=self.context)

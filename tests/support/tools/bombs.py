@@ -14,11 +14,8 @@ class Bomb(NamedTuple):
 
     code: str
     endings: tuple[Reason, ...]
-    """Accepted end reasons."""
     pattern: str = ""
-    """Regular expression for the text."""
     limits: dict[str, Any] = {}
-    """Limits that differ from the defaults."""
 
 
 _TIME = {"seconds": 0.6}

@@ -37,15 +37,12 @@ class Host:
     """Resources that must stay untouched."""
 
     folder: Path
-    """Directory of the file that contains the secret."""
     process: subprocess.Popen[bytes]
-    """Process that must keep running."""
     tcp: socket.socket
     udp: socket.socket
     unix: socket.socket
     abstract: socket.socket
     touched: list[str] = field(default_factory=list)
-    """Names of the servers that were reached."""
 
     @property
     def canary(self) -> Path:

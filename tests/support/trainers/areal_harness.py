@@ -86,16 +86,9 @@ def checked(batches: list[dict[str, Any]], url: str) -> dict[str, Any]:
 
 def main(url: str) -> None:
     config = InferenceEngineConfig(
-        backend="sglang:d1",
-        experiment_name="lab",
-        trial_name="0",
-        max_concurrent_rollouts=16,
-        consumer_batch_size=4,
-        max_head_offpolicyness=1000,
-        check_trajectory_format=True,
-        pause_grace_period=0.1,
-        setup_timeout=60,
-    )
+        backend="sglang:d1", experiment_name="lab", trial_name="0", max_concurrent_rollouts=16, consumer_batch_size=4,
+        max_head_offpolicyness=1000, check_trajectory_format=True, pause_grace_period=0.1, setup_timeout=60,
+    )  # fmt: skip
     engine, said = RemoteSGLangEngine(config), {}
     engine.initialize(addr=url.removeprefix("http://"), train_data_parallel_size=1)
     try:

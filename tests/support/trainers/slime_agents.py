@@ -27,13 +27,9 @@ class Slow:
 
     seconds: float
     blocking: bool = False
-    """Whether it keeps its thread, and nobody can stop it."""
     now: bool = True
-    """Whether slow tasks are slow at this time."""
     calls: list[float] = field(default_factory=list)
-    """When it was called, on the monotonic clock."""
     waiting: int = 0
-    """How many slow calls were begun."""
 
     def build(self, given: Task, model: SGLangModel) -> Any:
         slow = bool(given.data.get("slow"))
@@ -89,7 +85,6 @@ class Seen:
     """What went into the function under test, and what came out."""
 
     results: list[Any] = field(default_factory=list)
-    """What it returned, in the order in which it did."""
     given: list[dict[str, Any]] = field(default_factory=list)
     """Of each call: what the sample was before, the sampling parameters, and whether it is an evaluation."""
     raised: list[BaseException] = field(default_factory=list)

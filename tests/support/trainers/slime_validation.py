@@ -29,7 +29,6 @@ class Stage(str, Enum):
     RETURNED = "returned"
     """As a generate function returns it: slime's reward model may still score it."""
     SHIPPED = "shipped"
-    """As it is converted to training data."""
 
 
 class InvalidSampleError(AssertionError):

@@ -86,15 +86,10 @@ class Batch:
     """What one rollout of slime gave."""
 
     groups: list[Any]
-    """As the rollout function returned it."""
     samples: list[Any]
-    """Flat, as slime makes it."""
     train: dict[str, Any]
-    """What they were converted to."""
     ranks: list[dict[str, Any]]
-    """The same, split over two ranks."""
     seconds: float
-    """What the rollout function took."""
     since_abort: float
     """Seconds from when slime said that it has enough to when the last call of the function under test returned."""
 
