@@ -6,6 +6,7 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -46,6 +47,24 @@ def test_loop_closed_without_shutdown() -> None:
             assert loop.run_until_complete(several(client)) == 60
             loop.run_until_complete(client.close())
             loop.close()
+
+
+def test_loop_that_ends_during_a_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of the close is thrown away, and awaits nothing on a loop that is gone."""
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    with scripted(lambda request: encoded(request)) as server:
+        client, loop = SGLangClient(server.url), asyncio.new_event_loop()
+        loop.run_until_complete(several(client))
+        pool = loop.run_until_complete(client._pools.open())
+        pool.before_close = lambda: asyncio.sleep(30)
+        closing = loop.create_task(client.close())
+        loop.run_until_complete(asyncio.sleep(0.05))
+        assert not closing.done()
+        loop.close()
+        del closing, pool, client, loop
+        gc.collect()
+    assert not raised
 
 
 def test_four_threads_at_once() -> None:
