@@ -94,8 +94,3 @@ async def test_a_router_without_stickiness(routed: Routed, engine_logs: Path) ->
     finally:
         router.kill()
     assert report["router"].status is Status.WARN and "--policy manual" in report["router"].advice, report.text()
-
-
-async def test_no_engine() -> None:
-    report = await diagnose("http://127.0.0.1:9", TOKENIZER, timeout=SECONDS)
-    assert report["server"].status is Status.FAIL and report.exit_code == 1

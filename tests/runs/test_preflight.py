@@ -1,4 +1,7 @@
-"""`preflight`: twelve setups that cannot work, each reported within seconds; and the cost of a setup that works."""
+"""`preflight`: setups that cannot work are reported within seconds; and the cost of a setup that works.
+
+Its checks are those of the doctor: tests/test_doctor.py plants a mistake for each.
+"""
 
 from __future__ import annotations
 
@@ -72,14 +75,8 @@ SETUPS = [
     ("wrong port", EngineUnreachableError, "is base_url right (host, port"),
     ("no server", EngineUnreachableError, "is the server running there"),
     ("/v1 address", ConfigurationError, "base_url must not end in /v1"),
-    ("wrong tokenizer", ConfigurationError, "Use the tokenizer of the served model"),
     ("wrong template", None, "use the tokenizer of the served model or pass chat_template="),
     ("misspelt parameter", ConfigurationError, "did you mean 'temperature'?"),
-    (
-        "context smaller than the limits",
-        ConfigurationError,
-        "Limits(max_context_tokens=4096), or start the server with --context",
-    ),
     ("server paused", EngineUnavailableError, "POST /continue_generation to it, or await client.control.resume()"),
     ("worker dead", EngineUnavailableError, "check their logs and restart them"),
     ("api key missing", ConfigurationError, "SGLangClient(base_url, api_key=...)"),
@@ -95,15 +92,11 @@ def wrong(stack: ExitStack, name: str) -> tuple[str, dict[str, Any]]:
         return unreachable, {}
     if name == "/v1 address":
         return url_of(stack) + "/v1", {}
-    if name == "wrong tokenizer":
-        return url_of(stack), {"tokenizer": tokenizer("qwen3")}
     if name == "wrong template":
         other = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
         return url_of(stack, template=other), {}
     if name == "misspelt parameter":
         return url_of(stack), {"sampling": {"temprature": 0.5}}
-    if name == "context smaller than the limits":
-        return url_of(stack), {"limits": Limits(max_context_tokens=8192)}
     if name == "server paused":
         return url_of(stack, paused=True), {}
     if name == "worker dead":
