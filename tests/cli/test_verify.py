@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 import pytest
-from strands import Agent, tool
+from strands import Agent
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.reader import Ledger
@@ -22,6 +22,7 @@ from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs import rollout
 from support.families import FAMILIES, tokenizer
 from support.ledger.episodes import RUN, plain_episode, rich_episode
+from support.rollout.agent_kinds import step
 from support.rollout.scripts import FAMILY, PromptEngine, steps
 
 
@@ -127,12 +128,6 @@ def test_as_a_module(folder: Path) -> None:
 
 FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
 TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
-
-
-@tool
-def step(number: int) -> str:
-    """Make a step."""
-    return f"step {number}"
 
 
 def build(task: Any, model: Any) -> Agent:

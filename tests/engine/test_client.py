@@ -140,7 +140,7 @@ class TestSettings:
 
 
 class TestRetries:
-    @pytest.mark.parametrize("code", [408, 409, 425, 429, 500, 502, 503, 504])
+    @pytest.mark.parametrize("code", [408, 409, 425, 429, 500, 502, 503, 504, 529])
     async def test_transient_statuses_are_retried(self, code: int) -> None:
         with in_turn(status(code), status(code), good()) as server:
             async with SGLangClient(server.url, **QUICK) as client:
@@ -154,7 +154,7 @@ class TestRetries:
                 await client.generate([1], BUDGET)
                 await until(lambda: "/abort_request" in server.paths())
 
-    @pytest.mark.parametrize("code", [400, 401, 403, 404, 413, 422])
+    @pytest.mark.parametrize("code", [400, 401, 403, 404, 405, 413, 415, 422])
     async def test_final_statuses_are_not_retried(self, code: int) -> None:
         with in_turn(status(code, "no such thing")) as server:
             async with SGLangClient(server.url, **QUICK) as client:

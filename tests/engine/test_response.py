@@ -216,16 +216,6 @@ def test_other_refusals_are_not_overflow(words: str) -> None:
     assert error.status == 400 and words in str(error)
 
 
-@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 529])
-def test_transient_faults(status: int) -> None:
-    assert isinstance(faults.from_status(status, b"busy", "u"), TransientFault)
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 413, 415, 422])
-def test_final_faults(status: int) -> None:
-    assert isinstance(faults.from_status(status, b"no", "u"), RequestRejectedError)
-
-
 @pytest.mark.parametrize(
     ("body", "words"),
     [
