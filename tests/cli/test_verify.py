@@ -135,7 +135,7 @@ def build(task: Any, model: Any) -> Agent:
 
 
 @pytest.fixture(scope="module")
-def folder_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rendered_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("templates") / "run"
     run = rollout(
         build,
@@ -149,26 +149,26 @@ def folder_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_conversations_equal_a_full_rendering(folder_templates: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(folder_templates), "--templates", TOKENIZER]) == 0
+def test_conversations_equal_a_full_rendering(rendered_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(rendered_folder), "--templates", TOKENIZER]) == 0
     shown = capsys.readouterr().out
     assert "EXACT  3 conversations compared with one rendering" in shown
     assert "audited" in shown and "0 differ" in shown
 
 
-def test_one_episode_as_json(folder_templates: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one = Ledger(folder_templates).ids()[0]
-    assert main(["verify", str(folder_templates), "--templates", TOKENIZER, "--json", "--episode", one]) == 0
+def test_one_episode_as_json(rendered_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = Ledger(rendered_folder).ids()[0]
+    assert main(["verify", str(rendered_folder), "--templates", TOKENIZER, "--json", "--episode", one]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["templates"] == {"conversations": 1, "unknown": 0, "differences": []}
     assert report["audit_differences"] == 0
 
 
-def test_another_template_differs(folder_templates: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_template_differs(rendered_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tokenizer(FAMILY).chat_template.replace("# Tools", "# All tools")
     saved = tmp_path / "other"
     tokenizer(FAMILY).save_pretrained(saved)
     (saved / "chat_template.jinja").write_text(other)
-    assert main(["verify", str(folder_templates), "--templates", str(saved)]) == 1
+    assert main(["verify", str(rendered_folder), "--templates", str(saved)]) == 1
     shown = capsys.readouterr().out
     assert "DIFFERENT" in shown and "All tools" in shown

@@ -1,6 +1,6 @@
 """The runs that the documentation shows: twelve episodes of three tasks, recorded with a scripted engine.
 
-`test_documented_output.py` runs the commands of docs/cli.md on the first and compares their output. `record` makes
+`tests/cli/test_documented.py` runs the commands of docs/cli.md on the first and compares their output. `record` makes
 the one that the commands of all pages read.
 """
 

@@ -358,7 +358,7 @@ async def test_a_worker_that_dies_is_replaced(recorded_run: Path) -> None:
         await worker.ask({"do": "load"})
 
 
-IMAGES_FAMILY = "qwen3.5"
+VISION_FAMILY = "qwen3.5"
 PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 16,
@@ -387,12 +387,12 @@ def script(prompt: str, before: int) -> Answer:
 async def recorded(tmp_path: Path) -> Path:
     task = Task([image_block(SHOWN), {"text": "What is it?"}], id="look")
     options: dict[str, Any] = {"image_processor": PROCESSOR, "enable_thinking": False}
-    await run(build, [task], PromptEngine(script, IMAGES_FAMILY), tmp_path / "run", **options)
+    await run(build, [task], PromptEngine(script, VISION_FAMILY), tmp_path / "run", **options)
     return tmp_path / "run"
 
 
 async def test_images_are_served_by_digest(recorded: Path) -> None:
-    app = create_app(RunViewer(recorded, tokenizer(IMAGES_FAMILY)))
+    app = create_app(RunViewer(recorded, tokenizer(VISION_FAMILY)))
     async with TestClient(TestServer(app, host="127.0.0.1")) as client:
         for data in (SHOWN, RETURNED):
             async with client.get(f"/api/image?digest={file_digest(data)}") as response:
@@ -412,14 +412,14 @@ async def test_images_are_served_by_digest(recorded: Path) -> None:
 async def test_a_file_that_was_changed_is_not_served(recorded: Path) -> None:
     digest = file_digest(SHOWN)
     (recorded / "files" / digest[:2] / f"{digest[2:]}.png").write_bytes(RETURNED)
-    app = create_app(RunViewer(recorded, tokenizer(IMAGES_FAMILY)))
+    app = create_app(RunViewer(recorded, tokenizer(VISION_FAMILY)))
     async with TestClient(TestServer(app, host="127.0.0.1")) as client:
         async with client.get(f"/api/image?digest={digest}") as response:
             assert response.status != 200
 
 
 async def test_exported_files_have_their_images(recorded: Path, tmp_path: Path) -> None:
-    export_html(recorded, tmp_path / "one.html", tokenizer=tokenizer(IMAGES_FAMILY))
+    export_html(recorded, tmp_path / "one.html", tokenizer=tokenizer(VISION_FAMILY))
     page = (tmp_path / "one.html").read_text()
     assert page.count("data:image/png;base64,") == 2
     assert "img-src data:" in page

@@ -274,7 +274,7 @@ def test_smaller_limit_applies(limits: Limits, longest: int | None, response: in
         ({"args": arguments(generation_kwargs={"stop": "x"})}, "generation_kwargs must be empty"),
     ],
 )
-def test_invalid_arguments_are_refused_settings(changed: dict[str, Any], words: str) -> None:
+def test_invalid_trainers_are_refused(changed: dict[str, Any], words: str) -> None:
     check_trainer(Trainer())
     with pytest.raises(ConfigurationError, match=words):
         check_trainer(Trainer(**changed))
