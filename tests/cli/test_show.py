@@ -191,7 +191,11 @@ def test_malformed_events_are_shown_as_absent(tmp_path: Path, capsys: pytest.Cap
 
 @tool
 def step(number: int) -> str:
-    """Make a step."""
+    """Make a step.
+
+    Args:
+        number: Which.
+    """
     if number == 2:
         raise ValueError("no second step")
     return f"step {number}"

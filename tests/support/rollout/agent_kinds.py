@@ -28,14 +28,22 @@ from support.scripted_engine import Answer, tool_call
 
 @tool
 async def step(number: int) -> str:
-    """Take a step."""
+    """Take a step.
+
+    Args:
+        number: Which.
+    """
     RAN(f"step {number}")
     return f"step {number}"
 
 
 @tool
 async def slow(number: int) -> str:
-    """Take a step, slowly."""
+    """Take a step, slowly.
+
+    Args:
+        number: Which.
+    """
     RAN(f"slow {number}")
     await asyncio.sleep(0.01)
     return f"slow {number}"
@@ -43,7 +51,11 @@ async def slow(number: int) -> str:
 
 @tool
 def blocking(number: int) -> str:
-    """Take a step in a thread."""
+    """Take a step in a thread.
+
+    Args:
+        number: Which.
+    """
     RAN(f"blocking {number}")
     time.sleep(0.003)
     return f"blocking {number}"
@@ -51,7 +63,11 @@ def blocking(number: int) -> str:
 
 @tool
 async def fragile(number: int) -> str:
-    """Take a step that fails."""
+    """Take a step that fails.
+
+    Args:
+        number: Which.
+    """
     RAN(f"fragile {number}")
     if number == 1:
         raise KeyError("nothing there")
@@ -62,7 +78,11 @@ async def fragile(number: int) -> str:
 
 @tool
 async def read(name: str) -> str:
-    """Read a long text."""
+    """Read a long text.
+
+    Args:
+        name: Its name.
+    """
     RAN(f"read {name}")
     return f"{name}: " + "line of text. " * 40
 
@@ -82,9 +102,12 @@ class Kind:
     build: Callable[[Task, SGLangModel], Any]
     script: Script
     options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `rollout`."""
     context: int | None = None
+    """Tokens that its engine takes."""
 
     def engine(self) -> PromptEngine:
+        """Return a new engine."""
         return PromptEngine(self.script, context=self.context)
 
     def __str__(self) -> str:
@@ -138,7 +161,11 @@ def build_helpers(task: Task, model: SGLangModel) -> Any:
 
     @tool
     def threaded(question: str) -> str:
-        """Ask a helper in a thread."""
+        """Ask a helper in a thread.
+
+        Args:
+            question: What to ask.
+        """
         return str(plain(model, system_prompt="You help.")(question)).strip()
 
     return plain(model, tools=[helper.as_tool(), threaded])
