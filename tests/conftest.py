@@ -93,13 +93,7 @@ def _running(*processes: LabProcess, name: str = "") -> Iterator[None]:
 
 
 def _served(model: str, logs: Path, name: str = "") -> Iterator[LabProcess]:
-    """Yield a running server of the lab.
-
-    Args:
-        model: What it serves.
-        logs: Where it logs.
-        name: Fixture that only some tests ask for, so that it ends behind the last of them.
-    """
+    """Yield a running server of the lab."""
     server = serve(model, logs)
     for _ in _running(server, name=name):
         yield server

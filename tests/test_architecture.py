@@ -11,26 +11,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "strands_sglang"
 LAYERS = [
-    {"_public"},
-    {"cli"},
-    {"doctor", "drift"},
-    {"trainers"},
-    {"viewer"},
-    {"runs", "rollout"},
-    {"tools"},
-    {"proof"},
-    {"ledger"},
-    {"model", "tool_limits", "published"},
-    {"provider"},
-    {"engine"},
-    {"chat"},
-    {"tool_parsers"},
-    {"tokens"},
-    {"_strands_compat"},
-    {"_checks", "_files", "_slime_args"},
-    {"errors"},
+    {"_public"}, {"cli"}, {"doctor", "drift"}, {"trainers"}, {"viewer"}, {"runs", "rollout"}, {"tools"}, {"proof"},
+    {"ledger"}, {"model", "tool_limits", "published"}, {"provider"}, {"engine"}, {"chat"}, {"tool_parsers"},
+    {"tokens"}, {"_strands_compat"}, {"_checks", "_files", "_slime_args"}, {"errors"},
     {"_async", "_json", "_terminal"},
-]
+]  # fmt: skip
 """From the top to the bottom. Modules of one layer may import each other."""
 LEVEL = {name: number for number, layer in enumerate(LAYERS) for name in layer}
 
@@ -45,12 +30,7 @@ MODULES = {module_name(path): path for path in PACKAGE.rglob("*.py")}
 
 
 def imports_of(path: Path, *, at_import: bool = False) -> set[str]:
-    """Return the modules of this package that a module imports.
-
-    Args:
-        path: The module.
-        at_import: Whether to leave out imports inside functions and for type checkers.
-    """
+    """Return the modules of this package that a module imports."""
     tree = ast.parse(path.read_text())
     nodes = tree.body if at_import else list(ast.walk(tree))
     found = set()

@@ -26,10 +26,7 @@ from support.rollout.scripts import PromptEngine, asked, run
 from support.scripted_engine import Answer, tool_call
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [
-    ROOT / "README.md",
-    *(page for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent.name != "api"),
-]
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("**/*.md")) if page.parent.name != "api")]
 PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "lab" / "README.md", *sorted((ROOT / "examples").glob("**/*.md"))]
 PROSE += sorted((ROOT / "research").glob("**/*.md"))
 SERVER = "http://localhost:30000"
@@ -51,7 +48,6 @@ def blocks(wanted: str) -> list[Any]:
 
 
 def execute(code: str, folder: Path) -> str:
-    """Run code in a separate process; return what it prints."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
         [sys.executable, "-c", code],

@@ -20,20 +20,10 @@ pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
-    "",
-    "start/quickstart/",
-    "start/problem/",
-    "concepts/tree/",
-    "guides/",
-    "tools/",
-    "trainers/slime/",
-    "operate/scale/",
-    "operate/troubleshooting/",
-    "drift/",
-    "reference/",
-    "reference/api/rollout/",
+    "", "start/quickstart/", "start/problem/", "concepts/tree/", "guides/", "tools/", "trainers/slime/",
+    "operate/scale/", "operate/troubleshooting/", "drift/", "reference/", "reference/api/rollout/",
     "search/?q=ledger",
-]
+]  # fmt: skip
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

@@ -41,7 +41,6 @@ def stack() -> Iterator[ExitStack]:
 
 
 def served(stack: ExitStack, **about: Any) -> str:
-    """Start a server; return its address."""
     url: str = stack.enter_context(Engine(**{"tokenizer": tokenizer(FAMILY), **about}).server()).url
     return url
 
@@ -62,11 +61,7 @@ def closed_port(stack: ExitStack) -> str:
 
 @tool
 def look_up(word: str) -> str:
-    """Look a word up.
-
-    Args:
-        word: The word.
-    """
+    """Look a word up."""
     raise AssertionError("the doctor must not run tools")
 
 
@@ -77,9 +72,6 @@ def build(task: Any, model: Any) -> Agent:
 async def checked(url: str, *names: str, **about: Any) -> Report:
     given = {"tokenizer": tokenizer(FAMILY), "timeout": 30.0, **about}
     return await diagnose(url, given.pop("tokenizer"), only=names or None, **given)
-
-
-# --- all is well ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("behind_router", [False, True])
@@ -99,9 +91,6 @@ async def test_a_healthy_setup_passes(stack: ExitStack, behind_router: bool) -> 
 async def test_routing_by_prefix_is_sticky_too(stack: ExitStack) -> None:
     report = await checked(routed(stack, "cache_aware"), "router", "prefix cache")
     assert report.status is Status.PASS, report.text()
-
-
-# --- the planted mistakes ---------------------------------------------------------------------------------------------
 
 
 def planted(stack: ExitStack, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, dict[str, Any]]:
@@ -193,9 +182,6 @@ RELATED = {
     "template that refuses tools": ("parser",),
     "wrong template": ("tokenizer",),
 }
-
-
-# --- other faults -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -32,114 +32,40 @@ math_agent: Any = importlib.import_module("math_agent")
 try_it: Any = importlib.import_module("try_it")
 
 RIGHT = [
-    (r"\boxed{42}", "42"),
-    (r"\boxed{ 42 }", "42"),
-    (r"a \boxed{1} then \boxed{42}", "42"),
-    (r"\boxed{42.}", "42"),
-    (r"\boxed{42.0}", "42"),
-    (r"\boxed{+42}", "42"),
-    (r"\boxed{042}", "42"),
-    (r"\boxed{$42$}", "42"),
-    (r"\boxed{\frac{84}{2}}", "42"),
-    (r"\boxed{\dfrac{1}{2}}", "0.5"),
-    (r"\boxed{\frac12}", "1/2"),
-    (r"\boxed{\frac1{2}}", r"\frac{1}{2}"),
-    (r"\boxed{1\frac{1}{2}}", "3/2"),
-    (r"\boxed{-\frac{3}{4}}", "-0.75"),
-    (r"\boxed{\frac{-3}{4}}", "-3/4"),
-    (r"\boxed{1,234}", "1234"),
-    (r"\boxed{1{,}234{,}567}", "1234567"),
-    (r"\boxed{1,234.5}", "1234.5"),
-    (r"\boxed{90^\circ}", "90"),
-    (r"\boxed{90^{\circ}}", "90"),
-    (r"\boxed{50\%}", "50"),
-    (r"\boxed{\$15}", "15"),
-    (r"\boxed{12\text{ cm}}", "12"),
-    (r"\boxed{12 \text{ square units}}", "12"),
-    (r"\boxed{7\,\mathrm{m}^2}", "7"),
-    (r"\boxed{x = 5}", "5"),
-    (r"\boxed{n=5}", "5"),
-    (r"\boxed{f(x)=5}", "5"),
-    (r"\boxed{x_1=5}", "5"),
-    (r"\boxed{(5)}", "5"),
-    (r"\boxed{{5}}", "5"),
-    (r"\boxed{2^{10}}", "1024"),
-    (r"\boxed{3 \times 10^4}", "30000"),
-    (r"\boxed{1e3}", "1000"),
-    (r"\boxed{−7}", "-7"),
-    (r"\boxed{\boxed{42}}", "42"),
-    (r"\boxed{\text{42}}", "42"),
-    (r"\boxed 7", "7"),
-    (r"\boxed{\left(1, 2\right)}", "(1,2)"),
-    (r"\boxed{(1,2)}", "(1, 2.0)"),
-    (r"\boxed{\left(\frac12, 3\right)}", r"(\frac{1}{2},3)"),
-    (r"\boxed{\sqrt{2}}", r"\sqrt{2}"),
-    (r"\boxed{2\sqrt{3}}", r"2 \sqrt{3}"),
-    (r"\boxed{\text{B}}", "B"),
-    (r"\boxed{x^2+1}", "x^2 + 1"),
-    (r"\boxed{033}", "33"),
-    (r"\fbox{3}", "3"),
-    (r"\boxed{\displaystyle 3}", "3"),
-    (r"\boxed{０４２}", "42"),
-    (r"Answer: \boxed{34}", "34"),
-    (r"\boxed{34}", 34),
-    (r"\boxed{\{1,2\}}", r"\{1, 2\}"),
-    (r"\boxed{-0}", "0"),
-    (r"\boxed{\tfrac{7}{3}}", "7/3"),
-    (r"\boxed{100 dollars}", "100"),
-    (r"\boxed{\(12\)}", "12"),
-    (r"\boxed{42}", r"\boxed{42}"),
-    (r"\boxed {42}", "42"),
-    ("\\boxed{\n42\n}", "42"),
-    (r"\boxed{2m}", "2m"),
-    (r"\boxed{5\text{ m}}", "5"),
-    (r"\boxed{5 \text{ grams}}", "5"),
-    (r"\boxed{5\text{ cm}^{3}}", "5"),
-    (r"\boxed{12 cm}", "12"),
-    (r"\boxed{90 degrees}", "90"),
-    (r"\boxed{42} and \boxed{43", "42"),
-    (r"{ \boxed{42}", "42"),
-    (r"\boxed{\boxed{4}2}", r"\boxed{\boxed{4}2}"),
-    (r"\boxed{\{42\}}", r"\{42\}"),
-    (r"\boxed 7.", "7"),
-    (r"\boxed x", "x"),
-]
+    (r"\boxed{42}", "42"), (r"\boxed{ 42 }", "42"), (r"a \boxed{1} then \boxed{42}", "42"), (r"\boxed{42.}", "42"),
+    (r"\boxed{42.0}", "42"), (r"\boxed{+42}", "42"), (r"\boxed{042}", "42"), (r"\boxed{$42$}", "42"),
+    (r"\boxed{\frac{84}{2}}", "42"), (r"\boxed{\dfrac{1}{2}}", "0.5"), (r"\boxed{\frac12}", "1/2"),
+    (r"\boxed{\frac1{2}}", r"\frac{1}{2}"), (r"\boxed{1\frac{1}{2}}", "3/2"), (r"\boxed{-\frac{3}{4}}", "-0.75"),
+    (r"\boxed{\frac{-3}{4}}", "-3/4"), (r"\boxed{1,234}", "1234"), (r"\boxed{1{,}234{,}567}", "1234567"),
+    (r"\boxed{1,234.5}", "1234.5"), (r"\boxed{90^\circ}", "90"), (r"\boxed{90^{\circ}}", "90"),
+    (r"\boxed{50\%}", "50"), (r"\boxed{\$15}", "15"), (r"\boxed{12\text{ cm}}", "12"),
+    (r"\boxed{12 \text{ square units}}", "12"), (r"\boxed{7\,\mathrm{m}^2}", "7"), (r"\boxed{x = 5}", "5"),
+    (r"\boxed{n=5}", "5"), (r"\boxed{f(x)=5}", "5"), (r"\boxed{x_1=5}", "5"), (r"\boxed{(5)}", "5"),
+    (r"\boxed{{5}}", "5"), (r"\boxed{2^{10}}", "1024"), (r"\boxed{3 \times 10^4}", "30000"), (r"\boxed{1e3}", "1000"),
+    (r"\boxed{−7}", "-7"), (r"\boxed{\boxed{42}}", "42"), (r"\boxed{\text{42}}", "42"), (r"\boxed 7", "7"),
+    (r"\boxed{\left(1, 2\right)}", "(1,2)"), (r"\boxed{(1,2)}", "(1, 2.0)"),
+    (r"\boxed{\left(\frac12, 3\right)}", r"(\frac{1}{2},3)"), (r"\boxed{\sqrt{2}}", r"\sqrt{2}"),
+    (r"\boxed{2\sqrt{3}}", r"2 \sqrt{3}"), (r"\boxed{\text{B}}", "B"), (r"\boxed{x^2+1}", "x^2 + 1"),
+    (r"\boxed{033}", "33"), (r"\fbox{3}", "3"), (r"\boxed{\displaystyle 3}", "3"), (r"\boxed{０４２}", "42"),
+    (r"Answer: \boxed{34}", "34"), (r"\boxed{34}", 34), (r"\boxed{\{1,2\}}", r"\{1, 2\}"), (r"\boxed{-0}", "0"),
+    (r"\boxed{\tfrac{7}{3}}", "7/3"), (r"\boxed{100 dollars}", "100"), (r"\boxed{\(12\)}", "12"),
+    (r"\boxed{42}", r"\boxed{42}"), (r"\boxed {42}", "42"), ("\\boxed{\n42\n}", "42"), (r"\boxed{2m}", "2m"),
+    (r"\boxed{5\text{ m}}", "5"), (r"\boxed{5 \text{ grams}}", "5"), (r"\boxed{5\text{ cm}^{3}}", "5"),
+    (r"\boxed{12 cm}", "12"), (r"\boxed{90 degrees}", "90"), (r"\boxed{42} and \boxed{43", "42"),
+    (r"{ \boxed{42}", "42"), (r"\boxed{\boxed{4}2}", r"\boxed{\boxed{4}2}"), (r"\boxed{\{42\}}", r"\{42\}"),
+    (r"\boxed 7.", "7"), (r"\boxed x", "x"),
+]  # fmt: skip
 WRONG = [
-    ("42", "42"),
-    ("The answer is 42.", "42"),
-    (r"\boxed{43}", "42"),
-    (r"\boxed{42} or \boxed{43}", "42"),
-    (r"\boxed{42", "42"),
-    (r"\boxed{}", "42"),
-    (r"\boxed{ }", ""),
-    ("", "42"),
-    (r"\boxed{-42}", "42"),
-    (r"\boxed{4.2}", "42"),
-    (r"\boxed{420}", "42"),
-    (r"\boxed{42, 43}", "42"),
-    (r"\boxed{(2,1)}", "(1,2)"),
-    (r"\boxed{1,23}", "123"),
-    (r"\boxed{\frac{1}{0}}", "0"),
-    (r"\boxed{x}", "42"),
-    (r"\boxed{42x}", "42"),
-    (r"\boxed{9^{99999999}}", "1"),
-    (r"\boxed{1e999999999}", "1"),
-    (r"\boxed{\sqrt{3}}", r"\sqrt{2}"),
-    (r"\boxed{m}", "5"),
-    (r"\boxed{None}", "42"),
-    ("boxed{42}", "42"),
-    (r"\boxed{42\text{ or }43}", "42"),
-    (r"\boxed{5/0}", "5"),
-    (r"\boxed{2^{-1}}", "2"),
-    (r"\boxed{0.333}", "1/3"),
-    (r"\unboxed{42}", "42"),
-    (r"\boxed{2}", "2m"),
-    (r"\boxed{2m}", "2"),
-    (r"\boxed{2g}", "2"),
-    (r"\boxedness", "n"),
-    (r"\boxed{ {42 }", "42"),
+    ("42", "42"), ("The answer is 42.", "42"), (r"\boxed{43}", "42"), (r"\boxed{42} or \boxed{43}", "42"),
+    (r"\boxed{42", "42"), (r"\boxed{}", "42"), (r"\boxed{ }", ""), ("", "42"), (r"\boxed{-42}", "42"),
+    (r"\boxed{4.2}", "42"), (r"\boxed{420}", "42"), (r"\boxed{42, 43}", "42"), (r"\boxed{(2,1)}", "(1,2)"),
+    (r"\boxed{1,23}", "123"), (r"\boxed{\frac{1}{0}}", "0"), (r"\boxed{x}", "42"), (r"\boxed{42x}", "42"),
+    (r"\boxed{9^{99999999}}", "1"), (r"\boxed{1e999999999}", "1"), (r"\boxed{\sqrt{3}}", r"\sqrt{2}"),
+    (r"\boxed{m}", "5"), (r"\boxed{None}", "42"), ("boxed{42}", "42"), (r"\boxed{42\text{ or }43}", "42"),
+    (r"\boxed{5/0}", "5"), (r"\boxed{2^{-1}}", "2"), (r"\boxed{0.333}", "1/3"), (r"\unboxed{42}", "42"),
+    (r"\boxed{2}", "2m"), (r"\boxed{2m}", "2"), (r"\boxed{2g}", "2"), (r"\boxedness", "n"), (r"\boxed{ {42 }", "42"),
     (r"\boxed yes", "y"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "answer"), RIGHT)
@@ -155,28 +81,18 @@ def test_wrong_answers(text: str, answer: object) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        r"\boxed{" * 30_000,
-        r"\boxed{" * 30_000 + "}" * 30_000,
-        r"\boxed{1}" * 30_000,
-        "\\" * 100_000,
-        r"\boxed{" + "9" * 10**6 + "}",
-        r"\boxed{9^{9^{9^{9}}}}",
-        r"\boxed{9^{999999999999}}",
-        r"\boxed{1e99999999999}",
-        r"\boxed{" + r"\text{ " * 150 + "}",
-        r"\boxed{" + "1,111" * 190 + "}",
+        r"\boxed{" * 30_000, r"\boxed{" * 30_000 + "}" * 30_000, r"\boxed{1}" * 30_000, "\\" * 100_000,
+        r"\boxed{" + "9" * 10**6 + "}", r"\boxed{9^{9^{9^{9}}}}", r"\boxed{9^{999999999999}}",
+        r"\boxed{1e99999999999}", r"\boxed{" + r"\text{ " * 150 + "}", r"\boxed{" + "1,111" * 190 + "}",
         r"\boxed{" + r"\frac1" * 160 + "}",
     ],
-)
+)  # fmt: skip
 @pytest.mark.timing
 def test_no_text_takes_long(text: str) -> None:
     """Rewards of thousands of episodes are worked out in threads of one process."""
     began = time.process_time()
     boxed.is_right(text, "1")
     assert time.process_time() - began < 2
-
-
-# --- the agent --------------------------------------------------------------------------------------------------------
 
 
 def solver(*programs: str, says: str) -> PromptEngine:
@@ -211,14 +127,10 @@ async def test_a_right_answer_found_with_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("programs", "worth"),
     [
-        ((), -1.0),
-        (("print(1)",), -0.9),
-        (("print(1)", "print(2)"), -0.8),
-        (("1 / 0",), -1.0),
-        (("1 / 0", "print(1)", "def f(:"), -0.9),
-        (("print(1)",) * 5, -0.6),
+        ((), -1.0), (("print(1)",), -0.9), (("print(1)", "print(2)"), -0.8), (("1 / 0",), -1.0),
+        (("1 / 0", "print(1)", "def f(:"), -0.9), (("print(1)",) * 5, -0.6),
     ],
-)
+)  # fmt: skip
 async def test_a_wrong_answer_is_worth_less_whatever_was_tried(programs: tuple[str, ...], worth: float) -> None:
     episode = await episode_of(solver(*programs, says=r"\boxed{17}"))
     assert episode.reward == pytest.approx(worth)
@@ -275,8 +187,6 @@ def test_try_it_on_a_real_engine(tool_policy: LabProcess, tmp_path: Path) -> Non
     assert "3 episodes, mean reward -" in seen.stdout and "user | What is the remainder" in seen.stdout
     assert_proved(tmp_path / "run")
 
-
-# --- what slime is told -----------------------------------------------------------------------------------------------
 
 MEGATRON = frozenset(
     """

@@ -32,7 +32,6 @@ def example(name: str) -> Any:
 
 
 def tasks_of(name: str) -> list[Task]:
-    """Return the tasks of an example, as the command line reads them."""
     rows = [json.loads(line) for line in (EXAMPLES / name / "tasks.jsonl").read_text().splitlines()]
     return [
         Task(
@@ -142,7 +141,6 @@ async def test_evaluation_of_a_recorded_run(tmp_path: Path) -> None:
 
 
 def events(body: str) -> list[dict[str, Any]]:
-    """Return the server-sent events of a body."""
     return [json.loads(line.removeprefix("data: ")) for line in body.split("\n\n") if line]
 
 

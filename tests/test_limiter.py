@@ -257,7 +257,6 @@ def ends_whole(agent: Agent) -> None:
 
 
 async def reached(agent: Agent, kind: type[LoopLimitReachedError]) -> None:
-    """Invoke the agent and expect the error, bare or wrapped by the framework."""
     with pytest.raises((EventLoopException, LoopLimitReachedError)) as raised:
         await agent.invoke_async("go")
     error: BaseException | None = raised.value

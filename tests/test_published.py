@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
 import subprocess
 import sys
@@ -10,12 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
+from pydantic import BaseModel
 from strands.types.exceptions import ContextWindowOverflowException
 
 import strands_sglang
 from strands_sglang import (
+    Rollout,
     SGLangClient,
     SGLangClientError,
     SGLangConnectionError,
@@ -32,6 +36,8 @@ from strands_sglang import (
     get_tool_parser,
 )
 from strands_sglang.chat.soundness import soundness
+from strands_sglang.engine import RoutedExperts
+from strands_sglang.rollout import Rollout as FromRollout
 from strands_sglang.tool_parsers import (
     GLMToolParser,
     GlmToolParser,
@@ -41,8 +47,9 @@ from strands_sglang.tool_parsers import (
     QwenXMLToolParser,
 )
 from support.families import tokenizer
-from support.provider.agents import agent_on, calculator
+from support.provider.agents import agent_on, calculator, scripted_model
 from support.scripted import ScriptedServer, Wire, encoded, serve_rest
+from support.scripted_engine import Reply, tool_call
 
 NAMES = """
 SGLangModel SGLangClient ToolLimiter ToolIterationLimiter TokenManager get_client get_client_from_slime_args
@@ -61,18 +68,12 @@ def test_every_name_is_there_and_described(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        ("client", "SGLangClient"),
-        ("exceptions", "SGLangHTTPError"),
-        ("limiter", "LoopLimiter"),
-        ("rollout", "Rollout"),
-        ("sglang", "SGLangModel"),
-        ("utils", "get_client"),
-        ("tool_parsers.hermes", "HermesToolParser"),
-        ("tool_parsers.glm", "GLMToolParser"),
-        ("tool_parsers.kimi_k2", "KimiK2ToolParser"),
-        ("tool_parsers.qwen_xml", "QwenXMLToolParser"),
+        ("client", "SGLangClient"), ("exceptions", "SGLangHTTPError"), ("limiter", "LoopLimiter"),
+        ("rollout", "Rollout"), ("sglang", "SGLangModel"), ("utils", "get_client"),
+        ("tool_parsers.hermes", "HermesToolParser"), ("tool_parsers.glm", "GLMToolParser"),
+        ("tool_parsers.kimi_k2", "KimiK2ToolParser"), ("tool_parsers.qwen_xml", "QwenXMLToolParser"),
     ],
-)
+)  # fmt: skip
 def test_modules_can_be_imported_by_their_published_names(module: str, name: str) -> None:
     home = strands_sglang.tool_parsers if module.startswith("tool_parsers") else strands_sglang
     assert getattr(importlib.import_module(f"strands_sglang.{module}"), name) is getattr(home, name)
@@ -154,15 +155,9 @@ async def test_the_calls_of_the_third_generation() -> None:
     with answering("hi<|im_end|>") as server:
         client = get_client(server.url, max_connections=10)
         model = SGLangModel(
-            client=client,
-            tokenizer=tokenizer("qwen3"),
-            tool_parser=None,
-            sampling_params={"max_new_tokens": 64},
-            return_logprob=True,
-            return_routed_experts=False,
-            enable_thinking=False,
-            context_window_limit=4096,
-        )
+            client=client, tokenizer=tokenizer("qwen3"), tool_parser=None, sampling_params={"max_new_tokens": 64},
+            return_logprob=True, return_routed_experts=False, enable_thinking=False, context_window_limit=4096,
+        )  # fmt: skip
         await agent_on(model, tools=[]).invoke_async("go")
         assert model.rollout.initial_prompt_length > 0
         assert await client.health() and not await client.is_multimodal()
@@ -199,14 +194,11 @@ OVERFLOW = "The input (10 tokens) is longer than the model's context length (5 t
 @pytest.mark.parametrize(
     ("status", "words", "kind"),
     [
-        (400, "no such thing", SGLangHTTPError),
-        (400, OVERFLOW, SGLangContextLengthError),
-        (404, "what?", SGLangHTTPError),
-        (429, "slower", SGLangThrottledError),
-        (503, "busy", SGLangThrottledError),
+        (400, "no such thing", SGLangHTTPError), (400, OVERFLOW, SGLangContextLengthError),
+        (404, "what?", SGLangHTTPError), (429, "slower", SGLangThrottledError), (503, "busy", SGLangThrottledError),
         (500, "oh", SGLangHTTPError),
     ],
-)
+)  # fmt: skip
 async def test_statuses_are_caught_by_their_published_names(status: int, words: str, kind: Any) -> None:
     with failing(status, orjson.dumps({"error": {"message": words}})) as server:
         client = SGLangClient(server.url, max_retries=1, retry_delay=0.001)
@@ -245,7 +237,6 @@ async def test_an_overflow_is_raised_as_the_frameworks_exception() -> None:
 
 
 def answering(text: str) -> ScriptedServer:
-    """Return a server that always samples the same text."""
     made = tokenizer("qwen2.5")
 
     async def handle(wire: Wire) -> None:
@@ -271,7 +262,6 @@ def with_text(body: bytes, text: str) -> bytes:
 
 
 def failing(status: int, body: bytes) -> ScriptedServer:
-    """Return a server that answers every `/generate` the same way."""
 
     async def handle(wire: Wire) -> None:
         if not await serve_rest(wire):
@@ -287,3 +277,105 @@ def test_path_is_accepted_wherever_a_tokenizer_is(kind: Callable[[str], Any]) ->
     model = SGLangModel(tokenizer=path, base_url="http://127.0.0.1:1")
     assert model.tokenizer is get_tokenizer(str(path)) and model.tokenizer is not path
     assert soundness(path).digest == model.soundness.digest
+
+
+SUM = tool_call("calculator", expression="1+1")
+
+
+async def test_it_equals_the_latest_branch() -> None:
+    model, engine = scripted_model([SUM, "two"], "qwen2.5")
+    assert FromRollout is Rollout and len(model.rollout) == 0 and model.rollout.initial_prompt_length == 0
+    await agent_on(model).invoke_async("1+1?")
+    rollout, tm = model.rollout, model.token_manager
+    assert rollout.token_ids == tm.token_ids and rollout.loss_mask == tm.loss_mask
+    assert rollout.segment_info == tm.segment_info
+    assert rollout.initial_prompt_length == len(tm.segments[0]) == len(engine.calls[0].ids)
+    sampled = [real for real, length in rollout.segment_info for _ in range(length)]
+    assert [logprob is not None for logprob in rollout.logprobs] == sampled
+    assert [logprob or 0.0 for logprob in rollout.logprobs] == tm.logprobs
+    assert model.tokenizer is engine.tokenizer
+    assert model.tokenizer.decode(rollout.token_ids[: rollout.initial_prompt_length]) == engine.prompts[0]
+    assert repr(rollout) == f"Rollout(tokens={len(tm)}, trained={sum(tm.loss_mask)}, segments=4)"
+
+
+async def test_it_is_updated_until_the_episode_is_reset() -> None:
+    model, _ = scripted_model(["one", "two", "three"], "qwen2.5")
+    agent, held = agent_on(model), model.rollout
+    await agent.invoke_async("first")
+    first = len(held)
+    assert first > 0 and model.rollout is held
+    await agent.invoke_async("second")
+    assert len(held) > first and held.token_ids == model.token_manager.token_ids
+    kept = held.model_dump()
+    model.reset()
+    assert held.model_dump() == kept and model.rollout is not held and len(model.rollout) == 0
+    agent.messages.clear()
+    await agent.invoke_async("third")
+    assert held.model_dump() == kept and len(model.rollout) > 0
+
+
+async def test_every_episode_has_its_own_rollout() -> None:
+    model, _ = scripted_model(["one", "two"], "qwen2.5")
+    with model.episode():
+        await agent_on(model).invoke_async("first")
+        inside = model.rollout
+    assert len(inside) > 0 and len(model.rollout) == 0
+
+
+async def test_it_can_be_serialised_inside_another_record() -> None:
+    class Result(BaseModel):
+        rollout: Rollout | None = None
+        reward: float = 0.0
+
+    model, _ = scripted_model([SUM, "two"], "qwen2.5")
+    await agent_on(model).invoke_async("1+1?")
+    result = Result(rollout=model.rollout, reward=1.0)
+    back = Result.model_validate_json(result.model_dump_json())
+    assert back == result and back.rollout is not None
+    assert back.rollout.segment_info == model.rollout.segment_info
+
+
+async def test_routed_experts_of_every_turn() -> None:
+    def experts(start: int, rows: int) -> RoutedExperts:
+        numbers = np.arange(start * 4, (start + rows) * 4, dtype=np.int32)
+        return RoutedExperts((base64.b64encode(numbers.tobytes()).decode(),), (rows,), start)
+
+    fed = 0
+
+    def script(prompt: str) -> Reply:
+        nonlocal fed
+        text = SUM if not fed else "two"
+        end = len(engine.encode(prompt)) + len(engine.encode(text + engine.end)) - 1
+        fed, start = end, fed
+        return Reply(text, experts=experts(start, end - start))
+
+    model, engine = scripted_model(script, "qwen2.5", return_routed_experts=True, return_logprob=True)
+    assert model.get_config()["routed_experts"] is True
+    await agent_on(model).invoke_async("1+1?")
+    assert [call.asked["routed_experts_start"] is not None for call in engine.calls] == [True, True]
+    decoded = model.rollout.decode_routed_experts(2, 2)
+    assert decoded.shape == (len(model.rollout) - 1, 2, 2) and decoded.dtype == np.int32
+    assert decoded.ravel().tolist() == list(range(decoded.size))
+
+
+def test_it_can_be_built_by_hand() -> None:
+    rollout = Rollout()
+    rollout.add_prompt([1, 2, 3])
+    rollout.add_response([4, 5], [-0.1, -0.2])
+    rollout.add_prompt([6])
+    rollout.add_response([])
+    rollout.add_routed_experts(base64.b64encode(np.arange(8, dtype=np.int32).tobytes()).decode())
+    assert rollout.model_dump() == {
+        "token_ids": [1, 2, 3, 4, 5, 6], "loss_mask": [0, 0, 0, 1, 1, 0],
+        "logprobs": [None, None, None, -0.1, -0.2, None], "routed_experts": rollout.routed_experts, "image_data": [],
+        "segment_info": [(False, 3), (True, 2), (False, 1)],
+    }  # fmt: skip
+    assert (len(rollout), rollout.initial_prompt_length) == (6, 3)
+    assert rollout.decode_routed_experts(2, 2).shape == (2, 2, 2)
+    assert Rollout().decode_routed_experts(2, 2).shape == (0, 2, 2)
+
+
+@pytest.mark.parametrize("logprobs", [[-0.1], [-0.1, -0.2, -0.3], []])
+def test_logprobs_must_be_as_many_as_tokens(logprobs: list[Any]) -> None:
+    with pytest.raises(ValueError, match="one item per token"):
+        Rollout().add_response([1, 2], logprobs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -56,10 +56,13 @@ async def test_a_paused_server(tool_policy: LabProcess) -> None:
             await client.control.resume()
 
 
-async def test_a_context_that_is_too_small(tool_policy: LabProcess) -> None:
+async def test_too_small_a_context_and_another_number_format(tool_policy: LabProcess) -> None:
     limits = Limits(max_context_tokens=4096)
-    report = await diagnose(tool_policy.url, TOKENIZER, only=["context"], limits=limits, timeout=SECONDS)
+    report = await diagnose(
+        tool_policy.url, TOKENIZER, only=["context", "dtype"], limits=limits, dtype="bfloat16", timeout=SECONDS
+    )
     assert report["context"].status is Status.FAIL and "--context-length" in report["context"].advice
+    assert report["dtype"].status is Status.FAIL and "--dtype bfloat16" in report["dtype"].advice, report.text()
 
 
 async def test_workers_with_different_weights(routed: Routed) -> None:
@@ -83,48 +86,11 @@ async def _name_weights(routed: Routed, *versions: str) -> None:
             assert result.ok, result.message
 
 
-@pytest.fixture(scope="module")
-def scattered(routed: Routed, engine_logs: Path) -> Iterator[LabProcess]:
-    """A router in front of the same workers that does not keep conversations together."""
+async def test_a_router_without_stickiness(routed: Routed, engine_logs: Path) -> None:
     router = route(list(routed.workers), engine_logs, policy="round_robin").start()
     try:
-        yield router.wait()
+        await asyncio.to_thread(router.wait)
+        report = await diagnose(router.url, TOKENIZER, only=["router"], timeout=SECONDS)
     finally:
         router.kill()
-
-
-async def test_a_router_without_stickiness(scattered: LabProcess) -> None:
-    report = await diagnose(scattered.url, TOKENIZER, only=["router"], timeout=SECONDS)
     assert report["router"].status is Status.WARN and "--policy manual" in report["router"].advice, report.text()
-
-
-@pytest.fixture(scope="module")
-def bfloat16(engine_logs: Path) -> Iterator[LabProcess]:
-    """A server with another number format; the last test that takes it kills it."""
-    command = [str(LAB / "serve"), "tool-policy", "--dtype", "bfloat16"]
-    server = LabProcess("tool-policy-bfloat16", command, engine_logs).start()
-    try:
-        yield server.wait()
-    finally:
-        server.kill()
-
-
-async def test_another_number_format(bfloat16: LabProcess) -> None:
-    report = await diagnose(bfloat16.url, TOKENIZER, only=["dtype"], dtype="float32", timeout=SECONDS)
-    assert report["dtype"].status is Status.FAIL and "--dtype float32" in report["dtype"].advice, report.text()
-
-
-async def test_a_dead_worker(tool_policy: LabProcess, bfloat16: LabProcess, engine_logs: Path) -> None:
-    router = route([tool_policy, bfloat16], engine_logs).start().wait()
-    try:
-        bfloat16.kill()
-        report = await diagnose(router.url, TOKENIZER, timeout=SECONDS)
-        assert report["workers"].status is Status.FAIL and bfloat16.url in report["workers"].found, report.text()
-        assert "restart them" in report["workers"].advice
-    finally:
-        router.kill()
-
-
-async def test_no_engine() -> None:
-    report = await diagnose("http://127.0.0.1:9", TOKENIZER, timeout=SECONDS)
-    assert report["server"].status is Status.FAIL and report.exit_code == 1

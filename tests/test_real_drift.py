@@ -27,16 +27,9 @@ async def test_many_episodes(checkpoint: str, request: pytest.FixtureRequest, tm
     tokenizer = AutoTokenizer.from_pretrained(str(LAB / "tool_policy" / checkpoint))
     async with SGLangClient(server.url) as client:
         run = await rollout(
-            build,
-            tasks(EPISODES, seed=7_000),
-            tokenizer=tokenizer,
-            client=client,
-            reward=score,
-            concurrency=64,
-            limits=Limits(max_turns=TURNS),
-            directory=tmp_path,
-            sampling_params=SAMPLING,
-        )
+            build, tasks(EPISODES, seed=7_000), tokenizer=tokenizer, client=client, reward=score, concurrency=64,
+            limits=Limits(max_turns=TURNS), directory=tmp_path, sampling_params=SAMPLING,
+        )  # fmt: skip
     played = [Played(episode, episode.messages, 0.0, "") for episode in run]  # type: ignore[arg-type]
     before = drift(played, tokenizer)
     report = measure(tmp_path, tokenizer)

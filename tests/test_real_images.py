@@ -91,15 +91,9 @@ def server(request: pytest.FixtureRequest) -> LabProcess:
 async def play(server: LabProcess, count: int, directory: Path | None, **options: Any) -> list[Episode]:
     async with SGLangClient(server.url) as client:
         result = await rollout(
-            build,
-            tasks(count),
-            client=client,
-            tokenizer=folder_of(server),
-            directory=directory,
-            concurrency=8,
-            sampling_params=SAMPLING,
-            **options,
-        )
+            build, tasks(count), client=client, tokenizer=folder_of(server), directory=directory, concurrency=8,
+            sampling_params=SAMPLING, **options,
+        )  # fmt: skip
     return list(result)
 
 
@@ -228,13 +222,8 @@ if __name__ == "__main__":
     async def _main() -> None:
         async with SGLangClient(sys.argv[1]) as client:
             await rollout(
-                build,
-                tasks(12),
-                client=client,
-                tokenizer=sys.argv[2],
-                directory=sys.argv[3],
-                concurrency=4,
+                build, tasks(12), client=client, tokenizer=sys.argv[2], directory=sys.argv[3], concurrency=4,
                 sampling_params=SAMPLING,
-            )
+            )  # fmt: skip
 
     asyncio.run(_main())

@@ -7,7 +7,6 @@ once, again and again. So it calls them for as long as it is allowed to.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -65,20 +64,7 @@ def shown(rounds: int = 3) -> list[Any]:
     return messages
 
 
-@pytest.fixture
-async def tapped(smollm2: LabProcess) -> AsyncIterator[tuple[SGLangModel, Tap]]:
-    with Tap(smollm2.url) as tap:
-        async with SGLangClient(tap.url) as client:
-            sampling = {"max_new_tokens": 120, "temperature": 0.0}
-            yield (
-                SGLangModel(
-                    tokenizer=tokenizer("smollm2"), client=client, chat_template=TEMPLATE, sampling_params=sampling
-                ),
-                tap,
-            )
-
-
-async def limited(model: SGLangModel, limiter: ToolLimiter) -> tuple[Played, Any]:
+async def limited(model: SGLangModel, limiter: ToolLimiter) -> Played:
     """Play one episode under a limit, and check how it ended."""
     with model.episode() as episode:
         agent = Agent(
@@ -105,31 +91,27 @@ async def limited(model: SGLangModel, limiter: ToolLimiter) -> tuple[Played, Any
     assert sum(manager.loss_mask) == sampled and manager.loss_mask[-1] == 1
     assert sum(len(segment.token_ids) for segment in manager.segments) == len(manager.token_ids)
     assert manager.segments[-1].origin is Origin.SAMPLED
-    return Played(episode, agent.messages, 0.0, result.stop_reason), limiter
+    return Played(episode, agent.messages, 0.0, result.stop_reason)
 
 
-async def test_limits_of_one_three_and_ten(tapped: tuple[SGLangModel, Tap], smollm2: LabProcess) -> None:
-    model, tap = tapped
-    assert model.tool_parser.name == "hermes"
+async def test_limits_of_iterations_and_calls(smollm2: LabProcess) -> None:
     limits = [ToolLimiter(max_tool_iters=1), ToolIterationLimiter(max_iterations=3), ToolLimiter(max_tool_iters=10)]
-    played = await asyncio.gather(*(limited(model, limiter) for limiter in limits))
+    calls = ToolLimiter(max_tool_calls=3)
+    with Tap(smollm2.url) as tap:
+        async with SGLangClient(tap.url) as client:
+            sampling = {"max_new_tokens": 120, "temperature": 0.0}
+            model = SGLangModel(
+                tokenizer=tokenizer("smollm2"), client=client, chat_template=TEMPLATE, sampling_params=sampling
+            )
+            assert model.tool_parser.name == "hermes"
+            played = await asyncio.gather(*(limited(model, limiter) for limiter in [*limits, calls]))
     assert [limiter.tool_iter_count for limiter in limits] == [1, 3, 10]
     # Two tools at once in every turn, counted as one iteration each.
     assert [limiter.tool_call_count for limiter in limits] == [2, 6, 20]
     assert all(limiter.reason is ToolLimit.TOOL_ITERATIONS for limiter in limits)
-    episodes = [one for one, _ in played]
-    assert check_against_the_wire(episodes, tap) == 14
-    assert await largest_difference(smollm2.url, episodes) < 1e-3
-
-
-async def test_a_limit_of_calls_stops_in_the_middle_of_a_turn(
-    tapped: tuple[SGLangModel, Tap], smollm2: LabProcess
-) -> None:
-    model, tap = tapped
-    limiter = ToolLimiter(max_tool_calls=3)
-    played, _ = await limited(model, limiter)
-    assert (limiter.tool_iter_count, limiter.tool_call_count, limiter.reason) == (2, 3, ToolLimit.TOOL_CALLS)
-    statuses = [block["toolResult"]["status"] for block in played.messages[-1]["content"]]
+    # A limit of calls stops in the middle of a turn.
+    assert (calls.tool_iter_count, calls.tool_call_count, calls.reason) == (2, 3, ToolLimit.TOOL_CALLS)
+    statuses = [block["toolResult"]["status"] for block in played[-1].messages[-1]["content"]]
     assert statuses == ["success", "error"]
-    assert check_against_the_wire([played], tap) == 2
-    assert await largest_difference(smollm2.url, [played]) < 1e-3
+    assert check_against_the_wire(played, tap) == 16
+    assert await largest_difference(smollm2.url, played) < 1e-3

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from strands_sglang import SGLangClient
+from strands_sglang.doctor import Status, diagnose
 from strands_sglang.errors import EngineError
 from strands_sglang.proof.verify import verify
 from strands_sglang.runs import EndReason, Limits, RunResult, rollout
@@ -27,12 +28,11 @@ QUESTIONS = 4
 
 
 @pytest.fixture(scope="module")
-def victims(engine_logs: Path) -> Iterator[tuple[LabProcess, LabProcess]]:
-    """Two servers that may be killed; not started."""
-    servers = serve("tool-policy", engine_logs), serve("tool-policy", engine_logs)
-    yield servers
-    for server in servers:
-        server.kill()
+def victim(engine_logs: Path) -> Iterator[LabProcess]:
+    """A server that may be killed; not started."""
+    server = serve("tool-policy", engine_logs)
+    yield server
+    server.kill()
 
 
 async def played(url: str, directory: Path, ended: list[str], **settings: Any) -> RunResult:
@@ -70,10 +70,8 @@ def check(done: RunResult, directory: Path) -> None:
     assert certificate.proved, certificate.text()
 
 
-async def test_an_engine_that_is_away_at_first_freezes_and_is_killed(
-    victims: tuple[LabProcess, LabProcess], tmp_path: Path
-) -> None:
-    server, ended = victims[0], list[str]()
+async def test_an_engine_that_is_away_at_first_freezes_and_is_killed(victim: LabProcess, tmp_path: Path) -> None:
+    server, ended = victim, list[str]()
     began = time.monotonic()
     with pytest.raises(EngineError, match="base_url"):  # gone from the start: said, and nothing is scored
         await played(server.url, tmp_path / "run", ended)
@@ -97,22 +95,28 @@ async def test_an_engine_that_is_away_at_first_freezes_and_is_killed(
 
 
 async def test_one_of_two_workers_is_gone(
-    victims: tuple[LabProcess, LabProcess], tmp_path: Path, engine_logs: Path
+    tool_policy: LabProcess, victim: LabProcess, tmp_path: Path, engine_logs: Path
 ) -> None:
-    second = victims[1]
-    second.start()
-    await asyncio.to_thread(second.wait)
-    router = route(list(victims), engine_logs).start()
+    """It is the one that the test before left running; the doctor finds it dead."""
+    try:
+        await asyncio.to_thread(victim.wait)
+    except RuntimeError:  # this test alone
+        victim.start()
+        await asyncio.to_thread(victim.wait)
+    router = route([tool_policy, victim], engine_logs).start()
     try:
         await asyncio.to_thread(router.wait)
         ended = list[str]()
         running = asyncio.ensure_future(played(router.url, tmp_path, ended))
         try:
             await until(ended, 4, running)
-            second.kill()
+            victim.kill()
             check(await running, tmp_path)
         finally:
             running.cancel()
         assert ended
+        report = await diagnose(router.url, TOKENIZER, timeout=60.0)
+        assert report["workers"].status is Status.FAIL and victim.url in report["workers"].found, report.text()
+        assert "restart them" in report["workers"].advice
     finally:
         router.kill()

@@ -21,7 +21,7 @@ from support.families import tokenizer
 from support.lab_servers import LabProcess, engine
 from support.rollout_agent import TOKENIZER, build, score, tasks
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
+pytestmark = pytest.mark.engine
 
 SAMPLING = {"max_new_tokens": 64, "temperature": 1.0}
 
@@ -39,7 +39,6 @@ def setup(client: SGLangClient, sampling: dict[str, Any] = SAMPLING, **about: An
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return what this package logged."""
     return [record.getMessage() for record in caplog.records if record.name.startswith("strands_sglang")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from argparse import Namespace
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from strands import Agent, tool
+from strands import Agent
+from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 from transformers import AutoTokenizer
 
 from strands_sglang import (
@@ -27,8 +29,9 @@ from strands_sglang import (
     get_tool_parser,
 )
 from strands_sglang.tool_parsers import HermesToolParser
+from support.agent_episodes import calculator
 from support.engine_probes import prefill_logprobs
-from support.lab_servers import LAB, LabProcess, task
+from support.lab_servers import LAB, LabProcess
 
 pytestmark = pytest.mark.engine
 
@@ -37,27 +40,12 @@ SAMPLING = {"max_new_tokens": 64, "temperature": 0.0, "top_p": 1.0}
 FOLDER = str(LAB / "tool_policy" / "canonical")
 
 
-@tool
-def calculator(expression: str) -> str:
-    """Work out an expression.
-
-    Args:
-        expression: Such as 1 + 1.
-    """
-    return task.calculate(expression)
-
-
 def slime_args(url: str) -> Namespace:
     host, _, port = url.removeprefix("http://").partition(":")
     return Namespace(
-        sglang_router_ip=host,
-        sglang_router_port=int(port),
-        hf_checkpoint="somebody/tool-policy",
-        partial_rollout=False,
-        rollout_num_gpus=1,
-        rollout_num_gpus_per_engine=1,
-        sglang_server_concurrency=64,
-    )
+        sglang_router_ip=host, sglang_router_port=int(port), hf_checkpoint="somebody/tool-policy",
+        partial_rollout=False, rollout_num_gpus=1, rollout_num_gpus_per_engine=1, sglang_server_concurrency=64,
+    )  # fmt: skip
 
 
 class Status(Enum):
@@ -81,6 +69,28 @@ class Sample:
     tool_calls: int = 0
 
 
+async def generate(sample: Sample, model: SGLangModel, limiter: Any) -> Sample:
+    """Fill a sample as slime's users do by hand: from `token_manager`, or from `rollout` with a `LoopLimiter`."""
+    agent = Agent(model=model, tools=[calculator], hooks=[limiter], callback_handler=None)
+    try:
+        await agent.invoke_async(sample.prompt)
+        sample.status = Status.COMPLETED
+    except (MaxTokensReachedException, EventLoopException):
+        sample.status = Status.TRUNCATED
+    third = isinstance(limiter, LoopLimiter)
+    seen: Any = model.rollout if third else model.token_manager
+    prompt_len = seen.initial_prompt_length if third else len(seen.segments[0])
+    sample.tokens = seen.token_ids
+    sample.loss_mask = seen.loss_mask[prompt_len:]
+    sample.rollout_log_probs = seen.logprobs[prompt_len:]
+    sample.response_length = len(sample.tokens) - prompt_len
+    sample.response = model.tokenizer.decode(sample.tokens[prompt_len:], skip_special_tokens=False)
+    sample.tool_iters, sample.tool_calls = limiter.tool_iter_count, limiter.tool_call_count
+    model.reset()
+    agent.cleanup()
+    return sample
+
+
 async def check(sample: Sample, url: str) -> None:
     """What a trainer relies on: lengths agree, and the engine gives the sampled tokens the same logprobs again."""
     assert sample.status is Status.COMPLETED
@@ -94,62 +104,62 @@ async def check(sample: Sample, url: str) -> None:
 
 
 def test_the_first_generation_as_in_the_strands_documentation(tool_policy: LabProcess) -> None:
+    """`base_url=`, `params=`, a synchronous agent called twice: two event loops."""
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-    model = SGLangModel(tokenizer=tokenizer, base_url=tool_policy.url)
-    agent = Agent(model=model, tools=[calculator], callback_handler=None)
-    model.reset()
-    agent(QUESTION)
-    assert sum(model.token_manager.loss_mask) > 0
-
     args = slime_args(tool_policy.url)
-    model = SGLangModel(
-        tokenizer=tokenizer,
-        client=SGLangClient.from_slime_args(args),
-        model_id=args.hf_checkpoint.split("/")[-1],
-        params={key: SAMPLING[key] for key in ("max_new_tokens", "temperature", "top_p")},
-    )
-    agent = Agent(
-        model=model, tools=[calculator], hooks=[ToolIterationLimiter(max_iterations=5)], callback_handler=None
-    )
-    agent(QUESTION)
-    tm = model.token_manager
-    prompt_len = len(tm.segments[0])
-    text = model.tokenizer.decode(tm.token_ids[prompt_len:], skip_special_tokens=False)
-    assert "The answer is 10367." in text
-    model.reset()
-    agent.cleanup()
-    assert len(tm.token_ids) == 0
+    params = {key: SAMPLING[key] for key in ("max_new_tokens", "temperature", "top_p")}
+    models = [
+        SGLangModel(tokenizer=tokenizer, base_url=tool_policy.url, model_id="tool-policy", params=params),
+        SGLangModel(
+            tokenizer=tokenizer,
+            client=SGLangClient.from_slime_args(args),
+            model_id=args.hf_checkpoint.split("/")[-1],
+            params=params,
+        ),
+    ]
+    for model in models:
+        limiter = ToolIterationLimiter(max_iterations=5)
+        agent = Agent(model=model, tools=[calculator], hooks=[limiter], callback_handler=None)
+        model.reset()
+        assert "The answer is 10367." in str(agent(QUESTION))
+        tm = model.token_manager
+        text = model.tokenizer.decode(tm.token_ids[len(tm.segments[0]) :], skip_special_tokens=False)
+        assert "The answer is 10367." in text
+        assert [sampled for sampled, _ in tm.segment_info] == [False, True] * 3
+        first = len(tm)
+        agent("Compute 7 + 8, then * 2.")
+        assert first < len(tm) == len(tm.token_ids) == len(tm.loss_mask) == len(tm.logprobs)
+        assert tm.segment_info[0] == (False, len(tm.segments[0])) and sum(n for _, n in tm.segment_info) == len(tm)
+        assert sum(tm.loss_mask) == sum(length for sampled, length in tm.segment_info if sampled)
+        assert all(logprob < 0 for logprob, mask in zip(tm.logprobs, tm.loss_mask, strict=True) if mask)
+        assert model.get_config()["sampling_params"] == params
+        model.reset()
+        agent.cleanup()
+        assert len(tm.token_ids) == 0 and tm is model.token_manager
 
 
 async def test_the_second_generation_as_a_slime_generate(tool_policy: LabProcess) -> None:
-    sample = Sample(QUESTION)
     client = SGLangClient.from_slime_args(slime_args(tool_policy.url), timeout=300.0)
-    model = SGLangModel(
-        tokenizer=AutoTokenizer.from_pretrained(FOLDER),
-        client=client,
-        tool_parser=HermesToolParser(),
-        sampling_params=SAMPLING,
-    )
-    limiter = ToolLimiter(max_tool_iters=5, max_tool_calls=None)
-    agent = Agent(model=model, tools=[calculator], hooks=[limiter], callback_handler=None)
-    await agent.invoke_async(sample.prompt)
-    sample.status = Status.COMPLETED
-    tm = model.token_manager
-    prompt_len = len(tm.segments[0])
-    sample.tokens = tm.token_ids
-    sample.loss_mask = tm.loss_mask[prompt_len:]
-    sample.rollout_log_probs = tm.logprobs[prompt_len:]
-    sample.response_length = len(sample.tokens) - prompt_len
-    sample.response = model.tokenizer.decode(sample.tokens[prompt_len:], skip_special_tokens=False)
-    sample.tool_iters, sample.tool_calls = limiter.tool_iter_count, limiter.tool_call_count
-    model.reset()
-    agent.cleanup()
-    await check(sample, tool_policy.url)
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+
+    def model(**sampling: Any) -> SGLangModel:
+        given: dict[str, Any] = {"tool_parser": HermesToolParser(), "sampling_params": {**SAMPLING, **sampling}}
+        return SGLangModel(tokenizer=tokenizer, client=client, **given)
+
+    await check(await generate(Sample(QUESTION), model(), ToolLimiter(5, max_tool_calls=None)), tool_policy.url)
+    # A group of samples of one question shares its prompt and its client, and each is its own.
+    more = {"temperature": 1.0, "top_k": -1, "stop": None, "skip_special_tokens": False, "no_stop_trim": True}
+    group = await asyncio.gather(*(generate(Sample(QUESTION), model(**more), ToolLimiter(5)) for _ in range(32)))
+    for sample in group:
+        assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length > 0
+        assert sample.response_length < len(sample.tokens) and sample.status is not Status.PENDING
+    assert any("The answer is 10367." in sample.response for sample in group)
+    assert len({tuple(sample.tokens) for sample in group}) > 1
     await client.close()
 
 
 async def test_the_third_generation_as_a_slime_generate(tool_policy: LabProcess) -> None:
-    sample, args = Sample(QUESTION), slime_args(tool_policy.url)
+    args = slime_args(tool_policy.url)
     client = get_client_from_slime_args(args, timeout=300.0)
     assert client is get_client_from_slime_args(args, timeout=300.0)
     model = SGLangModel(
@@ -160,20 +170,7 @@ async def test_the_third_generation_as_a_slime_generate(tool_policy: LabProcess)
         return_logprob=True,
         enable_thinking=True,
     )
-    limiter = LoopLimiter(max_tool_iters=5)
-    agent = Agent(model=model, tools=[calculator], hooks=[limiter], callback_handler=None)
-    await agent.invoke_async(sample.prompt)
-    sample.status = Status.COMPLETED
-    rollout = model.rollout
-    prompt_len = rollout.initial_prompt_length
-    sample.tokens = rollout.token_ids
-    sample.loss_mask = rollout.loss_mask[prompt_len:]
-    sample.rollout_log_probs = rollout.logprobs[prompt_len:]
-    sample.response_length = len(sample.tokens) - prompt_len
-    sample.response = model.tokenizer.decode(sample.tokens[prompt_len:], skip_special_tokens=False)
-    sample.tool_iters, sample.tool_calls = limiter.tool_iter_count, limiter.tool_call_count
-    model.reset()
-    agent.cleanup()
+    sample = await generate(Sample(QUESTION), model, LoopLimiter(max_tool_iters=5))
     assert [value is None for value in sample.rollout_log_probs] == [not mask for mask in sample.loss_mask]
     await check(sample, tool_policy.url)
     await client.close()

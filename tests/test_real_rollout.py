@@ -52,7 +52,6 @@ class RecordedRun:
 
 
 async def run_tasks(url: str, given: list[Task], directory: Path | None = None, **settings: Any) -> RunResult:
-    """Run tasks of the tool policy."""
     defaults: dict[str, Any] = {
         "tokenizer": TOKENIZER,
         "reward": score,
@@ -73,7 +72,6 @@ def proved(directory: Path, episodes: int) -> None:
 
 
 def records(directory: Path) -> dict[str, EpisodeRecord]:
-    """Return the recorded episodes by id."""
     return {record.id: record for record in Ledger(directory).episodes()}
 
 
@@ -83,9 +81,6 @@ async def idle(client: SGLangClient, seconds: float = 3.0) -> None:
     while any((left := await client.control.open_requests()).values()):
         assert time.monotonic() < until, left
         await asyncio.sleep(0.05)
-
-
-# --- recorded events -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +134,6 @@ def test_returned_episodes_match_the_ledger(recorded: RecordedRun) -> None:
     # About half of the answers are correct if every prompt is as in training; wrong prompts would lower this.
     assert sum(episode.reward or 0.0 for episode in recorded.run) > 0.4 * EPISODES
     print(recorded.run.metrics)
-
-
-# --- replay ----------------------------------------------------------------------------------------------------------
 
 
 async def replayed(directory: Path, made: Any = build, count: int | None = None, **settings: Any) -> dict[str, Any]:
@@ -230,9 +222,6 @@ async def test_other_tool_description_diverges_if_template_renders_tools(
         calculator.tool_spec = original
 
 
-# --- resume ----------------------------------------------------------------------------------------------------------
-
-
 def same(resumed: RunResult, whole: RunResult) -> None:
     """Assert that two runs at temperature 0 are equal; logprobs may differ in the last digits because of batching."""
     assert [episode.id for episode in resumed] == [episode.id for episode in whole]
@@ -244,7 +233,6 @@ def same(resumed: RunResult, whole: RunResult) -> None:
 
 
 def start(url: str, directory: Path, *options: str) -> subprocess.Popen[bytes]:
-    """Start a runner in its own process."""
     return subprocess.Popen([*RUNNER, url, str(directory), *options], stdout=subprocess.PIPE)
 
 
@@ -341,9 +329,6 @@ async def test_cancelled_run_can_be_resumed(tool_policy: LabProcess, tmp_path: P
     proved(tmp_path, len(given))
 
 
-# --- many samples ----------------------------------------------------------------------------------------------------
-
-
 async def test_siblings_hit_the_prefix_cache(tool_policy: LabProcess) -> None:
     fresh = 100_000 + 12 * os.getpid()  # tasks that no test has sent to this server before
     run = await run_tasks(tool_policy.url, tasks(12, seed=fresh), samples_per_task=8)
@@ -361,14 +346,7 @@ async def test_siblings_hit_the_prefix_cache(tool_policy: LabProcess) -> None:
 async def test_run_with_enough_groups_stops_and_engine_is_idle(tool_policy: LabProcess, tmp_path: Path) -> None:
     given, enough = tasks(40, seed=400), {"stop_after_groups": 8, "min_samples_per_task": 3}
     async with SGLangClient(tool_policy.url) as client:
-        run = await run_tasks(
-            tool_policy.url,
-            given,
-            tmp_path,
-            samples_per_task=4,
-            **enough,
-            concurrency=64,
-        )
+        run = await run_tasks(tool_policy.url, given, tmp_path, samples_per_task=4, **enough, concurrency=64)
         await idle(client)
     assert len(run.groups) >= 8 and {len(group.episodes) for group in run.groups} == {3}
     stopped = [episode for episode in run.left_over if episode.end_reason is EndReason.NOT_NEEDED]
@@ -385,21 +363,15 @@ async def test_run_with_enough_groups_stops_and_engine_is_idle(tool_policy: LabP
     assert [group.task.id for group in again.groups][:8] == [group.task.id for group in run.groups][:8]
 
 
-# --- limits ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("limits", "ended"),
     [
-        (Limits(max_turns=2), EndReason.TURN_LIMIT),
-        (Limits(max_tool_calls=1), EndReason.TOOL_LIMIT),
-        (Limits(max_new_tokens=5), EndReason.TURN_TRUNCATED),
-        (Limits(max_episode_tokens=25), EndReason.TOKEN_LIMIT),
-        (Limits(max_context_tokens=50), EndReason.CONTEXT_LENGTH),
-        (Limits(episode_timeout=1.5), EndReason.TIMEOUT),
+        (Limits(max_turns=2), EndReason.TURN_LIMIT), (Limits(max_tool_calls=1), EndReason.TOOL_LIMIT),
+        (Limits(max_new_tokens=5), EndReason.TURN_TRUNCATED), (Limits(max_episode_tokens=25), EndReason.TOKEN_LIMIT),
+        (Limits(max_context_tokens=50), EndReason.CONTEXT_LENGTH), (Limits(episode_timeout=1.5), EndReason.TIMEOUT),
     ],
     ids=lambda value: value.value if isinstance(value, EndReason) else "",
-)
+)  # fmt: skip
 async def test_limit_stops_every_episode_with_its_reason(
     tool_policy: LabProcess, tmp_path: Path, limits: Limits, ended: EndReason
 ) -> None:

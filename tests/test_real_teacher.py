@@ -31,21 +31,13 @@ EPISODES = 100
 
 @pytest.fixture(scope="module")
 def recorded(tool_policy: LabProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a hundred episodes."""
     directory = tmp_path_factory.mktemp("teacher") / "run"
     asyncio.run(
         rollout(
-            build,
-            tasks(EPISODES, seed=9_000),
-            tokenizer=TOKENIZER,
-            base_url=tool_policy.url,
-            reward=score,
-            concurrency=32,
-            limits=Limits(max_turns=TURNS),
-            directory=directory,
-            sampling_params=SAMPLING,
+            build, tasks(EPISODES, seed=9_000), tokenizer=TOKENIZER, base_url=tool_policy.url, reward=score,
+            concurrency=32, limits=Limits(max_turns=TURNS), directory=directory, sampling_params=SAMPLING,
         )
-    )
+    )  # fmt: skip
     return directory
 
 
@@ -104,14 +96,9 @@ async def test_through_a_router(recorded: Path, routed: Routed) -> None:
 
 async def test_slime_samples(tool_policy: LabProcess, noncanonical: LabProcess) -> None:
     run = await rollout(
-        build,
-        tasks(8, seed=9_500),
-        tokenizer=TOKENIZER,
-        base_url=tool_policy.url,
-        reward=score,
-        limits=Limits(max_turns=TURNS),
-        sampling_params=SAMPLING,
-    )
+        build, tasks(8, seed=9_500), tokenizer=TOKENIZER, base_url=tool_policy.url, reward=score,
+        limits=Limits(max_turns=TURNS), sampling_params=SAMPLING,
+    )  # fmt: skip
     await teacher_logprobs(run, noncanonical.url)
     for episode in run:
         sample = samples_of(Sample(), episode, decode=lambda ids: "", needs_teacher=True)[0]

@@ -50,9 +50,7 @@ class Pair:
     family: str | None = None
     """Whose chat template writes the outputs; None: the grammar's writer."""
     most: int = 4
-    """Calls that the template can write in one turn."""
     as_text: bool = False
-    """Whether the template wants arguments as text."""
     opening: str = ""
     """What an output must begin with, where the writer knows several ways."""
 
@@ -118,8 +116,6 @@ class Difference(NamedTuple):
     """The argument; None for a whole turn."""
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
-
 _TURN_END = re.compile(r"(?:<\|im_end\|>|<｜end▁of▁sentence｜>|</s>|<\|eot_id\|>|\[e~\[)?\n*\Z")
 
 
@@ -155,37 +151,14 @@ def rendered(pair: Pair, calls: list[Call]) -> str:
 
 _STRINGS = (
     *(
-        "null",
-        "None",
-        "nil",
-        "true",
-        "True",
-        "false",
-        "123",
-        "1.0",
-        "1e5",
-        "NaN",
-        "[1, 2]",
-        '{"a": 1}',
-        '"quoted"',
+        "null", "None", "nil", "true", "True", "false", "123", "1.0", "1e5", "NaN", "[1, 2]", '{"a": 1}', '"quoted"',
         "'q'",
     ),
     *(
-        " ",
-        "\n",
-        " both ",
-        "\n\ntwo\n\n",
-        "  indented\n",
-        "\\n",
-        "\\u0041",
-        "a\\",
-        "don't",
-        'say "hi"',
-        "a=b, c)",
-        "]",
-        "}",
+        " ", "\n", " both ", "\n\ntwo\n\n", "  indented\n", "\\n", "\\u0041", "a\\", "don't", 'say "hi"', "a=b, c)",
+        "]", "}",
     ),
-)
+)  # fmt: skip
 _NUMBERS = (0, -1, 2**53 + 1, 10**30, 0.5, -0.5, 3.0, -0.0, 1e-7, 1e22, 1.5e300)
 
 
@@ -215,7 +188,6 @@ def _is(key: str, value: Any) -> bool:
 
 @cache
 def cases_of(pair: Pair) -> list[Case]:
-    """Return outputs of a pair; the same every time."""
     dice, grammar = Random(str(pair)), GRAMMARS[pair.ours]
     turns = odd_calls(grammar) + [turn(dice, grammar)[1] for _ in range(EACH)]
     written = [calls[: pair.most] for calls in turns]
@@ -229,22 +201,15 @@ def _written(pair: Pair, calls: list[Call], dice: Random) -> str:
     return text if text.startswith(pair.opening) else _written(pair, calls, dice)
 
 
-# --- what is known to differ -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Listed:
     """A difference that is known. In each of them ours reads what was written."""
 
     theirs: tuple[str, ...]
-    """The parsers of SGLang that have it."""
     what: str
-    """What SGLang reads, for docs/reference/sglang-parsers.md."""
     explains: Callable[[Difference], bool]
-    """Whether this is the reason of a difference."""
 
     def covers(self, difference: Difference) -> bool:
-        """Return whether a difference is this one."""
         return difference.case.pair.theirs in self.theirs and self.explains(difference)
 
 
@@ -435,7 +400,6 @@ DIFFERENCES = [
 
 
 def differences(case: Case, answer: dict[str, Any]) -> list[Difference]:
-    """Return what SGLang reads otherwise than it was written."""
     if "error" in answer:
         return [Difference(case, case.calls, answer["error"])]
     read = [Call(call["name"], loaded(call["arguments"])) for call in answer["calls"]]
@@ -453,9 +417,6 @@ def loaded(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return [f"not JSON: {text}"]
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

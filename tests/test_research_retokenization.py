@@ -29,20 +29,9 @@ from support.trainers.trainer_environment import python_of
 ROOT = Path(__file__).resolve().parent.parent
 RESEARCH = ROOT / "research" / "retokenization"
 MODULES = (
-    "arms",
-    "retokenize",
-    "chain",
-    "settings",
-    "parts",
-    "engines",
-    "run",
-    "results",
-    "compared",
-    "charts",
-    "pictures",
-    "tables",
-    "plot",
-)
+    "arms", "retokenize", "chain", "settings", "parts", "engines", "run", "results", "compared", "charts", "pictures",
+    "tables", "plot",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,13 +45,11 @@ def modules() -> Iterator[None]:
 
 
 def module(name: str) -> Any:
-    """Import a module of the experiment."""
     return importlib.import_module(name)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    """The tokenizer of the lab's tool policy."""
     return AutoTokenizer.from_pretrained(ROOT / "lab" / "tool_policy" / "noncanonical")
 
 
@@ -78,11 +65,9 @@ class Talk:
         self.count = 0
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def sample(self, ids: list[int], blocks: list[dict[str, Any]], *, kept: bool = False) -> None:
-        """Add a turn of the assistant."""
         logprobs = [-0.01 * (self.count + number + 1) for number in range(len(ids))]
         self.count += len(ids)
         sets = KeptSets.of([[id, (id + 1) % 400] for id in ids], [value / 2 for value in logprobs]) if kept else None
@@ -93,7 +78,6 @@ class Talk:
         self.context = []
 
     def call(self, expression: str, result: str, *, compact: bool = False, split: bool = False, **kept: bool) -> None:
-        """Add a call of the calculator and its result."""
         spelled = module("chain").arithmetic.format_call(expression, compact)
         ids = self.encode(f"{spelled}<|im_end|>")
         if split:
@@ -106,7 +90,6 @@ class Talk:
         self.context = self.encode(f"\n{rendered}")
 
     def answer(self, text: str) -> None:
-        """Add the last turn."""
         self.sample(self.encode(f"{text}<|im_end|>"), [{"text": text}])
 
     def split(self, ids: list[int]) -> list[int]:
@@ -119,13 +102,11 @@ class Talk:
         return found
 
     def episode(self) -> Episode:
-        """Return the finished episode."""
         task = Task("q", answer=1)
         return Episode("t/0", task, 0, EndReason.ANSWERED, self.tree, conversation=self.messages)
 
 
 def two_calls(tokenizer: Any, **options: bool) -> tuple[Episode, Row]:
-    """Return an episode with two calls and an answer."""
     talk = Talk(tokenizer, "Compute 615 * 17, then - 88.")
     talk.call("615 * 17", "10455", **options)
     talk.call("10455 - 88", "10367", **options)
@@ -135,7 +116,6 @@ def two_calls(tokenizer: Any, **options: bool) -> tuple[Episode, Row]:
 
 
 def all_samples(tokenizer: Any, episode: Episode, row: Row) -> dict[str, Any]:
-    """Return what every arm makes of an episode."""
     apply, kept = module("retokenize").apply, row.kept is not None
     arms = module("arms").ARMS.items()
     return {name: apply(arm, row, episode, tokenizer) for name, arm in arms if kept or arm.top_p == 1}
@@ -320,82 +300,6 @@ def fake_run(settings: Any, results: Path, *, success: float = 0.5, steps: int |
     return path
 
 
-def test_queue_skips_finished_runs_and_resumes(tmp_path: Path) -> None:
-    parts, queue = module("parts"), module("run")
-    runs = parts.plan(["main"], 2)
-    assert [run.seed for run in runs] == [0] * 4 + [1] * 4, "all arms of a seed come first"
-    done: list[str] = []
-    said: list[str] = []
-
-    def run(settings: Any) -> Path:
-        if len(done) == 3:
-            raise KeyboardInterrupt
-        done.append(settings.name)
-        return fake_run(settings, tmp_path)
-
-    with pytest.raises(KeyboardInterrupt):
-        queue.work(runs, tmp_path, run, say=said.append)
-    assert done == [one.name for one in runs[:3]]
-    assert "[3/8]" in said[-1] and "8 min left" in said[-1]
-    (tmp_path / f"{runs[3].name}.partial").write_text('{"settings": {}}\n')
-
-    done.clear()
-    later: list[str] = []
-    with queue.claimed(runs[4], tmp_path) as mine:  # another worker has it
-        assert mine
-        assert queue.work(runs, tmp_path, lambda settings: fake_run(settings, tmp_path), say=later.append) == 0
-    assert len(later) == 4 and "[7/8]" in later[-1]
-    assert queue.work(runs, tmp_path, lambda settings: fake_run(settings, tmp_path), say=later.append) == 0
-    assert queue.work(runs, tmp_path, run, say=later.append) == 0 and len(later) == 5 and not done
-
-
-def test_queue_goes_on_after_a_failure_and_stops_after_three(tmp_path: Path) -> None:
-    parts, queue = module("parts"), module("run")
-    runs = parts.plan(["main", "variants"], 1)
-    said: list[str] = []
-
-    def run(settings: Any) -> Path:
-        if settings.arm in ("decode", "top-p-kept", "top-p", "render-tis"):
-            raise RuntimeError("the engine is gone")
-        return fake_run(settings, tmp_path)
-
-    assert queue.work(runs, tmp_path, run, say=said.append) == 4
-    assert said[-1] == "3 runs failed in a row: stopped"
-    assert "engine is gone" in (tmp_path / f"{runs[1].name}.failed").read_text()
-    assert queue.work(runs, tmp_path, lambda one: fake_run(one, tmp_path), say=said.append) == 0
-    assert not list(tmp_path.glob("*.failed"))
-    assert queue.work(parts.plan(["control"], 1), tmp_path, run, minutes=0, say=said.append) == 0
-    assert "stopped after 0 minutes" in said[-1]
-
-
-def test_parts_of_the_queue_do_not_repeat_runs() -> None:
-    parts, settings = module("parts"), module("settings")
-    runs = parts.plan(list(parts.PARTS), 5, 3)
-    assert len({run.name for run in runs}) == len(runs) > 100
-    assert not {run.name for run in (*parts.SHORT, *parts.CHECK)} & {run.name for run in runs}
-    for arm in module("arms").ARMS:
-        seeds = {run.seed for run in runs if run.arm == arm}
-        assert len(seeds) >= (5 if arm in parts.QUESTION else 3), arm
-    assert settings.Settings(part="x").name == settings.Settings(part="y").name
-    assert settings.Settings(seed=1).name != settings.Settings(seed=2).name
-    assert settings.Settings(token_cost=0.01).name != settings.Settings().name
-    with pytest.raises(ValueError, match="arm must be one of"):
-        settings.Settings(arm="nothing")
-    with pytest.raises(ValueError, match="micro_batch must divide"):
-        settings.Settings(micro_batch=7)
-    with pytest.raises(ValueError, match="teacher must be given"):
-        settings.Settings(arm="distill")
-
-
-def test_options_choose_runs_workers_and_folder() -> None:
-    queue, parts = module("run"), module("parts")
-    short, check = queue.options_of(["--short"]), queue.options_of(["--check"])
-    assert queue.runs_of(short) == parts.SHORT and queue.runs_of(check) == parts.CHECK and check.workers == 1
-    assert len({short.results, check.results, queue.options_of([]).results}) == 3
-    assert {run.steps for run in queue.runs_of(queue.options_of(["--short", "--steps", "2"]))} == {2}
-    assert {run.part for run in queue.runs_of(queue.options_of(["--parts", "cost"]))} == {"cost"}
-
-
 def test_a_reward_with_a_cost_never_pays_for_giving_up() -> None:
     chain = module("chain")
 
@@ -442,39 +346,6 @@ def test_a_collapse_lasts(tmp_path: Path) -> None:
     assert run.without_gradient == 2
 
 
-def test_plots_and_tables_from_a_small_results_file(tmp_path: Path) -> None:
-    parts, results, plot, tables = module("parts"), module("results"), module("plot"), module("tables")
-    folder = tmp_path / "runs"
-    folder.mkdir()
-    runs = parts.plan(list(parts.PARTS), 2)
-    for number, settings in enumerate(runs):
-        fake_run(settings, folder, success=0.3 + 0.001 * number)
-    (folder / "unfinished.jsonl").write_text('{"settings": {}}\n')
-    file = tmp_path / "runs.jsonl"
-    assert results.collect([folder], file) == len(runs)
-    loaded = results.load(file)
-    assert sorted(run.settings.name for run in loaded) == sorted(run.name for run in runs)
-    for name, draw in plot.PICTURES.items():
-        svg = draw(loaded)
-        assert svg.startswith("<svg") and svg.endswith("</svg>\n") and "nan" not in svg, name
-    page = plot.fill((ROOT / "docs" / "drift-training.md").read_text(), loaded)
-    assert "Not measured yet" not in page and page == plot.fill(page, loaded), "filling twice changes nothing"
-    assert "| A | sampled tokens | 2 |" in page
-    table = tables.arms_table(loaded, "noncanonical")
-    assert len({line.count("|") for line in table.splitlines()}) == 1
-    copy, images = tmp_path / "page.md", tmp_path / "images"
-    copy.write_text((ROOT / "docs" / "drift-training.md").read_text())
-    command = f"{sys.executable} {RESEARCH / 'plot.py'} --results {file} --page {copy} --images {images}"
-    subprocess.run(command.split(), check=True)
-    assert copy.read_text() == page and {path.name for path in images.iterdir()} == set(plot.PICTURES)
-    for draw in plot.PICTURES.values():
-        assert draw([]).startswith("<svg"), "with nothing measured there is an empty picture"
-    assert all(plot.TABLES[name]([]) == tables.MISSING for name in plot.TABLES)
-    report = plot.write_report([run for run in loaded if run.settings.part == "main"], tmp_path)
-    assert "| A | sampled tokens | 2 |" in report.read_text()
-    assert all((tmp_path / name).is_file() for name in re.findall(r"\]\((.+?)\)", report.read_text()))
-
-
 def test_the_report_is_made_from_the_results_in_the_repository() -> None:
     parts, results, plot, compared = (module(name) for name in ("parts", "results", "plot", "compared"))
     runs = results.load()
@@ -511,8 +382,6 @@ def test_exactness_is_judged_whatever_is_learned(tmp_path: Path) -> None:
     assert results.exactness([])[1], "nothing finished is not a success"
 
 
-# --- the recipe for slime ---------------------------------------------------------------------------------------------
-
 RECIPE = RESEARCH / "slime_recipe"
 
 
@@ -532,7 +401,6 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def slime_sample(row: Row) -> Any:
-    """Return a row as slime has it."""
     return SimpleNamespace(
         tokens=row.token_ids.tolist(),
         response_length=len(row.response_ids),
@@ -614,9 +482,6 @@ def test_every_flag_of_the_recipe_is_one_of_slimes(recipe: Any) -> None:
     slime("utils.arguments").get_slime_extra_args_provider()(parser)
     known = {name for action in parser._actions for name in action.option_strings}
     assert recipe_flags() - known - MEGATRON - SGLANG == set()
-
-
-# --- on the lab's engine, in TRL's environment ------------------------------------------------------------------------
 
 
 @pytest.mark.engine

@@ -17,24 +17,22 @@ def args(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**base, **fields})
 
 
-def test_engines_started_by_slime() -> None:
-    settings = settings_from_slime_args(args(rollout_num_gpus=16, rollout_num_gpus_per_engine=2))
-    assert settings == {"base_url": "http://10.0.0.1:3000", "max_connections": 512 * 8}
+ADDRESSES = {"rollout_external_engine_addrs": ["a:1", "b:1"]}
 
 
-def test_engine_count_takes_precedence() -> None:
-    assert settings_from_slime_args(args(rollout_num_engines=3, rollout_num_gpus=16))["max_connections"] == 512 * 3
-
-
-@pytest.mark.parametrize("gpus", [None, 0])
-def test_external_engines(gpus: int | None) -> None:
-    assert settings_from_slime_args(args(rollout_num_gpus=gpus))["max_connections"] == 1000
-    told = args(rollout_num_gpus=gpus, rollout_external_engine_addrs=["a:1", "b:1"])
-    assert settings_from_slime_args(told)["max_connections"] == 1024
-
-
-def test_more_gpus_per_engine_than_gpus() -> None:
-    assert settings_from_slime_args(args(rollout_num_gpus=4, rollout_num_gpus_per_engine=8))["max_connections"] == 512
+@pytest.mark.parametrize(
+    ("fields", "connections"),
+    [
+        ({"rollout_num_gpus": 16, "rollout_num_gpus_per_engine": 2}, 512 * 8),
+        ({"rollout_num_engines": 3, "rollout_num_gpus": 16}, 512 * 3),
+        ({"rollout_num_gpus": 4, "rollout_num_gpus_per_engine": 8}, 512),  # more of an engine than there are
+        *(({"rollout_num_gpus": external}, 1000) for external in (None, 0)),
+        *(({"rollout_num_gpus": external, **ADDRESSES}, 1024) for external in (None, 0)),
+    ],
+)
+def test_connections_for_all_engines(fields: dict[str, Any], connections: int) -> None:
+    settings = settings_from_slime_args(args(**fields))
+    assert settings == {"base_url": "http://10.0.0.1:3000", "max_connections": connections}
 
 
 def test_ipv6() -> None:

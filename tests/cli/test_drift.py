@@ -9,30 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strands import Agent, tool
+from strands import Agent
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.run_dir import read_run, write_run
 from strands_sglang.runs import rollout
 from support.families import FAMILIES, tokenizer
+from support.rollout.agent_kinds import step
 from support.rollout.scripts import FAMILY, PromptEngine
 
 FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
 TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
-LOG: list[dict[str, Any]] = [
-    {"role": "user", "content": "What is 2 + 3?"},
-    {"role": "assistant", "content": "5."},
-]
-
-
-@tool
-def step(number: int) -> str:
-    """Make a step.
-
-    Args:
-        number: Which.
-    """
-    return f"step {number}"
+LOG: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5."}]
 
 
 def build(task: Any, model: Any) -> Agent:

@@ -41,7 +41,6 @@ def reward(episode):
 
 
 def command(folder: Path, *arguments: str) -> str:
-    """Run a command in a folder; return what it prints."""
     words = [sys.executable, "-m", "strands_sglang.cli", *arguments]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from strands import Agent, tool
+from strands import Agent
 
 from strands_sglang.cli._recorded_run import run_settings
 from strands_sglang.cli.main import main
@@ -21,20 +21,11 @@ from strands_sglang.runs.workers.spec import RunSpec
 from strands_sglang.tool_parsers import HermesToolParser
 from support.families import FAMILIES, tokenizer
 from support.ledger.episodes import RUN, plain_episode
+from support.rollout.agent_kinds import step
 from support.rollout.scripts import FAMILY, PromptEngine, steps
 
 FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
 TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
-
-
-@tool
-def step(number: int) -> str:
-    """Make a step.
-
-    Args:
-        number: Which.
-    """
-    return f"step {number}"
 
 
 def build(task: Any, model: Any) -> Agent:
@@ -52,16 +43,11 @@ def folder(tmp_path: Path) -> Path:
     engine = PromptEngine(steps(3))
     asyncio.run(
         rollout(
-            build,
-            ["one", "two"],
-            client=engine,
-            tokenizer=tokenizer(FAMILY),
-            directory=tmp_path / "run",
-            limits=Limits(max_turns=2, tool_timeout=30.0),
-            sampling_params={"temperature": 0.5},
+            build, ["one", "two"], client=engine, tokenizer=tokenizer(FAMILY), directory=tmp_path / "run",
+            limits=Limits(max_turns=2, tool_timeout=30.0), sampling_params={"temperature": 0.5},
             tool_parser=HermesToolParser(),
         )
-    )
+    )  # fmt: skip
     return tmp_path / "run"
 
 

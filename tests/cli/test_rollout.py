@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 import pytest
-from strands import Agent, tool
+from strands import Agent
 
 from strands_sglang.cli import _run_options
 from strands_sglang.cli.main import main
@@ -26,6 +26,7 @@ from strands_sglang.runs import Limits, RunOptions, rollout
 from strands_sglang.runs.monitoring.trackers import TRACKERS
 from support.families import FAMILIES
 from support.interrupts import heeds_interrupts, press_ctrl_c
+from support.rollout.agent_kinds import step
 from support.rollout.scripts import FAMILY, PromptEngine, asked, assert_proved, steps
 from support.scripted_engine import Answer
 
@@ -33,16 +34,6 @@ FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
 TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
 TESTS = Path(__file__).resolve().parent.parent
 SEEN: list[Any] = []
-
-
-@tool
-def step(number: int) -> str:
-    """Make a step.
-
-    Args:
-        number: Which.
-    """
-    return f"step {number}"
 
 
 def build(task: Any, model: Any) -> Agent:
@@ -276,9 +267,6 @@ def test_ctrl_c_says_how_to_resume(path: str, tmp_path: Path) -> None:
     (line,) = press_ctrl_c(process)
     assert process.returncode == 130
     assert line.startswith("interrupted: 0 of 1 episode") and f"to resume: {sys.executable}" in line
-
-
-# --- eval -------------------------------------------------------------------------------------------------------------
 
 
 def test_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,12 +37,7 @@ def folder(tmp_path: Path) -> Path:
     engine = PromptEngine(steps(0))
     asyncio.run(
         rollout(
-            build,
-            ["one", "two"],
-            client=engine,
-            tokenizer=tokenizer(FAMILY),
-            directory=tmp_path / "run",
-            reward=broken,
+            build, ["one", "two"], client=engine, tokenizer=tokenizer(FAMILY), directory=tmp_path / "run", reward=broken
         )
     )
     return tmp_path / "run"

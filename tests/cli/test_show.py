@@ -189,9 +189,6 @@ def test_malformed_events_are_shown_as_absent(tmp_path: Path, capsys: pytest.Cap
     capsys.readouterr()
 
 
-# --- with a tokenizer -------------------------------------------------------------------------------------------------
-
-
 @tool
 def step(number: int) -> str:
     """Make a step.
@@ -273,9 +270,6 @@ def test_a_tool_that_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert any("raised   ValueError: no second step" in line and "test_show.py" in line for line in shown)
 
 
-# --- colours ----------------------------------------------------------------------------------------------------------
-
-
 class Terminal:
     def isatty(self) -> bool:
         return True
@@ -326,19 +320,8 @@ def test_levels() -> None:
     ]
 
 
-# --- parts ------------------------------------------------------------------------------------------------------------
-
-
 def test_end_reasons_are_those_of_the_package() -> None:
     assert set(WHY) == {one.value for one in EndReason} | {"unfinished"}
-
-
-@pytest.mark.parametrize("text", ["plain words", "好🙂é\n\n  x", "<|im_end|>", "", "a\u200bb"])
-@pytest.mark.parametrize("family", [FAMILY, "mistral-nemo"])
-def test_texts_of_tokens_make_the_text(family: str, text: str) -> None:
-    known = tokenizer(family)
-    ids = known.encode(text, add_special_tokens=False)
-    assert "".join(TokenTexts(known).texts_of(ids)) == text
 
 
 def test_ids_that_the_tokenizer_does_not_have() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +12,18 @@ from typing import Any
 
 import orjson
 import pytest
+from strands import Agent
 
 from strands_sglang.cli.main import main
+from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.runs import rollout
+from support.families import FAMILIES, tokenizer
 from support.ledger.episodes import RUN, plain_episode, rich_episode
+from support.rollout.agent_kinds import step
+from support.rollout.scripts import FAMILY, PromptEngine, steps
 
 
 @pytest.fixture
@@ -116,3 +124,51 @@ def test_as_a_module(folder: Path) -> None:
         [sys.executable, "-m", "strands_sglang.cli", "verify", str(folder)], capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout[:6]) == (0, "PROVED"), done.stderr
+
+
+FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
+TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
+
+
+def build(task: Any, model: Any) -> Agent:
+    return Agent(model=model, tools=[step], system_prompt="Go on.", callback_handler=None)
+
+
+@pytest.fixture(scope="module")
+def rendered_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("templates") / "run"
+    run = rollout(
+        build,
+        ["one", "two", "three"],
+        client=PromptEngine(steps(3)),
+        tokenizer=tokenizer(FAMILY),
+        directory=made,
+        audit_share=1,  # audit all episodes
+    )
+    asyncio.run(run)
+    return made
+
+
+def test_conversations_equal_a_full_rendering(rendered_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(rendered_folder), "--templates", TOKENIZER]) == 0
+    shown = capsys.readouterr().out
+    assert "EXACT  3 conversations compared with one rendering" in shown
+    assert "audited" in shown and "0 differ" in shown
+
+
+def test_one_episode_as_json(rendered_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = Ledger(rendered_folder).ids()[0]
+    assert main(["verify", str(rendered_folder), "--templates", TOKENIZER, "--json", "--episode", one]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["templates"] == {"conversations": 1, "unknown": 0, "differences": []}
+    assert report["audit_differences"] == 0
+
+
+def test_another_template_differs(rendered_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tokenizer(FAMILY).chat_template.replace("# Tools", "# All tools")
+    saved = tmp_path / "other"
+    tokenizer(FAMILY).save_pretrained(saved)
+    (saved / "chat_template.jinja").write_text(other)
+    assert main(["verify", str(rendered_folder), "--templates", str(saved)]) == 1
+    shown = capsys.readouterr().out
+    assert "DIFFERENT" in shown and "All tools" in shown

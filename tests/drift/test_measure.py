@@ -32,11 +32,7 @@ SPELLINGS = (
 
 @tool
 async def step(number: float) -> str:
-    """Take a step.
-
-    Args:
-        number: Which.
-    """
+    """Take a step."""
     return f"step {int(number)}"
 
 
@@ -57,7 +53,6 @@ def script(prompt: str, before: int) -> Answer:
 
 
 async def recorded(directory: Path, count: int = 8) -> RunResult:
-    """Record episodes of four turns each."""
     tasks = [Task(f"task {number}", id=f"t{number}") for number in range(count)]
     return await run(build, tasks, PromptEngine(script), directory)
 
@@ -94,9 +89,6 @@ async def test_processes_give_the_same_counts(tmp_path: Path) -> None:
     await recorded(tmp_path)
     name = tokenizer(FAMILY).name_or_path
     assert measure(tmp_path, name, processes=2).to_dict()["methods"] == measure(tmp_path, name).to_dict()["methods"]
-
-
-# --- message logs -----------------------------------------------------------------------------------------------------
 
 
 def thought(answer: str) -> dict[str, Any]:
@@ -183,8 +175,6 @@ def test_what_cannot_be_read_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="processes must be"):
         measure(tmp_path, tokenizer("qwen3"), processes=0)
 
-
-# --- pages ------------------------------------------------------------------------------------------------------------
 
 HOSTILE = "</code><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J\u202e\"'&"
 

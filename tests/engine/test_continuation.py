@@ -24,7 +24,6 @@ def leg(
     spec: SpecInfo | None = None,
     prompt: int = 1,
 ) -> Generation:
-    """What one request sampled, as its answer is parsed."""
     return Generation(
         token_ids=array("i", ids),
         logprobs=array("d", [-float(i) for i in ids]),

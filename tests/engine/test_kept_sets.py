@@ -23,7 +23,6 @@ from support.scripted import ScriptedServer, Wire, serve_rest
 
 
 def answer(**meta: Any) -> dict[str, Any]:
-    """Return an answer of two tokens."""
     known = {
         "finish_reason": {"type": "stop"},
         "prompt_tokens": 3,
@@ -44,7 +43,6 @@ def test_sets_are_requested() -> None:
 
 
 async def read(answer: dict[str, Any], option: int = 0) -> Generation:
-    """Return an answer as the client reads it from the wire."""
     with answering(orjson.dumps(answer, option=option)) as server:
         async with SGLangClient(server.url, max_retries=0) as client:
             return await client.generate([7, 8, 9], {"max_new_tokens": 4}, kept_sets=True)

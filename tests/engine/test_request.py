@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from array import array
 from typing import Any
 
@@ -11,8 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_sglang.engine.request import GenerateRequest, can_continue
-from strands_sglang.errors import ConfigurationError
+from strands_sglang import SGLangClient, SGLangModel
+from strands_sglang.engine import PromptImage
+from strands_sglang.engine.request import KNOWN, GenerateRequest, can_continue, check_sampling_names
+from strands_sglang.engine.response import parse
+from strands_sglang.errors import ConfigurationError, CountMismatchError
+from support.families import tokenizer
+from support.scripted import encoded, scripted
+from support.scripted_engine import ScriptedEngine
 
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50)
 
@@ -136,3 +143,119 @@ def test_routed_experts_are_requested_from_first_missing_token() -> None:
     assert sent(request)["routed_experts_start_len"] == 1
     request.extend(array("i", [3]), 2)
     assert sent(request)["routed_experts_start_len"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("temprature", "temperature"), ("max_tokens", "max_new_tokens"), ("seed", "sampling_seed"), ("topp", "top_p")],
+)
+def test_error_suggests_nearest_name(name: str, meant: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"no sampling parameter {name!r}; did you mean {meant!r}"):
+        check_sampling_names([name])
+
+
+def test_error_for_name_without_suggestion() -> None:
+    with pytest.raises(ConfigurationError, match=r"'zzzz'\. Known: .*temperature.*sampling_names=\['zzzz'\]"):
+        check_sampling_names(["temperature", "zzzz"])
+    check_sampling_names([*KNOWN, "zzzz"], ["zzzz"])
+
+
+async def test_client_sends_nothing_with_unknown_name() -> None:
+    with scripted(lambda received: encoded(received)) as server:
+        async with SGLangClient(server.url) as client:
+            with pytest.raises(ConfigurationError, match="temperature"):
+                await client.generate([1], {"temprature": 1.0})
+            with pytest.raises(ConfigurationError, match="temperature"):
+                _ = [chunk async for chunk in client.stream([1], {"temprature": 1.0})]
+            assert not server.received
+            await client.generate([1], {"custom_params": {"anything": 1}, "max_new_tokens": 3})
+        async with SGLangClient(server.url, sampling_names=["new_one"]) as client:
+            await client.generate([1], {"new_one": 1})
+            assert server.generates()[-1].json()["sampling_params"] == {"new_one": 1}
+    with pytest.raises(ConfigurationError, match="list of names"):
+        SGLangClient(sampling_names="new_one")
+
+
+def test_model_refuses_unknown_name_when_created_or_updated() -> None:
+    common: dict[str, Any] = {"tokenizer": tokenizer("smollm2"), "tool_parser": None}
+    with pytest.raises(ConfigurationError, match="did you mean 'temperature'"):
+        SGLangModel(base_url="http://127.0.0.1:1", sampling_params={"temprature": 1.0}, **common)
+    model = SGLangModel(base_url="http://127.0.0.1:1", sampling_params={"temperature": 1.0}, **common)
+    with pytest.raises(ConfigurationError, match="did you mean 'top_p'"):
+        model.update_config(params={"topp": 1.0})
+    assert model.get_config()["sampling_params"] == {"temperature": 1.0}
+    another = ScriptedEngine(common["tokenizer"], ["hello"])  # another engine has words of its own
+    SGLangModel(client=another, sampling_params={"logprobs": 1}, **common)
+
+
+PAD = 9
+PARTS = st.lists(
+    st.one_of(st.integers(0, 5), st.integers(1, 4).map(lambda positions: ("image", positions))), min_size=1
+)
+
+
+def answer(ids: list[int] | None, prompt_tokens: int) -> dict[str, Any]:
+    meta = {
+        "finish_reason": {"type": "stop"},
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": 2,
+        "output_token_logprobs": [-0.5, 1, None, -0.25, 2, None],
+        "weight_version": "1",
+    }
+    whole: dict[str, Any] = {"text": "", "output_ids": [1, 2], "meta_info": meta}
+    return whole if ids is None else {**whole, "prompt_token_ids": ids}
+
+
+@given(PARTS)
+def test_one_placeholder_each_is_sent(parts: list[Any]) -> None:
+    ids, wire = array("i"), list[int]()
+    images: list[PromptImage] = []
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(part)
+            wire.append(part)
+        else:
+            images.append(PromptImage(len(ids), part[1], bytes([len(images)])))
+            ids += array("i", [PAD] * part[1])
+            wire.append(PAD)
+    request = GenerateRequest(ids, {"max_new_tokens": 10}, images=images)
+    for expected in (wire, [*wire, 7, 8]):
+        body = orjson.loads(request.body(0))
+        assert body["input_ids"] == expected
+        assert body.get("image_data", []) == [
+            f"data:image/png;base64,{base64.b64encode(image.png).decode()}" for image in images
+        ]
+        assert body.get("return_prompt_token_ids", False) is bool(images)
+        request.extend(array("i", [7, 8]) if expected is wire else array("i"), None)
+    assert request.prompt_tokens == len(ids) + 2
+    assert (request.computed_ids or array("i", [*ids, 7, 8])).tolist() == [*ids, 7, 8]
+
+
+@pytest.mark.parametrize("images", [[(0, 2)], [(1, 4)], [(3, 5)], [(1, 0)], [(1, 3), (1, 3)]])
+def test_images_must_be_at_placeholders(images: list[tuple[int, int]]) -> None:
+    with pytest.raises(ConfigurationError, match="an image must be at"):
+        GenerateRequest([1, PAD, PAD, PAD, 2], images=[PromptImage(*place, b"x") for place in images])
+
+
+def test_fields_of_images_are_the_clients() -> None:
+    with pytest.raises(ConfigurationError, match="image_data"):
+        GenerateRequest([PAD], images=[PromptImage(0, 1, b"x")], extra={"image_data": ["x"]})
+
+
+def test_computed_ids_are_compared() -> None:
+    ids = array("i", [1, PAD, PAD, 2])
+    assert parse(answer([1, PAD, PAD, 2], 4), 4, computed_ids=ids).prompt_tokens == 4
+    for wrong, problem in (
+        ([1, PAD, 2], "from position 2 on"),
+        ([1, PAD, PAD, 2, 3], "5 ids instead of 4"),
+        ([1, 5, PAD, 2], "from position 1 on"),
+        ("text", "0 ids instead of 4"),
+        (None, "does not say which ids"),
+    ):
+        with pytest.raises(CountMismatchError, match=problem):
+            parse(answer(wrong, 4), 4, computed_ids=ids)  # type: ignore[arg-type]
+
+
+def test_a_request_of_ones_own_keeps_the_engines_count() -> None:
+    """`client.generate(ids, image_data=[...])`, as the published package takes it: nothing is compared."""
+    assert parse(answer(None, 70), 4, counts_images=False).prompt_tokens == 70

@@ -67,7 +67,6 @@ def hooked(kind: Any, hook: Any, **settings: Any) -> Any:
 
 
 def failing(error: Exception, after: int = 1) -> Script:
-    """Return a script whose engine fails after `after` steps."""
 
     def script(prompt: str, before: int) -> Answer:
         return error if last_step(prompt) == after else tool_call("step", number=last_step(prompt) + 1)
@@ -173,15 +172,11 @@ class FallError(BaseException):
 @pytest.mark.parametrize(
     "error",
     [
-        ValueError("no"),
-        SystemExit(2),
-        asyncio.CancelledError("mine"),
-        UnprintableError(),
-        FallError("down"),
+        ValueError("no"), SystemExit(2), asyncio.CancelledError("mine"), UnprintableError(), FallError("down"),
         KeyError("\udcff"),
     ],
     ids=lambda one: type(one).__name__,
-)
+)  # fmt: skip
 @pytest.mark.parametrize("where", ["build", "hook", "work", "async build"])
 async def test_agent_code_that_raises(error: BaseException, where: str, tmp_path: Path) -> None:
     def raises(*_: Any) -> Any:
@@ -219,14 +214,7 @@ async def test_agent_code_that_raises(error: BaseException, where: str, tmp_path
     assert again.metrics.restored == 0  # failed episodes are resumed
 
 
-async def test_build_that_returns_no_agent() -> None:
-    for nonsense in (None, 3, "agent", object()):
-        episode = await run_episode(steps(1), lambda task, model, nonsense=nonsense: nonsense)
-        assert (
-            episode.end_reason is EndReason.AGENT_ERROR
-            and episode.failure is not None
-            and "Error" in episode.failure.kind
-        )
+async def test_build_may_return_a_function() -> None:
     assert (await run_episode(steps(1), lambda task, model: lambda: 42)).text == "42"
     assert (await run_episode(steps(1), lambda task, model: lambda: None)).text == ""
 
@@ -272,20 +260,13 @@ def test_failure_has_kind_message_and_traceback() -> None:
     assert deep is None
 
 
-# --- length -----------------------------------------------------------------------------------------------------------
-
-
 async def test_four_hundred_tool_turns_with_a_crash(tmp_path: Path) -> None:
     """One exact branch of any length; the framework alone fails after about three hundred turns."""
     count = 400
 
     @tool
     async def go(where: str) -> str:
-        """Take a step.
-
-        Args:
-            where: To.
-        """
+        """Take a step."""
         return f"step {where}"
 
     def script(prompt: str, before: int) -> Answer:

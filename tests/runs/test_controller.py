@@ -51,17 +51,6 @@ async def test_resumed_run_keeps_run_id(tmp_path: Path, caplog: pytest.LogCaptur
     assert sealed is not None and len(sealed["shards"]) == 2
 
 
-async def test_run_that_raises_is_not_sealed(tmp_path: Path) -> None:
-    def broken(episode: Any) -> None:
-        raise LookupError("error of the user")
-
-    with pytest.raises(LookupError):
-        await run(build, ["a", "b"], PromptEngine(steps(2)), tmp_path, on_episode=broken)
-    assert read_seal(tmp_path) is None
-    await run(build, ["a", "b"], PromptEngine(steps(2)), tmp_path)
-    assert_proved(tmp_path)
-
-
 async def test_run_without_tasks(tmp_path: Path) -> None:
     done = await run(build, [], PromptEngine(steps(1)), tmp_path)
     assert len(done) == 0 and done.groups == [] and done.metrics.done == 0

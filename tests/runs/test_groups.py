@@ -23,14 +23,10 @@ from support.rollout.finished import finished
 REWARDS = st.lists(st.none() | st.floats(-1e6, 1e6), max_size=8)
 ENDS = st.sampled_from(
     [
-        EndReason.ANSWERED,
-        EndReason.ANSWERED,
-        EndReason.TURN_LIMIT,
-        EndReason.AGENT_ERROR,
-        EndReason.ENGINE_ERROR,
+        EndReason.ANSWERED, EndReason.ANSWERED, EndReason.TURN_LIMIT, EndReason.AGENT_ERROR, EndReason.ENGINE_ERROR,
         EndReason.NOT_NEEDED,
     ]
-)
+)  # fmt: skip
 
 
 def group_of(*rewards: Any) -> Group:

@@ -43,10 +43,7 @@ PROCESSOR: dict[str, Any] = {
 }
 OPTIONS: dict[str, Any] = {"image_processor": PROCESSOR, "enable_thinking": False}
 CALL = "<tool_call>\n<function=look>\n<parameter=place>\n{}\n</parameter>\n</function>\n</tool_call>"
-TASKS = [
-    Task([image_block(png(140, 84, 1)), {"text": "What is it?"}], id="a"),
-    Task([{"text": "Look twice."}], id="b"),
-]
+TASKS = [Task([image_block(png(140, 84, 1)), {"text": "What is it?"}], id="a"), Task([{"text": "Look twice."}], id="b")]
 SEEN: list[int] = []
 
 

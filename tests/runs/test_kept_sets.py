@@ -36,15 +36,11 @@ def build(task: Task, model: SGLangModel) -> Any:
 @pytest.mark.parametrize(
     ("sampling", "wanted", "top_k"),
     [
-        ({"top_p": 0.8}, True, 4096),
-        ({"top_k": 20}, True, 20),
-        ({"min_p": 0.1, "top_k": -1}, True, 4096),
-        ({"top_p": 0.9, "top_k": 100_000}, True, 4096),
-        ({}, False, None),
-        ({"top_p": 1.0, "top_k": -1, "min_p": 0.0}, False, -1),
-        ({"top_p": 0.8, "temperature": 0}, False, None),
+        ({"top_p": 0.8}, True, 4096), ({"top_k": 20}, True, 20), ({"min_p": 0.1, "top_k": -1}, True, 4096),
+        ({"top_p": 0.9, "top_k": 100_000}, True, 4096), ({}, False, None),
+        ({"top_p": 1.0, "top_k": -1, "min_p": 0.0}, False, -1), ({"top_p": 0.8, "temperature": 0}, False, None),
     ],
-)
+)  # fmt: skip
 async def test_sets_are_requested_when_they_matter(sampling: dict[str, Any], wanted: bool, top_k: int | None) -> None:
     engine = PromptEngine(steps(1))
     await run(build, [TASK], engine, None, sampling_params=sampling)

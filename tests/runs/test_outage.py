@@ -58,19 +58,12 @@ async def run_on(away: Away, directory: Path, way: str = "here", retries: int = 
         await client.generate([1])
         away.way = way
         return await rollout(
-            lambda task, model: plain(model),
-            TASKS,
-            tokenizer=tokenizer(FAMILY),
-            client=client,
-            directory=directory,
-            reward=lambda episode: 1.0,
-            limits=Limits(episode_timeout=LIMIT),
-            options=RunOptions(preflight=False),
-        )
+            lambda task, model: plain(model), TASKS, tokenizer=tokenizer(FAMILY), client=client, directory=directory,
+            reward=lambda episode: 1.0, limits=Limits(episode_timeout=LIMIT), options=RunOptions(preflight=False),
+        )  # fmt: skip
 
 
 def check_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Send health requests at short intervals."""
     monkeypatch.setattr(
         local,
         "EngineMonitor",
@@ -126,11 +119,7 @@ def with_helper(inside: Callable[[Any], Any]) -> Callable[[Task, SGLangModel], A
     def build(task: Task, model: SGLangModel) -> Any:
         @tool
         async def helper(number: int) -> str:
-            """Ask a helper.
-
-            Args:
-                number: Any.
-            """
+            """Ask a helper."""
             return str(await inside(plain(model, system_prompt="You help.", tools=[])))
 
         return plain(model, tools=[helper])
@@ -200,14 +189,9 @@ async def test_outage_does_not_count_for_the_tool_timeout(tmp_path: Path, monkey
     with ScriptedServer(handle) as server:
         async with SGLangClient(server.url, retry_delay=0.1, max_retry_delay=0.1) as client:
             done = await rollout(
-                with_helper(trusting),
-                TASKS[:1],
-                tokenizer=ids,
-                client=client,
-                directory=tmp_path,
-                limits=Limits(tool_timeout=0.8),
-                options=RunOptions(preflight=False),
-            )
+                with_helper(trusting), TASKS[:1], tokenizer=ids, client=client, directory=tmp_path,
+                limits=Limits(tool_timeout=0.8), options=RunOptions(preflight=False),
+            )  # fmt: skip
     [episode] = done
     assert episode.end_reason is EndReason.ANSWERED and len(episode.tree) == 3 and episode.metrics.tool_timeouts == 0
     assert_proved(tmp_path)

@@ -1,4 +1,7 @@
-"""`preflight`: twelve setups that cannot work, each reported within seconds; and the cost of a setup that works."""
+"""`preflight`: setups that cannot work are reported within seconds; and the cost of a setup that works.
+
+Its checks are those of the doctor: tests/test_doctor.py plants a mistake for each.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,6 @@ def setup(client: SGLangClient, sampling: dict[str, Any] = SAMPLING, **about: An
 
 
 def own_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the messages that this package logged."""
     return [record.getMessage() for record in caplog.records if record.name.startswith("strands_sglang")]
 
 
@@ -73,22 +75,12 @@ SETUPS = [
     ("wrong port", EngineUnreachableError, "is base_url right (host, port"),
     ("no server", EngineUnreachableError, "is the server running there"),
     ("/v1 address", ConfigurationError, "base_url must not end in /v1"),
-    ("wrong tokenizer", ConfigurationError, "Use the tokenizer of the served model"),
     ("wrong template", None, "use the tokenizer of the served model or pass chat_template="),
     ("misspelt parameter", ConfigurationError, "did you mean 'temperature'?"),
-    (
-        "context smaller than the limits",
-        ConfigurationError,
-        "Limits(max_context_tokens=4096), or start the server with --context",
-    ),
     ("server paused", EngineUnavailableError, "POST /continue_generation to it, or await client.control.resume()"),
     ("worker dead", EngineUnavailableError, "check their logs and restart them"),
     ("api key missing", ConfigurationError, "SGLangClient(base_url, api_key=...)"),
-    (
-        "https against http",
-        EngineUnreachableError,
-        "does the server speak plain http, as SGLang does? then",
-    ),
+    ("https against http", EngineUnreachableError, "does the server speak plain http, as SGLang does? then"),
     ("old server", EngineError, "pip install -U sglang"),
 ]
 
@@ -100,15 +92,11 @@ def wrong(stack: ExitStack, name: str) -> tuple[str, dict[str, Any]]:
         return unreachable, {}
     if name == "/v1 address":
         return url_of(stack) + "/v1", {}
-    if name == "wrong tokenizer":
-        return url_of(stack), {"tokenizer": tokenizer("qwen3")}
     if name == "wrong template":
         other = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
         return url_of(stack, template=other), {}
     if name == "misspelt parameter":
         return url_of(stack), {"sampling": {"temprature": 0.5}}
-    if name == "context smaller than the limits":
-        return url_of(stack), {"limits": Limits(max_context_tokens=8192)}
     if name == "server paused":
         return url_of(stack, paused=True), {}
     if name == "worker dead":
@@ -268,11 +256,7 @@ async def test_completely_recorded_run_needs_no_server(stack: ExitStack, tmp_pat
     ],
 )
 async def test_server_without_kept_sets(
-    about: dict[str, Any],
-    sampling: dict[str, Any],
-    outcome: str,
-    stack: ExitStack,
-    caplog: pytest.LogCaptureFixture,
+    about: dict[str, Any], sampling: dict[str, Any], outcome: str, stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = Served(tokenizer(FAMILY))
     server = stack.enter_context(served.server())

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -24,7 +28,7 @@ from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.provider import commit
 from strands_sglang.provider.stream_events import blocks_of
 from strands_sglang.runs import EndReason, Limits, Task
-from strands_sglang.runs.resume import read_previous_run
+from strands_sglang.runs.resume import directory_lock, read_previous_run
 from support.rollout.agent_kinds import KINDS, Kind, plain, step
 from support.rollout.scripts import (
     RAN,
@@ -170,9 +174,6 @@ async def test_two_processes_resume_an_episode_and_the_longer_record_counts(tmp_
     assert_proved(first)
 
 
-# --- runs of several episodes -----------------------------------------------------------------------------------------
-
-
 @given(data=st.data())
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_run_of_several_episodes_crashes_anywhere(data: st.DataObject, tmp_path_factory: Any) -> None:
@@ -264,9 +265,6 @@ async def test_crash_between_reward_and_end(tmp_path: Path) -> None:
     again = await run(build, [TASK], PromptEngine(steps(1)), folder)
     assert again[0].reward == 0.75
     assert_proved(folder)
-
-
-# --- a changed agent --------------------------------------------------------------------------------------------------
 
 
 def other_prompt(task: Task, model: SGLangModel) -> Any:
@@ -369,9 +367,6 @@ async def test_agent_that_diverges_at_an_error_diverges_once(tmp_path: Path) -> 
     assert_proved(second)
 
 
-# --- the engine's context ---------------------------------------------------------------------------------------------
-
-
 async def test_episodes_of_a_model_that_learned_its_context_length_are_resumed(tmp_path: Path) -> None:
     """Each had one overflow because its budget was too large; the resuming model has only the first."""
     kind = next(kind for kind in KINDS if kind.name == "learning")
@@ -387,9 +382,6 @@ async def test_episodes_of_a_model_that_learned_its_context_length_are_resumed(t
     assert [episode.end_reason for episode in resumed] == [EndReason.ANSWERED] * 4
     assert summaries(resumed) == summaries(whole)
     assert_proved(folder)
-
-
-# --- limits -----------------------------------------------------------------------------------------------------------
 
 
 async def test_limits_count_recorded_turns(tmp_path: Path) -> None:
@@ -472,3 +464,60 @@ async def test_episode_with_two_begin_events_is_found(tmp_path: Path) -> None:
     assert [finding.message for finding in certificate.findings if finding.kind is FindingKind.DUPLICATE] == [
         "the episode begins twice"
     ]
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from strands_sglang.runs.resume import directory_lock
+with directory_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+async def test_lock_of_another_process(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        engine = PromptEngine(steps(1))
+        with pytest.raises(ConfigurationError, match="another run is active"):
+            await run(lambda task, model: plain(model), ["question"], engine, tmp_path)
+        assert not engine.calls and not (tmp_path / "run.json").exists()
+        # The lock is released when the process ends, even if it is killed.
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait(20)
+        assert len(await run(lambda task, model: plain(model), ["question"], engine, tmp_path)) == 1
+    finally:
+        holder.kill()
+        holder.wait(20)
+        assert holder.stdout is not None
+        holder.stdout.close()
+
+
+def test_two_runs_of_one_process(tmp_path: Path) -> None:
+    with directory_lock(tmp_path / "a" / "b"):
+        with pytest.raises(ConfigurationError, match="another directory"), directory_lock(tmp_path / "a" / "b"):
+            pass
+        with directory_lock(tmp_path / "a"):
+            pass
+    with directory_lock(tmp_path / "a" / "b"):
+        pass
+
+
+def test_lock_is_released_after_an_error(tmp_path: Path) -> None:
+    for _ in range(3):
+        with pytest.raises(ValueError, match="inside"), directory_lock(tmp_path):
+            raise ValueError("inside")
+
+
+def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is locked there, and no run is rejected."""
+    import fcntl
+
+    def refuse(*_: Any) -> None:
+        raise OSError("no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with directory_lock(tmp_path), directory_lock(tmp_path):
+        pass

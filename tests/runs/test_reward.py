@@ -39,7 +39,6 @@ JSON_LIKE = st.recursive(
 
 
 async def scored(function: Any, episode: Episode, *, timeout: float | None = None) -> Reward:
-    """Return the reward of an episode."""
     return await RewardRunner(function, timeout=timeout).score(episode)
 
 
@@ -51,27 +50,13 @@ class UnprintableError(Exception):
 @pytest.mark.parametrize(
     "returned, value",
     [
-        (1, 1.0),
-        (0.25, 0.25),
-        (True, 1.0),
-        (np.float32(0.5), 0.5),
-        (np.int64(3), 3.0),
-        (np.bool_(True), 1.0),
-        (np.array(0.75), 0.75),
-        (Decimal("0.5"), 0.5),
-        (Fraction(1, 4), 0.25),
-        ({"reward": 2}, 2.0),
-        ({"score": 2, "why": "because"}, 2.0),
-        ([1, 2, 3], 6.0),
-        ((0.5, np.float64(0.5)), 1.0),
-        (np.array([1.0, 2.0]), 3.0),
-        (array("d", [1.0, 0.5]), 1.5),
-        ([], 0.0),
-        (None, None),
-        ({"reward": None}, None),
+        (1, 1.0), (0.25, 0.25), (True, 1.0), (np.float32(0.5), 0.5), (np.int64(3), 3.0), (np.bool_(True), 1.0),
+        (np.array(0.75), 0.75), (Decimal("0.5"), 0.5), (Fraction(1, 4), 0.25), ({"reward": 2}, 2.0),
+        ({"score": 2, "why": "because"}, 2.0), ([1, 2, 3], 6.0), ((0.5, np.float64(0.5)), 1.0),
+        (np.array([1.0, 2.0]), 3.0), (array("d", [1.0, 0.5]), 1.5), ([], 0.0), (None, None), ({"reward": None}, None),
         (Reward(0.5), 0.5),
     ],
-)
+)  # fmt: skip
 def test_valid_return_values(returned: Any, value: float | None) -> None:
     reward = Reward.of(returned)
     assert (reward.value, reward.error) == (value, None)

@@ -100,9 +100,6 @@ def test_failure_line() -> None:
     assert failure_line(Failure("WorkerDied", "gone")) == "WorkerDied: gone"
 
 
-# --- enough groups ----------------------------------------------------------------------------------------------------
-
-
 @given(MAYBE, st.integers(1, 20), st.integers(0, 40))
 def test_complete_group_stays_complete(samples: int | None, per_task: int, done: int) -> None:
     criteria = StopCriteria(samples=samples)

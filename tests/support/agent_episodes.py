@@ -46,7 +46,6 @@ class Drift:
     turns: int = 0
     tokens: int = 0
     by_decoding: int = 0
-    """Turns whose text encodes to other tokens than were sampled."""
     by_rendering: int = 0
     """Turns whose message, rendered by the template, gives other tokens than were sampled."""
 

@@ -1,6 +1,6 @@
 """The runs that the documentation shows: twelve episodes of three tasks, recorded with a scripted engine.
 
-`test_documented_output.py` runs the commands of docs/cli.md on the first and compares their output. `record` makes
+`tests/cli/test_documented.py` runs the commands of docs/cli.md on the first and compares their output. `record` makes
 the one that the commands of all pages read.
 """
 
@@ -47,13 +47,11 @@ def calculator(expression: str) -> str:
 
 
 def build(task: Any, model: Any) -> Agent:
-    """Build the agent of an episode."""
     manager = NullConversationManager()
     return Agent(model=model, tools=[calculator], callback_handler=None, conversation_manager=manager)
 
 
 def reward(episode: Any) -> dict[str, float]:
-    """Score an episode."""
     right = float(str(episode.task.answer) in episode.text)
     return {"reward": right, "short": float(len(episode.text) < 40)}
 
@@ -105,15 +103,7 @@ def _task(number: int) -> dict[str, Any]:
 def _record(directory: Path, tokenizer: str, tasks: list[dict[str, Any]], **options: Any) -> RunResult:
     return asyncio.run(
         rollout(
-            build,
-            tasks,
-            client=DocumentedEngine(),
-            tokenizer=tokenizer,
-            reward=reward,
-            samples_per_task=4,
-            concurrency=1,
-            limits=Limits(max_turns=20),
-            directory=directory,
-            **options,
+            build, tasks, client=DocumentedEngine(), tokenizer=tokenizer, reward=reward, samples_per_task=4,
+            concurrency=1, limits=Limits(max_turns=20), directory=directory, **options,
         )
-    )
+    )  # fmt: skip

@@ -17,7 +17,6 @@ LONG_FAMILIES = (
 
 
 def size(short: int, full: int) -> int:
-    """Return how much of something a test does: the short size in CI, the full one in a soak."""
     return full if SOAK else short
 
 

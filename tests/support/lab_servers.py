@@ -54,11 +54,7 @@ class LabProcess:
         return self
 
     def wait(self) -> LabProcess:
-        """Wait until it answers that it is healthy.
-
-        Raises:
-            RuntimeError: It ended, or did not come up in time; the message has the tail of its log.
-        """
+        """Wait until it answers that it is healthy."""
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end:
             if self._process is None or self._process.poll() is not None:
@@ -91,12 +87,10 @@ class LabProcess:
             os.killpg(self._process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGCONT)
 
     def tail(self, lines: int = 20) -> str:
-        """Return the last lines of its log."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return "\n".join(text.splitlines()[-lines:])
 
@@ -110,17 +104,14 @@ class Routed:
 
     @property
     def url(self) -> str:
-        """Where the router is."""
         return self.router.url
 
 
 def serve(model: str, logs: Path) -> LabProcess:
-    """Return a server for a model of the lab, not started yet."""
     return LabProcess(model, [str(LAB / "serve"), model], logs)
 
 
 def route(servers: list[LabProcess], logs: Path, policy: str = "cache_aware") -> LabProcess:
-    """Return a router in front of running servers, not started yet."""
     urls = [server.url for server in servers]
     return LabProcess(f"router-{policy}", [str(LAB / "router"), *urls, "--policy", policy], logs, len(urls))
 

@@ -14,7 +14,6 @@ TESTS = Path(__file__).resolve().parent.parent
 
 @contextmanager
 def ray_here() -> Iterator[None]:
-    """Run Ray while this lasts."""
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     env = {"env_vars": {"PYTHONPATH": path}}
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, _node_ip_address="127.0.0.1", runtime_env=env)

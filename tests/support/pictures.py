@@ -19,10 +19,8 @@ def png(width: int, height: int, seed: int = 0, colour: tuple[int, int, int] | N
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
-    """Return one chunk of a PNG file."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
 def image_block(data: bytes, format: str = "png") -> Any:
-    """Return an image as a content block of Strands."""
     return {"image": {"format": format, "source": {"bytes": data}}}

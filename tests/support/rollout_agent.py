@@ -43,13 +43,10 @@ class Ways:
     """How the tools of this process behave. No part of the tasks, so that the next process may do otherwise."""
 
     tool_seconds: float = 0.0
-    """What a call takes on average, at random."""
     hold: Path | None = None
-    """While this file is there, no call comes back."""
     die_in: str = ""
     """Where the process kills itself: "2" in the second call of a tool, "score" when an episode is scored."""
     calls: int = 0
-    """Calls so far."""
 
 
 WAYS = Ways()
@@ -84,7 +81,6 @@ def tasks(count: int, seed: int = 0, questions: int = 1) -> list[Task]:
 
 
 def agent_for(model: SGLangModel, **settings: Any) -> Agent:
-    """Return an agent that has the calculator."""
     plain = {"tools": [calculator], "callback_handler": None, "conversation_manager": NullConversationManager()}
     return Agent(model=model, **{**plain, **settings})
 
@@ -120,7 +116,6 @@ def score(episode: Episode) -> float:
 
 
 def options_of(arguments: list[str]) -> argparse.Namespace:
-    """Return what the command line says."""
     parser = argparse.ArgumentParser(description="Run episodes of the tool policy; again with the same directory: on.")
     parser.add_argument("url", help="the server or router")
     parser.add_argument("directory", type=Path, help="of the run")
@@ -139,12 +134,10 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
 
 
 def say(**words: Any) -> None:
-    """Print one line of JSON, at once."""
     print(json.dumps(words), flush=True)
 
 
 async def main(options: argparse.Namespace) -> None:
-    """Run what is not on record yet."""
     if options.parent is not None and sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -18,7 +18,6 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 
 def logprobs_of(model: Any, processor: Any, row: dict[str, Any], files: list[str]) -> torch.Tensor:
-    """Return the logprob of every token but the first."""
     ids = torch.tensor([row["token_ids"]])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if files:
@@ -31,7 +30,6 @@ def logprobs_of(model: Any, processor: Any, row: dict[str, Any], files: list[str
 
 
 def main() -> None:
-    """Compare all rows."""
     torch.set_num_threads(1)
     folder, rows = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     processor: Any = AutoProcessor.from_pretrained(folder)  # type: ignore[no-untyped-call]

@@ -92,7 +92,6 @@ class ScriptedServer(LoopThread):
     connections: int = 0
 
     def paths(self) -> list[str]:
-        """Return the paths of the requests that have arrived whole."""
         return [request.path for request in self.received if request.whole]
 
     def generates(self) -> list[Received]:

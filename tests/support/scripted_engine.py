@@ -39,23 +39,15 @@ class Reply:
     text: str = ""
     """What is sampled, as text; control tokens may be written in it."""
     ended: bool = True
-    """Whether the end-of-turn token is sampled behind it."""
     finish: FinishReason = FinishReason.STOP
-    """Why sampling ended."""
     detail: int | str | None = None
-    """The stop string, or the engine's words."""
     ids: list[int] | None = None
-    """The sampled ids themselves, instead of the text."""
     version: str | None = "v1"
-    """The weight version of all of it."""
     hangs: bool = False
-    """Whether it never comes, until the call is cancelled."""
     before: Callable[[], Awaitable[None]] | None = None
-    """Awaited before it is given."""
     splits: Sequence[int] | None = None
     """Sizes of the chunks when it is streamed; None: one token each."""
     experts: RoutedExperts | None = None
-    """The routed experts that come with it."""
 
 
 Answer: TypeAlias = "Reply | str | Exception"
@@ -67,13 +59,9 @@ class EngineCall:
     """One call as the engine saw it."""
 
     ids: list[int]
-    """The prompt."""
     sampling: dict[str, Any]
-    """Its sampling parameters."""
     asked: dict[str, Any]
-    """Its other arguments."""
     answered: bool = False
-    """Whether it ended in a whole generation."""
 
 
 @dataclass
@@ -85,7 +73,6 @@ class ScriptedEngine:
     end: str = "<|im_end|>"
     capabilities: ClassVar[frozenset[Capability]] = frozenset(Capability) - {Capability.SCORING, Capability.CONTROL}
     calls: list[EngineCall] = field(default_factory=list)
-    """Every call, in order."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -93,11 +80,9 @@ class ScriptedEngine:
 
     @property
     def prompts(self) -> list[str]:
-        """The text of every prompt it got."""
         return [self.decode(call.ids) for call in self.calls]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids, control tokens written out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def encode(self, text: str) -> list[int]:
@@ -221,7 +206,6 @@ def tool_call(name: str, /, **arguments: Any) -> str:
 
 
 def thought(text: str, answer: str) -> str:
-    """Return an answer behind reasoning, as Qwen3 writes it."""
     return f"<think>\n{text}\n</think>\n\n{answer}"
 
 
@@ -230,11 +214,6 @@ def assert_exact(engine: ScriptedEngine, *episodes: EpisodeTokens, trees: Sequen
 
     What the engine was sent is what was recorded, call by call; loss is on sampled tokens only; every sampled token
     of a kept turn of an agent is trained once over all trajectories, and no other token ever.
-
-    Args:
-        engine: The engine all calls went to.
-        *episodes: Every episode that called it.
-        trees: Trees of episodes that were reset.
     """
     grown = [*trees, *(episode.tree for episode in episodes)]
     sent = Counter(tuple(call.ids) for call in engine.calls if call.answered)

@@ -38,23 +38,16 @@ class Engine:
     weight_version: str | None = "default"
     dtype: str = "float32"
     more: dict[str, Any] = field(default_factory=dict)
-    """Further launch settings."""
     paused: bool = False
     ahead: float = 0.0
-    """Seconds its clock is ahead."""
     noise: float = 0.0
-    """What its logprobs of a prompt are off by."""
     cache: bool = True
     trims: bool = False
-    """Whether the stop token is not returned."""
     aborts: bool = True
     prompt_logprobs: bool = False
-    """Whether logprobs of the prompt come without being asked for."""
     has_tokenize: bool = True
     broken: str = ""
-    """A path that it answers with nonsense."""
     vocabulary: int = 256
-    """It samples ids below this."""
 
     def __post_init__(self) -> None:
         self._cached: set[bytes] = set()
@@ -116,7 +109,6 @@ class Engine:
     # --- sampling -----------------------------------------------------------------------------------------------------
 
     def logprob(self, ids: list[int]) -> float:
-        """Return the logprob of the last token after those before it."""
         return -(_number(ids, "logprob") % 4096) / 1024
 
     def next_token(self, ids: list[int]) -> int:
@@ -141,14 +133,10 @@ class Engine:
         scored = [[self.logprob([*prompt, *ids[: at + 1]]), id, None] for at, id in enumerate(returned)]
         old = self.version is None or self.version.startswith("0.4")
         meta: dict[str, Any] = {
-            "id": body.get("rid", ""),
-            "finish_reason": finish,
-            "prompt_tokens": len(prompt),
-            "completion_tokens": len(returned),
-            "cached_tokens": cached,
-            "weight_version": self.weight_version,
+            "id": body.get("rid", ""), "finish_reason": finish, "prompt_tokens": len(prompt),
+            "completion_tokens": len(returned), "cached_tokens": cached, "weight_version": self.weight_version,
             "input_token_logprobs": entries,
-        }
+        }  # fmt: skip
         if not old:
             meta["output_token_logprobs"] = scored
             meta["output_token_logprobs_length"] = len(scored)

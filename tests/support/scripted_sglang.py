@@ -16,25 +16,19 @@ class Served:
     """What a server says."""
 
     tokenizer: Any
-    """Its tokenizer."""
     template: str | None = None
     """Its chat template; None: its tokenizer's own."""
     context: int = 4096
-    """Tokens it takes."""
     model_path: str = "some/model"
-    """What it serves."""
     key: str | None = None
     """The key that it wants; None: none."""
     paused: bool = False
-    """Whether it holds every request."""
     busy: bool = False
-    """Whether it has other things to do."""
     old: bool = False
     """Whether it is of a time when logprobs had another form, and routes other names."""
     workers: list[dict[str, Any]] | None = None
     """The workers that it names; None: it is no router."""
     asked: list[str] = field(default_factory=list)
-    """Paths of all requests."""
 
     def server(self) -> ScriptedServer:
         return ScriptedServer(self._handle)

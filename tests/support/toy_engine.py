@@ -21,7 +21,6 @@ VOCABULARY = 48
 
 
 def logits_after(ids: Sequence[int], model: str = "small", spread: float = 2.5) -> Any:
-    """Return the logits of the next token."""
     seed = hashlib.blake2b(orjson.dumps([model, list(ids)]), digest_size=8).digest()
     return np.random.default_rng(int.from_bytes(seed, "big")).normal(0.0, spread, VOCABULARY)
 
@@ -42,16 +41,7 @@ def toy_engine(
     delay: float = 0.0,
     fail_first: int = 0,
 ) -> ScriptedServer:
-    """Return the engine.
-
-    Args:
-        model: Name of the model, which decides its distribution.
-        version: Weight version it reports.
-        flat: Whether it knows `return_flat_raw_top_logprobs`; a router drops it.
-        refuse: Prompts that contain this token are refused.
-        delay: Seconds before an answer.
-        fail_first: Number of requests that get a 503.
-    """
+    """Return the engine."""
     state = {"requests": 0}
 
     def read(body: dict[str, Any]) -> bytes:

@@ -1,8 +1,14 @@
+"""Output of a sandboxed process, and the text of its result."""
+
 from __future__ import annotations
 
 import random
 
+import pytest
+
 from strands_sglang.tools.process import BoundedOutput
+from strands_sglang.tools.sandbox_types import SandboxEndReason as Reason
+from strands_sglang.tools.sandbox_types import SandboxResult, exit_note
 
 
 def bounded(data: bytes, shown: int, step: int = 7) -> BoundedOutput:
@@ -39,3 +45,30 @@ def test_characters_are_not_split() -> None:
         head, _, tail = seen.partition("\n[... ")
         assert "\ufffd" not in seen
         assert text.startswith(head) and text.endswith(tail.partition("...]\n")[2])
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (SandboxResult(Reason.FINISHED, "a\n"), "a"),
+        (SandboxResult(Reason.FINISHED), "[no output: use print() to see a value]"),
+        (SandboxResult(Reason.FAILED, "a\n", "Traceback\n", 1), "a\nTraceback"),
+        (SandboxResult(Reason.TIMED_OUT, "a", note="timed out after 1 seconds"), "a\n[timed out after 1 seconds]"),
+        (SandboxResult(Reason.REFUSED, note="not run"), "[not run]"),
+    ],
+)
+def test_text(result: SandboxResult, text: str) -> None:
+    assert result.text == text
+
+
+@pytest.mark.parametrize(
+    ("status", "stderr", "note"),
+    [
+        (0, "", ""), (0, "a warning", ""), (1, "Traceback", ""), (1, "", "exit status 1"),
+        (3, "words", "exit status 3"), (139, "", "ended by SIGSEGV: segmentation fault"),
+        (-11, "", "ended by SIGSEGV: segmentation fault"), (128 + 24, "", "ended by SIGXCPU: CPU time limit"),
+        (134, "", "ended by SIGABRT"), (255, "", "exit status 255"),
+    ],
+)  # fmt: skip
+def test_note(status: int, stderr: str, note: str) -> None:
+    assert exit_note(status, stderr) == note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 
+from strands_sglang.errors import SandboxUnavailableError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict, Task, replay
 from strands_sglang.tools import PythonSandbox, python_sandbox
@@ -105,3 +107,23 @@ async def test_many_episodes_share_one_sandbox() -> None:
     engine = coder("print(sum(range(100)))")
     run = await run_episodes(build, [Task(f"Question {n}") for n in range(30)], engine, concurrency=30)
     assert {episode.text for episode in run} == {"It is 4950"}
+
+
+TESTS = Path(__file__).resolve().parent.parent
+
+
+def test_no_test_module_creates_a_sandbox_on_import() -> None:
+    for path in TESTS.rglob("*.py"):
+        for statement in ast.parse(path.read_text()).body:
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            calls = [node.func for node in ast.walk(statement) if isinstance(node, ast.Call)]
+            made = {call.id for call in calls if isinstance(call, ast.Name)} & {"PythonSandbox", "python_sandbox"}
+            assert not made, f"{path.name}, line {statement.lineno}"
+
+
+def test_test_without_bubblewrap_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    sandbox.cache_clear()
+    with pytest.raises(SandboxUnavailableError, match="apt-get install bubblewrap"):
+        sandbox()

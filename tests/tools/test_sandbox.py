@@ -30,7 +30,6 @@ from support.tools.host import MEMORY, left_running, limits, system_python
 
 
 async def all_ended() -> None:
-    """Fail if a process keeps running."""
     deadline = time.monotonic() + 2
     while left := left_running():
         assert time.monotonic() < deadline, f"left running: {left}"
@@ -367,8 +366,7 @@ def test_as_an_ordinary_user() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to imitate a container")
 @pytest.mark.parametrize(
-    ("granted", "python", "privileges"),
-    [("+sys_admin,+net_admin", "", "root"), ("", "system", "nobody_in_container")],
+    ("granted", "python", "privileges"), [("+sys_admin,+net_admin", "", "root"), ("", "system", "nobody_in_container")]
 )
 def test_as_root_of_a_container(granted: str, python: str, privileges: str) -> None:
     """With the capabilities of root in Docker, with and without additional ones, and a read-only /proc/sys."""

@@ -39,11 +39,7 @@ def graph(task: Task, model: SGLangModel) -> Any:
 def boss(task: Task, model: SGLangModel) -> Any:
     @tool
     async def helper(question: str) -> str:
-        """Help.
-
-        Args:
-            question: What to help with.
-        """
+        """Help."""
         return str(await agent(model, "helper", system_prompt="You help.").invoke_async(question))
 
     return agent(model, "boss", tools=[helper])

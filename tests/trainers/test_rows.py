@@ -55,9 +55,6 @@ def test_row_of_an_episode_without_tokens() -> None:
     assert plain_rows(None, pad_id=9, scored=False)[0].reward is None
 
 
-# --- branches ---------------------------------------------------------------------------------------------------------
-
-
 async def test_run_and_ledger_have_the_same_branches(tmp_path: Path) -> None:
     made = await run(
         lambda _, model: plain(model),

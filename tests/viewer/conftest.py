@@ -12,7 +12,6 @@ from support.viewer.recorded_run import write_recorded_run
 
 @pytest.fixture(scope="session")
 def recorded_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of the run of `support.viewer.recorded_run`."""
     directory = tmp_path_factory.mktemp("viewer") / "first"
     asyncio.run(write_recorded_run(directory))
     return directory

@@ -13,14 +13,7 @@ import pytest
 
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.viewer import export_html
-from support.viewer.browser import (
-    Watched,
-    gated_worker,
-    running_chromium,
-    running_viewer,
-    tokenizer_path,
-    watched_page,
-)
+from support.viewer.browser import Watched, gated_worker, running_chromium, running_viewer, tokenizer_path, watched_page
 from support.viewer.generated_run import EpisodeGenerator
 from support.viewer.recorded_run import FAMILY
 from support.viewer.tampered import odd_run, tampered_run
@@ -98,9 +91,6 @@ def row_ids(page: Any) -> list[str]:
     return ids
 
 
-# --- the run ----------------------------------------------------------------------------------------------------------
-
-
 def test_run_shows_figures_charts_and_rows(opened: Any) -> None:
     page = opened()
     assert page.locator(".figure").count() == 6
@@ -140,9 +130,6 @@ def test_sorting(opened: Any) -> None:
         ".table-row .col-tokens", "cells => cells.map(cell => +cell.textContent.replaceAll(',', ''))"
     )
     assert tokens == sorted(tokens, reverse=True) and "sort=-tokens" in page.evaluate("location.hash")
-
-
-# --- an episode -------------------------------------------------------------------------------------------------------
 
 
 def test_open_an_episode_and_hover_a_token(opened: Any) -> None:
@@ -343,9 +330,6 @@ def test_an_episode_is_shown_while_the_tokenizer_is_loading(browser: Any, record
             wait_until(page, r"/would drift \d+ of 3 turns/.test(document.querySelector('.facts').innerText)")
 
 
-# --- hostile text -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("place", ["", "#e=hostile-1%2F0", "#e=broken-1%2F0", "#g=hostile-1"])
 def test_hostile_text_stays_inert(opened: Any, place: str) -> None:
     page = opened(place)
@@ -377,9 +361,6 @@ def test_a_damaged_ledger_is_shown(browser: Any, recorded_run: Path, tmp_path: P
             assert "cannot be shown" not in page.locator(".stage").inner_text()
         page.evaluate("location.hash = '#g=algebra-601'")
         page.wait_for_selector(".group")
-
-
-# --- live runs, exports -----------------------------------------------------------------------------------------------
 
 
 def test_a_live_run_grows(browser: Any, tmp_path: Path) -> None:
@@ -428,9 +409,6 @@ def test_export_works_from_a_file(browser: Any, recorded_run: Path, tmp_path: Pa
     assert watched.requests == [address]
 
 
-# --- both widths, both themes -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
 @pytest.mark.parametrize("place", ["", "#e=errors-1%2F0&c=logprob", "#g=algebra-601"])
@@ -443,9 +421,6 @@ def test_nothing_overflows(opened: Any, width: int, scheme: str, place: str) -> 
     assert lines == (1 if place.startswith("#e") else 0), "the choice of colours is one line"
     colours = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
     assert ("251, 251, 250" in colours[0]) == (scheme == "light") and colours[0] != colours[1]
-
-
-# --- speed ------------------------------------------------------------------------------------------------------------
 
 
 def text_tokens() -> list[int]:

@@ -24,7 +24,6 @@ TOOLS = [
 
 
 def rows_of(family: str, prompt: str, items: list[dict[str, object]]) -> list[str]:
-    """Return the text of each row of a prompt."""
     texts = TokenTexts(tokenizer(family))
     ids = texts.encode(prompt)
     turn = Turn(0, None, array("i"), array("i", ids), array("i"), array("d"), (), start=0)

@@ -105,9 +105,6 @@ def test_turns_that_form_no_tree_are_a_problem_not_an_error() -> None:
     assert "cannot be read" in view["problems"][0] and view["turns"] == []
 
 
-# --- a real run -------------------------------------------------------------------------------------------------------
-
-
 def view_of(directory: Path, id: str) -> dict[str, Any]:
     return episode_view(Ledger(directory).episode(id), texts())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -12,20 +13,30 @@ import orjson
 import pytest
 from aiohttp import ClientTimeout
 from aiohttp.test_utils import TestClient, TestServer
+from strands import Agent, tool
 
-from strands_sglang.errors import ConfigurationError, LedgerError
+from strands_sglang import SGLangModel
+from strands_sglang.errors import ConfigurationError, LedgerError, StrandsSGLangError
 from strands_sglang.ledger.event import EventKind
+from strands_sglang.ledger.files import file_digest
 from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.runs import Task
 from strands_sglang.viewer import view
+from strands_sglang.viewer.drift import rendered_view
+from strands_sglang.viewer.export import export_html
 from strands_sglang.viewer.index import RunIndex
 from strands_sglang.viewer.search import search_run
 from strands_sglang.viewer.server import HEADERS, RunViewer, create_app, serve
-from strands_sglang.viewer.verdict import RunVerdict, episode_verdict
+from strands_sglang.viewer.verdict import RunVerdict, episode_verdict, run_state, shortened_certificate
 from strands_sglang.viewer.worker import EpisodeWorker
 from support.families import tokenizer
 from support.ledger.episodes import Recorder
+from support.pictures import image_block, png
+from support.rollout.scripts import PromptEngine, run
+from support.scripted_engine import Answer
 from support.viewer.browser import gated_worker, tokenizer_path
 from support.viewer.recorded_run import FAMILY
+from support.viewer.tampered import odd_run
 
 
 @pytest.fixture
@@ -345,3 +356,116 @@ async def test_a_worker_that_dies_is_replaced(recorded_run: Path) -> None:
     await worker.close()
     with pytest.raises(LedgerError, match="closed"):
         await worker.ask({"do": "load"})
+
+
+VISION_FAMILY = "qwen3.5"
+PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 16,
+    "merge_size": 2,
+    "size": {"shortest_edge": 3136, "longest_edge": 200704},
+}
+SHOWN, RETURNED = png(64, 64, 1), png(64, 64, 2)
+
+
+@tool
+def look() -> Any:
+    """Look."""
+    return {"status": "success", "content": [{"text": "see"}, image_block(RETURNED)]}
+
+
+def build(task: Task, model: SGLangModel) -> Any:
+    return Agent(model=model, tools=[look], callback_handler=None)
+
+
+def script(prompt: str, before: int) -> Answer:
+    call = "<tool_call>\n<function=look>\n</function>\n</tool_call>"
+    return "It is red." if "<tool_response>\nsee" in prompt else call
+
+
+@pytest.fixture
+async def recorded(tmp_path: Path) -> Path:
+    task = Task([image_block(SHOWN), {"text": "What is it?"}], id="look")
+    options: dict[str, Any] = {"image_processor": PROCESSOR, "enable_thinking": False}
+    await run(build, [task], PromptEngine(script, VISION_FAMILY), tmp_path / "run", **options)
+    return tmp_path / "run"
+
+
+async def test_images_are_served_by_digest(recorded: Path) -> None:
+    app = create_app(RunViewer(recorded, tokenizer(VISION_FAMILY)))
+    async with TestClient(TestServer(app, host="127.0.0.1")) as client:
+        for data in (SHOWN, RETURNED):
+            async with client.get(f"/api/image?digest={file_digest(data)}") as response:
+                assert response.status == 200 and await response.read() == data
+                assert response.content_type == "image/png"
+                assert response.headers["X-Content-Type-Options"] == "nosniff"
+        for wrong in ("", "0" * 64, "../run.json", "..%2Frun.json", "ab"):
+            async with client.get(f"/api/image?digest={wrong}") as response:
+                assert response.status != 200
+        async with client.get("/api/episode?id=look/0") as response:
+            view = await response.json()
+    items = [item for turn in view["turns"] for row in turn["rows"] for item in row["items"]]
+    shown = [digest for item in items for digest in item.get("images", ())]
+    assert shown == [file_digest(SHOWN), file_digest(RETURNED)]
+
+
+async def test_a_file_that_was_changed_is_not_served(recorded: Path) -> None:
+    digest = file_digest(SHOWN)
+    (recorded / "files" / digest[:2] / f"{digest[2:]}.png").write_bytes(RETURNED)
+    app = create_app(RunViewer(recorded, tokenizer(VISION_FAMILY)))
+    async with TestClient(TestServer(app, host="127.0.0.1")) as client:
+        async with client.get(f"/api/image?digest={digest}") as response:
+            assert response.status != 200
+
+
+async def test_exported_files_have_their_images(recorded: Path, tmp_path: Path) -> None:
+    export_html(recorded, tmp_path / "one.html", tokenizer=tokenizer(VISION_FAMILY))
+    page = (tmp_path / "one.html").read_text()
+    assert page.count("data:image/png;base64,") == 2
+    assert "img-src data:" in page
+
+
+VERDICTS = ("proved", "broken", "unfinished", "data_lost")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_anything_in_an_event_is_shown_or_a_problem(recorded_run: Path, tmp_path: Path, seed: int) -> None:
+    odd_run(recorded_run, tmp_path / "run", seed=seed)
+    viewer = RunViewer(tmp_path / "run", tokenizer(FAMILY))
+    viewer.index.refresh()
+    for line in viewer.index.rows_since(0)[1]:
+        orjson.loads(line)
+    orjson.dumps(viewer.about(), default=str)
+    for id in viewer.index.ids():
+        shown = orjson.loads(viewer.episode(id))
+        assert shown["id"] == id
+        for turn in shown["turns"]:
+            assert isinstance(turn["detail"], dict) and isinstance(turn["versions"], list)
+        orjson.loads(viewer.events(id))
+        assert episode_verdict(viewer.index, id, viewer.run)["verdict"] in (
+            "proved",
+            "broken",
+            "unfinished",
+            "data_lost",
+        )
+        for leaf in (0, 1, 10_000):
+            try:
+                rendered_view(viewer.index.record(id), leaf, viewer.texts(), viewer.run)
+            except StrandsSGLangError:
+                pass  # a leaf that does not exist: the page shows the message
+    assert len(list(search_run(tmp_path / "run", "compute"))) > 0
+    assert shortened_certificate(tmp_path / "run")["verdict"] in VERDICTS
+
+
+def test_files_that_are_no_ledger_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "index").mkdir()
+    (tmp_path / "ledger" / "0-noise.ledger").write_bytes(random.Random(1).randbytes(5000))
+    (tmp_path / "ledger" / "1-empty.ledger").write_bytes(b"")
+    (tmp_path / "ledger" / "2-folder.ledger").mkdir()
+    (tmp_path / "index" / "noise.jsonl").write_bytes(b"{}\n\xff\n[1]\n" + b"x" * 200_000 + b"\n" + b'{"id":"a/0"}\n')
+    viewer = RunViewer(tmp_path)
+    viewer.index.refresh()
+    assert viewer.index.ids() == [], "the row in the index has no episode in the ledger"
+    assert list(filter(None, search_run(tmp_path, "a"))) == []
+    assert len(run_state(tmp_path)) >= 2

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from strands_sglang.viewer.drift import ChangedSpan, changed_spans, reencoded
 from strands_sglang.viewer.token_text import TokenTexts
 from support.families import FAMILIES, tokenizer
 
@@ -41,3 +44,59 @@ def test_white_space_is_no_control_token() -> None:
 def test_ids_that_the_tokenizer_does_not_have() -> None:
     known = TokenTexts(tokenizer("gemma-3"))
     assert [known.bytes_of(id) for id in (-5, 10**9, 10**30)] == [b"", b"", b""]
+
+
+def texts(family: str) -> TokenTexts:
+    return TokenTexts(tokenizer(family))
+
+
+def applied(ids: list[int], spans: list[ChangedSpan]) -> list[int]:
+    changed = list(ids)
+    for span in reversed(spans):
+        changed[span.start : span.end] = span.ids
+    return changed
+
+
+TEXT = 'Wait, 615 * 17 = 10455.\n<tool_call>\n{"name": "add", "arguments": {"é": "東京 🙂"}}\n</tool_call><|im_end|>'
+
+
+def test_canonical_tokens_stay() -> None:
+    known = texts("qwen3")
+    assert reencoded(known.encode(TEXT), known) == []
+
+
+def test_a_split_word_becomes_one_token() -> None:
+    known = texts("qwen3")
+    before, word, after = known.encode("I"), known.encode(" multiply"), known.encode(" first.")
+    parts = [*known.encode(" mul"), *known.encode("tiply")]
+    assert len(word) == 1 and len(parts) > 1
+    sampled = [*before, *parts, *after]
+    spans = reencoded(sampled, known)
+    assert applied(sampled, spans) == known.encode(known.decode(sampled))
+    assert word[0] in spans[0].ids
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_spans_turn_one_list_into_the_other(seed: int) -> None:
+    known, rng = texts("qwen3"), random.Random(seed)
+    canonical = known.encode(TEXT * 3)
+    sampled: list[int] = []
+    for id in canonical:
+        text = known.decode([id])
+        if rng.random() < 0.3 and len(text) > 2 and text.isascii() and not known.is_special(id):
+            cut = rng.randrange(1, len(text))
+            sampled += [*known.encode(text[:cut]), *known.encode(text[cut:])]
+        else:
+            sampled.append(id)
+    again = known.encode(known.decode(sampled))
+    spans = changed_spans(sampled, again, known)
+    assert applied(sampled, spans) == again
+    assert all(sampled[span.start : span.end] != span.ids for span in spans)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_other_texts_are_compared_by_ids(seed: int) -> None:
+    known, rng = texts("qwen3"), random.Random(seed)
+    before = [rng.randrange(1000) for _ in range(40)]
+    after = [id for id in before if rng.random() < 0.8] + [5] * rng.randrange(3)
+    assert applied(before, changed_spans(before, after, known)) == after

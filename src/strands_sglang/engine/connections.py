@@ -154,6 +154,7 @@ class LoopPool:
         await self._keeper.aclose()
 
     async def _shutdown(self) -> None:
+        loop_ended = False
         try:
             for task in list(self._tasks):
                 task.cancel()
@@ -163,9 +164,13 @@ class LoopPool:
                 await asyncio.wait_for(self.before_close(), timeout=_BEFORE_CLOSE_SECONDS)
         except Exception as error:
             logger.debug("error=<%s> | pending aborts were not sent before closing", error)
+        except GeneratorExit:
+            loop_ended = True  # collected while it waited: nothing can be awaited any more
+            raise
         finally:
             self.closing = True
-            await self.session.close()
+            if not loop_ended:
+                await self.session.close()
 
 
 class Pools:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 import math
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import TurnCounts
 from strands_sglang.runs.monitoring.live_view import LiveView
 from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics, bar, curve, duration, rounded, shrunk
-from strands_sglang.runs.monitoring.progress import Display, ProgressKind, TextView, display_for
+from strands_sglang.runs.monitoring.progress import Display, ProgressKind, Reporter, TextView, display_for
 from support.rollout.finished import finished
 
 SOME = RunMetrics(
@@ -232,3 +234,39 @@ def test_lines_show_unreachable_engine() -> None:
     lines.update(RunMetrics(total=4))
     first, second = stream.getvalue().splitlines()
     assert "engine_unreachable_seconds=40" in first.split() and "unreachable" not in second
+
+
+async def test_metrics_are_reported_periodically_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_sglang.runs.monitoring.progress._INTERVAL", 0.01)
+    reported: list[RunMetrics] = []
+    async with Reporter(RunCounters(3), display_for("none"), reported.append, 0.05) as reporter:
+        for _ in range(3):
+            reporter.turn(TurnCounts(10, 5, 20))
+        await asyncio.sleep(0.3)
+        before = len(reported)
+        assert 2 <= before <= 6
+    assert len(reported) == before + 1
+    assert (reported[-1].turns, reported[-1].sampled_tokens, reported[-1].total) == (3, 30, 3)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_callback_that_raises_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    calls = 0
+
+    def broken(metrics: RunMetrics) -> None:
+        nonlocal calls
+        calls += 1
+        raise ValueError("cannot count")
+
+    with caplog.at_level(logging.WARNING):
+        async with Reporter(RunCounters(3), display_for("none"), broken, 0.01):
+            await asyncio.sleep(0.6)
+    assert calls == 1 and "not called again" in caplog.text
+
+
+async def test_error_in_block_propagates() -> None:
+    reported: list[RunMetrics] = []
+    with pytest.raises(LookupError):
+        async with Reporter(RunCounters(3), display_for("none"), reported.append):
+            raise LookupError("inside")
+    assert len(reported) == 1 and len(asyncio.all_tasks()) == 1

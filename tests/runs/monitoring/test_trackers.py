@@ -242,9 +242,6 @@ async def test_a_run_is_tracked(tmp_path: Path) -> None:
     assert last[2] == 2 and last[1]["rollout/reward_mean"] == 1.0 and own.calls[-1] == ("end", False)
 
 
-# --- the real clients, where they are installed -----------------------------------------------------------------------
-
-
 async def test_real_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard.summary")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

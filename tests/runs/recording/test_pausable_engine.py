@@ -32,7 +32,6 @@ STOPS = {"stop": ["never sampled"], "max_new_tokens": 50}
 
 
 def part(count: int, finish: FinishReason = FinishReason.ABORT, first: int = 100) -> Generation:
-    """Return a part of a turn with `count` tokens."""
     return Generation(
         token_ids=array("i", range(first, first + count)),
         logprobs=array("d", [-0.5] * count),

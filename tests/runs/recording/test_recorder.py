@@ -65,7 +65,6 @@ class Written:
         return [decoded(one)[0] for one in self.bytes]
 
     def summary(self) -> list[Any]:
-        """Return kind and turn number of every call and rollback."""
         return [
             (event.kind.value, event.data["turns" if event.kind is EventKind.ROLLBACK else "turn"])
             for event in self.events[1:]
@@ -88,7 +87,6 @@ def commit(tree: TokenTree, prompt: list[int], generation: Generation) -> Turn:
 
 
 async def make_turn(recorder: EpisodeRecorder, tree: TokenTree, prompt: list[int]) -> Turn:
-    """Sample a turn and commit it, as a model does."""
     generation = await recorder.generate(prompt)
     turn = commit(tree, prompt, generation)
     recorder.committed(turn, generation)

@@ -27,13 +27,8 @@ def call(number: int, turn: int, prompt: str, within: tuple[str, ...] = (), join
 
 def call_error(number: int, prompt: str, error: str = "EngineError", sent: int = 10, **fields: Any) -> Event:
     data = {
-        "error": error,
-        "message": "",
-        "prompt_digest": prompt,
-        "prompt_tokens": sent,
-        "within": [],
-        "fields": fields,
-    }
+        "error": error, "message": "", "prompt_digest": prompt, "prompt_tokens": sent, "within": [], "fields": fields,
+    }  # fmt: skip
     return Event("t/0", 0, number, EventKind.CALL_ERROR, data)
 
 
@@ -222,16 +217,11 @@ def test_empty_log() -> None:
 @pytest.mark.parametrize(
     ("name", "lost"),
     [
-        ("EngineUnreachableError", True),
-        ("EngineBusyError", True),
-        ("DeadlineExceededError", True),
-        ("CountMismatchError", True),
-        ("RequestRejectedError", False),
-        ("ContextOverflowError", False),
-        ("CallCancelledError", False),
-        ("TokenBudgetError", False),
+        ("EngineUnreachableError", True), ("EngineBusyError", True), ("DeadlineExceededError", True),
+        ("CountMismatchError", True), ("RequestRejectedError", False), ("ContextOverflowError", False),
+        ("CallCancelledError", False), ("TokenBudgetError", False),
     ],
-)
+)  # fmt: skip
 def test_got_no_tokens(name: str, lost: bool) -> None:
     assert got_no_tokens(getattr(errors, name)("away")) is lost
 

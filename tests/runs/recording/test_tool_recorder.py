@@ -63,27 +63,16 @@ def results(agent_messages: list[Any]) -> list[str]:
     return [f"{block['status']}: {block['content'][0].get('text', '')}" for block in blocks]
 
 
-# --- time -------------------------------------------------------------------------------------------------------------
-
-
 @tool
 async def sleeps(number: int) -> str:
-    """Sleep forever.
-
-    Args:
-        number: Any.
-    """
+    """Sleep forever."""
     await asyncio.sleep(600)
     return "never"
 
 
 @tool
 async def ignores_cancellation(number: int) -> str:
-    """Sleep, and ignore cancellation.
-
-    Args:
-        number: Any.
-    """
+    """Sleep, and ignore cancellation."""
     until = time.monotonic() + 0.8
     while time.monotonic() < until:
         try:
@@ -99,11 +88,7 @@ FREE = threading.Event()
 
 @tool
 def blocks(number: int) -> str:
-    """Block a thread.
-
-    Args:
-        number: Any.
-    """
+    """Block a thread."""
     FREE.wait(2)
     RAN("blocks woke")
     return "never"
@@ -154,11 +139,7 @@ async def test_sub_agent_of_a_timed_out_thread_makes_no_more_turns(tmp_path: Pat
     def build(task: Task, model: SGLangModel) -> Any:
         @tool
         def threaded(number: int) -> str:
-            """Ask a sub-agent in a thread.
-
-            Args:
-                number: Any.
-            """
+            """Ask a sub-agent in a thread."""
             for question in range(20):
                 late.append(str(plain(model, system_prompt="You help.")(f"question {question}")))
                 time.sleep(0.05)
@@ -192,46 +173,27 @@ async def test_sub_agent_of_a_timed_out_thread_makes_no_more_turns(tmp_path: Pat
     assert replayed.verdict is ReplayVerdict.IDENTICAL, replayed
 
 
-# --- tools that fail --------------------------------------------------------------------------------------------------
-
-
 @tool
 async def exits(number: int) -> str:
-    """End the process.
-
-    Args:
-        number: Any.
-    """
+    """End the process."""
     sys.exit(3)
 
 
 @tool
 def exits_in_a_thread(number: int) -> str:
-    """End the process from a thread.
-
-    Args:
-        number: Any.
-    """
+    """End the process from a thread."""
     sys.exit()
 
 
 @tool
 async def cancels(number: int) -> str:
-    """Cancel itself.
-
-    Args:
-        number: Any.
-    """
+    """Cancel itself."""
     raise asyncio.CancelledError("by itself")
 
 
 @tool
 async def raises(number: int) -> str:
-    """Raise an error whose message cannot be encoded.
-
-    Args:
-        number: Any.
-    """
+    """Raise an error whose message cannot be encoded."""
     raise RuntimeError("no \udcff such thing")
 
 
@@ -254,9 +216,6 @@ async def test_failing_tool_gives_an_error_result(failing_tool: Any, expected: s
     if failing_tool is not raises:  # this message cannot be encoded for the model: the episode ends there
         assert done[0].end_reason is EndReason.ANSWERED
     assert_proved(tmp_path)
-
-
-# --- the record -------------------------------------------------------------------------------------------------------
 
 
 async def test_result_is_recorded_before_the_agent_sees_it(tmp_path: Path) -> None:
@@ -282,11 +241,7 @@ async def test_rerun_tools_are_run_again_on_resume(tmp_path: Path) -> None:
 
     @tool
     async def shelve(number: int) -> str:
-        """Put something on the shelf.
-
-        Args:
-            number: What.
-        """
+        """Put something on the shelf."""
         shelf.append(number)
         RAN("shelve")
         return f"step {number}, {len(shelf)} on the shelf"
@@ -318,11 +273,7 @@ async def test_result_of_a_tool_with_a_sub_agent_is_the_recorded_one(tmp_path: P
 
         @tool
         async def dated(number: int) -> str:
-            """Ask a helper, and say when.
-
-            Args:
-                number: Any.
-            """
+            """Ask a helper, and say when."""
             answer = await helper.invoke_async(f"question {number}")
             return f"{answer} at {next(count)}"
 
@@ -346,11 +297,7 @@ async def test_result_of_a_tool_with_a_sub_agent_is_the_recorded_one(tmp_path: P
 async def test_tool_is_run_again_if_its_result_could_not_be_recorded(tmp_path: Path) -> None:
     @tool
     async def large(number: int) -> Any:
-        """Return a number as a name, which JSON does not have.
-
-        Args:
-            number: Any.
-        """
+        """Return a number as a name, which JSON does not have."""
         RAN("large")
         return {"status": "success", "content": [{"json": {3: "three"}}]}
 
@@ -371,11 +318,7 @@ async def test_each_result_of_a_retried_tool_is_recorded(tmp_path: Path) -> None
 
         @tool
         async def flaky(number: int) -> str:
-            """Fail at first.
-
-            Args:
-                number: Any.
-            """
+            """Fail at first."""
             nonlocal tries
             tries += 1
             RAN("flaky")
@@ -447,17 +390,9 @@ async def test_agent_continues_normally_after_its_episode() -> None:
     assert str(result).strip() == "the end"
 
 
-# --- what is recorded of a call ---------------------------------------------------------------------------------------
-
-
 @tool
 def divides(number: int, secret: str = "") -> str:
-    """Divide by zero, as JSON would.
-
-    Args:
-        number: Which.
-        secret: A key.
-    """
+    """Divide by zero, as JSON would."""
     return str(json.loads("{" * number))
 
 

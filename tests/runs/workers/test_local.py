@@ -83,11 +83,7 @@ async def test_cancel_during_tool_call(stopped: bool, tmp_path: Path) -> None:
 
     @tool
     async def waits(number: int) -> str:
-        """Wait.
-
-        Args:
-            number: Any.
-        """
+        """Wait."""
         reached.set()
         await asyncio.sleep(600)
         return ""
@@ -190,11 +186,7 @@ async def test_thread_left_running_writes_nothing(tmp_path: Path) -> None:
     def threaded(task: Task, model: SGLangModel) -> Any:
         @tool
         def helper(number: int) -> str:
-            """Run a helper agent in a thread.
-
-            Args:
-                number: Any.
-            """
+            """Run a helper agent in a thread."""
             agent = plain(model, system_prompt="You help.")
             agent("first")
             free.wait(20)

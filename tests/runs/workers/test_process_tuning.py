@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import gc
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -85,19 +84,6 @@ def test_idle_threads_end_and_new_calls_still_run(monkeypatch: pytest.MonkeyPatc
         assert pool.submit(pow, 2, 2).result(5) == 4
 
 
-async def test_executor_of_loop_is_restored() -> None:
-    loop: Any = asyncio.get_running_loop()
-    before = loop._default_executor
-    with tool_threads(100):
-        free = threading.Event()
-        hung = [asyncio.ensure_future(asyncio.to_thread(free.wait, 60)) for _ in range(80)]
-        assert await asyncio.wait_for(asyncio.to_thread(pow, 2, 3), 5) == 8
-        assert threading.current_thread() is threading.main_thread()
-        free.set()
-        await asyncio.gather(*hung)
-    assert loop._default_executor is before
-
-
 async def test_call_cancelled_before_it_starts_is_not_run() -> None:
     pool, free = ToolThreads(1), threading.Event()
     ran: list[int] = []
@@ -107,29 +93,6 @@ async def test_call_cancelled_before_it_starts_is_not_run() -> None:
     free.set()
     assert first.result(5) and pool.submit(pow, 2, 2).result(5) == 4
     assert not ran
-
-
-def test_hanging_thread_does_not_block_interpreter_exit() -> None:
-    program = """
-import asyncio, threading
-from strands_sglang.runs.workers.process_tuning import tool_threads
-
-async def main():
-    with tool_threads(64):
-        for _ in range(5):
-            asyncio.ensure_future(asyncio.to_thread(threading.Event().wait))
-        await asyncio.sleep(0.1)
-    print("over", flush=True)
-
-asyncio.run(main())
-"""
-    began = time.monotonic()
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert ended.stdout == "over\n" and ended.returncode == 0, ended.stderr
-    assert time.monotonic() - began < 30
-
-
-# --- restored after any end ----------------------------------------------------------------------------------------
 
 
 def executor() -> Any:
@@ -249,9 +212,6 @@ async def test_disabled_collector_stays_disabled() -> None:
         gc.enable()
 
 
-# --- by rollout() -----------------------------------------------------------------------------------------------------
-
-
 def recording_build(seen: list[tuple[bool, bool]]) -> Any:
     """Return a `build` that records whether executor and collector of the process are tuned."""
 
@@ -331,9 +291,6 @@ async def test_ray_worker_follows_tune_runtime_and_restores_process(tuned: bool)
     assert (isinstance(executor(), ToolThreads), not gc.isenabled()) == (tuned, tuned)
     await worker.close()
     assert executor() is before and gc.isenabled()
-
-
-# --- open files -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("raise_limit", [True, False])

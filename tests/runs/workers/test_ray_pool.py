@@ -56,21 +56,13 @@ def _ray() -> Iterator[None]:
 
 @tool
 async def step(number: int) -> str:
-    """Take a step.
-
-    Args:
-        number: Which.
-    """
+    """Take a step."""
     return f"step {number}"
 
 
 @tool
 async def note(number: int) -> str:
-    """Take a step, after appending the process id to a file.
-
-    Args:
-        number: Which.
-    """
+    """Take a step, after appending the process id to a file."""
     with open(os.environ["NOTES"], "a") as notes:
         notes.write(f"{os.getpid()} {number}\n")
     await asyncio.sleep(0.05)
@@ -79,11 +71,7 @@ async def note(number: int) -> str:
 
 @tool
 async def deadly(number: int) -> str:
-    """End the process.
-
-    Args:
-        number: Ignored.
-    """
+    """End the process."""
     await asyncio.sleep(0.3)  # earlier events are on disk by then
     os.kill(os.getpid(), signal.SIGKILL)
     return ""
@@ -207,11 +195,7 @@ async def test_without_ledger_episodes_restart_and_errors_are_data(tmp_path: Pat
 
     @tool
     async def once(number: int) -> str:
-        """End the process, the first time.
-
-        Args:
-            number: Which.
-        """
+        """End the process, the first time."""
         if not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -243,11 +227,7 @@ async def test_only_the_episode_that_kills_workers_fails(tmp_path: Path) -> None
 
     @tool
     async def slow_step(number: int) -> str:
-        """Take a step, slowly.
-
-        Args:
-            number: Which.
-        """
+        """Take a step, slowly."""
         await asyncio.sleep(0.1)
         return f"step {number}"
 
@@ -267,11 +247,7 @@ async def test_remaining_episodes_are_stopped(tmp_path: Path) -> None:
 
     @tool
     async def endless(number: int) -> str:
-        """Wait.
-
-        Args:
-            number: Ignored.
-        """
+        """Wait."""
         await asyncio.sleep(600)
         return ""
 
@@ -279,16 +255,9 @@ async def test_remaining_episodes_are_stopped(tmp_path: Path) -> None:
         return "the end" if "question 0" in asked(prompt) else tool_call("endless", number=1)
 
     result = await run(
-        lambda task, model: agent(model, endless),
-        QUESTIONS[:3],
-        PromptEngine(script),
-        tmp_path,
-        workers=2,
-        samples_per_task=20,
-        stop_after_groups=1,
-        min_samples_per_task=1,
-        prefix_warmup=None,
-    )
+        lambda task, model: agent(model, endless), QUESTIONS[:3], PromptEngine(script), tmp_path, workers=2,
+        samples_per_task=20, stop_after_groups=1, min_samples_per_task=1, prefix_warmup=None,
+    )  # fmt: skip
     assert [episode.end_reason for episode in result] == [EndReason.ANSWERED]
     stopped = [episode for episode in result.left_over if episode.end_reason is EndReason.NOT_NEEDED]
     assert len(stopped) + sum(episode.end_reason is EndReason.ANSWERED for episode in result.left_over) == 59

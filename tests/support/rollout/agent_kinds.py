@@ -114,9 +114,6 @@ class Kind:
         return self.name
 
 
-# --- tools ------------------------------------------------------------------------------------------------------------
-
-
 def parallel(prompt: str, before: int) -> Answer:
     done = prompt.count("<tool_response>") // 3
     if done == 2:
@@ -132,9 +129,6 @@ def build_parallel(task: Task, model: SGLangModel) -> Any:
 def fragile_script(prompt: str, before: int) -> Answer:
     done = prompt.count("<tool_response>")
     return tool_call("fragile", number=done + 1) if done < 3 else "the end"
-
-
-# --- agents as tools --------------------------------------------------------------------------------------------------
 
 
 def helper_script(prompt: str, before: int) -> Answer:
@@ -212,9 +206,6 @@ def build_graph(task: Task, model: SGLangModel) -> Any:
     return work
 
 
-# --- hooks ------------------------------------------------------------------------------------------------------------
-
-
 def retry_script(prompt: str, before: int) -> Answer:
     """Every second prompt fails twice; the others get a bad answer first."""
     done = last_step(prompt)
@@ -234,9 +225,6 @@ def build_retry(task: Task, model: SGLangModel) -> Any:
 
     agent.hooks.add_callback(AfterModelCallEvent, again)
     return agent
-
-
-# --- history that changes ---------------------------------------------------------------------------------------------
 
 
 def build_window(task: Task, model: SGLangModel) -> Any:
@@ -272,9 +260,6 @@ def build_summary(task: Task, model: SGLangModel) -> Any:
         return str(result)
 
     return work
-
-
-# --- answers ----------------------------------------------------------------------------------------------------------
 
 
 def malformed_script(prompt: str, before: int) -> Answer:

@@ -37,19 +37,7 @@ def finished(
     text: str = "the answer is 4",
     **used: Any,
 ) -> Episode:
-    """Return an episode that ended.
-
-    Args:
-        task: Its task, or the id of one.
-        sample: Its number among the samples of the task.
-        reward: What its reward function returned.
-        ended: Why it ended.
-        turns: How many turns it has.
-        version: The weights they were sampled with.
-        failure: What broke; an episode that failed has one anyway.
-        text: Its last words.
-        **used: Fields of its metrics that cannot be read off the tree.
-    """
+    """Return an episode that ended."""
     asked = Task("what is 2 + 2?", answer="4", id=task) if isinstance(task, str) else task
     id = f"{asked.id}/{sample}"
     tree = grown(id, turns, version)

@@ -58,7 +58,6 @@ class PromptEngine(ScriptedEngine):
 
     @property
     def digests(self) -> Counter[str]:
-        """The prompts that were answered."""
         return Counter(call.asked["prompt"] for call in self.calls if call.answered)
 
     async def generate(self, input_ids: Any, sampling_params: Any = None, **asked: Any) -> Generation:
@@ -124,9 +123,6 @@ class PromptEngine(ScriptedEngine):
         )
 
 
-# --- what an agent says -----------------------------------------------------------------------------------------------
-
-
 def asked(prompt: str) -> str:
     """Return the last question of a user in a prompt; "" when there is none."""
     found = re.findall(r"<\|im_start\|>user\n((?:(?!<tool_response>).)*?)<\|im_end\|>", prompt, re.DOTALL)
@@ -149,9 +145,6 @@ def steps(count: int, end: str = "the end") -> Script:
     return script
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
-
-
 async def run(
     build: Callable[..., Any], tasks: Iterable[Any], engine: Any, directory: Path | None = None, **settings: Any
 ) -> RunResult:
@@ -163,12 +156,7 @@ async def run(
 
 
 def summary(tree: TokenTree, *, ordered: bool = True) -> list[str]:
-    """Return what every trajectory of a tree is.
-
-    Args:
-        tree: The turns.
-        ordered: Whether the numbers of turns count; conversations at the same time come in any order.
-    """
+    """Return what every trajectory of a tree is."""
     if ordered:
         return [trajectory_digest(one) for one in tree.trajectories()]
     branches = [(one.token_ids.tobytes(), one.loss_mask.tobytes()) for one in tree.trajectories()]
@@ -177,7 +165,6 @@ def summary(tree: TokenTree, *, ordered: bool = True) -> list[str]:
 
 
 def summaries(episodes: Iterable[Episode], *, ordered: bool = True) -> dict[str, list[str]]:
-    """Return the summary of every episode."""
     return {episode.id: summary(episode.tree, ordered=ordered) for episode in episodes}
 
 
@@ -188,14 +175,10 @@ def assert_proved(directory: Path) -> None:
 
 
 def assert_same(directory: Path, episodes: Iterable[Episode]) -> None:
-    """Check that what was reported is what is on record."""
     for episode in episodes:
         record = Ledger(directory).episode(episode.id)
         assert record.end is not None and record.end.data["end_reason"] == episode.end_reason.value
         assert summary(record.tree()) == summary(episode.tree), episode.id
-
-
-# --- crashes ----------------------------------------------------------------------------------------------------------
 
 
 def record_of(directory: Path, id: str | None = None) -> EpisodeRecord:
@@ -205,7 +188,6 @@ def record_of(directory: Path, id: str | None = None) -> EpisodeRecord:
 
 
 def raw(events: Sequence[Event]) -> list[bytes]:
-    """Return the events of one chain as bytes."""
     from strands_sglang.ledger.encoding import first_link
 
     encoded, head = [], first_link(events[0].episode)
@@ -218,13 +200,7 @@ def raw(events: Sequence[Event]) -> list[bytes]:
 
 
 def crashed(directory: Path, into: Path, kept: int | dict[str, int]) -> Path:
-    """Make the directory that a process leaves which died when so many events of each episode were written.
-
-    Args:
-        directory: Of a whole run.
-        into: Where to make it; what is there is thrown away.
-        kept: Events that were written: of every episode, or by id (0 of those not in it).
-    """
+    """Make the directory that a process leaves which died when so many events of each episode were written."""
     shutil.rmtree(into, ignore_errors=True)
     (into / "ledger").mkdir(parents=True)
     shutil.copy(directory / "run.json", into / "run.json")
@@ -247,9 +223,6 @@ def on_record(record: EpisodeRecord, kept: int) -> tuple[Counter[str], Counter[s
     return prompts, tools
 
 
-# --- what ran ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Log:
     """What ran: the names of tools and whatever else a test wants to count."""
@@ -260,7 +233,6 @@ class Log:
         self.ran.append(what)
 
     def taken(self) -> Counter[str]:
-        """Return what ran since this was asked last."""
         ran, self.ran[:] = Counter(self.ran), []
         return ran
 

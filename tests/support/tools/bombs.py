@@ -14,11 +14,8 @@ class Bomb(NamedTuple):
 
     code: str
     endings: tuple[Reason, ...]
-    """Accepted end reasons."""
     pattern: str = ""
-    """Regular expression for the text."""
     limits: dict[str, Any] = {}
-    """Limits that differ from the defaults."""
 
 
 _TIME = {"seconds": 0.6}
@@ -58,11 +55,7 @@ BOMBS = {
     ),
     "stopped": Bomb("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", _TIMED_OUT, limits=_TIME),
     "regular-expression": Bomb("import re; re.match(r'(a+)+$', 'a' * 40 + 'b')", _TIMED_OUT, limits=_TIME),
-    "big-power": Bomb(
-        "print(len(str(9 ** 9 ** 9)))",
-        (Reason.TIMED_OUT, Reason.FAILED),
-        limits={**_TIME, **_MEMORY},
-    ),
+    "big-power": Bomb("print(len(str(9 ** 9 ** 9)))", (Reason.TIMED_OUT, Reason.FAILED), limits={**_TIME, **_MEMORY}),
     "reads-terminal": Bomb("input()", _FAILED, "EOFError"),
     "cpu-in-a-thread": Bomb(
         "import threading\ndef f():\n  while True: pass\nthreading.Thread(target=f).start()", _TIMED_OUT, limits=_TIME
@@ -167,8 +160,7 @@ BOMBS = {
         "done",
     ),
     "kill-everybody": Bomb(
-        "import os, signal; os.kill(-1, signal.SIGKILL); print('alive')",
-        (Reason.FAILED, Reason.FINISHED),
+        "import os, signal; os.kill(-1, signal.SIGKILL); print('alive')", (Reason.FAILED, Reason.FINISHED)
     ),
     "kill-own-group": Bomb("import os, signal; os.killpg(0, signal.SIGKILL)", _FAILED, "SIGKILL"),
     "exec-something-else": Bomb(
@@ -206,10 +198,7 @@ BOMBS = {
     "pipes": Bomb("import os\nwhile True: os.pipe()", _FAILED, "Too many open files"),
     # Output.
     "stdout": Bomb(
-        "while True: print('x' * 1000)",
-        (Reason.FLOODED,),
-        "bytes left out.*more than 1000000 bytes",
-        {"flood": 10**6},
+        "while True: print('x' * 1000)", (Reason.FLOODED,), "bytes left out.*more than 1000000 bytes", {"flood": 10**6}
     ),
     "stderr": Bomb("import sys\nwhile True: sys.stderr.write('x' * 1000)", (Reason.FLOODED,), limits={"flood": 10**6}),
     "no-newline": Bomb("while True: print('x', end='')", (Reason.FLOODED,), limits={"flood": 10**6}),
@@ -233,8 +222,7 @@ BOMBS = {
     "abort": Bomb("import os; os.abort()", _FAILED, "SIGABRT"),
     "closes-output": Bomb("import os; os.close(1); os.close(2)", (Reason.FINISHED, Reason.FAILED)),
     "system-call-of-another-kind": Bomb(
-        "import ctypes; ctypes.CDLL(None).syscall(0x40000000 + 39)",
-        (Reason.FAILED, Reason.FINISHED),
+        "import ctypes; ctypes.CDLL(None).syscall(0x40000000 + 39)", (Reason.FAILED, Reason.FINISHED)
     ),
 }
 """Name to bomb."""

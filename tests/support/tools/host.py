@@ -37,19 +37,15 @@ class Host:
     """Resources that must stay untouched."""
 
     folder: Path
-    """Directory of the file that contains the secret."""
     process: subprocess.Popen[bytes]
-    """Process that must keep running."""
     tcp: socket.socket
     udp: socket.socket
     unix: socket.socket
     abstract: socket.socket
     touched: list[str] = field(default_factory=list)
-    """Names of the servers that were reached."""
 
     @property
     def canary(self) -> Path:
-        """File that contains the secret."""
         return self.folder / "canary.txt"
 
     def names(self) -> dict[str, Any]:
@@ -107,7 +103,6 @@ def left_running() -> list[str]:
 
 @contextmanager
 def a_host(folder: Path) -> Iterator[Host]:
-    """Create the resources."""
     folder.mkdir()
     (folder / "canary.txt").write_text(SECRET)
     unix, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)

@@ -29,12 +29,10 @@ WORKFLOW = "strands_sglang.trainers.areal.StrandsWorkflow"
 
 
 def broken(task: Any, model: Any) -> Any:
-    """An agent that cannot be built."""
     raise RuntimeError("no such agent")
 
 
 def rows(count: int) -> list[dict[str, Any]]:
-    """Return rows of a dataset as AReaL's have them."""
     return [
         {
             "messages": [{"role": "user", "content": one.prompt}],
@@ -87,18 +85,10 @@ def checked(batches: list[dict[str, Any]], url: str) -> dict[str, Any]:
 
 
 def main(url: str) -> None:
-    """Run batches through AReaL and print what came out."""
     config = InferenceEngineConfig(
-        backend="sglang:d1",
-        experiment_name="lab",
-        trial_name="0",
-        max_concurrent_rollouts=16,
-        consumer_batch_size=4,
-        max_head_offpolicyness=1000,
-        check_trajectory_format=True,
-        pause_grace_period=0.1,
-        setup_timeout=60,
-    )
+        backend="sglang:d1", experiment_name="lab", trial_name="0", max_concurrent_rollouts=16, consumer_batch_size=4,
+        max_head_offpolicyness=1000, check_trajectory_format=True, pause_grace_period=0.1, setup_timeout=60,
+    )  # fmt: skip
     engine, said = RemoteSGLangEngine(config), {}
     engine.initialize(addr=url.removeprefix("http://"), train_data_parallel_size=1)
     try:

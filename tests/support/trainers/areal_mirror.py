@@ -157,9 +157,7 @@ class Engine:
 
     engine: PromptEngine
     requests: list[ModelRequest] = field(default_factory=list)
-    """Requests, in order."""
     version: int = 0
-    """Current weight version."""
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
         self.requests.append(req)

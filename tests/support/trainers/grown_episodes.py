@@ -34,12 +34,10 @@ FILES = {hashlib.sha256(file).hexdigest(): file for file in PICTURES.values()}
 
 
 def text_of(ids: Sequence[int]) -> str:
-    """Stand in for a tokenizer."""
     return " ".join(map(str, ids))
 
 
 def episode_of(tree: TokenTree, ended: EndReason = EndReason.ANSWERED, reward: Any = 1.0, **more: Any) -> Episode:
-    """Return a finished episode with these turns."""
     task = Task("question", id="t")
     metrics = EpisodeMetrics(tool_calls=3, tool_seconds=1.5)
     metrics.count(tree)
@@ -87,13 +85,7 @@ def sets_of(rng: random.Random, sampled: Sequence[int]) -> KeptSets:
 
 
 def grown(rng: random.Random, *, kept: bool = False, images: bool = False) -> TokenTree:
-    """Return a tree as an episode may leave it behind; possibly empty.
-
-    Args:
-        rng: Decides everything.
-        kept: Whether the turns have kept sets.
-        images: Whether some contexts have images.
-    """
+    """Return a tree as an episode may leave it behind; possibly empty."""
     tree = TokenTree()
     for _ in range(rng.choice([0, 1, 1, 2, 3, 4, 6])):
         turns = tree.turns

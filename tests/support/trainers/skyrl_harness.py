@@ -63,7 +63,6 @@ class LabServer:
         return web.json_response({})
 
     async def start(self) -> str:
-        """Serve, and return where."""
         app = web.Application()
         app.router.add_post("/inference/v1/generate", self.generate)
         app.router.add_post("/finish_session", self.finish)
@@ -82,7 +81,6 @@ def may_break(task: Any, model: Any) -> Any:
 
 
 def rows(count: int, broken: int | None = None) -> list[dict[str, Any]]:
-    """Return rows as SkyRL's dataset gives them."""
     return [
         {
             "prompt": [{"role": "user", "content": one.prompt}],
@@ -136,7 +134,6 @@ async def checked(output: Any, uids: list[str], url: str, tokenizer: Any) -> dic
 
 
 async def main(url: str) -> None:
-    """Run batches through SkyRL and print what came out."""
     server, tokenizer = LabServer(url), AutoTokenizer.from_pretrained(TOKENIZER)
     proxy = await server.start()
     client = RemoteInferenceClient(

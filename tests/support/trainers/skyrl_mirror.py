@@ -52,7 +52,6 @@ class InferenceEngineConfig:
 
     enable_return_routed_experts: bool = False
     enable_return_sample_support_set: bool = False
-    """Of versions after 0.3."""
 
 
 @dataclass
@@ -129,17 +128,12 @@ class Client:
 
     engine: PromptEngine
     weight_version: int = 4
-    """Weight syncs so far."""
     syncs: bool = False
-    """Whether weights are exchanged during every call."""
     experts: tuple[int, int] | None = None
     """Layers and top k of the routed experts that come with every answer; None: none do."""
     requests: list[dict[str, Any]] = field(default_factory=list)
-    """Requests, in order."""
     models: list[str | None] = field(default_factory=list)
-    """Requested models, in order."""
     finished: list[str] = field(default_factory=list)
-    """Sessions that are over."""
 
     async def generate(self, input_batch: dict[str, Any], model: str | None = None) -> dict[str, Any]:
         self.requests.append(input_batch)

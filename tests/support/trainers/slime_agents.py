@@ -27,16 +27,11 @@ class Slow:
 
     seconds: float
     blocking: bool = False
-    """Whether it keeps its thread, and nobody can stop it."""
     now: bool = True
-    """Whether slow tasks are slow at this time."""
     calls: list[float] = field(default_factory=list)
-    """When it was called, on the monotonic clock."""
     waiting: int = 0
-    """How many slow calls were begun."""
 
     def build(self, given: Task, model: SGLangModel) -> Any:
-        """Return the agent of an episode."""
         slow = bool(given.data.get("slow"))
 
         @tool
@@ -90,19 +85,12 @@ class Seen:
     """What went into the function under test, and what came out."""
 
     results: list[Any] = field(default_factory=list)
-    """What it returned, in the order in which it did."""
     given: list[dict[str, Any]] = field(default_factory=list)
     """Of each call: what the sample was before, the sampling parameters, and whether it is an evaluation."""
     raised: list[BaseException] = field(default_factory=list)
 
     def around(self, generate: Callable[..., Any], **params: Any) -> Callable[..., Any]:
-        """Return the function with a look at each call.
-
-        Args:
-            generate: The function under test.
-            params: Sampling parameters for samples whose metadata has `long`, while `self.long` is True. Others have a
-                budget of `SHORT` tokens then.
-        """
+        """Return the function with a look at each call."""
 
         @functools.wraps(generate)
         async def watched(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:

@@ -73,7 +73,6 @@ def check_batch(batch: Batch, rollouts: int) -> None:
 
 
 def trained_runs(sample: Any) -> list[Run]:
-    """Return where the trained tokens of a sample are."""
     if sample.remove_sample:
         return []
     start, runs, began = len(sample.tokens) - sample.response_length, [], None
@@ -87,11 +86,7 @@ def trained_runs(sample: Any) -> list[Run]:
 
 
 def check_witnessed(samples: list[Any], requests: list[Request]) -> Counter[str]:
-    """Every trained token is one the engine sampled behind just these tokens, and is trained once.
-
-    Returns:
-        By request id, how many of its tokens are trained.
-    """
+    """Every trained token is one the engine sampled behind just these tokens, and is trained once."""
     answers = [one for one in requests if one.answer is not None]
     used: Counter[str] = Counter()
     for sample in samples:
@@ -133,12 +128,10 @@ def check_rescored(samples: list[Any], url: str, most: int = 8) -> None:
 
 
 def statuses(samples: list[Any]) -> Counter[str]:
-    """Count samples by status."""
     return Counter(sample.status.value for sample in samples)
 
 
 def leaves(node: Any) -> list[Any]:
-    """Return the samples of anything nested."""
     if isinstance(node, slime("utils.types").Sample):
         return [node]
     return [leaf for item in node for leaf in leaves(item)]

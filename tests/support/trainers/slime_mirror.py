@@ -75,35 +75,19 @@ class Sample:
 def good(**changed: Any) -> Sample:
     """Return a sample that slime trains: three tokens of prompt, four of response, one of them a tool's."""
     plain: dict[str, Any] = {
-        "group_index": 0,
-        "index": 0,
-        "tokens": [5, 6, 7, 8, 9, 10, 11],
-        "response": "text",
-        "response_length": 4,
-        "reward": 1.0,
-        "loss_mask": [1, 1, 0, 1],
-        "rollout_log_probs": [-0.5, -0.25, 0.0, -1.0],
-        "weight_versions": ["1"],
-        "status": Status.COMPLETED,
-    }
+        "group_index": 0, "index": 0, "tokens": [5, 6, 7, 8, 9, 10, 11], "response": "text", "response_length": 4,
+        "reward": 1.0, "loss_mask": [1, 1, 0, 1], "rollout_log_probs": [-0.5, -0.25, 0.0, -1.0],
+        "weight_versions": ["1"], "status": Status.COMPLETED,
+    }  # fmt: skip
     return Sample(**{**plain, **changed})
 
 
 def slime_args(**changed: Any) -> SimpleNamespace:
     """Return slime's arguments, as far as they matter to samples."""
     plain: dict[str, Any] = {
-        "reward_key": None,
-        "rollout_top_p": 1.0,
-        "rollout_max_response_len": None,
-        "rollout_max_context_len": None,
-        "use_rollout_routing_replay": False,
-        "num_layers": 2,
-        "moe_router_topk": 2,
-        "advantage_estimator": "grpo",
-        "rewards_normalization": True,
-        "grpo_std_normalization": True,
-        "n_samples_per_prompt": 2,
-        "rollout_batch_size": 2,
-        "global_batch_size": 1,
-    }
+        "reward_key": None, "rollout_top_p": 1.0, "rollout_max_response_len": None, "rollout_max_context_len": None,
+        "use_rollout_routing_replay": False, "num_layers": 2, "moe_router_topk": 2, "advantage_estimator": "grpo",
+        "rewards_normalization": True, "grpo_std_normalization": True, "n_samples_per_prompt": 2,
+        "rollout_batch_size": 2, "global_batch_size": 1,
+    }  # fmt: skip
     return SimpleNamespace(**{**plain, **changed})

@@ -29,7 +29,6 @@ class Stage(str, Enum):
     RETURNED = "returned"
     """As a generate function returns it: slime's reward model may still score it."""
     SHIPPED = "shipped"
-    """As it is converted to training data."""
 
 
 class InvalidSampleError(AssertionError):
@@ -41,13 +40,7 @@ class InvalidSampleError(AssertionError):
 
 
 def validate_sample(sample: Any, args: Any = None, *, stage: Stage = Stage.SHIPPED) -> None:
-    """Check a sample, or each sample in a nested list on its own.
-
-    Args:
-        sample: What a generate function returned, or a batch.
-        args: slime's arguments; None checks only what does not depend on them.
-        stage: At which point the samples are checked.
-    """
+    """Check a sample, or each sample in a nested list on its own."""
     found = [*_empty(sample)]
     for at, one in enumerate(flatten(sample)):
         place = f"sample {at}: " if isinstance(sample, (list, tuple)) else ""
@@ -57,20 +50,13 @@ def validate_sample(sample: Any, args: Any = None, *, stage: Stage = Stage.SHIPP
 
 
 def validate_batch(samples: Any, args: Any = None) -> None:
-    """Check a batch: each sample on its own, and what the samples must have in common.
-
-    Args:
-        samples: A list of samples, or nested as a rollout function returns it: groups of rollouts, or groups of
-            rollouts of samples.
-        args: slime's arguments; None checks only what does not depend on them.
-    """
+    """Check a batch: each sample on its own, and what the samples must have in common."""
     found = batch_problems(samples, args)
     if found:
         raise InvalidSampleError(found)
 
 
 def batch_problems(samples: Any, args: Any = None) -> list[str]:
-    """Return the problems of a batch; see `validate_batch`."""
     flat = list(flatten(samples))
     found = [*_empty(samples), *_shape(samples, args)]
     if not flat:
@@ -196,13 +182,7 @@ def _groups(flat: list[Any], args: Any) -> Iterator[str]:
 
 
 def problems_of(sample: Any, args: Any = None, *, stage: Stage = Stage.SHIPPED) -> list[str]:
-    """Return the problems of a sample.
-
-    Args:
-        sample: One of slime's samples.
-        args: slime's arguments; None checks only what does not depend on them.
-        stage: At which point the sample is checked.
-    """
+    """Return the problems of a sample."""
     found = [*_tokens(sample, args)]
     if not found:  # otherwise everything aligned with the tokens would be reported again
         found += [*_response(sample, args), *_experts(sample, args), *_top_p(sample, args), *_images(sample)]

@@ -23,11 +23,8 @@ class Fault(Enum):
     """What may happen to a request."""
 
     BUSY = 503
-    """It is turned away."""
     BROKEN = 500
-    """The server fails."""
     DROPPED = "dropped"
-    """The connection is cut before an answer."""
     LOST = "lost"
     """The engine does the work, and the connection is cut when it answers."""
 
@@ -37,12 +34,10 @@ class Request:
     """One request that came to the wire."""
 
     at: float
-    """When it came, on the monotonic clock."""
     path: str
     asked: Any
     """Its JSON; None where it had none."""
     key: str | None
-    """The routing key in its header."""
     fault: Fault | None = None
     """What was done to it; None: it was passed on."""
     answer: Any = None
@@ -50,12 +45,10 @@ class Request:
 
     @property
     def sampled(self) -> list[int]:
-        """The tokens that were answered."""
         return list(self.answer["output_ids"]) if self.answer is not None else []
 
     @property
     def logprobs(self) -> list[float]:
-        """Their logprobs."""
         return [entry[0] for entry in self.answer["meta_info"]["output_token_logprobs"]]
 
 
@@ -65,7 +58,6 @@ class Wire(LoopThread):
 
     upstream: str
     fault: Callable[[int, Request], Fault | None] = lambda number, request: None
-    """What happens to the n-th `/generate`, from 0."""
     hold: Callable[[Request], bool] = lambda request: False
     """Whether a request is not passed on yet; asked again and again."""
     requests: list[Request] = field(default_factory=list)

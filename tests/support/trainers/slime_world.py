@@ -31,7 +31,6 @@ USER = "slime_user_code"
 
 
 def slime(name: str) -> Any:
-    """Return a module of slime."""
     _stand_in_for_sglang()
     return importlib.import_module(f"slime.{name}")
 
@@ -87,15 +86,10 @@ class Batch:
     """What one rollout of slime gave."""
 
     groups: list[Any]
-    """As the rollout function returned it."""
     samples: list[Any]
-    """Flat, as slime makes it."""
     train: dict[str, Any]
-    """What they were converted to."""
     ranks: list[dict[str, Any]]
-    """The same, split over two ranks."""
     seconds: float
-    """What the rollout function took."""
     since_abort: float
     """Seconds from when slime said that it has enough to when the last call of the function under test returned."""
 
@@ -137,10 +131,6 @@ class SlimeWorld:
         """Write a dataset and return its file.
 
         Every second prompt has a label that no answer can have, so that wrong answers do not depend on luck.
-
-        Args:
-            count: Number of prompts.
-            mark: What else is in the metadata of the n-th prompt.
         """
         file = self.folder / f"prompts-{next(self._numbers)}.jsonl"
         lines = [
@@ -157,15 +147,7 @@ class SlimeWorld:
     def configure(
         self, generate: Callable[..., Any], *flags: Any, groups: int = 4, samples: int = 4, **more: Any
     ) -> Any:
-        """Make slime's arguments from its own parser, and its data source from them.
-
-        Args:
-            generate: The function under test.
-            flags: As on slime's command line, behind those of the world.
-            groups: `--rollout-batch-size`.
-            samples: `--n-samples-per-prompt`.
-            more: Attributes that come from Megatron's parser, or from `--custom-config-path`.
-        """
+        """Make slime's arguments from its own parser, and its data source from them."""
         arguments = slime("utils.arguments")
         parser = argparse.ArgumentParser()
         arguments.get_slime_extra_args_provider()(parser)
@@ -251,12 +233,10 @@ class SlimeWorld:
         return {**output.data, "logged": logged}
 
     def run(self, coroutine: Any) -> Any:
-        """Run something on slime's event loop."""
         return slime("utils.async_utils").run(coroutine)
 
     @property
     def state(self) -> Any:
-        """The `GenerateState` of slime."""
         return slime("rollout.sglang_rollout").GenerateState(self.args)
 
     @contextmanager

@@ -48,14 +48,9 @@ class Accelerator:
 def arguments(**given: Any) -> SimpleNamespace:
     """Return what is read of a `GRPOConfig`, with its defaults."""
     plain: dict[str, Any] = {
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": None,
-        "repetition_penalty": 1.0,
-        "generation_kwargs": None,
-        "max_completion_length": 256,
-    }
+        "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0,
+        "generation_kwargs": None, "max_completion_length": 256,
+    }  # fmt: skip
     return SimpleNamespace(**{**plain, **given})
 
 
@@ -79,21 +74,16 @@ class Weights:
     """A server with weights that can be updated, and that tells whose tokens it samples."""
 
     ids: list[int] = field(default_factory=lambda: [11, 12])
-    """What it samples, always."""
     version: str = "default"
-    """What it says its weights are."""
     samples_from: str | None = None
     """What it says beside tokens; None: the truth."""
     deaf: bool = False
-    """Whether an update changes nothing, and it says that it did."""
     refusal: tuple[int, Any] | None = None
     """Status and body with which it answers an update; None: it does it."""
     refusals: int | None = None
     """How often it does so; None: always."""
     updates: list[dict[str, Any]] = field(default_factory=list)
-    """Bodies of the updates it was told."""
     files: list[list[str]] = field(default_factory=list)
-    """What was in the folder of each."""
 
     def server(self) -> ScriptedServer:
         return ScriptedServer(self._handle)

@@ -16,7 +16,6 @@ from trl import GRPOTrainer
 
 
 def main() -> None:
-    """Print what was found."""
     generate = textwrap.dedent(inspect.getsource(GRPOTrainer._generate))
     branch = generate.partition("output = self.rollout_func(")[2].partition("else:")[0]
     score = inspect.getsource(GRPOTrainer._generate_and_score_completions)

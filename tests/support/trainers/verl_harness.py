@@ -54,7 +54,6 @@ AGENTS = """
 
 
 def broken(task: Any, model: Any) -> Any:
-    """An agent that cannot be built."""
     raise RuntimeError("no such agent")
 
 
@@ -77,7 +76,6 @@ class LabServer:
         self.client, self.cut_every, self.calls, self.step = SGLangClient(url), cut_every, 0, 7
 
     async def cut(self, every: int) -> None:
-        """Cut every so many calls from now on."""
         self.cut_every = every
 
     async def generate(
@@ -103,7 +101,6 @@ class LabServer:
 
 
 def config_of(url: str, scratch: Path) -> Any:
-    """Return verl's own PPO configuration for these agents."""
     (scratch / "agents.yaml").write_text(AGENTS)
     with initialize_config_dir(str(Path(verl.trainer.config.__file__).parent), version_base=None):
         return compose(
@@ -228,7 +225,6 @@ def in_this_process(config: Any, url: str) -> dict[str, Any]:
 
 
 def main(url: str, scratch: Path) -> None:
-    """Run batches through verl and print what came out."""
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, configure_logging=False)
     config, said = config_of(url, scratch), {}
 

@@ -51,7 +51,6 @@ class Processor:
 
 
 def main() -> None:
-    """Print what was found."""
     logging.disable(logging.WARNING)
     made: Any = getattr(AgentLoopWorker, "__ray_metadata__", None)
     kind: Any = AgentLoopWorker if made is None else made.modified_class

@@ -124,11 +124,8 @@ class Servers:
     cut_every: int = 0
     """Every so many calls one is cut behind two tokens, and the step goes up; 0: none is."""
     completed: bool = False
-    """Whether the servers speak like vLLM's."""
     ids: list[str] = field(default_factory=list)
-    """The request ids, in order."""
     params: list[dict[str, Any]] = field(default_factory=list)
-    """The sampling parameters, in order."""
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
@@ -152,7 +149,6 @@ class Servers:
 
 
 def given(servers: Any, tokenizer: Any, **rollout: Any) -> dict[str, Any]:
-    """Return what verl makes an agent loop with."""
     lengths = {"prompt_length": 400, "response_length": 600, "multi_turn": Config(max_assistant_turns=None)}
     config = Config(actor_rollout_ref=Config(rollout=Config(lengths | rollout)))
     return {

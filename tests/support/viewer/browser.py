@@ -40,13 +40,7 @@ def gated_worker(gate: Path) -> str:
 
 @contextmanager
 def running_viewer(directory: Path, tokenizer: str = "", *, worker: str = "") -> Iterator[str]:
-    """Serve a run; yield the address of its page.
-
-    Args:
-        directory: Directory of the run.
-        tokenizer: Name or path of the tokenizer; "": the one that run.json names.
-        worker: Program of the viewer's worker; "": its own.
-    """
+    """Serve a run; yield the address of its page."""
     command = [sys.executable, "-c", _SERVE, str(directory), tokenizer, worker]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -60,7 +54,6 @@ def running_viewer(directory: Path, tokenizer: str = "", *, worker: str = "") ->
 
 @contextmanager
 def running_chromium() -> Iterator[Any]:
-    """Start Chromium; yield it."""
     from playwright.sync_api import sync_playwright
 
     assert Path(CHROMIUM).exists(), f"{CHROMIUM} must exist: apt-get install chromium, or set CHROMIUM"

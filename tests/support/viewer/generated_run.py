@@ -32,14 +32,7 @@ class EpisodeGenerator:
     def __init__(
         self, directory: Path, *, pool: Sequence[int] | None = None, seed: int = 0, index: bool = True
     ) -> None:
-        """Create the run.
-
-        Args:
-            directory: Directory of the run.
-            pool: Token ids that episodes are cut from; None: random ids.
-            seed: Seed of everything random.
-            index: Whether summary rows are written.
-        """
+        """Create the run."""
         self.rng = random.Random(seed)
         self.directory, self.index = directory, index
         if not (directory / "run.json").exists():
@@ -62,7 +55,6 @@ class EpisodeGenerator:
         return self.id_of(number)
 
     def id_of(self, number: int) -> str:
-        """Return the id of an episode."""
         return f"task-{number // 8:05d}/{number % 8}"
 
     def turns(self, number: int, *, tokens: int = 5000, turns: int = 4, finish: bool = True) -> Iterator[int]:
@@ -98,22 +90,11 @@ class EpisodeGenerator:
                 detail=detail,
             )
             data: dict[str, Any] = {
-                "turn": parent.id,
-                "parent": parent.parent,
-                "start": parent.start,
-                "finish_reason": "stop",
-                "finish_detail": None,
-                "purpose": "episode",
-                "join": join.value,
-                "forked_from": None,
-                "caller": None,
-                "versions": [[version, 0, count]],
-                "detail": detail,
-                "prompt_digest": ids_digest(prepared.ids),
-                "prompt_tokens": len(prepared.ids),
-                "within": [],
-                "requests": 1,
-            }
+                "turn": parent.id, "parent": parent.parent, "start": parent.start, "finish_reason": "stop",
+                "finish_detail": None, "purpose": "episode", "join": join.value, "forked_from": None, "caller": None,
+                "versions": [[version, 0, count]], "detail": detail, "prompt_digest": ids_digest(prepared.ids),
+                "prompt_tokens": len(prepared.ids), "within": [], "requests": 1,
+            }  # fmt: skip
             arrays = {"closing": parent.closing, "context": parent.context, "sampled": parent.sampled}
             chain.append(EventKind.CALL, data, {**arrays, "logprobs": parent.logprobs})
             yield turn
@@ -151,7 +132,6 @@ class EpisodeGenerator:
             self.writer.write_summary(finished_row(id, begin, end, reward, epoch=0, events=chain.number))
 
     def close(self) -> None:
-        """Close the shard."""
         self.writer.close()
 
 

@@ -144,7 +144,6 @@ class DemoEngine(PromptEngine):
 
 
 def score(task: Task, episode: Any) -> Any:
-    """Score an episode."""
     if task.answer is None:
         return {"reward": 0.5 if "Done" in episode.text else 0.0, "length": float(len(episode.text))}
     digits = sum(map(int, re.findall(r"\d", episode.text)))
@@ -161,15 +160,7 @@ def tasks(groups: int = 6) -> list[Task]:
 
 
 async def write_recorded_run(directory: Path, *, groups: int = 6, samples: int = 4) -> RunResult:
-    """Record the run."""
     return await run(
-        build,
-        tasks(groups),
-        DemoEngine(),
-        directory,
-        reward=score,
-        samples_per_task=samples,
-        limits=Limits(tool_timeout=2, max_turns=12),
-        preflight=False,
-        stop_if_first_fail=None,
-    )
+        build, tasks(groups), DemoEngine(), directory, reward=score, samples_per_task=samples,
+        limits=Limits(tool_timeout=2, max_turns=12), preflight=False, stop_if_first_fail=None,
+    )  # fmt: skip

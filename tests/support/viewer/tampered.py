@@ -23,15 +23,7 @@ ODD_VALUES: tuple[Any, ...] = (
 
 
 def tampered_run(source: Path, into: Path, id: str, *, turn: int = 0, token: int = 3) -> Path:
-    """Return a directory with the episodes of a run, where a sampled token of one episode is another.
-
-    Args:
-        source: The run.
-        into: Directory to create.
-        id: The episode.
-        turn: The turn.
-        token: Number of the sampled token in the turn.
-    """
+    """Return a directory with the episodes of a run, where a sampled token of one episode is another."""
     (into / "ledger").mkdir(parents=True)
     shutil.copy(source / "run.json", into / "run.json")
     shard = OpenShard(into / "ledger" / "0-tampered.ledger", {"format": 1, "worker": "0"})
@@ -84,14 +76,7 @@ def _write_episodes(directory: Path, episodes: dict[str, list[Event]]) -> None:
 
 
 def odd_run(source: Path, into: Path, *, seed: int = 0, episodes: int = 16) -> Path:
-    """Return a directory with some episodes of a run, where values of their events are anything.
-
-    Args:
-        source: The run.
-        into: Directory to create.
-        seed: Seed of everything random.
-        episodes: Number of episodes.
-    """
+    """Return a directory with some episodes of a run, where values of their events are anything."""
     rng = random.Random(seed)
     originals = {record.id: record.events for record in Ledger(source).episodes()}
     changed: dict[str, list[Event]] = {}

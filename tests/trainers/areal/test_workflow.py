@@ -20,13 +20,9 @@ from support.trainers.areal_mirror import Engine, GenerationHyperparameters, Sta
 
 ROW = {"messages": [{"role": "user", "content": "go"}], "answer": np.int64(3), "split": "train"}
 TYPES = {
-    "input_ids": "int32",
-    "loss_mask": "int32",
-    "logprobs": "float32",
-    "versions": "int32",
-    "attention_mask": "bool",
+    "input_ids": "int32", "loss_mask": "int32", "logprobs": "float32", "versions": "int32", "attention_mask": "bool",
     "rewards": "float32",
-}
+}  # fmt: skip
 
 
 def build(task: Any, model: Any) -> Agent:
@@ -61,11 +57,6 @@ async def run(engine: Engine, row: Any = ROW, **settings: Any) -> dict[str, Any]
     tokens = plain["input_ids"].shape[1]
     assert all(array.shape == ((1,) if name == "rewards" else (1, tokens)) for name, array in plain.items())
     return {name: array[0] for name, array in plain.items()}
-
-
-async def test_missing_areal_is_reported() -> None:
-    with pytest.raises(ImportError, match="pip install areal"):
-        _ = importlib.import_module("strands_sglang.trainers.areal").StrandsWorkflow
 
 
 async def test_episode_is_a_trajectory(areal: Stats) -> None:

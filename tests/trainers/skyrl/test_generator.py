@@ -44,10 +44,7 @@ def score(episode: Episode) -> dict[str, float]:
 
 
 @pytest.fixture(autouse=True)
-def skyrl(request: pytest.FixtureRequest) -> Iterator[None]:
-    if "missing" in request.node.name:
-        yield
-        return
+def skyrl() -> Iterator[None]:
     with skyrl_installed():
         yield
 
@@ -78,11 +75,6 @@ def check(output: dict[str, Any], rows: int) -> None:
     for ids, response, mask in zip(*(output[name] for name in COLUMNS[:2]), output["loss_masks"], strict=True):
         assert ids and response and len(response) == len(mask)
     assert all(isinstance(reward, float) for reward in output["rewards"])
-
-
-async def test_missing_skyrl_is_reported() -> None:
-    with pytest.raises(ImportError, match="pip install skyrl"):
-        _ = importlib.import_module("strands_sglang.trainers.skyrl").StrandsGenerator
 
 
 async def test_batch_with_a_failed_prompt() -> None:

@@ -109,7 +109,6 @@ def test_hooks_are_importable_by_their_paths() -> None:
 
 
 def slime_sample(reward: float, index: int, group: int = 0, **changed: Any) -> Any:
-    """Return a valid sample of slime's own class."""
     made = slime_mirror.good(reward=reward, index=index, group_index=group, **changed)
     values = {one.name: getattr(made, one.name) for one in dataclasses.fields(made)}
     for name in ("status", "spec_info", "prefix_cache_info"):
@@ -187,14 +186,10 @@ def several_rollouts_one_id(samples: list[Any]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        without("reward"),
-        without("rollout_log_probs"),
-        shorter_mask,
-        none_in_logprobs,
-        dict_reward,
+        without("reward"), without("rollout_log_probs"), shorter_mask, none_in_logprobs, dict_reward,
         several_rollouts_one_id,
     ],
-)
+)  # fmt: skip
 def test_validation_refuses_samples_that_slime_fails_on(world: SlimeWorld, change: Any) -> None:
     args = world.configure(ours.slime_rollout(build), groups=2, samples=2)
     samples = [slime_sample(float(index % 2), index, index // 2) for index in range(4)]

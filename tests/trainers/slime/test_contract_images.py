@@ -168,14 +168,9 @@ def test_slime_reads_the_kept_sets_of_a_batch(
                 given = loss.get_rollout_top_p_logprob_kwargs(args, batch)
                 lengths, responses = batch["total_lengths"], batch["response_lengths"]
                 keep = loss._build_topp_keep_mask(
-                    sum(lengths),
-                    WORDS,
-                    "cpu",
-                    **given,
-                    total_lengths=lengths,
-                    response_lengths=responses,
+                    sum(lengths), WORDS, "cpu", **given, total_lengths=lengths, response_lengths=responses,
                     allgather_cp=False,
-                )
+                )  # fmt: skip
                 start = 0
                 for tokens, mask, total, response in zip(
                     batch["unconcat_tokens"], batch["loss_masks"], lengths, responses, strict=True

@@ -26,14 +26,10 @@ def test_miles_converts_images_and_kept_sets() -> None:
     size = {"shortest_edge": 3136, "longest_edge": 200704}
     features, rng = ImageFeatures(kind(patch_size=16, merge_size=2, size=size)), random.Random(1)
     args: Any = SimpleNamespace(
-        reward_key=None,
-        advantage_estimator="grpo",
-        rewards_normalization=False,
-        custom_reward_post_process_path=None,
-        use_dynamic_global_batch_size=False,
-        rollout_top_p=0.8,
+        reward_key=None, advantage_estimator="grpo", rewards_normalization=False,
+        custom_reward_post_process_path=None, use_dynamic_global_batch_size=False, rollout_top_p=0.8,
         rollout_top_k=-1,
-    )
+    )  # fmt: skip
     samples = []
     for index in range(24):
         sample = types.Sample(prompt="question", label="1", index=index, group_index=index // 4)

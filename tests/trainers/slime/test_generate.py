@@ -58,7 +58,6 @@ class State:
 
 @pytest.fixture
 def state(monkeypatch: pytest.MonkeyPatch) -> State:
-    """Install slime's state where it is read."""
     one, module = State(), ModuleType("slime.rollout.sglang_rollout")
     module.GenerateState = lambda args: one  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -67,21 +66,13 @@ def state(monkeypatch: pytest.MonkeyPatch) -> State:
 
 @tool
 async def step(number: int) -> str:
-    """Take a step.
-
-    Args:
-        number: Which.
-    """
+    """Take a step."""
     return f"step {number}"
 
 
 @tool
 async def long(number: int) -> str:
-    """Take a step that takes long.
-
-    Args:
-        number: Which.
-    """
+    """Take a step that takes long."""
     WAITING.set()
     await asyncio.sleep(60)
     return f"step {number}"
@@ -89,11 +80,7 @@ async def long(number: int) -> str:
 
 @tool
 def blocking(number: int) -> str:
-    """Take a step in a thread that cannot be cancelled.
-
-    Args:
-        number: Which.
-    """
+    """Take a step in a thread that cannot be cancelled."""
     WAITING.set()
     time.sleep(3)
     return f"step {number}"
@@ -124,7 +111,6 @@ def generator(engine: Any, **settings: Any) -> Any:
 
 
 def checked(one: Any) -> Any:
-    """Validate a single sample and return it."""
     validate_sample(one)
     return one
 

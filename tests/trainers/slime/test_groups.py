@@ -24,7 +24,6 @@ HALF = math.sqrt(0.5)
 
 
 def group(number: int | None, *rewards: float, first: int = 0, **changed: Any) -> list[Sample]:
-    """Return the samples of a group, one per rollout."""
     return [good(group_index=number, index=first + at, reward=one, **changed) for at, one in enumerate(rewards)]
 
 
@@ -127,9 +126,6 @@ def test_groups_without_indices_are_consecutive_rollouts() -> None:
 def test_sample_without_a_reward_raises(reward: Any, key: str | None) -> None:
     with pytest.raises(ConfigurationError, match=r"sample 1 \(index 7\).*--reward-key"):
         grpo_by_group(slime_args(reward_key=key), [good(remove_sample=True), good(index=7, reward=reward)])
-
-
-# --- filters ----------------------------------------------------------------------------------------------------------
 
 
 def kept(samples: Any, **args: Any) -> tuple[bool, str | None]:

@@ -25,7 +25,6 @@ def miles_sample() -> SimpleNamespace:
 
 
 def miles_input(state: Any, **changed: Any) -> SimpleNamespace:
-    """Return what Miles passes to a generate function."""
     given = {"state": state, "args": arguments(), "sample": miles_sample(), "sampling_params": dict(SAMPLING)}
     return SimpleNamespace(**{**given, "evaluation": False, **changed})
 

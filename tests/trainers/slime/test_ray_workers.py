@@ -36,11 +36,7 @@ def _ray() -> Iterator[None]:
 
 @tool
 async def step(number: int) -> str:
-    """Take a step.
-
-    Args:
-        number: Which.
-    """
+    """Take a step."""
     await asyncio.sleep(0.1)
     return f"step {number}"
 

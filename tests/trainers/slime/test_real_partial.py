@@ -40,7 +40,6 @@ def new_weights(routed: Routed, version: str) -> None:
 
 
 def buffered_in(world: SlimeWorld) -> dict[int, Any]:
-    """Return the samples in slime's buffer, by index."""
     return {one.index: one for one in leaves(world.source.buffer)}
 
 

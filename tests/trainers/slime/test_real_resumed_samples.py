@@ -43,7 +43,6 @@ class State:
 
 @pytest.fixture
 def state(monkeypatch: pytest.MonkeyPatch) -> State:
-    """Install slime's state where it is read."""
     one, module = State(), ModuleType("slime.rollout.sglang_rollout")
     module.GenerateState = lambda args: one  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -60,19 +60,6 @@ def test_episode_with_a_tool_call() -> None:
     assert (about["branch"], about["branches"], about["cut_tokens"], about["removed"]) == (2, 1, 0, None)
 
 
-def test_every_end_reason_has_a_status() -> None:
-    completed = {EndReason.ANSWERED, EndReason.STOPPED, EndReason.FAILED_CALL}
-    failed = {EndReason.ENGINE_ERROR, EndReason.AGENT_ERROR}
-    aborted = {EndReason.NOT_NEEDED, EndReason.PAUSED}
-    for ended in EndReason:
-        sample = one(episode_of(tool_tree(), ended))
-        expected = Status.COMPLETED if ended in completed else Status.TRUNCATED
-        expected = Status.FAILED if ended in failed else expected
-        expected = Status.ABORTED if ended in aborted else expected
-        assert sample.status is expected, ended
-        assert sample.remove_sample is (expected in (Status.FAILED, Status.ABORTED)), ended
-
-
 @pytest.mark.parametrize("ended", [EndReason.ENGINE_ERROR, EndReason.AGENT_ERROR, EndReason.NOT_NEEDED])
 def test_untrained_sample_keeps_its_tokens(ended: EndReason) -> None:
     failure = Failure("ValueError", "broken")

@@ -5,6 +5,7 @@ Ten steps of the example; then what is on record is held against what TRL logged
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -16,10 +17,11 @@ from typing import Any
 
 import pytest
 
+from strands_sglang import SGLangClient
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.proof.verify import verify
 from support.examples import size
-from support.lab_servers import LAB, LabProcess, serve
+from support.lab_servers import LAB, LabProcess
 
 pytestmark = [pytest.mark.engine, pytest.mark.own_servers]
 
@@ -41,13 +43,16 @@ def python() -> str:
 
 
 @pytest.fixture(scope="module")
-def server(engine_logs: Path) -> Iterator[LabProcess]:
-    """Start a separate server, because its weights are changed."""
-    server = serve("tool-policy", engine_logs)
-    try:
-        yield server.start().wait()
-    finally:
-        server.kill()
+def server(tool_policy: LabProcess) -> Iterator[LabProcess]:
+    """The shared server; training changes its weights, which are put back."""
+    yield tool_policy
+
+    async def restore() -> None:
+        async with SGLangClient(tool_policy.url) as client:
+            (result,) = await client.control.swap_weights(MODEL, version="default")
+            assert result.ok, result.message
+
+    asyncio.run(restore())
 
 
 def run(command: list[str], seconds: float = 240) -> str:
@@ -61,7 +66,6 @@ def run(command: list[str], seconds: float = 240) -> str:
 
 
 def train(python: list[str], url: str, folder: Path, *options: str) -> list[dict[str, Any]]:
-    """Train, and return TRL's log of each step."""
     report = folder / "report.json"
     where = ["--url", url, "--model", MODEL, "--runs", str(folder / "runs"), "--report", str(report)]
     run([*python, str(EXAMPLE), *where, *options])
@@ -70,7 +74,6 @@ def train(python: list[str], url: str, folder: Path, *options: str) -> list[dict
 
 
 def versions_in(directory: Path) -> set[str | None]:
-    """Return the weight versions of all recorded turns."""
     trees = [record.tree() for record in Ledger(directory).episodes()]
     return {span.version for tree in trees for turn in tree.turns for span in turn.versions}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +11,18 @@ from typing import Any
 import pytest
 
 from strands_sglang import SGLangClient, SGLangModel
-from strands_sglang.errors import ConfigurationError, EngineError, RequestRejectedError
+from strands_sglang.engine import retry
+from strands_sglang.errors import ConfigurationError, EngineError, EngineUnreachableError, RequestRejectedError
 from strands_sglang.runs import EndReason, Limits, Task
 from strands_sglang.trainers.trl import TrlRollout, trl_rollout
 from strands_sglang.trainers.trl.batch import MaskReason
+from strands_sglang.trainers.trl.engine_thread import EngineThread
+from strands_sglang.trainers.trl.rollout import check_served_model, check_trainer, limits_within, sampling_of
 from support.families import tokenizer
 from support.rollout.agent_kinds import plain
 from support.rollout.scripts import FAMILY, PromptEngine, Script, asked, assert_proved, steps
 from support.scripted_engine import Answer
+from support.scripted_sglang import Served
 from support.trainers.trl_doubles import Accelerator, Trainer, Weights, arguments
 
 ROWS = [{"prompt": f"Question {number}", "answer": number} for number in range(6)]
@@ -167,9 +172,6 @@ def test_invalid_arguments_are_refused(settings: dict[str, Any], words: str) -> 
         rollouts(steps(0), **settings)
 
 
-# --- with weights -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def weights() -> Weights:
     return Weights(ids=tokenizer(FAMILY).encode("the end<|im_end|>"))
@@ -223,3 +225,114 @@ def test_kept_sets_are_logged(caplog: pytest.LogCaptureFixture) -> None:
             func(prompts(0), trainer(args=arguments(top_p=top_p)))
         found = [record for record in caplog.records if "sampling has kept sets" in record.getMessage()]
         assert len(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"temperature": 1.0}),
+        ({"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.7, "top_p": 0.9}),
+        ({"top_k": 20, "min_p": 0.1}, {"temperature": 1.0, "top_k": 20, "min_p": 0.1}),
+        ({"top_k": -1, "top_p": None}, {"temperature": 1.0}),
+        ({"repetition_penalty": 1.1}, {"temperature": 1.0, "repetition_penalty": 1.1}),
+    ],
+)
+def test_sampling_parameters_of_the_trainer(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert sampling_of(arguments(**given), {}) == expected
+
+
+def test_other_parameters_are_kept() -> None:
+    more = {"stop": ["\n"], "temperature": 1.0, "top_k": -1}
+    assert sampling_of(arguments(), more) == {"stop": ["\n"], "temperature": 1.0, "top_k": -1}
+    assert more == {"stop": ["\n"], "temperature": 1.0, "top_k": -1}
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])
+def test_parameter_given_twice_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"got {name}=0.5 and"):
+        sampling_of(arguments(), {name: 0.5})
+
+
+@pytest.mark.parametrize(
+    ("limits", "longest", "response"),
+    [
+        (Limits(), 256, 256),
+        (Limits(max_response_tokens=100), 256, 100),
+        (Limits(max_response_tokens=500), 256, 256),
+        (Limits(), None, None),
+    ],
+)
+def test_smaller_limit_applies(limits: Limits, longest: int | None, response: int | None) -> None:
+    assert limits_within(limits, longest).max_response_tokens == response
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"tools": [print]}, "must have no tools"),
+        ({"environment_factories": {None: object}}, "environment_factory"),
+        ({"args": arguments(generation_kwargs={"stop": "x"})}, "generation_kwargs must be empty"),
+    ],
+)
+def test_invalid_trainers_are_refused(changed: dict[str, Any], words: str) -> None:
+    check_trainer(Trainer())
+    with pytest.raises(ConfigurationError, match=words):
+        check_trainer(Trainer(**changed))
+
+
+@pytest.fixture(autouse=True)
+def clear_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "_histories", {})
+
+
+def trainer_of(name: str | None) -> Trainer:
+    trainer = Trainer()
+    trainer.model.config = SimpleNamespace(_name_or_path=name)  # type: ignore[attr-defined]
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("served", "trained", "fits"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", True),
+        ("/models/qwen3-8b/", "Qwen/Qwen3-8B", True),
+        ("/hub/models--Qwen--Qwen3-8B/snapshots/0123abc", "/models/Qwen3-8B", True),
+        ("/dev/shm/weights/weights-17", "Qwen/Qwen3-8B", True),  # an earlier training's
+        ("Qwen/Qwen3-8B", None, True),  # unknown
+        ("Qwen/Qwen3-4B", "Qwen/Qwen3-8B", False),
+        ("/lab/canonical", "/lab/noncanonical", False),
+    ],
+)
+def test_served_model_must_be_the_trained_one(served: str, trained: str | None, fits: bool) -> None:
+    with Served(tokenizer("smollm2"), model_path=served).server() as server:
+        engine = EngineThread(SGLangClient(server.url), owned=True)
+        try:
+            if fits:
+                check_served_model(engine, trainer_of(trained))
+            else:
+                with pytest.raises(ConfigurationError, match=f"the trainer's model {trained}, got {served}"):
+                    check_served_model(engine, trainer_of(trained))
+        finally:
+            engine.close()
+
+
+def test_wrong_server_gets_no_weights(tmp_path: Path) -> None:
+    served = Served(tokenizer("smollm2"), model_path="somebody/elses")
+    trainer = trainer_of("our/model")
+    prompts: list[Any] = [[{"role": "user", "content": "hello"}]]
+    with served.server() as server:
+        func = trl_rollout(lambda task, model: None, base_url=server.url, directory=tmp_path)
+        with pytest.raises(ConfigurationError, match=r"RunOptions\(preflight=False\) to use this server"):
+            func(prompts, trainer)
+        func.close()
+    assert not trainer.model.saved and not {"/update_weights_from_disk", "/generate"} & set(served.asked)
+
+
+def test_wrong_address_raises_before_the_first_update() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        client = SGLangClient(f"http://127.0.0.1:{held.getsockname()[1]}", first_contact=0.3)
+        func = trl_rollout(lambda task, model: None, client=client)
+        with pytest.raises(EngineUnreachableError, match="is base_url right"):  # and not after ten minutes
+            func([[{"role": "user", "content": "hello"}]], trainer_of("our/model"))
+        func.close()

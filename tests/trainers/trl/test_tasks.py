@@ -20,9 +20,6 @@ def user(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-# --- plans ------------------------------------------------------------------------------------------------------------
-
-
 def test_equal_prompts_are_samples_of_one_task() -> None:
     one, two = Task("one"), Task("two")
     plan = Plan.of([one] * 4 + [two] * 4)
@@ -55,9 +52,6 @@ def test_different_tasks_with_one_id_are_refused() -> None:
         Plan.of([Task("one", id="x"), Task("two", id="x")])
 
 
-# --- tasks ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dataset", [ROWS, Dataset.from_list(ROWS)], ids=["list", "Dataset"])
 def test_task_is_the_row_with_the_prompt(dataset: Any) -> None:
     (task,) = TaskFinder().find(["What is 2?"], dataset)
@@ -84,12 +78,7 @@ def test_last_user_message_is_the_prompt_and_the_rest_is_data() -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [
-        [{"role": "user", "content": [{"type": "image"}]}],
-        [{"role": "assistant", "content": "Hello."}],
-        [],
-        7,
-    ],
+    [[{"role": "user", "content": [{"type": "image"}]}], [{"role": "assistant", "content": "Hello."}], [], 7],
     ids=["image", "assistant", "empty", "number"],
 )
 def test_prompt_without_a_text_question_is_refused(prompt: Any) -> None:

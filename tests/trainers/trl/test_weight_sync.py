@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -229,3 +232,73 @@ def test_failure_of_the_main_process_is_raised_in_all(
             WeightUpdater(DiskSync(tmp_path, patience=0), engine).update(
                 Trainer(accelerator=Accelerator(2, index, "MULTI_CPU"))
             )
+
+
+@pytest.fixture
+def engine_thread() -> Any:
+    engine = EngineThread(SGLangClient("http://127.0.0.1:9"), owned=True)
+    yield engine
+    engine.close()
+
+
+async def loop_and_thread() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+    return asyncio.get_running_loop(), threading.current_thread()
+
+
+def test_every_call_runs_on_the_same_loop(engine_thread: EngineThread) -> None:
+    loop, thread = engine_thread.run(loop_and_thread())
+    assert engine_thread.run(loop_and_thread()) == (loop, thread)
+    assert thread is not threading.current_thread() and thread.daemon
+
+
+async def test_call_inside_a_running_loop(engine_thread: EngineThread) -> None:
+    loop, _ = engine_thread.run(loop_and_thread())
+    assert loop is not asyncio.get_running_loop()
+
+
+def test_exceptions_are_raised_in_the_caller(engine_thread: EngineThread) -> None:
+    async def broken() -> None:
+        raise KeyError("words")
+
+    with pytest.raises(KeyError, match="words"):
+        engine_thread.run(broken())
+
+
+def test_interrupted_wait_cancels_the_call(engine_thread: EngineThread) -> None:
+    ended, waiting = threading.Event(), threading.main_thread().ident
+    assert waiting is not None
+
+    async def endless() -> None:
+        threading.Timer(0.2, signal.pthread_kill, (waiting, signal.SIGINT)).start()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)  # as an abort on the engine takes a moment
+            ended.set()
+
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a process that runs tests for another ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            engine_thread.run(endless())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.is_set(), "what was cancelled had no time to end"
+    assert engine_thread.run(loop_and_thread())
+
+
+def test_close_ends_the_thread_and_allows_reuse(engine_thread: EngineThread) -> None:
+    _, thread = engine_thread.run(loop_and_thread())
+    engine_thread.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    loop, other = engine_thread.run(loop_and_thread())
+    assert other is not thread and not loop.is_closed()
+    engine_thread.close()
+    engine_thread.close()
+
+
+def test_control_requires_an_sglang_client() -> None:
+    with pytest.raises(ConfigurationError, match="got a object"):
+        _ = EngineThread(object()).control  # type: ignore[arg-type]

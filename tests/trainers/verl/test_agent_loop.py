@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +15,11 @@ from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import Episode
+from strands_sglang.trainers.rows import PlainRow, plain_rows
 from support.rollout.agent_kinds import step
 from support.rollout.scripts import PromptEngine, steps
-from support.trainers.verl_mirror import AgentLoopOutput, Servers, given, verl_installed
+from support.trainers.grown_episodes import LAYERS, TOP_K, episode_of, experts_of, grown
+from support.trainers.verl_mirror import AgentLoopOutput, Servers, adapter, given, verl_installed
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 ROW = {
@@ -63,11 +66,6 @@ async def run(loop: Any, servers: Servers, row: Any = None, rollout: Any = None,
     pairs = zip(output.response_logprobs, output.response_mask, strict=True)
     assert not any(output.response_mask) or all((logprob == 0.0) == (not mask) for logprob, mask in pairs)
     return output
-
-
-async def test_missing_verl_is_reported() -> None:
-    with pytest.raises(ImportError, match="pip install verl"):
-        _ = importlib.import_module("strands_sglang.trainers.verl").StrandsAgentLoop
 
 
 async def test_episode_is_an_output(loop: Any) -> None:
@@ -222,3 +220,55 @@ async def test_cancellation_is_raised(loop: Any) -> None:
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work
+
+
+OUTPUT_ROW = PlainRow([1, 2, 3, 4], [5, 6, 7], [1, 0, 1], [-0.1, 0.0, -0.2], ["3", None, "4..5"], 1.0, 2)
+
+
+def fields(row: PlainRow, prompt: int = 10, response: int = 10, **more: Any) -> dict[str, Any]:
+    lengths = {"prompt_length": prompt, "response_length": response}
+    return dict(adapter.output_fields(row, None, **lengths, logprobs=True, steps=9, **more))
+
+
+def test_row_that_fits_is_unchanged() -> None:
+    made = fields(OUTPUT_ROW)
+    assert (made["prompt_ids"], made["response_ids"], made["response_mask"]) == ([1, 2, 3, 4], [5, 6, 7], [1, 0, 1])
+    assert made["extra_fields"]["min_global_steps"] == 3 and made["extra_fields"]["max_global_steps"] == 5
+    assert made["reward_score"] == 1.0 and made["num_turns"] == 4
+
+
+def test_long_prompt_continues_in_the_response() -> None:
+    made = fields(OUTPUT_ROW, prompt=2)
+    assert made["prompt_ids"] == [1, 2] and made["response_ids"] == [3, 4, 5, 6, 7]
+    assert made["response_mask"] == [0, 0, 1, 0, 1] and made["response_logprobs"] == [0.0, 0.0, -0.1, 0.0, -0.2]
+
+
+def test_lengths_are_limited_and_rows_are_prefixes() -> None:
+    for seed in range(300):
+        rng = random.Random(seed)
+        tree = grown(rng)
+        episode, experts = episode_of(tree), experts_of(tree)
+        episode.routed_experts = {leaf.id: experts(leaf) for leaf in tree.branches()}
+        for row in plain_rows(episode, pad_id=0, scored=True):
+            prompt, response = rng.randint(1, 8), rng.randint(1, 8)
+            made = fields(row, prompt, response, expert_shape=(LAYERS, TOP_K))
+            ids = made["prompt_ids"] + made["response_ids"]
+            assert ids == row.token_ids[: len(ids)]
+            assert 1 <= len(made["prompt_ids"]) <= prompt
+            count = len(made["response_ids"])
+            assert 1 <= count <= response and count == len(made["response_mask"]) == len(made["response_logprobs"])
+            zeros = len(row.prompt_ids) - len(made["prompt_ids"])
+            assert made["response_mask"] == ([0] * zeros + row.loss_mask)[:count]
+            assert made["routed_experts"].shape[1:] == (LAYERS, TOP_K)
+            assert len(made["routed_experts"]) == (1 if row.experts is None else min(len(ids), len(row.token_ids) - 1))
+
+
+def test_row_without_tokens_has_all_fields() -> None:
+    empty = fields(plain_rows(None, pad_id=0, scored=True)[0])
+    assert (
+        empty.keys() == fields(OUTPUT_ROW).keys()
+        and empty["extra_fields"].keys() == fields(OUTPUT_ROW)["extra_fields"].keys()
+    )
+    assert empty["extra_fields"]["min_global_steps"] == 9
+    without_steps = PlainRow([1], [2], [1], [-0.1], [None], 1.0, 1)
+    assert fields(without_steps)["extra_fields"]["min_global_steps"] is None, "a server that reports no step"
