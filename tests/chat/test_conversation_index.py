@@ -40,12 +40,7 @@ class RecordingIndex(ConversationIndex):
     """An index to which turns are added by their conversation alone."""
 
     def record(
-        self,
-        messages: Sequence[Any],
-        reply: dict[str, Any],
-        parent: IndexedTurn | None = None,
-        *,
-        aligned: bool = True,
+        self, messages: Sequence[Any], reply: dict[str, Any], parent: IndexedTurn | None = None, *, aligned: bool = True
     ) -> IndexedTurn:
         number, conversation = len(self), Conversation(NONE, messages)
         lineage = Lineage(parent, aligned=aligned)

@@ -18,17 +18,8 @@ from support.families import FAMILIES, tokenizer
 NO_CALLS = {"gemma-3", "phi-4-mini", "smollm2", "smollm3"}
 """Families whose template rejects calls or does not write them."""
 REASONING = {
-    "glm-4.5",
-    "glm-4.6",
-    "glm-4.7-flash",
-    "gpt-oss",
-    "kimi-k2-thinking",
-    "minimax-m2",
-    "nemotron-3-nano",
-    "qwen3",
-    "qwen3-thinking-2507",
-    "qwen3.5",
-    "qwen3.6",
+    *("glm-4.5", "glm-4.6", "glm-4.7-flash", "gpt-oss", "kimi-k2-thinking", "minimax-m2", "nemotron-3-nano", "qwen3"),
+    *("qwen3-thinking-2507", "qwen3.5", "qwen3.6"),
 }
 """Families whose template writes reasoning without an argument that enables it."""
 

@@ -18,14 +18,7 @@ import pytest
 from strands_sglang.errors import LedgerError, RecordError
 from strands_sglang.ledger import table
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.ledger.table import (
-    SCHEMA,
-    to_arrow,
-    to_dataset,
-    trajectories_of,
-    trajectory_of,
-    write_parquet,
-)
+from strands_sglang.ledger.table import SCHEMA, to_arrow, to_dataset, trajectories_of, trajectory_of, write_parquet
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.tokens import Trajectory
 from support.ledger.episodes import Recorder, plain_episode, random_episode, resumed_episode, rich_episode

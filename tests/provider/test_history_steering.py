@@ -68,12 +68,7 @@ async def test_row_06_an_intervention_discards_a_reply() -> None:
     assert said(agent)[-4:] == ["user: [coach] be brief", "assistant: short", "user: and?", "assistant: more"]
     tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (0, "proved"), (0, "proved"), (2, "proved")]
-    assert [turn.status for turn in tree] == [
-        TurnStatus.KEPT,
-        TurnStatus.REJECTED,
-        TurnStatus.KEPT,
-        TurnStatus.KEPT,
-    ]
+    assert [turn.status for turn in tree] == [TurnStatus.KEPT, TurnStatus.REJECTED, TurnStatus.KEPT, TurnStatus.KEPT]
     # It was discarded, which is not a rewritten history.
     assert [turn.forked_from for turn in tree] == [None] * 4
     assert engine.calls[2].ids == official(agent, engine, 4)
@@ -299,13 +294,7 @@ async def test_row_11_a_dangling_call_and_a_new_prompt() -> None:
     await agent.invoke_async("something else")
 
     assert [line.partition(":")[0] for line in said(agent)] == [
-        "user",
-        "call calculator",
-        "call calculator",
-        "error",
-        "error",
-        "user",
-        "assistant",
+        *("user", "call calculator", "call calculator", "error", "error", "user", "assistant")
     ]
     tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (0, "proved")]

@@ -50,11 +50,7 @@ async def test_row_10_a_truncated_turn_is_closed_before_the_next() -> None:
     assert trajectory.loss_mask[at] == 0 and at == tree[0].end
     segments = model.token_manager.segments
     assert [segment.origin for segment in segments] == [
-        Origin.CONTEXT,
-        Origin.SAMPLED,
-        Origin.CLOSING,
-        Origin.CONTEXT,
-        Origin.SAMPLED,
+        *(Origin.CONTEXT, Origin.SAMPLED, Origin.CLOSING, Origin.CONTEXT, Origin.SAMPLED)
     ]
     assert_exact(engine, model.current_episode)
 

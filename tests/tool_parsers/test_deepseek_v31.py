@@ -46,13 +46,5 @@ def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFail
 
 class TestDeepSeekV31(Conformance):
     forms = [FORM]
-    details = [
-        (
-            "{BEGIN}{CALL_BEGIN}{SEPARATOR}{}{CALL_END}{END}",
-            "and {SEPARATOR} there must be the name",
-            None,
-        ),
-    ]
-    huge = [
-        "{BEGIN}{CALL_BEGIN}" + " " * 1_000_000 + "{SEPARATOR}",
-    ]
+    details = [("{BEGIN}{CALL_BEGIN}{SEPARATOR}{}{CALL_END}{END}", "and {SEPARATOR} there must be the name", None)]
+    huge = ["{BEGIN}{CALL_BEGIN}" + " " * 1_000_000 + "{SEPARATOR}"]

@@ -83,8 +83,7 @@ def test_template_output_is_parsed(family: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        f"{OPENING}{BEGIN}{string('s', 'v')}{END}{CLOSING}",
-        f"{OPENING_4}{BEGIN}{string('s', 'v')}{END}{CLOSING_4}",
+        *(f"{OPENING}{BEGIN}{string('s', 'v')}{END}{CLOSING}", f"{OPENING_4}{BEGIN}{string('s', 'v')}{END}{CLOSING_4}"),
         f"{OPENING} \t\r\n{BEGIN}\n\n{string('s', 'v')} {END}\n \n{CLOSING}",
         OPENING + BEGIN + other("s", ' \n\t"v"\r\n') + END + CLOSING,
     ],
@@ -99,14 +98,7 @@ def test_whitespace_between_tags_is_ignored(text: str) -> None:
     [
         *("", "\n", "\n\n", "  x  ", "\n  x\n", "    if a:\n        b\n", "\tx\r\n", " 1 ", "é😀\u2028"),
         *(
-            "123",
-            "true",
-            "null",
-            "None",
-            '{"a": 1}',
-            "<think>x</think>",
-            "<｜DSML｜>",
-            "</｜DSML｜parameter",
+            *("123", "true", "null", "None", '{"a": 1}', "<think>x</think>", "<｜DSML｜>", "</｜DSML｜parameter"),
             "</parameter>",
         ),
     ],
@@ -165,15 +157,7 @@ def test_schemas_have_no_effect() -> None:
         *(
             (f"{BEGIN}{other('a', value)}{END}", ParseFailure.INVALID_JSON)
             for value in (
-                "",
-                "hello",
-                "True",
-                "NaN",
-                '{"a": 1,}',
-                "{'a': 1}",
-                "[1",
-                '"\\ud800"',
-                "1e999",
+                *("", "hello", "True", "NaN", '{"a": 1,}', "{'a': 1}", "[1", '"\\ud800"', "1e999"),
                 "[" * 101 + "]" * 101,
             )
         ),
@@ -352,24 +336,15 @@ class TestDeepSeekV32(Conformance):
         ]
     ]
     units = [
-        f"\n{BEGIN}",
-        f"\n{BEGIN}{END}",
-        OPENING + CLOSING,
-        OPENING + BEGIN,
-        OPENING + BEGIN + CLOSING,
-        OPENING + INVOKE + "x" + CLOSING,
-        f'{OPENING}{BEGIN}{PARAMETER}s" string="true">',
+        *(f"\n{BEGIN}", f"\n{BEGIN}{END}", OPENING + CLOSING, OPENING + BEGIN, OPENING + BEGIN + CLOSING),
+        *(OPENING + INVOKE + "x" + CLOSING, f'{OPENING}{BEGIN}{PARAMETER}s" string="true">'),
         f'{OPENING}{BEGIN}{PARAMETER}s" string="false">["',
         f'{OPENING}{BEGIN}{PARAMETER}s" string="false">["{END}{CLOSING}',
-        f"{OPENING}{BEGIN}{other('a', '[' * 3000)}{END}{CLOSING}",
-        CALL,
+        *(f"{OPENING}{BEGIN}{other('a', '[' * 3000)}{END}{CLOSING}", CALL),
     ]
     huge = [
-        OPENING + " " * 1_000_000,
-        OPENING + BEGIN * 40_000,
-        OPENING + INVOKE * 9_000 + CLOSING,
-        OPENING + (BEGIN + END) * 24_000 + "x" + CLOSING,
-        OPENING + (BEGIN + "x" + END) * 24_000 + CLOSING,
+        *(OPENING + " " * 1_000_000, OPENING + BEGIN * 40_000, OPENING + INVOKE * 9_000 + CLOSING),
+        *(OPENING + (BEGIN + END) * 24_000 + "x" + CLOSING, OPENING + (BEGIN + "x" + END) * 24_000 + CLOSING),
         OPENING + BEGIN + "".join(other(f"k{n}", "[]") for n in range(15_000)),
         OPENING + BEGIN + f'{PARAMETER}s" string="true">' + PARAMETER_END[:-1] * 60_000,
         OPENING + BEGIN + string("s", "v" * 1_000_000) + END + CLOSING,

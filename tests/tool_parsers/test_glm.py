@@ -242,26 +242,17 @@ class TestGlm(Conformance):
         ]
     ]
     units = [
-        OPENING,
-        OPENING + CLOSING,
-        OPENING + "f<arg_key>" + CLOSING,
-        OPENING + "f<arg_key>s</arg_key>",
-        OPENING + "f<arg_key>s</arg_key><arg_value>" + CLOSING,
-        OPENING + "f" + pair("o", "{") + CLOSING,
-        OPENING + "f" + pair("a", "[" * 3000) + CLOSING,
-        OPENING + "f" + pair("s", "v") * 2 + CLOSING,
+        *(OPENING, OPENING + CLOSING, OPENING + "f<arg_key>" + CLOSING, OPENING + "f<arg_key>s</arg_key>"),
+        *(OPENING + "f<arg_key>s</arg_key><arg_value>" + CLOSING, OPENING + "f" + pair("o", "{") + CLOSING),
+        *(OPENING + "f" + pair("a", "[" * 3000) + CLOSING, OPENING + "f" + pair("s", "v") * 2 + CLOSING),
         pair("s", "v"),
         CALL,
     ]
     huge = [
-        OPENING + " " * 1_000_000,
-        OPENING + "f" * 1_000_000,
-        OPENING + " f" * 500_000 + CLOSING,
-        OPENING + "f" + "<arg_key>" * 100_000,
-        OPENING + "f" + "".join(pair(f"k{n}", "v") for n in range(20_000)),
+        *(OPENING + " " * 1_000_000, OPENING + "f" * 1_000_000, OPENING + " f" * 500_000 + CLOSING),
+        *(OPENING + "f" + "<arg_key>" * 100_000, OPENING + "f" + "".join(pair(f"k{n}", "v") for n in range(20_000))),
         OPENING + "f<arg_key>s</arg_key><arg_value>" + "<" * 1_000_000,
         OPENING + "f<arg_key>s</arg_key><arg_value>" + "</arg_value" * 90_000,
-        OPENING + "f" + pair("s", "v" * 1_000_000) + CLOSING,
-        OPENING + "f" + pair("o", '{"a":' * 200_000) + CLOSING,
+        *(OPENING + "f" + pair("s", "v" * 1_000_000) + CLOSING, OPENING + "f" + pair("o", '{"a":' * 200_000) + CLOSING),
         OPENING + "f" + pair("o", '{"a": "' + "é" * 1_000_000 + '"}') + CLOSING,
     ]

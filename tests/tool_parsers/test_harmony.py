@@ -71,14 +71,11 @@ def test_parser_name() -> None:
 @pytest.mark.parametrize(
     "header",
     [
-        " to=functions.f<|channel|>commentary json",
-        " to=functions.f<|channel|>commentary",
+        *(" to=functions.f<|channel|>commentary json", " to=functions.f<|channel|>commentary"),
         " to=functions.f<|channel|>commentary <|constrain|>json",
         "<|channel|>commentary to=functions.f <|constrain|>json",
-        "<|channel|>commentary to=functions.f<|constrain|>json",
-        "<|channel|>commentary to=functions.f json",
-        "<|channel|>commentary to=functions.f",
-        " to=functions.f<|channel|>commentary to=functions.f json",
+        *("<|channel|>commentary to=functions.f<|constrain|>json", "<|channel|>commentary to=functions.f json"),
+        *("<|channel|>commentary to=functions.f", " to=functions.f<|channel|>commentary to=functions.f json"),
     ],
 )
 @pytest.mark.parametrize("before", ["", THOUGHT + ASSISTANT, ASSISTANT, "\n" + ASSISTANT, THOUGHT + "\n" + ASSISTANT])
@@ -402,18 +399,8 @@ messages = (
     | st.tuples(names, st.dictionaries(st.text(), json_values, max_size=4))
 )  # fmt: skip
 words = [
-    "assistant",
-    "user",
-    "analysis",
-    "commentary",
-    "final",
-    " to=functions.f",
-    " to=",
-    "to=x",
-    "json",
-    "{}",
-    '{"a": "',
-    CALL,
+    *("assistant", "user", "analysis", "commentary", "final", " to=functions.f", " to=", "to=x", "json", "{}"),
+    *('{"a": "', CALL),
 ]
 
 
@@ -470,23 +457,11 @@ class TestHarmony(Conformance):
     ]
     units = [
         *ALL,
-        "<|star",
-        ASSISTANT,
-        f"{START}{CHANNEL}{MESSAGE}",
-        f"{END}a",
-        f"to=x{END}",
-        f"{CHANNEL}a to=x ",
-        ASSISTANT + THOUGHT,
-        ASSISTANT + on("analysis", "", ""),
-        ASSISTANT + on("final", "a"),
-        ASSISTANT + on("final", "a", ""),
-        ASSISTANT + on(TO_F, "{}", CALLED),
-        ASSISTANT + on(TO_F, "{}", END),
-        ASSISTANT + on(TO_F, "{}", ""),
-        ASSISTANT + on(TO_F, "{", END),
-        ASSISTANT + on(TO_F, '{"a":"', CALLED),
-        ASSISTANT + on(TO_F, "[" * 3000, CALLED),
-        ASSISTANT + on(TO_F, "", ""),
+        *("<|star", ASSISTANT, f"{START}{CHANNEL}{MESSAGE}", f"{END}a", f"to=x{END}", f"{CHANNEL}a to=x "),
+        *(ASSISTANT + THOUGHT, ASSISTANT + on("analysis", "", ""), ASSISTANT + on("final", "a")),
+        *(ASSISTANT + on("final", "a", ""), ASSISTANT + on(TO_F, "{}", CALLED), ASSISTANT + on(TO_F, "{}", END)),
+        *(ASSISTANT + on(TO_F, "{}", ""), ASSISTANT + on(TO_F, "{", END), ASSISTANT + on(TO_F, '{"a":"', CALLED)),
+        *(ASSISTANT + on(TO_F, "[" * 3000, CALLED), ASSISTANT + on(TO_F, "", "")),
         ASSISTANT + on("analysis to=functions.f", '{"a":1}', CALLED),
     ]
     huge = [
@@ -496,8 +471,5 @@ class TestHarmony(Conformance):
         on(f"commentary to=functions.{'f' * 1_000_000}", "{}", CALLED),
         on("commentary " + "to=x " * 200_000, "{}", CALLED),
         on("a " * 500_000, "{}"),
-        " to=" + "x" * 1_000_000,
-        " " * 1_000_000,
-        THOUGHT + " " * 1_000_000,
-        "a " * 500_000 + CHANNEL,
+        *(" to=" + "x" * 1_000_000, " " * 1_000_000, THOUGHT + " " * 1_000_000, "a " * 500_000 + CHANNEL),
     ]

@@ -262,16 +262,9 @@ names = st.text(min_size=1).filter(str.strip)
 
 UNITS = [
     *("{CUT_OPENING}", "{THINK}", "{OPENING}{CLOSING}", "{OPENING}[", "{OPENING}[]{CLOSING}", "{OPENING}[{", "{CALL}"),
-    '{OPENING}[{"{CLOSING}',
-    '{OPENING}["{CLOSING}",',
-    '{OPENING}[{"a":"{CLOSING}',
-    '{OPENING}[{"a":"\\{CLOSING}',
-    "{OPENING}[1,2,nope]{CLOSING}",
-    '{OPENING}[{"a":{"a":1}} x{CLOSING}',
-    "{OPENING}" + "[" * 3000 + "{CLOSING}",
-    "{OPENING}" + '{"a":' * 3000 + "{CLOSING}",
-    '{OPENING}x{{"a"{CLOSING}',
-    "{OPENING}[{ONE}]x",
+    *('{OPENING}[{"{CLOSING}', '{OPENING}["{CLOSING}",', '{OPENING}[{"a":"{CLOSING}', '{OPENING}[{"a":"\\{CLOSING}'),
+    *("{OPENING}[1,2,nope]{CLOSING}", '{OPENING}[{"a":{"a":1}} x{CLOSING}', "{OPENING}" + "[" * 3000 + "{CLOSING}"),
+    *("{OPENING}" + '{"a":' * 3000 + "{CLOSING}", '{OPENING}x{{"a"{CLOSING}', "{OPENING}[{ONE}]x"),
     "{OPENING}[{ONE}]" + " " * 50 + "{CLOSING}",
 ]
 
@@ -310,13 +303,9 @@ class TestLists(Conformance):
     ]
     units = UNITS
     huge = [
-        "{OPENING}" + "[" * 500_000,
-        "{OPENING}" + '[{"a":' * 150_000,
-        "{OPENING}" + " " * 1_000_000,
-        "{OPENING}[" + " " * 1_000_000,
-        "{OPENING}[" + "0," * 500_000 + "{}]{CLOSING}",
-        "{OPENING}[" + "{ONE}," * 15_000,
-        "{OPENING}[{ONE}" + " " * 1_000_000,
+        *("{OPENING}" + "[" * 500_000, "{OPENING}" + '[{"a":' * 150_000, "{OPENING}" + " " * 1_000_000),
+        *("{OPENING}[" + " " * 1_000_000, "{OPENING}[" + "0," * 500_000 + "{}]{CLOSING}"),
+        *("{OPENING}[" + "{ONE}," * 15_000, "{OPENING}[{ONE}" + " " * 1_000_000),
         '{OPENING}[{"name":"f","arguments":{"a":' + "1" * 1_000_000 + "}}]{CLOSING}",
         '{OPENING}[{"name":"f","arguments":{"a":[' + "1," * 400_000 + "1]}}]{CLOSING}",
         '{OPENING}[{"name":"f","arguments":{"a":"' + "{OPENING}{CLOSING}" * 40_000 + '"}}]{CLOSING}',

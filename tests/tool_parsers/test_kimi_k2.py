@@ -69,9 +69,7 @@ def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFail
 
 class TestKimiK2(Conformance):
     forms = [FORM]
-    details = [
-        ("{BEGIN}{CALL_BEGIN}f{SEPARATOR}{}{CALL_END}{END}", "there must be functions.NAME:INDEX", None),
-    ]
+    details = [("{BEGIN}{CALL_BEGIN}f{SEPARATOR}{}{CALL_END}{END}", "there must be functions.NAME:INDEX", None)]
     huge = [
         "{BEGIN}{CALL_BEGIN}functions." + ":1" * 500_000 + "{SEPARATOR}{}{CALL_END}",
         "{BEGIN}{CALL_BEGIN}functions.f:" + "1" * 1_000_000 + "{SEPARATOR}{}{CALL_END}",

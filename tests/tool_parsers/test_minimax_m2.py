@@ -240,11 +240,8 @@ def test_call_outside_of_block_is_misplaced(before: str, raw: str, after: str) -
 @pytest.mark.parametrize(
     "text",
     [
-        'Write `<invoke name="NAME">` and so on.',
-        f"x {INVOKE}",
-        '<invoke name="f"> calls it.\n</invoke>',
-        '<invoke name="">\n</invoke>',
-        "</invoke>\n" + parameter("s", "v"),
+        *('Write `<invoke name="NAME">` and so on.', f"x {INVOKE}", '<invoke name="f"> calls it.\n</invoke>'),
+        *('<invoke name="">\n</invoke>', "</invoke>\n" + parameter("s", "v")),
     ],
 )
 def test_text_about_the_format_is_text(text: str) -> None:
@@ -313,23 +310,14 @@ class TestMiniMaxM2(Conformance):
         ]
     ]
     units = [
-        '\n<invoke name="f">',
-        '\n<invoke name="f"></invoke>',
-        OPENING + CLOSING,
-        OPENING + '<invoke name="f">',
-        OPENING + '<invoke name="f">' + CLOSING,
-        OPENING + '<invoke name="f"><parameter name="s">',
-        OPENING + INVOKE,
+        *('\n<invoke name="f">', '\n<invoke name="f"></invoke>', OPENING + CLOSING, OPENING + '<invoke name="f">'),
+        *(OPENING + '<invoke name="f">' + CLOSING, OPENING + '<invoke name="f"><parameter name="s">', OPENING + INVOKE),
         OPENING + INVOKE + "x" + CLOSING,
-        OPENING + '<invoke name="f">' + parameter("a", "[" * 3000) + "</invoke>" + CLOSING,
-        CALL,
+        *(OPENING + '<invoke name="f">' + parameter("a", "[" * 3000) + "</invoke>" + CLOSING, CALL),
     ]
     huge = [
-        OPENING + " " * 1_000_000,
-        OPENING + '<invoke name="' + "f" * 1_000_000,
-        OPENING + '<invoke name="f">' * 60_000,
-        OPENING + INVOKE * 14_000,
-        OPENING + INVOKE * 14_000 + CLOSING,
+        *(OPENING + " " * 1_000_000, OPENING + '<invoke name="' + "f" * 1_000_000),
+        *(OPENING + '<invoke name="f">' * 60_000, OPENING + INVOKE * 14_000, OPENING + INVOKE * 14_000 + CLOSING),
         OPENING + '<invoke name="f"></invoke>' * 38_000 + "x" + CLOSING,
         OPENING + '<invoke name="f">x</invoke>' * 37_000 + CLOSING,
         OPENING + '<invoke name="f">' + "".join(parameter(f"k{n}", "v") for n in range(28_000)),

@@ -58,10 +58,7 @@ def test_ids() -> None:
     assert FORM.parse(FORM.listed('{"name": "f", "arguments": {}, "id": "call00001"}')).calls[0].id == "call00001"
     (call,) = FORM.parse("ok[TOOL_CALLS]f[CALL_ID]call00001[ARGS]{}").calls
     assert (call.name, call.id, call.start, call.raw) == (
-        "f",
-        "call00001",
-        2,
-        "[TOOL_CALLS]f[CALL_ID]call00001[ARGS]{}",
+        *("f", "call00001", 2, "[TOOL_CALLS]f[CALL_ID]call00001[ARGS]{}"),
     )
 
 
@@ -163,17 +160,10 @@ class TestMistral(Conformance):
         (f"[TOOL_CALLS]{ONE}", "a list of tool calls, or by a name and [ARGS]", None),
     ]
     units = [
-        NAMED,
-        OPENING + "f" + ARGS,
-        OPENING + "f" + CALL_ID,
-        OPENING + "f" + ARGS + "{} x",
-        OPENING + ARGS + '{"a":',
-        OPENING + "f" + ARGS + '{"a":"',
-        OPENING + "f" + ARGS + '{"a":"\\',
+        *(NAMED, OPENING + "f" + ARGS, OPENING + "f" + CALL_ID, OPENING + "f" + ARGS + "{} x"),
+        *(OPENING + ARGS + '{"a":', OPENING + "f" + ARGS + '{"a":"', OPENING + "f" + ARGS + '{"a":"\\'),
     ]
     huge = [
-        OPENING + "x" * 1_000_000,
-        OPENING + "f" + ARGS + '{"a":' * 200_000,
-        OPENING + "f" + ARGS + "{}" + " " * 1_000_000,
-        OPENING + ARGS * 150_000,
+        *(OPENING + "x" * 1_000_000, OPENING + "f" + ARGS + '{"a":' * 200_000),
+        *(OPENING + "f" + ARGS + "{}" + " " * 1_000_000, OPENING + ARGS * 150_000),
     ]

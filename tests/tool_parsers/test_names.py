@@ -11,16 +11,7 @@ from strands_sglang.tool_parsers import HermesToolParser, ParseFailure
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
 
 UNSEEN = [
-    "\x1b[2J",
-    "\x1b]0;title\x07",
-    "\x9b31m",
-    "a\u202eb",
-    "a\u200bb",
-    "a\r\nb",
-    "a\x00",
-    "\x7f",
-    "\u2066a",
-    "\u2028",
+    *("\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "a\u202eb", "a\u200bb", "a\r\nb", "a\x00", "\x7f", "\u2066a", "\u2028")
 ]
 
 

@@ -76,8 +76,4 @@ class TestPhi4(Conformance):
         )
     ]
     units = ["functools[{"]
-    huge = [
-        "functools[" + "{}," * 100_000,
-        "functools[" * 100_000,
-        "functools[" + f"{ONE}," * 15_000 + "1] x",
-    ]
+    huge = ["functools[" + "{}," * 100_000, "functools[" * 100_000, "functools[" + f"{ONE}," * 15_000 + "1] x"]

@@ -184,12 +184,7 @@ def test_string_parameter_is_a_string(name: str, value: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "    indented = 1\n    more = 2",
-        "\n  after an empty line\n",
-        "  ",
-        "\ttab",
-        "x = 1  ",
-        "a\r\nb",
+        *("    indented = 1\n    more = 2", "\n  after an empty line\n", "  ", "\ttab", "x = 1  ", "a\r\nb"),
         "def f():\n\treturn 1",
     ],
 )

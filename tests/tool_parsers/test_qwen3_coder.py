@@ -246,13 +246,9 @@ def test_misplaced_function_does_not_affect_other_calls() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "Write `<function=NAME>` and so on.",
-        "x <function=f>\n<parameter=s>\nv\n</parameter>\n</function>",
-        "<function=f> calls it.\n</function>",
-        "<function=>\n</function>",
-        "<function=f g>\n</function>",
-        "<function=f\n</function>",
-        "</function>\n<parameter=s>",
+        *("Write `<function=NAME>` and so on.", "x <function=f>\n<parameter=s>\nv\n</parameter>\n</function>"),
+        *("<function=f> calls it.\n</function>", "<function=>\n</function>", "<function=f g>\n</function>"),
+        *("<function=f\n</function>", "</function>\n<parameter=s>"),
     ],
 )
 def test_text_about_the_format_is_text(text: str) -> None:
@@ -290,17 +286,7 @@ def test_tags_that_are_not_tokens_break_a_value() -> None:
 tags = [*WORDS, "<function=f>", "<parameter=s>", "<parameter=o>", "<parameter=n>", CALL, FUNCTION]
 parts = [
     *"<>=/\n \"'{}[]1,",
-    "f",
-    "s",
-    "=f>",
-    "true",
-    "None",
-    '{"a": 1}',
-    "<think>",
-    "</think>",
-    "\ud800",
-    "é",
-    "tool_call",
+    *("f", "s", "=f>", "true", "None", '{"a": 1}', "<think>", "</think>", "\ud800", "é", "tool_call"),
 ]
 pieces = st.sampled_from(tags + parts)
 
@@ -345,22 +331,14 @@ class TestQwen3Coder(Conformance):
         ]
     ]
     units = [
-        OPENING,
-        "\n<function=",
-        "\n<function=f>\n<parameter=s>",
-        "\n<function=f></function>",
-        OPENING + CLOSING,
-        OPENING + "<function=f>",
-        OPENING + "<function=f><parameter=s>",
-        OPENING + "<function=f" + CLOSING,
+        *(OPENING, "\n<function=", "\n<function=f>\n<parameter=s>", "\n<function=f></function>", OPENING + CLOSING),
+        *(OPENING + "<function=f>", OPENING + "<function=f><parameter=s>", OPENING + "<function=f" + CLOSING),
         OPENING + "<function=f><parameter=s>v</parameter>" + CLOSING,
         OPENING + "<function=f><parameter=o>{</parameter></function>" + CLOSING,
-        OPENING + "<function=f><parameter=a>" + "[" * 3000 + "</parameter></function>" + CLOSING,
-        CALL,
+        *(OPENING + "<function=f><parameter=a>" + "[" * 3000 + "</parameter></function>" + CLOSING, CALL),
     ]
     huge = [
-        OPENING + " " * 1_000_000,
-        OPENING + "<function=" + "f" * 1_000_000,
+        *(OPENING + " " * 1_000_000, OPENING + "<function=" + "f" * 1_000_000),
         OPENING + "<function=f>" + "<parameter=s>" * 75_000,
         OPENING + "<function=f>" + "".join(f"<parameter=k{n}>v</parameter>" for n in range(35_000)),
         OPENING + "<function=f><parameter=s>" + "<" * 1_000_000,
@@ -368,6 +346,5 @@ class TestQwen3Coder(Conformance):
         OPENING + "<function=f><parameter=s>" + "v" * 1_000_000 + "</parameter></function>" + CLOSING,
         OPENING + "<function=f><parameter=o>" + '{"a":' * 200_000 + "</parameter></function>" + CLOSING,
         OPENING + '<function=f><parameter=o>{"a": "' + "é" * 1_000_000 + '"}</parameter></function>' + CLOSING,
-        "\n" + "<function=f> " * 75_000,
-        "\n<function=f>\n" * 75_000 + "<parameter=",
+        *("\n" + "<function=f> " * 75_000, "\n<function=f>\n" * 75_000 + "<parameter="),
     ]

@@ -155,10 +155,7 @@ def test_the_readable_report(capsys: pytest.CaptureFixture[str], folder_of_one: 
     assert name == folder_of_one.name
     assert proved == "  proved   user"
     assert [line.split(":")[0] for line in refused] == [
-        "  refused  tool",
-        "  refused  user after tool",
-        "  refused  answer after tool",
-        "  refused  parallel tools",
+        *("  refused  tool", "  refused  user after tool", "  refused  answer after tool", "  refused  parallel tools")
     ]
     assert advice.startswith("  advice   The template does not support tools")
 
