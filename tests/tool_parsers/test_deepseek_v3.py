@@ -9,12 +9,10 @@ import pytest
 
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.chat.tokenization import Encoder
-from strands_sglang.tool_parsers.parsed import ParseFailure
+from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
 from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, shown
+from support.tool_parsers.checks import Conformance, rows, shown
 from support.tool_parsers.sections import DEEPSEEK_V3 as FORM
-
-Failure = ParseFailure
 
 
 @pytest.mark.parametrize(
@@ -55,43 +53,23 @@ def test_name_is_rest_of_line(name: str) -> None:
         *(
             (f"{{CALL_BEGIN}}function{{SEPARATOR}}{body}{{CALL_END}}", failure)
             for body, failure in [
-                ("", Failure.MISSING_NAME),
-                ("\n```json\n{}\n```", Failure.MISSING_NAME),
-                (" \n```json\n{}\n```", Failure.MISSING_NAME),
-                ("\nf\n```json\n{}\n```", Failure.MISSING_NAME),
-                ("f", Failure.BAD_ARGUMENTS),
-                ("f\n", Failure.BAD_ARGUMENTS),
-                ("f\n{}", Failure.BAD_ARGUMENTS),
-                ("f{}", Failure.BAD_ARGUMENTS),
-                ("f\n```\n{}\n```", Failure.BAD_ARGUMENTS),
-                ("f\n```python\n{}\n```", Failure.BAD_ARGUMENTS),
-                ("f\n```jsonc\n{}\n```", Failure.BAD_ARGUMENTS),
-                ("f\n```JSON\n{}\n```", Failure.BAD_ARGUMENTS),
-                ("f\n```json{}\n```", Failure.BAD_ARGUMENTS),
-                ("f\n```json {}\n```", Failure.BAD_ARGUMENTS),
-                ("f\n\n```json\n{}\n```", Failure.BAD_ARGUMENTS),
-                ("f\n ```json\n{}\n```", Failure.BAD_ARGUMENTS),
-                ("f ```json\n{}\n```", Failure.BAD_ARGUMENTS),
-                ("f\r\n ```json\n{}\n```", Failure.BAD_ARGUMENTS),
-                ('f\n{"a": "{CALL_END}{CALL_BEGIN}"}', Failure.BAD_ARGUMENTS),
-                ("f\n```json\n```", Failure.INVALID_JSON),
-                ("f\n```json\n```json\n{}\n```", Failure.INVALID_JSON),
-                ("f\n```json\n{}", Failure.UNCLOSED),
-                ("f\n```json\n{}\n", Failure.UNCLOSED),
-                ("f\n```json\n{}```", Failure.TRAILING_TEXT),
-                ("f\n```json\n{} ```", Failure.TRAILING_TEXT),
-                ("f\n```json\n{}\n ```", Failure.TRAILING_TEXT),
-                ("f\n```json\n{}\n```\n", Failure.TRAILING_TEXT),
-                ("f\n```json\n{}\n````", Failure.TRAILING_TEXT),
-                ("f\n```json\n{}\n``", Failure.TRAILING_TEXT),
+                *rows(Failure.MISSING_NAME, "", "\n```json\n{}\n```", " \n```json\n{}\n```", "\nf\n```json\n{}\n```"),
+                *rows(Failure.BAD_ARGUMENTS, "f", "f\n", "f\n{}", "f{}", "f\n```\n{}\n```", "f\n```python\n{}\n```"),
+                *rows(Failure.BAD_ARGUMENTS, "f\n```jsonc\n{}\n```", "f\n```JSON\n{}\n```", "f\n```json{}\n```"),
+                *rows(Failure.BAD_ARGUMENTS, "f\n```json {}\n```", "f\n\n```json\n{}\n```", "f\n ```json\n{}\n```"),
+                *rows(Failure.BAD_ARGUMENTS, "f ```json\n{}\n```", "f\r\n ```json\n{}\n```"),
+                *rows(Failure.BAD_ARGUMENTS, 'f\n{"a": "{CALL_END}{CALL_BEGIN}"}', "f{SEPARATOR}\n```json\n{}\n```"),
+                *rows(Failure.INVALID_JSON, "f\n```json\n```", "f\n```json\n```json\n{}\n```"),
+                *rows(Failure.UNCLOSED, "f\n```json\n{}", "f\n```json\n{}\n"),
+                *rows(Failure.TRAILING_TEXT, "f\n```json\n{}```", "f\n```json\n{} ```", "f\n```json\n{}\n ```"),
+                *rows(Failure.TRAILING_TEXT, "f\n```json\n{}\n```\n", "f\n```json\n{}\n````", "f\n```json\n{}\n``"),
                 ("f\n```json\n{}\nx\n```", Failure.TRAILING_TEXT),
-                ("f{SEPARATOR}\n```json\n{}\n```", Failure.BAD_ARGUMENTS),
             ]
         ),
     ],
     ids=shown,
 )
-def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_other_calls(raw: str, failure: Failure) -> None:
     FORM.check_bad_call(raw, failure)
 
 

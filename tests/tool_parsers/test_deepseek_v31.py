@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from strands_sglang.tool_parsers.parsed import ParseFailure
+from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
 from support.families import tokenizer
 from support.tool_parsers.checks import Conformance, shown
 from support.tool_parsers.sections import DEEPSEEK_V31 as FORM
-
-Failure = ParseFailure
 
 
 def test_template_output_is_parsed() -> None:
@@ -40,7 +38,7 @@ def test_name_is_text_between_markers(name: str) -> None:
     ],
     ids=shown,
 )
-def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_other_calls(raw: str, failure: Failure) -> None:
     FORM.check_bad_call(raw, failure)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParseFailure, SampledText
+from strands_sglang.tool_parsers import ParseFailure as Failure
+from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.deepseek import DeepSeekV32ToolParser
 from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format
+from support.tool_parsers.checks import Conformance, Format, rows
 
 OPENING, CLOSING = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
 OPENING_4, CLOSING_4 = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
@@ -136,44 +137,37 @@ def test_schemas_have_no_effect() -> None:
 @pytest.mark.parametrize(
     ("raw", "failure"),
     [
-        (f'<｜DSML｜invoke name="">{END}', ParseFailure.MISSING_NAME),
-        (f'<｜DSML｜invoke name="f g">{END}', ParseFailure.MISSING_NAME),
-        (f'<｜DSML｜invoke name="f>{END}', ParseFailure.MISSING_NAME),
-        (f'<｜DSML｜invoke name="f" id="1">{END}', ParseFailure.MISSING_NAME),
-        (f'{BEGIN}{PARAMETER}s" string="true">v{END}', ParseFailure.UNCLOSED),
-        (f'{BEGIN}{PARAMETER}s" string="true">v{string("n", "1")}{END}', ParseFailure.UNCLOSED),
-        (f"{BEGIN}{BEGIN}{END}", ParseFailure.UNCLOSED),
-        (f"{BEGIN}hello{END}", ParseFailure.BAD_ARGUMENTS),
-        (f'{BEGIN}{{"s": "v"}}{END}', ParseFailure.BAD_ARGUMENTS),
-        (f"{BEGIN}{PARAMETER_END}{END}", ParseFailure.BAD_ARGUMENTS),
-        (f"{BEGIN}{string('s', f'a{PARAMETER_END}b')}{END}", ParseFailure.BAD_ARGUMENTS),
-        (f"{BEGIN}{string('', 'v')}{END}", ParseFailure.BAD_ARGUMENTS),
-        (f"{BEGIN}{string(' s', 'v')}{END}", ParseFailure.BAD_ARGUMENTS),
-        (f'{BEGIN}{PARAMETER}s">v{PARAMETER_END}{END}', ParseFailure.BAD_ARGUMENTS),
-        (f'{BEGIN}{PARAMETER}s" string=true>v{PARAMETER_END}{END}', ParseFailure.BAD_ARGUMENTS),
-        (f'{BEGIN}{PARAMETER}s" string="True">v{PARAMETER_END}{END}', ParseFailure.BAD_ARGUMENTS),
-        (f'{BEGIN}{PARAMETER}s" string="true" >v{PARAMETER_END}{END}', ParseFailure.BAD_ARGUMENTS),
-        (f'{BEGIN}<parameter name="s">v</parameter>{END}', ParseFailure.BAD_ARGUMENTS),
+        *rows(Failure.MISSING_NAME, f'<｜DSML｜invoke name="">{END}', f'<｜DSML｜invoke name="f g">{END}'),
+        *rows(Failure.MISSING_NAME, f'<｜DSML｜invoke name="f>{END}', f'<｜DSML｜invoke name="f" id="1">{END}'),
+        (f'{BEGIN}{PARAMETER}s" string="true">v{END}', Failure.UNCLOSED),
+        *rows(Failure.UNCLOSED, f'{BEGIN}{PARAMETER}s" string="true">v{string("n", "1")}{END}', f"{BEGIN}{BEGIN}{END}"),
+        *rows(Failure.BAD_ARGUMENTS, f"{BEGIN}hello{END}", f'{BEGIN}{{"s": "v"}}{END}', f"{BEGIN}{PARAMETER_END}{END}"),
+        (f"{BEGIN}{string('s', f'a{PARAMETER_END}b')}{END}", Failure.BAD_ARGUMENTS),
+        *rows(Failure.BAD_ARGUMENTS, f"{BEGIN}{string('', 'v')}{END}", f"{BEGIN}{string(' s', 'v')}{END}"),
+        (f'{BEGIN}{PARAMETER}s">v{PARAMETER_END}{END}', Failure.BAD_ARGUMENTS),
+        (f'{BEGIN}{PARAMETER}s" string=true>v{PARAMETER_END}{END}', Failure.BAD_ARGUMENTS),
+        (f'{BEGIN}{PARAMETER}s" string="True">v{PARAMETER_END}{END}', Failure.BAD_ARGUMENTS),
+        (f'{BEGIN}{PARAMETER}s" string="true" >v{PARAMETER_END}{END}', Failure.BAD_ARGUMENTS),
+        (f'{BEGIN}<parameter name="s">v</parameter>{END}', Failure.BAD_ARGUMENTS),
         *(
-            (f"{BEGIN}{other('a', value)}{END}", ParseFailure.INVALID_JSON)
+            (f"{BEGIN}{other('a', value)}{END}", Failure.INVALID_JSON)
             for value in (
                 *("", "hello", "True", "NaN", '{"a": 1,}', "{'a': 1}", "[1", '"\\ud800"', "1e999"),
                 "[" * 101 + "]" * 101,
             )
         ),
-        (f"{BEGIN}{other('a', '{' + written(END + CLOSING) + ': nope}')}{END}", ParseFailure.INVALID_JSON),
-        (f"{BEGIN}" + string("s", "\ud800") + END, ParseFailure.INVALID_JSON),
-        (f"{BEGIN}{other('a', '1 2')}{END}", ParseFailure.TRAILING_TEXT),
-        (f"{BEGIN}{other('a', '{}}')}{END}", ParseFailure.TRAILING_TEXT),
-        (f"{BEGIN}{other('a', '01')}{END}", ParseFailure.TRAILING_TEXT),
-        (f'{BEGIN}{PARAMETER}a" string="false">1 {END}', ParseFailure.UNCLOSED),
-        (f'{BEGIN}{PARAMETER}a" string="false">1{string("s", "v")}{END}', ParseFailure.UNCLOSED),
-        (f"{BEGIN}" + other("a", '[{"a": 1, "a": 1}]') + END, ParseFailure.DUPLICATE_KEY),
-        (f"{BEGIN}{string('s', 'v')}{other('s', '1')}{END}", ParseFailure.DUPLICATE_KEY),
+        (f"{BEGIN}{other('a', '{' + written(END + CLOSING) + ': nope}')}{END}", Failure.INVALID_JSON),
+        (f"{BEGIN}" + string("s", "\ud800") + END, Failure.INVALID_JSON),
+        *rows(Failure.TRAILING_TEXT, f"{BEGIN}{other('a', '1 2')}{END}", f"{BEGIN}{other('a', '{}}')}{END}"),
+        (f"{BEGIN}{other('a', '01')}{END}", Failure.TRAILING_TEXT),
+        (f'{BEGIN}{PARAMETER}a" string="false">1 {END}', Failure.UNCLOSED),
+        (f'{BEGIN}{PARAMETER}a" string="false">1{string("s", "v")}{END}', Failure.UNCLOSED),
+        (f"{BEGIN}" + other("a", '[{"a": 1, "a": 1}]') + END, Failure.DUPLICATE_KEY),
+        (f"{BEGIN}{string('s', 'v')}{other('s', '1')}{END}", Failure.DUPLICATE_KEY),
     ],
     ids=lambda value: value[:60].encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_malformed_call_does_not_affect_rest_of_block(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_rest_of_block(raw: str, failure: Failure) -> None:
     text = f"a{OPENING}{raw}{CLOSING}b{block(INVOKE, raw, INVOKE)}c{CALL}"
     turn = parse(text)
     assert [item.failure for item in turn.failures] == [failure, failure]
@@ -204,23 +198,17 @@ def test_unclosed_last_call_of_block_fails_alone() -> None:
 @pytest.mark.parametrize(
     ("inside", "failure"),
     [
-        ("", ParseFailure.MISSING_NAME),
-        ("hello", ParseFailure.MISSING_NAME),
-        (f"hello {INVOKE}", ParseFailure.MISSING_NAME),
-        ('{"name": "f", "arguments": {}}', ParseFailure.MISSING_NAME),
-        ('<invoke name="f"></invoke>', ParseFailure.MISSING_NAME),
-        (f"{INVOKE}x", ParseFailure.TRAILING_TEXT),
-        (f"{INVOKE} and {INVOKE}", ParseFailure.TRAILING_TEXT),
-        (f"{INVOKE}{END}", ParseFailure.TRAILING_TEXT),
-        (f"{BEGIN}{other('a', written(CLOSING))}{END}x", ParseFailure.TRAILING_TEXT),
-        (f"{INVOKE}{OPENING}{INVOKE}", ParseFailure.UNCLOSED),
-        (f"{INVOKE}{OPENING_4}{INVOKE}", ParseFailure.UNCLOSED),
-        (f'{BEGIN}{PARAMETER}s" string="true">{INVOKE} x{PARAMETER_END}{END}', ParseFailure.UNCLOSED),
-        (f'{BEGIN}{PARAMETER}s" string="true">{INVOKE}{INVOKE}{PARAMETER_END}{END}', ParseFailure.UNCLOSED),
-        (f"{INVOKE}{BEGIN}{string('s', END)}{END}", ParseFailure.UNCLOSED),
+        *rows(Failure.MISSING_NAME, "", "hello", f"hello {INVOKE}", '{"name": "f", "arguments": {}}'),
+        ('<invoke name="f"></invoke>', Failure.MISSING_NAME),
+        *rows(Failure.TRAILING_TEXT, f"{INVOKE}x", f"{INVOKE} and {INVOKE}", f"{INVOKE}{END}"),
+        (f"{BEGIN}{other('a', written(CLOSING))}{END}x", Failure.TRAILING_TEXT),
+        *rows(Failure.UNCLOSED, f"{INVOKE}{OPENING}{INVOKE}", f"{INVOKE}{OPENING_4}{INVOKE}"),
+        (f'{BEGIN}{PARAMETER}s" string="true">{INVOKE} x{PARAMETER_END}{END}', Failure.UNCLOSED),
+        (f'{BEGIN}{PARAMETER}s" string="true">{INVOKE}{INVOKE}{PARAMETER_END}{END}', Failure.UNCLOSED),
+        (f"{INVOKE}{BEGIN}{string('s', END)}{END}", Failure.UNCLOSED),
     ],
 )
-def test_malformed_block_has_no_calls(inside: str, failure: ParseFailure) -> None:
+def test_malformed_block_has_no_calls(inside: str, failure: Failure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     FORM.check_malformed(raw, failure, CALL)
 
@@ -231,7 +219,7 @@ def test_block_is_closed_by_matching_marker(opening: str, closing: str) -> None:
         turn = parse(f"{opening}{inside}{closing}{CALL}")
         assert [call.raw for call in turn.calls] == [CALL]
         assert [(item.raw, item.failure) for item in turn.failures] == [
-            (f"{opening}{inside}{closing}", ParseFailure.UNCLOSED)
+            (f"{opening}{inside}{closing}", Failure.UNCLOSED)
         ]
     assert f"must be closed with </{opening[1:]}, not with {closing}" in failed(f"{opening}{INVOKE}{closing}").detail
 
@@ -242,7 +230,7 @@ FULL = block(invoke_of("f", {"s": "  é\n", "n": 1}), invoke_of("f", {"o": {"a":
 def test_truncated_block_is_unclosed() -> None:
     for length in range(len(OPENING), len(FULL)):
         failure = failed("x\n" + FULL[:length])
-        assert failure.failure is ParseFailure.UNCLOSED and failure.raw == FULL[:length]
+        assert failure.failure is Failure.UNCLOSED and failure.raw == FULL[:length]
         assert failure.name in ("f", None)
 
 
@@ -261,7 +249,7 @@ def test_truncated_block_is_unclosed() -> None:
 )
 def test_call_outside_of_block_is_misplaced(before: str, raw: str, after: str) -> None:
     failure = failed(before + raw + after)
-    assert (failure.failure, failure.raw, failure.start) == (ParseFailure.MISPLACED, raw, len(before))
+    assert (failure.failure, failure.raw, failure.start) == (Failure.MISPLACED, raw, len(before))
     assert failure.name == "f" and f"between {OPENING} or {OPENING_4} and its closing marker" in failure.detail
 
 
@@ -291,7 +279,7 @@ def test_tag_letters_without_token_are_part_of_value() -> None:
 
 def test_marker_letters_do_not_close_marker_token() -> None:
     turn = parse(sampled(OPENING, INVOKE, f"!{CLOSING}{CALL}"))
-    assert turn.calls == () and [item.failure for item in turn.failures] == [ParseFailure.UNCLOSED]
+    assert turn.calls == () and [item.failure for item in turn.failures] == [Failure.UNCLOSED]
 
 
 # --- any text --------------------------------------------------------------------------------------------------------
@@ -304,9 +292,8 @@ pieces = st.sampled_from(tags + parts)
 class TestDeepSeekV32(Conformance):
     forms = [FORM]
     remaining = [
-        ("", ""),
+        *rows("", "", CALL),
         ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
         (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
         (f"before{block(INVOKE, INVOKE, INVOKE, word='tool_calls')}after", "before\nafter"),
         (f"a {CLOSING}{CALL}", f"a {CLOSING}"),

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParseFailure, SampledText
+from strands_sglang.tool_parsers import ParseFailure as Failure
+from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.glm import GlmToolParser
 from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format
+from support.tool_parsers.checks import Conformance, Format, rows
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 WORDS = (OPENING, CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -95,8 +96,7 @@ def test_string_value_is_verbatim_text(value: str) -> None:
         ("n", "twelve", "twelve"),
         ("x", "1e-07", 1e-07),
         ("b", "true", True),
-        ("z", "null", None),
-        ("u", "null", None),
+        *rows(("null", None), "z", "u"),
         ("u", "nothing", "nothing"),
         ("o", '{\n  "a": [1, null]\n}', {"a": [1, None]}),
         ("a", '\n["\\u003c"]\n', ["<"]),
@@ -120,53 +120,27 @@ def test_values_are_text_without_schema() -> None:
 @pytest.mark.parametrize(
     ("inside", "failure"),
     [
-        ("", ParseFailure.MISSING_NAME),
-        (" \n", ParseFailure.MISSING_NAME),
-        (pair("s", "v"), ParseFailure.MISSING_NAME),
-        ('{"name": "f", "arguments": {}}', ParseFailure.MISSING_NAME),
-        ("{}", ParseFailure.MISSING_NAME),
-        ("I will call f", ParseFailure.MISSING_NAME),
-        ("f\ng", ParseFailure.MISSING_NAME),
-        ('"f"', ParseFailure.MISSING_NAME),
-        ("<function=f>", ParseFailure.MISSING_NAME),
-        ('f {"s": "v"}', ParseFailure.MISSING_NAME),
-        ("f<arg_key>s</arg_key>", ParseFailure.UNCLOSED),
-        ("f<arg_key>s", ParseFailure.UNCLOSED),
-        ("f<arg_key>s</arg_key><arg_value>v", ParseFailure.UNCLOSED),
-        ("f<arg_key>s<arg_value>v</arg_value>", ParseFailure.UNCLOSED),
-        (f"f<arg_key>s</arg_key><arg_value>v{pair('n', '1')}", ParseFailure.UNCLOSED),
-        (f"f{pair('s', '<arg_value>')}", ParseFailure.UNCLOSED),
-        (f"f{pair('s', 'a</arg_key>b')}", ParseFailure.UNCLOSED),
-        (f"f{pair('s', 'a<tool_call>b')}", ParseFailure.UNCLOSED),
-        (f"f{pair('a<arg_key>b', 'v')}", ParseFailure.UNCLOSED),
-        (f"f{pair('s', 'v')}<tool_call>g", ParseFailure.UNCLOSED),
-        ("f<tool_call>g", ParseFailure.UNCLOSED),
-        ("f<arg_value>v</arg_value>", ParseFailure.BAD_ARGUMENTS),
-        ("f</arg_key>", ParseFailure.BAD_ARGUMENTS),
-        ("f<arg_key>s</arg_key><arg_key>n</arg_key><arg_value>v</arg_value>", ParseFailure.BAD_ARGUMENTS),
-        (f"f{pair('s', 'v')}</arg_value>", ParseFailure.BAD_ARGUMENTS),
-        (f"f{pair('s', 'v')}, {pair('n', '1')}", ParseFailure.BAD_ARGUMENTS),
-        ("f<arg_key>s</arg_key>:<arg_value>v</arg_value>", ParseFailure.BAD_ARGUMENTS),
-        (f"f{pair('s', 'v')}x", ParseFailure.BAD_ARGUMENTS),
-        (f"f{pair('s', 'a</arg_value>b')}", ParseFailure.BAD_ARGUMENTS),
-        (f"f{pair('', 'v')}", ParseFailure.BAD_ARGUMENTS),
-        (f"f{pair(' ', 'v')}", ParseFailure.BAD_ARGUMENTS),
-        (f"f{pair(' s', 'v')}", ParseFailure.BAD_ARGUMENTS),
-        (f"f{pair('s' + chr(10), 'v')}", ParseFailure.BAD_ARGUMENTS),
-        (f"f{pair('<s>', 'v')}", ParseFailure.BAD_ARGUMENTS),
-        ("f" + pair('"s"', "v"), ParseFailure.BAD_ARGUMENTS),
-        (f"f{pair('o', '[1]')}", ParseFailure.BAD_ARGUMENTS),
-        ("f" + pair("o", "{'a': 1}"), ParseFailure.INVALID_JSON),
-        ("f" + pair("o", '{"a": 1,}'), ParseFailure.INVALID_JSON),
-        (f"f{pair('a', 'hello')}", ParseFailure.INVALID_JSON),
-        ("f" + pair("s", "\ud800"), ParseFailure.INVALID_JSON),
-        ("f\udfff", ParseFailure.INVALID_JSON),
-        ("f" + pair("o", '{"a": 1, "a": 1}'), ParseFailure.DUPLICATE_KEY),
-        (f"f{pair('s', 'v')}{pair('s', 'v')}", ParseFailure.DUPLICATE_KEY),
+        *rows(Failure.MISSING_NAME, "", " \n", pair("s", "v"), '{"name": "f", "arguments": {}}', "{}", "I will call f"),
+        *rows(Failure.MISSING_NAME, "f\ng", '"f"', "<function=f>", 'f {"s": "v"}'),
+        *rows(Failure.UNCLOSED, "f<arg_key>s</arg_key>", "f<arg_key>s", "f<arg_key>s</arg_key><arg_value>v"),
+        ("f<arg_key>s<arg_value>v</arg_value>", Failure.UNCLOSED),
+        *rows(Failure.UNCLOSED, f"f<arg_key>s</arg_key><arg_value>v{pair('n', '1')}", f"f{pair('s', '<arg_value>')}"),
+        *rows(Failure.UNCLOSED, f"f{pair('s', 'a</arg_key>b')}", f"f{pair('s', 'a<tool_call>b')}"),
+        *rows(Failure.UNCLOSED, f"f{pair('a<arg_key>b', 'v')}", f"f{pair('s', 'v')}<tool_call>g", "f<tool_call>g"),
+        *rows(Failure.BAD_ARGUMENTS, "f<arg_value>v</arg_value>", "f</arg_key>"),
+        ("f<arg_key>s</arg_key><arg_key>n</arg_key><arg_value>v</arg_value>", Failure.BAD_ARGUMENTS),
+        *rows(Failure.BAD_ARGUMENTS, f"f{pair('s', 'v')}</arg_value>", f"f{pair('s', 'v')}, {pair('n', '1')}"),
+        *rows(Failure.BAD_ARGUMENTS, "f<arg_key>s</arg_key>:<arg_value>v</arg_value>", f"f{pair('s', 'v')}x"),
+        *rows(Failure.BAD_ARGUMENTS, f"f{pair('s', 'a</arg_value>b')}", f"f{pair('', 'v')}", f"f{pair(' ', 'v')}"),
+        *rows(Failure.BAD_ARGUMENTS, f"f{pair(' s', 'v')}", f"f{pair('s' + chr(10), 'v')}", f"f{pair('<s>', 'v')}"),
+        *rows(Failure.BAD_ARGUMENTS, "f" + pair('"s"', "v"), f"f{pair('o', '[1]')}"),
+        *rows(Failure.INVALID_JSON, "f" + pair("o", "{'a': 1}"), "f" + pair("o", '{"a": 1,}')),
+        *rows(Failure.INVALID_JSON, f"f{pair('a', 'hello')}", "f" + pair("s", "\ud800"), "f\udfff"),
+        *rows(Failure.DUPLICATE_KEY, "f" + pair("o", '{"a": 1, "a": 1}'), f"f{pair('s', 'v')}{pair('s', 'v')}"),
     ],
     ids=lambda value: value.encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_malformed_call_does_not_affect_next_call(inside: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_next_call(inside: str, failure: Failure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     FORM.check_malformed(raw, failure, CALL)
 
@@ -178,7 +152,7 @@ def test_truncated_call_is_unclosed() -> None:
     for whole in (FULL, FULL.replace("\n", "")):
         for length in range(len(OPENING), len(whole)):
             failure = failed("x\n" + whole[:length])
-            assert failure.failure is ParseFailure.UNCLOSED and failure.raw == whole[:length]
+            assert failure.failure is Failure.UNCLOSED and failure.raw == whole[:length]
             assert "<tool_call> is not closed with </tool_call>" in failure.detail
             assert failure.name == ("f" if "<arg_key>" in failure.raw else None)
 
@@ -202,7 +176,7 @@ def test_tag_letters_without_token_are_part_of_value() -> None:
 
 def test_marker_letters_do_not_close_marker_token() -> None:
     turn = parse(sampled(OPENING, f"f{pair('s', 'v')}{CLOSING}{CALL}"))
-    assert turn.calls == () and [item.failure for item in turn.failures] == [ParseFailure.UNCLOSED]
+    assert turn.calls == () and [item.failure for item in turn.failures] == [Failure.UNCLOSED]
 
 
 # --- any text --------------------------------------------------------------------------------------------------------
@@ -216,9 +190,8 @@ pieces = st.sampled_from(tags + parts)
 class TestGlm(Conformance):
     forms = [FORM]
     remaining = [
-        ("", ""),
+        *rows("", "", CALL),
         ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
         (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
         (f"a{CALL}b{CALL}c", "a\nb\nc"),
         (f"a </tool_call>{CALL}", "a </tool_call>"),

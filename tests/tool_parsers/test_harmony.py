@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParseFailure, SampledText, ToolParser
+from strands_sglang.tool_parsers import ParseFailure as Failure
+from strands_sglang.tool_parsers import SampledText, ToolParser
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
 from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format, same
+from support.tool_parsers.checks import Conformance, Format, rows, same
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALLED, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -109,13 +110,11 @@ def test_arguments_are_json(content: str, arguments: dict[str, Any]) -> None:
     ("text", "reasoning", "remains", "rest_start"),
     [
         ("", None, "", 0),
-        ("hello", None, "hello", 0),
+        *rows((None, "hello", 0), "hello", f"hello{END}"),
         ("\n hello \n", None, "\n hello \n", 0),
         ("hello to=functions.f, said he", None, "hello to=functions.f, said he", 0),
-        (f"hello{END}", None, "hello", 0),
-        (on("final", "Hi.", ""), None, "Hi.", 0),
+        *rows((None, "Hi.", 0), on("final", "Hi.", ""), on("final", "Hi.", RETURN)),
         (on("final", "\nHi.\n"), None, "\nHi.\n", 0),
-        (on("final", "Hi.", RETURN), None, "Hi.", 0),
         (on(f"final {CONSTRAIN}json", "{}"), None, "{}", 0),
         (on("commentary", "First this."), None, "First this.", 0),
         (THOUGHT, "I think.", "", len(THOUGHT)),
@@ -133,8 +132,7 @@ def test_arguments_are_json(content: str, arguments: dict[str, Any]) -> None:
         (turn_of(THOUGHT, on("commentary", "\nPlan.\n"), CALL), "I think.", "Plan.", len(THOUGHT)),
         (turn_of(CALL, on("final", "Done.")), None, "Done.", 0),
         # What is cut in a header has nothing for the reader yet.
-        (f"{THOUGHT}{ASSISTANT}", "I think.", "", len(THOUGHT)),
-        (f"{THOUGHT}{ASSISTANT}{CHANNEL}", "I think.", "", len(THOUGHT)),
+        *rows(("I think.", "", len(THOUGHT)), f"{THOUGHT}{ASSISTANT}", f"{THOUGHT}{ASSISTANT}{CHANNEL}"),
         (f"{THOUGHT}{ASSISTANT}{CHANNEL}fin", "I think.", "", len(THOUGHT)),
         (f"{CHANNEL}final", None, "", 0),
         # Broken headers without a recipient: text as it stands.
@@ -249,85 +247,61 @@ def test_later_unclosed_reasoning_has_no_calls() -> None:
 
 # --- what is not a call ----------------------------------------------------------------------------------------------
 
-JSON, ARGUMENTS, NAME = ParseFailure.INVALID_JSON, ParseFailure.BAD_ARGUMENTS, ParseFailure.MISSING_NAME
-KEY, TRAILING, UNCLOSED = ParseFailure.DUPLICATE_KEY, ParseFailure.TRAILING_TEXT, ParseFailure.UNCLOSED
-MISPLACED = ParseFailure.MISPLACED
+JSON, ARGUMENTS, NAME = Failure.INVALID_JSON, Failure.BAD_ARGUMENTS, Failure.MISSING_NAME
+KEY, TRAILING, UNCLOSED = Failure.DUPLICATE_KEY, Failure.TRAILING_TEXT, Failure.UNCLOSED
+MISPLACED = Failure.MISPLACED
 TO_F = "commentary to=functions.f"
 
 
 @pytest.mark.parametrize(
     ("raw", "failure", "name"),
     [
-        (on(TO_F, '{"a": 1,}', CALLED), JSON, "f"),
-        (on(TO_F, "{'a': 1}", CALLED), JSON, "f"),
-        (on(TO_F, '{"a": "x\ny"}', CALLED), JSON, "f"),
-        (on(TO_F, '{"a": 1', CALLED), JSON, "f"),
-        (on(TO_F, '{"a": NaN}', CALLED), JSON, "f"),
-        (on(TO_F, '{"a": 1e999}', CALLED), JSON, "f"),
+        *rows((JSON, "f"), on(TO_F, '{"a": 1,}', CALLED), on(TO_F, "{'a': 1}", CALLED)),
+        *rows((JSON, "f"), on(TO_F, '{"a": "x\ny"}', CALLED), on(TO_F, '{"a": 1', CALLED)),
+        *rows((JSON, "f"), on(TO_F, '{"a": NaN}', CALLED), on(TO_F, '{"a": 1e999}', CALLED)),
         (on(TO_F, '{"a": "\\ud800"}', CALLED), JSON, "f"),
-        (on(TO_F, '{"a": ' + "[" * 100 + "]" * 100 + "}", CALLED), JSON, "f"),
-        (on(TO_F, "[" * 100_000, CALLED), JSON, "f"),
-        (on(TO_F, "", CALLED), JSON, "f"),
-        (on(TO_F, "f(a=1)", CALLED), JSON, "f"),
-        (on(TO_F, "```json\n{}\n```", CALLED), JSON, "f"),
-        (on(TO_F, f"{MESSAGE}{{}}", CALLED), JSON, "f"),
+        *rows((JSON, "f"), on(TO_F, '{"a": ' + "[" * 100 + "]" * 100 + "}", CALLED), on(TO_F, "[" * 100_000, CALLED)),
+        *rows((JSON, "f"), on(TO_F, "", CALLED), on(TO_F, "f(a=1)", CALLED), on(TO_F, "```json\n{}\n```", CALLED)),
+        *rows((JSON, "f"), on(TO_F, f"{MESSAGE}{{}}", CALLED), on("analysis to=functions.f", "I should", END)),
         (on(TO_F, '{"a": 1, "a": 1}', CALLED), KEY, "f"),
         (on(TO_F, f'{{"a": 1, "a": "{CALLED}{ASSISTANT}"}}', CALLED), KEY, "f"),
-        (on(TO_F, "[]", CALLED), ARGUMENTS, "f"),
-        (on(TO_F, "null", CALLED), ARGUMENTS, "f"),
-        (on(TO_F, '"{}"', CALLED), ARGUMENTS, "f"),
-        (on(TO_F, "12", CALLED), ARGUMENTS, "f"),
-        (on(TO_F, "{} {}", CALLED), TRAILING, "f"),
-        (on(TO_F, "{}}", CALLED), TRAILING, "f"),
-        (on(TO_F, f"{{}}{CHANNEL}", CALLED), TRAILING, "f"),
-        (on(TO_F, "{} x", END), TRAILING, "f"),
-        (on(TO_F, "{}", END), UNCLOSED, "f"),
-        (on(TO_F, "{}", RETURN), UNCLOSED, "f"),
-        (on(TO_F, f"{{}}{ASSISTANT}", CALLED), UNCLOSED, "f"),
-        (f"{CHANNEL}{TO_F}{CALLED}", ARGUMENTS, "f"),
-        (f"{CHANNEL}{TO_F} json{END}", ARGUMENTS, "f"),
+        *rows((ARGUMENTS, "f"), on(TO_F, "[]", CALLED), on(TO_F, "null", CALLED), on(TO_F, '"{}"', CALLED)),
+        *rows((ARGUMENTS, "f"), on(TO_F, "12", CALLED), f"{CHANNEL}{TO_F}{CALLED}", f"{CHANNEL}{TO_F} json{END}"),
         (f" to=functions.f{CHANNEL}commentary{END}", ARGUMENTS, "f"),
-        (on("commentary to=f", "{}", CALLED), NAME, None),
-        (on("commentary to=functions", "{}", CALLED), NAME, None),
+        *rows((TRAILING, "f"), on(TO_F, "{} {}", CALLED), on(TO_F, "{}}", CALLED), on(TO_F, f"{{}}{CHANNEL}", CALLED)),
+        (on(TO_F, "{} x", END), TRAILING, "f"),
+        *rows((UNCLOSED, "f"), on(TO_F, "{}", END), on(TO_F, "{}", RETURN), on(TO_F, f"{{}}{ASSISTANT}", CALLED)),
+        *rows((NAME, None), on("commentary to=f", "{}", CALLED), on("commentary to=functions", "{}", CALLED)),
         (on("commentary to=functions.", "{}", CALLED), NAME, None),
         (on("commentary to=functions.f?", "{}", CALLED), NAME, None),
         (on("commentary to=functions:f", "{}", CALLED), NAME, None),
         (on("commentary to=Functions.f", "{}", CALLED), NAME, None),
         (on("commentary to=browser.search", '{"query": "x"}', CALLED), NAME, None),
-        (on("analysis to=python", "print(1)", CALLED), NAME, None),
-        (on("commentary to=assistant", "{}", END), NAME, None),
+        *rows((NAME, None), on("analysis to=python", "print(1)", CALLED), on("commentary to=assistant", "{}", END)),
         (on("commentary to=", "{}", CALLED), NAME, None),
         (f" to=functions.f{on('commentary to=functions.g', '{}', CALLED)}", NAME, None),
         (f" to=functions.f{on('commentary json to=functions.g', '{}', CALLED)}", NAME, None),
-        (on("commentary", "{}", CALLED), NAME, None),
-        (on("commentary", '{"name": "f", "arguments": {}}', CALLED), NAME, None),
-        (on("commentary functions.f", "{}", CALLED), NAME, None),
-        (on("final", "bye", CALLED), NAME, None),
+        *rows((NAME, None), on("commentary", "{}", CALLED), on("commentary", '{"name": "f", "arguments": {}}', CALLED)),
+        *rows((NAME, None), on("commentary functions.f", "{}", CALLED), on("final", "bye", CALLED)),
         (f"{MESSAGE}{{}}{CALLED}", NAME, None),
-        (on("analysis to=functions.f", "I should", END), JSON, "f"),
-        (on("final to=functions.f", "{}", CALLED), MISPLACED, "f"),
-        (on("comment to=functions.f", "{}", CALLED), MISPLACED, "f"),
+        *rows((MISPLACED, "f"), on("final to=functions.f", "{}", CALLED), on("comment to=functions.f", "{}", CALLED)),
         (f" to=functions.f{MESSAGE}{{}}{CALLED}", MISPLACED, "f"),
         (on(" commentary to=functions.f", "{}", CALLED), MISPLACED, "f"),
         (on("commentary  to=functions.f", "{}", CALLED), MISPLACED, "f"),
         (on("commentary\nto=functions.f", "{}", CALLED), MISPLACED, "f"),
         (on("commentary json to=functions.f", "{}", CALLED), MISPLACED, "f"),
         (on(f"commentary {CONSTRAIN}json to=functions.f", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} {CONSTRAIN} json", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} json json", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} ", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} json{CONSTRAIN}json", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F}  {CONSTRAIN}json", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} {CONSTRAIN}", "{}", CALLED), MISPLACED, "f"),
+        *rows((MISPLACED, "f"), on(f"{TO_F} {CONSTRAIN} json", "{}", CALLED), on(f"{TO_F} json json", "{}", CALLED)),
+        *rows((MISPLACED, "f"), on(f"{TO_F} ", "{}", CALLED), on(f"{TO_F} json{CONSTRAIN}json", "{}", CALLED)),
+        *rows((MISPLACED, "f"), on(f"{TO_F}  {CONSTRAIN}json", "{}", CALLED), on(f"{TO_F} {CONSTRAIN}", "{}", CALLED)),
         (on(f"analysis{CHANNEL}{TO_F}", "{}", CALLED), MISPLACED, "f"),
         (f"{CONSTRAIN}json{on(TO_F, '{}', CALLED)}", MISPLACED, "f"),
         (f"  to=functions.f{on('commentary', '{}', CALLED)}", MISPLACED, "f"),
-        (f"Hm to=functions.f{on('commentary', '{}', CALLED)}", MISPLACED, "f"),
-        (f"Hm{on(TO_F, '{}', CALLED)}", MISPLACED, "f"),
+        *rows((MISPLACED, "f"), f"Hm to=functions.f{on('commentary', '{}', CALLED)}", f"Hm{on(TO_F, '{}', CALLED)}"),
     ],
     ids=lambda value: ascii(value)[:70] if isinstance(value, str) else None,
 )
-def test_malformed_call_does_not_affect_next_call(raw: str, failure: ParseFailure, name: str | None) -> None:
+def test_malformed_call_does_not_affect_next_call(raw: str, failure: Failure, name: str | None) -> None:
     alone = parse(f"{raw}{ASSISTANT}{CALL}")
     assert [(item.raw, item.start, item.failure, item.name) for item in alone.failures] == [(raw, 0, failure, name)]
     assert [call.name for call in alone.calls] == ["calculator"] and alone.text == ""
@@ -345,16 +319,13 @@ def test_malformed_call_does_not_affect_next_call(raw: str, failure: ParseFailur
         (f"{START}user{CALL}", MISPLACED, f"{START}user{CALL}"),
         (f"{START}{CALL}", MISPLACED, f"{START}{CALL}"),
         (f"{START} assistant{CALL}", MISPLACED, f"{START} assistant{CALL}"),
-        (f"{START}functions.f to=assistant{on('commentary', '87')}", NAME, None),
+        *rows((NAME, None), f"{START}functions.f to=assistant{on('commentary', '87')}", f"hello{CALLED}", CALLED),
         (f"{THOUGHT}{CALL}", MISPLACED, CALL),
-        (f"{on('final', 'Hi', '')}{ASSISTANT}{CALL}", MISPLACED, f"{ASSISTANT}{CALL}"),
-        (f"Hi{ASSISTANT}{CALL}", MISPLACED, f"{ASSISTANT}{CALL}"),
-        (f"hello{CALLED}", NAME, None),
-        (CALLED, NAME, None),
+        *rows((MISPLACED, f"{ASSISTANT}{CALL}"), f"{on('final', 'Hi', '')}{ASSISTANT}{CALL}", f"Hi{ASSISTANT}{CALL}"),
         (f"{THOUGHT}{ASSISTANT}{CALLED}", NAME, f"{ASSISTANT}{CALLED}"),
     ],
 )
-def test_misplaced_calls_fail(text: str, failure: ParseFailure, raw: str | None) -> None:
+def test_misplaced_calls_fail(text: str, failure: Failure, raw: str | None) -> None:
     item = failed(text)
     assert (item.failure, item.raw) == (failure, text if raw is None else raw)
 

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import SampledText
-from strands_sglang.tool_parsers.parsed import ParseFailure
-from support.tool_parsers.checks import Conformance, same, shown
+from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
+from support.tool_parsers.checks import Conformance, rows, same, shown
 from support.tool_parsers.json_lists import CLOSED_FORMATS, LIST_FORMATS, ONE, ListFormat, call_of
 
-Failure = ParseFailure
 each_format = pytest.mark.parametrize("form", LIST_FORMATS, ids=lambda form: form.name)
 each_closed_format = pytest.mark.parametrize("form", CLOSED_FORMATS, ids=lambda form: form.name)
 
@@ -72,65 +71,46 @@ def test_marker_letters_without_token_are_text(form: ListFormat) -> None:
 # --- what is not a call ----------------------------------------------------------------------------------------------
 
 WHOLE = [
-    ('{"name": "f", "arguments": {"a": NaN}}', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {"a": 1e999}}', Failure.INVALID_JSON),
+    *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": NaN}}', '{"name": "f", "arguments": {"a": 1e999}}'),
     ('{"name": "f", "arguments": {"a": "\\ud800"}}', Failure.INVALID_JSON),
     ('{"name": "f", "arguments": {"a": "\ud800"}}', Failure.INVALID_JSON),
     ('{"name": "f", "arguments": {"a": ' + "1" * 4301 + "}}", Failure.INVALID_JSON),
     ('{"name": "f", "arguments": {"a": ' + "[" * 99 + "]" * 99 + "}}", Failure.INVALID_JSON),
     ('{"name": "f", "name": "g", "arguments": {}}', Failure.DUPLICATE_KEY),
     ('{"name": "f", "arguments": {"a": [{"b": 1, "b": 1}]}}', Failure.DUPLICATE_KEY),
-    ("[]", Failure.NOT_AN_OBJECT),
-    ('[{"name": "f", "arguments": {}}]', Failure.NOT_AN_OBJECT),
-    ('"f"', Failure.NOT_AN_OBJECT),
-    ("12", Failure.NOT_AN_OBJECT),
-    ("null", Failure.NOT_AN_OBJECT),
-    ("{}", Failure.MISSING_NAME),
-    ('{"arguments": {}}', Failure.MISSING_NAME),
-    ('{"name": " \\n", "arguments": {}}', Failure.MISSING_NAME),
-    ('{"name": null, "arguments": {}}', Failure.MISSING_NAME),
-    ('{"Name": "f", "arguments": {}}', Failure.MISSING_NAME),
+    *rows(Failure.NOT_AN_OBJECT, "[]", '[{"name": "f", "arguments": {}}]', '"f"', "12", "null"),
+    *rows(Failure.MISSING_NAME, "{}", '{"arguments": {}}', '{"name": " \\n", "arguments": {}}'),
+    *rows(Failure.MISSING_NAME, '{"name": null, "arguments": {}}', '{"Name": "f", "arguments": {}}'),
     ('{"function": {"name": "f", "arguments": {}}}', Failure.MISSING_NAME),
-    ('{"name": "f"}', Failure.BAD_ARGUMENTS),
-    ('{"name": "f", "parameters": {}}', Failure.BAD_ARGUMENTS),
-    ('{"name": "f", "arguments": null}', Failure.BAD_ARGUMENTS),
-    ('{"name": "f", "arguments": "{}"}', Failure.BAD_ARGUMENTS),
-    ('{"name": "f", "arguments": "{\\"a\\": 1}"}', Failure.BAD_ARGUMENTS),
-    ('{"name": "f", "arguments": []}', Failure.BAD_ARGUMENTS),
+    *rows(Failure.BAD_ARGUMENTS, '{"name": "f"}', '{"name": "f", "parameters": {}}'),
+    *rows(Failure.BAD_ARGUMENTS, '{"name": "f", "arguments": null}', '{"name": "f", "arguments": "{}"}'),
+    *rows(Failure.BAD_ARGUMENTS, '{"name": "f", "arguments": "{\\"a\\": 1}"}', '{"name": "f", "arguments": []}'),
 ]
 """Values that are JSON, and no call."""
 
 BROKEN = [
-    ('{"name": "f", "arguments": {"a": 1,}}', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {},}', Failure.INVALID_JSON),
-    ("{'name': 'f', 'arguments': {}}", Failure.INVALID_JSON),
-    ('{name: "f", "arguments": {}}', Failure.INVALID_JSON),
+    *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": 1,}}', '{"name": "f", "arguments": {},}'),
+    *rows(Failure.INVALID_JSON, "{'name': 'f', 'arguments': {}}", '{name: "f", "arguments": {}}'),
     ('{"name": "f", "arguments": {"a": "x\ny"}}', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {"a": "\\x"}}', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {"a": 01}}', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {}', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {}}}', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {}} {}', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {}},', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {}},, {}', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {}} x', Failure.INVALID_JSON),
+    *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": "\\x"}}', '{"name": "f", "arguments": {"a": 01}}'),
+    *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {}', '{"name": "f", "arguments": {}}}'),
+    *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {}} {}', '{"name": "f", "arguments": {}},'),
+    *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {}},, {}', '{"name": "f", "arguments": {}} x', "f(1)"),
+    *rows(Failure.INVALID_JSON, "\u00a0{}", "[" * 50_000 + "]" * 50_000),
     ('{"name": 3, "arguments": {}},', Failure.MISSING_NAME),
-    ("f(1)", Failure.INVALID_JSON),
-    ("\u00a0{}", Failure.INVALID_JSON),
-    ("[" * 50_000 + "]" * 50_000, Failure.INVALID_JSON),
 ]
 """What is no JSON, so that where the value ends cannot be told."""
 
 
 @each_format
 @pytest.mark.parametrize(("raw", "failure"), WHOLE, ids=shown)
-def test_invalid_object_fails_alone(form: ListFormat, raw: str, failure: ParseFailure) -> None:
+def test_invalid_object_fails_alone(form: ListFormat, raw: str, failure: Failure) -> None:
     form.check_bad_object(raw, failure)
 
 
 @each_format
 @pytest.mark.parametrize(("raw", "failure"), BROKEN, ids=shown)
-def test_rest_of_malformed_list_is_one_failed_call(form: ListFormat, raw: str, failure: ParseFailure) -> None:
+def test_rest_of_malformed_list_is_one_failed_call(form: ListFormat, raw: str, failure: Failure) -> None:
     """Objects before it were closed by their commas; those behind it are not looked at."""
     broken = f"{raw}, {ONE}]{form.closing}"
     names, failures, remains = form.found(f"a\n{form.opening}[{ONE}, {broken}{form.call}")
@@ -143,19 +123,15 @@ def test_rest_of_malformed_list_is_one_failed_call(form: ListFormat, raw: str, f
 @pytest.mark.parametrize(
     ("block", "failure"),
     [
-        ("{OPENING}[]{CLOSING}", Failure.MISSING_NAME),
-        ("{OPENING} [ \n]\n{CLOSING}", Failure.MISSING_NAME),
-        ("{OPENING}[{ONE}] x{CLOSING}", Failure.TRAILING_TEXT),
-        ("{OPENING}[{ONE}][{ONE}]{CLOSING}", Failure.TRAILING_TEXT),
-        ("{OPENING}[{ONE}]]{CLOSING}", Failure.TRAILING_TEXT),
-        ("{OPENING}[] x{CLOSING}", Failure.TRAILING_TEXT),
-        ("{OPENING}[,{ONE}]{CLOSING}", Failure.INVALID_JSON),
-        ("{OPENING}[{ONE},]{CLOSING}", Failure.INVALID_JSON),
+        *rows(Failure.MISSING_NAME, "{OPENING}[]{CLOSING}", "{OPENING} [ \n]\n{CLOSING}"),
+        *rows(Failure.TRAILING_TEXT, "{OPENING}[{ONE}] x{CLOSING}", "{OPENING}[{ONE}][{ONE}]{CLOSING}"),
+        *rows(Failure.TRAILING_TEXT, "{OPENING}[{ONE}]]{CLOSING}", "{OPENING}[] x{CLOSING}"),
+        *rows(Failure.INVALID_JSON, "{OPENING}[,{ONE}]{CLOSING}", "{OPENING}[{ONE},]{CLOSING}"),
         ("{OPENING}[{ONE}, ,{ONE}]{CLOSING}", Failure.INVALID_JSON),
     ],
     ids=shown,
 )
-def test_blocks_without_a_call(form: ListFormat, block: str, failure: ParseFailure) -> None:
+def test_blocks_without_a_call(form: ListFormat, block: str, failure: Failure) -> None:
     form.check_block(block, failure)
 
 
@@ -163,27 +139,18 @@ def test_blocks_without_a_call(form: ListFormat, block: str, failure: ParseFailu
 @pytest.mark.parametrize(
     ("block", "failure"),
     [
-        ("{OPENING}[{ONE}, {CLOSING}", Failure.INVALID_JSON),
-        ("{OPENING}[{ONE}{CLOSING}", Failure.INVALID_JSON),
-        ("{OPENING}{CLOSING}", Failure.INVALID_JSON),
-        ("{OPENING}\n{CLOSING}", Failure.INVALID_JSON),
-        ("{OPENING}[{CLOSING}", Failure.INVALID_JSON),
-        ("{OPENING}{ONE}{CLOSING}", Failure.INVALID_JSON),
-        ("{OPENING}{{CLOSING}", Failure.INVALID_JSON),
-        ('{OPENING}"f"{CLOSING}', Failure.NOT_AN_OBJECT),
-        ("{OPENING}null{CLOSING}", Failure.NOT_AN_OBJECT),
-        ("{OPENING}12{CLOSING}", Failure.NOT_AN_OBJECT),
-        ("{OPENING}f(1){CLOSING}", Failure.INVALID_JSON),
-        ("{OPENING}x[{ONE}]{CLOSING}", Failure.INVALID_JSON),
-        ("{OPENING}```json\n[{ONE}]\n```{CLOSING}", Failure.INVALID_JSON),
-        ("{OPENING}[{ONE}]{CALL}", Failure.TRAILING_TEXT),
-        ("{OPENING}{CALL}", Failure.INVALID_JSON),
+        *rows(Failure.INVALID_JSON, "{OPENING}[{ONE}, {CLOSING}", "{OPENING}[{ONE}{CLOSING}", "{OPENING}{CLOSING}"),
+        *rows(Failure.INVALID_JSON, "{OPENING}\n{CLOSING}", "{OPENING}[{CLOSING}", "{OPENING}{ONE}{CLOSING}"),
+        *rows(Failure.INVALID_JSON, "{OPENING}{{CLOSING}", "{OPENING}f(1){CLOSING}", "{OPENING}x[{ONE}]{CLOSING}"),
+        *rows(Failure.INVALID_JSON, "{OPENING}```json\n[{ONE}]\n```{CLOSING}", "{OPENING}{CALL}"),
         ('{OPENING}{"name": "f", "arguments": {"a": "{CLOSING}"}}{CLOSING}', Failure.INVALID_JSON),
         ('{OPENING}nope {"a": "{CLOSING}{OPENING}[]{CLOSING}"}{CLOSING}', Failure.INVALID_JSON),
+        *rows(Failure.NOT_AN_OBJECT, '{OPENING}"f"{CLOSING}', "{OPENING}null{CLOSING}", "{OPENING}12{CLOSING}"),
+        ("{OPENING}[{ONE}]{CALL}", Failure.TRAILING_TEXT),
     ],
     ids=shown,
 )
-def test_closed_blocks_without_a_call(form: ListFormat, block: str, failure: ParseFailure) -> None:
+def test_closed_blocks_without_a_call(form: ListFormat, block: str, failure: Failure) -> None:
     form.check_block(block, failure)
 
 
@@ -272,15 +239,11 @@ UNITS = [
 class TestLists(Conformance):
     forms = LIST_FORMATS
     remaining = [
-        ("", ""),
+        *rows("", "", "{CALL}", "{OPENING}[{ONE}, {ONE}, {ONE}]{CLOSING}", "{CALL}\n{CALL}"),
         ("hello", "hello"),
         ("\n hello \n", "\n hello \n"),
-        ("{CALL}", ""),
-        ("{OPENING}[{ONE}, {ONE}, {ONE}]{CLOSING}", ""),
         ("before\n{CALL}", "before"),
-        ("{CALL}\n{CALL}", ""),
-        ("a\n\n{CALL}{CALL}", "a"),
-        ("a{OPENING}[]{CLOSING}", "a"),
+        *rows("a", "a\n\n{CALL}{CALL}", "a{OPENING}[]{CLOSING}"),
         ("a {CUT_OPENING}", "a {CUT_OPENING}"),
         ("a [{ONE}]", "a [{ONE}]"),
     ]

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from strands_sglang.tool_parsers import SampledText
-from strands_sglang.tool_parsers.parsed import ParseFailure
-from support.tool_parsers.checks import Conformance, same, shown
+from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
+from support.tool_parsers.checks import Conformance, rows, same, shown
 from support.tool_parsers.sections import SECTION_FORMATS, SectionFormat
 
-Failure = ParseFailure
 each_format = pytest.mark.parametrize("form", SECTION_FORMATS, ids=lambda form: form.name)
 
 
@@ -60,54 +59,27 @@ def test_marker_letters_without_token_are_text(form: SectionFormat) -> None:
 # --- what is not a call ----------------------------------------------------------------------------------------------
 
 ARGUMENTS = [
-    ('{"a": 1,}', Failure.INVALID_JSON),
-    ("{'a': 1}", Failure.INVALID_JSON),
-    ("{a: 1}", Failure.INVALID_JSON),
-    ('{"a": "x\ny"}', Failure.INVALID_JSON),
-    ('{"a": "\\x"}', Failure.INVALID_JSON),
-    ('{"a": 1', Failure.INVALID_JSON),
-    ('{"a": 01}', Failure.INVALID_JSON),
-    ('{"a": NaN}', Failure.INVALID_JSON),
-    ('{"a": 1e999}', Failure.INVALID_JSON),
-    ('{"a": "\\ud800"}', Failure.INVALID_JSON),
-    ('{"a": "\ud800"}', Failure.INVALID_JSON),
-    ('{"a": ' + "1" * 4301 + "}", Failure.INVALID_JSON),
-    ('{"a": ' + "[" * 100 + "]" * 100 + "}", Failure.INVALID_JSON),
-    ('{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", Failure.INVALID_JSON),
-    ("", Failure.INVALID_JSON),
-    ("f(1)", Failure.INVALID_JSON),
-    ("\u00a0{}", Failure.INVALID_JSON),
-    ('{"a": 1, "a": 1}', Failure.DUPLICATE_KEY),
-    ('{"a": [{"b": 1, "b": 1}]}', Failure.DUPLICATE_KEY),
-    ("[]", Failure.BAD_ARGUMENTS),
-    ('[{"a": 1}]', Failure.BAD_ARGUMENTS),
-    ('"{}"', Failure.BAD_ARGUMENTS),
-    ('"{\\"a\\": 1}"', Failure.BAD_ARGUMENTS),
-    ("null", Failure.BAD_ARGUMENTS),
-    ("0", Failure.BAD_ARGUMENTS),
-    ("false", Failure.BAD_ARGUMENTS),
-    ("{} {}", Failure.TRAILING_TEXT),
-    ("{}}", Failure.TRAILING_TEXT),
-    ("{} // why", Failure.TRAILING_TEXT),
-    ('{} {"a": "{CALL_END}"}', Failure.TRAILING_TEXT),
+    *rows(Failure.INVALID_JSON, '{"a": 1,}', "{'a': 1}", "{a: 1}", '{"a": "x\ny"}', '{"a": "\\x"}', '{"a": 1'),
+    *rows(Failure.INVALID_JSON, '{"a": 01}', '{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', '{"a": "\ud800"}'),
+    *rows(Failure.INVALID_JSON, '{"a": ' + "1" * 4301 + "}", '{"a": ' + "[" * 100 + "]" * 100 + "}"),
+    *rows(Failure.INVALID_JSON, '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", "", "f(1)", "\u00a0{}"),
+    *rows(Failure.DUPLICATE_KEY, '{"a": 1, "a": 1}', '{"a": [{"b": 1, "b": 1}]}'),
+    *rows(Failure.BAD_ARGUMENTS, "[]", '[{"a": 1}]', '"{}"', '"{\\"a\\": 1}"', "null", "0", "false"),
+    *rows(Failure.TRAILING_TEXT, "{} {}", "{}}", "{} // why", '{} {"a": "{CALL_END}"}'),
 ]
 CALLS = [
     *((f"{{CALL_BEGIN}}{{HEAD}}{body}{{TAIL}}{{CALL_END}}", failure) for body, failure in ARGUMENTS),
-    ("{CALL_BEGIN}{CALL_END}", Failure.MISSING_NAME),
-    ("{CALL_BEGIN} \n{CALL_END}", Failure.MISSING_NAME),
-    ("{CALL_BEGIN}f{CALL_END}", Failure.BAD_ARGUMENTS),
-    ("{CALL_BEGIN}f{}{CALL_END}", Failure.BAD_ARGUMENTS),
+    *rows(Failure.MISSING_NAME, "{CALL_BEGIN}{CALL_END}", "{CALL_BEGIN} \n{CALL_END}"),
+    *rows(Failure.BAD_ARGUMENTS, "{CALL_BEGIN}f{CALL_END}", "{CALL_BEGIN}f{}{CALL_END}"),
     ('{CALL_BEGIN}f{"a": "{CALL_END}{CALL_BEGIN}"}{CALL_END}', Failure.BAD_ARGUMENTS),
-    ("{CALL_BEGIN}{}{CALL}", Failure.UNCLOSED),
-    ("{CALL_BEGIN}f{BEGIN}{CALL}", Failure.UNCLOSED),
-    ("{CALL_BEGIN}{HEAD}{}{TAIL}\n{CALL}", Failure.UNCLOSED),
+    *rows(Failure.UNCLOSED, "{CALL_BEGIN}{}{CALL}", "{CALL_BEGIN}f{BEGIN}{CALL}", "{CALL_BEGIN}{HEAD}{}{TAIL}\n{CALL}"),
     ("{CALL_BEGIN}{CALL}", Failure.UNCLOSED),
 ]
 
 
 @each_format
 @pytest.mark.parametrize(("raw", "failure"), CALLS, ids=shown)
-def test_malformed_call_does_not_affect_other_calls(form: SectionFormat, raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_other_calls(form: SectionFormat, raw: str, failure: Failure) -> None:
     form.check_bad_call(raw, failure)
 
 
@@ -123,11 +95,10 @@ def test_malformed_call_does_not_affect_other_calls(form: SectionFormat, raw: st
         ("{BEGIN}{CALL}", [], ["calculator"], ""),
         ("{BEGIN}{CALL}\n{CALL}\n", [], ["calculator", "calculator"], ""),
         ("{BEGIN}{CALL}\n{SECTION}a", [], ["calculator", "calculator"], "a"),
-        ("{BEGIN}x{END}", [(Failure.MISPLACED, "x")], [], ""),
+        *rows(([(Failure.MISPLACED, "x")], [], ""), "{BEGIN}x{END}", "{BEGIN}x"),
         ("{BEGIN} x y \n{CALL}{END}", [(Failure.MISPLACED, "x y")], ["calculator"], ""),
         ("{BEGIN}{CALL} and {CALL}{END}", [(Failure.MISPLACED, "and")], ["calculator"] * 2, ""),
         ("{BEGIN}{CALL}, {CALL}\nb", [(Failure.MISPLACED, ","), (Failure.MISPLACED, "b")], ["calculator"] * 2, ""),
-        ("{BEGIN}x", [(Failure.MISPLACED, "x")], [], ""),
         ("{BEGIN}x{BEGIN}{CALL}", [(Failure.MISPLACED, "x")], ["calculator"], ""),
         ("{BEGIN}\u00a0{END}", [(Failure.MISPLACED, "\u00a0")], [], ""),
         ("{BEGIN}{CALL_END}{CALL}{END}", [(Failure.MISPLACED, "{CALL_END}")], ["calculator"], ""),
@@ -148,7 +119,7 @@ def test_malformed_call_does_not_affect_other_calls(form: SectionFormat, raw: st
     ],
 )
 def test_sections(
-    form: SectionFormat, text: str, failures: list[tuple[ParseFailure, str]], names: list[str], remains: str | None
+    form: SectionFormat, text: str, failures: list[tuple[Failure, str]], names: list[str], remains: str | None
 ) -> None:
     seen = form.found(form.fill(text))
     assert seen[:2] == (names, [(failure, form.fill(raw)) for failure, raw in failures])
@@ -208,10 +179,9 @@ def test_truncated_call_is_unclosed(form: SectionFormat, length: int) -> None:
 class TestSections(Conformance):
     forms = SECTION_FORMATS
     remaining = [
-        ("", ""),
+        *rows("", "", "{SECTION}"),
         ("hello", "hello"),
         ("\n hello \n", "\n hello \n"),
-        ("{SECTION}", ""),
         ("before\n{SECTION}", "before"),
         ("{SECTION}\nafter", "after"),
         ("before\n\n{BEGIN}{CALL}\n{CALL}{END}\nafter", "before\nafter"),

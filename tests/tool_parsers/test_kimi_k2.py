@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from strands_sglang.tool_parsers.parsed import ParseFailure
+from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
 from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, shown
+from support.tool_parsers.checks import Conformance, rows, shown
 from support.tool_parsers.sections import KIMI_K2 as FORM
-
-Failure = ParseFailure
 
 
 @pytest.mark.parametrize("family", ["kimi-k2", "kimi-k2-thinking"])
@@ -30,9 +28,7 @@ def test_template_output_is_parsed(family: str) -> None:
 @pytest.mark.parametrize(
     ("call_id", "name"),
     [
-        ("functions.f:0", "f"),
-        ("functions.f:007", "f"),
-        ("functions.f:" + "9" * 5000, "f"),
+        *rows("f", "functions.f:0", "functions.f:007", "functions.f:" + "9" * 5000),
         ("functions.a.b:12", "a.b"),
         ("functions.a:b:1", "a:b"),
         ("functions.a:1:2", "a:1"),
@@ -63,7 +59,7 @@ def test_id_is_verbatim_and_has_the_name(call_id: str, name: str) -> None:
     ],
     ids=shown,
 )
-def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_other_calls(raw: str, failure: Failure) -> None:
     FORM.check_bad_call(raw, failure)
 
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.base import Schemas
 from strands_sglang.tool_parsers.llama3_json import Llama3JsonToolParser
-from strands_sglang.tool_parsers.parsed import ParsedTurn, ParseFailure
+from strands_sglang.tool_parsers.parsed import ParsedTurn
+from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
 from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format, same
+from support.tool_parsers.checks import Conformance, Format, rows, same
 
 TAG = "<|python_tag|>"
 CALL = '{"name": "calculator", "parameters": {"expression": "12*7+3"}}'
 KNOWN: Schemas = {"calculator": {"type": "object"}, "f": {}}
 PARSER = Llama3JsonToolParser()
-Failure = ParseFailure
 
 
 def shown(value: Any) -> str | None:
@@ -99,20 +99,17 @@ def test_other_json_and_text_are_text(text: str, schemas: Schemas | None) -> Non
 @pytest.mark.parametrize(
     ("text", "known", "unknown"),
     [
-        ('{"name": "f"}', Failure.BAD_ARGUMENTS, Failure.BAD_ARGUMENTS),
-        ('{"name": "f", "arguments": {}}', Failure.BAD_ARGUMENTS, Failure.BAD_ARGUMENTS),
+        *rows((Failure.BAD_ARGUMENTS, Failure.BAD_ARGUMENTS), '{"name": "f"}', '{"name": "f", "arguments": {}}'),
         ('{"name": "f", "age": 7} x', Failure.BAD_ARGUMENTS, Failure.BAD_ARGUMENTS),
-        ('{"name": "Bob"}', None, Failure.BAD_ARGUMENTS),
-        ('{"name": "Bob", "arguments": {}}', None, Failure.BAD_ARGUMENTS),
         ('{"name": "Bob", "parameters": 7}', Failure.BAD_ARGUMENTS, Failure.BAD_ARGUMENTS),
+        *rows((None, Failure.BAD_ARGUMENTS), '{"name": "Bob"}', '{"name": "Bob", "arguments": {}}'),
         ('{"name": "Bob", "parameters": {}} x', Failure.TRAILING_TEXT, Failure.TRAILING_TEXT),
         ('{"name": "Bob", ', Failure.UNCLOSED, Failure.UNCLOSED),
-        ('{"name": ["f"], "parameters": {}}', None, Failure.MISSING_NAME),
-        ('{"name": null}', None, Failure.MISSING_NAME),
+        *rows((None, Failure.MISSING_NAME), '{"name": ["f"], "parameters": {}}', '{"name": null}'),
         ('{"name": " ", "parameters": {}}', Failure.MISSING_NAME, Failure.MISSING_NAME),
     ],
 )
-def test_json_that_counts_as_a_call(text: str, known: ParseFailure | None, unknown: ParseFailure | None) -> None:
+def test_json_that_counts_as_a_call(text: str, known: Failure | None, unknown: Failure | None) -> None:
     for schemas, failure in ((KNOWN, known), (None, unknown), ({}, unknown)):
         turn = parse(text, schemas=schemas)
         assert [item.failure for item in turn.failures] == ([failure] if failure else [])
@@ -127,10 +124,8 @@ def test_json_that_counts_as_a_call(text: str, known: ParseFailure | None, unkno
 @pytest.mark.parametrize(
     ("body", "failure"),
     [
-        ('{"name": "f", "parameters": {"a": 1,}}', Failure.INVALID_JSON),
-        ('{"name": "f", "parameters": {},}', Failure.INVALID_JSON),
-        ('{ "name" :\n"f", \'parameters\': {}}', Failure.INVALID_JSON),
-        ('{"name": f, "parameters": {}}', Failure.INVALID_JSON),
+        *rows(Failure.INVALID_JSON, '{"name": "f", "parameters": {"a": 1,}}', '{"name": "f", "parameters": {},}'),
+        *rows(Failure.INVALID_JSON, '{ "name" :\n"f", \'parameters\': {}}', '{"name": f, "parameters": {}}'),
         ('{"name": "f", "parameters": {"a": "x\ny"}}', Failure.INVALID_JSON),
         ('{"name": "f", "parameters": {"a": "\\x"}}', Failure.INVALID_JSON),
         ('{"name": "f", "parameters": {"a": 01}}', Failure.INVALID_JSON),
@@ -144,27 +139,18 @@ def test_json_that_counts_as_a_call(text: str, known: ParseFailure | None, unkno
         ('{"name": "f" "parameters": {}}', Failure.INVALID_JSON),
         ('{"name": "f", "name": "g", "parameters": {}}', Failure.DUPLICATE_KEY),
         ('{"name": "f", "parameters": {"a": [{"b": 1, "b": 1}]}}', Failure.DUPLICATE_KEY),
-        ('{"name": "f"}', Failure.BAD_ARGUMENTS),
-        ('{"name": "f", "arguments": {}}', Failure.BAD_ARGUMENTS),
+        *rows(Failure.BAD_ARGUMENTS, '{"name": "f"}', '{"name": "f", "arguments": {}}'),
         ('{"name": "f", "parameters": {}, "arguments": {}}', Failure.BAD_ARGUMENTS),
-        ('{"name": "f", "parameters": null}', Failure.BAD_ARGUMENTS),
-        ('{"name": "f", "parameters": "{}"}', Failure.BAD_ARGUMENTS),
-        ('{"name": "f", "parameters": "{\\"a\\": 1}"}', Failure.BAD_ARGUMENTS),
-        ('{"name": "f", "parameters": []}', Failure.BAD_ARGUMENTS),
+        *rows(Failure.BAD_ARGUMENTS, '{"name": "f", "parameters": null}', '{"name": "f", "parameters": "{}"}'),
+        *rows(Failure.BAD_ARGUMENTS, '{"name": "f", "parameters": "{\\"a\\": 1}"}', '{"name": "f", "parameters": []}'),
         ('{"name": "f", "parameters": 0}', Failure.BAD_ARGUMENTS),
         ('{"name": "", "parameters": {}}', Failure.MISSING_NAME),
-        (f"{CALL}; {CALL}", Failure.TRAILING_TEXT),
-        (f"{CALL}\n{CALL}", Failure.TRAILING_TEXT),
-        (f"{CALL};", Failure.TRAILING_TEXT),
-        (f"{CALL}}}", Failure.TRAILING_TEXT),
-        (f"{CALL} // why", Failure.TRAILING_TEXT),
-        (f"{CALL}\u00a0", Failure.TRAILING_TEXT),
-        (f"{CALL}{TAG}", Failure.TRAILING_TEXT),
-        (f"{CALL}{TAG}{CALL}", Failure.TRAILING_TEXT),
+        *rows(Failure.TRAILING_TEXT, f"{CALL}; {CALL}", f"{CALL}\n{CALL}", f"{CALL};", f"{CALL}}}", f"{CALL} // why"),
+        *rows(Failure.TRAILING_TEXT, f"{CALL}\u00a0", f"{CALL}{TAG}", f"{CALL}{TAG}{CALL}"),
     ],
     ids=shown,
 )
-def test_malformed_call_fails(before: str, body: str, failure: ParseFailure, schemas: Schemas | None) -> None:
+def test_malformed_call_fails(before: str, body: str, failure: Failure, schemas: Schemas | None) -> None:
     raw = before + body
     item = failed(f"\n {raw}", schemas)
     assert (item.failure, item.raw, item.start) == (failure, raw, 2)
@@ -173,22 +159,14 @@ def test_malformed_call_fails(before: str, body: str, failure: ParseFailure, sch
 @pytest.mark.parametrize(
     ("text", "failure"),
     [
-        (TAG, Failure.UNCLOSED),
-        (f"{TAG} \n", Failure.UNCLOSED),
-        (f"{TAG}{{", Failure.UNCLOSED),
-        (f"{TAG}{{}}", Failure.MISSING_NAME),
-        (f'{TAG}{{"a": 1}}', Failure.MISSING_NAME),
-        (f'{TAG}{{"name": 7, "parameters": {{}}}}', Failure.MISSING_NAME),
-        (f"{TAG}[{CALL}]", Failure.NOT_AN_OBJECT),
-        (f'{TAG}"f"', Failure.NOT_AN_OBJECT),
-        (f"{TAG}null", Failure.NOT_AN_OBJECT),
-        (f"{TAG}print(1)", Failure.INVALID_JSON),
-        (f'{TAG}brave_search.call(query="x")', Failure.INVALID_JSON),
-        (f"{TAG}{TAG}{CALL}", Failure.INVALID_JSON),
+        *rows(Failure.UNCLOSED, TAG, f"{TAG} \n", f"{TAG}{{"),
+        *rows(Failure.MISSING_NAME, f"{TAG}{{}}", f'{TAG}{{"a": 1}}', f'{TAG}{{"name": 7, "parameters": {{}}}}'),
+        *rows(Failure.NOT_AN_OBJECT, f"{TAG}[{CALL}]", f'{TAG}"f"', f"{TAG}null"),
+        *rows(Failure.INVALID_JSON, f"{TAG}print(1)", f'{TAG}brave_search.call(query="x")', f"{TAG}{TAG}{CALL}"),
         (f"{TAG}; {CALL}", Failure.INVALID_JSON),
     ],
 )
-def test_tag_always_means_a_call(text: str, failure: ParseFailure) -> None:
+def test_tag_always_means_a_call(text: str, failure: Failure) -> None:
     for schemas in (None, KNOWN, {"other": {}}):
         item = failed(text, schemas)
         assert (item.failure, item.raw) == (failure, text)

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, SampledText
+from strands_sglang.tool_parsers import ParsedTurn, SampledText
+from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.minimax_m2 import MiniMaxM2ToolParser
 from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format
+from support.tool_parsers.checks import Conformance, Format, rows
 
 OPENING, CLOSING = "<minimax:tool_call>", "</minimax:tool_call>"
 WORDS = (OPENING, CLOSING, '<invoke name="', "</invoke>", '<parameter name="', "</parameter>")
@@ -105,8 +106,7 @@ def test_string_value_is_verbatim_text(value: str) -> None:
         ("n", "twelve", "twelve"),
         ("x", "1e-07", 1e-07),
         ("b", "true", True),
-        ("z", "null", None),
-        ("u", "null", None),
+        *rows(("null", None), "z", "u"),
         ("u", "nothing", "nothing"),
         ("o", '{\n  "a": [1, null]\n}', {"a": [1, None]}),
         ("a", '\n["\\u003c"]\n', ["<"]),
@@ -130,35 +130,31 @@ def test_values_are_text_without_schema() -> None:
 @pytest.mark.parametrize(
     ("raw", "failure"),
     [
-        ('<invoke name=""></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name=" "></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name="f g"></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name="f></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name="f" id="1"></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name="f\n"></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name="f"><parameter name="s">v</invoke>', ParseFailure.UNCLOSED),
-        (f'<invoke name="f"><parameter name="s">v{parameter("n", "1")}</invoke>', ParseFailure.UNCLOSED),
-        ('<invoke name="f"><invoke name="g"></invoke>', ParseFailure.UNCLOSED),
-        ('<invoke name="f"><parameter name="s"><invoke name="g"></invoke>', ParseFailure.UNCLOSED),
-        ('<invoke name="f">hello</invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f">{"s": "v"}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f"></parameter></invoke>', ParseFailure.BAD_ARGUMENTS),
-        (f'<invoke name="f">{parameter("s", "v")},{parameter("n", "1")}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        (f'<invoke name="f">{parameter("s", "a</parameter>b")}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        (f'<invoke name="f">{parameter("", "v")}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        (f'<invoke name="f">{parameter("s ", "v")}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f"><parameter name="s" type="x">v</parameter></invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f"><parameter name=s>v</parameter></invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f"><parameter=s>v</parameter></invoke>', ParseFailure.BAD_ARGUMENTS),
-        (f'<invoke name="f">{parameter("o", "[1]")}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f">' + parameter("o", '{"a": 1,}') + "</invoke>", ParseFailure.INVALID_JSON),
-        ('<invoke name="f">' + parameter("s", "\ud800") + "</invoke>", ParseFailure.INVALID_JSON),
-        ('<invoke name="f">' + parameter("o", '{"a": 1, "a": 1}') + "</invoke>", ParseFailure.DUPLICATE_KEY),
-        (f'<invoke name="f">{parameter("s", "v") * 2}</invoke>', ParseFailure.DUPLICATE_KEY),
+        *rows(Failure.MISSING_NAME, '<invoke name=""></invoke>', '<invoke name=" "></invoke>'),
+        *rows(Failure.MISSING_NAME, '<invoke name="f g"></invoke>', '<invoke name="f></invoke>'),
+        *rows(Failure.MISSING_NAME, '<invoke name="f" id="1"></invoke>', '<invoke name="f\n"></invoke>'),
+        ('<invoke name="f"><parameter name="s">v</invoke>', Failure.UNCLOSED),
+        (f'<invoke name="f"><parameter name="s">v{parameter("n", "1")}</invoke>', Failure.UNCLOSED),
+        ('<invoke name="f"><invoke name="g"></invoke>', Failure.UNCLOSED),
+        ('<invoke name="f"><parameter name="s"><invoke name="g"></invoke>', Failure.UNCLOSED),
+        *rows(Failure.BAD_ARGUMENTS, '<invoke name="f">hello</invoke>', '<invoke name="f">{"s": "v"}</invoke>'),
+        ('<invoke name="f"></parameter></invoke>', Failure.BAD_ARGUMENTS),
+        (f'<invoke name="f">{parameter("s", "v")},{parameter("n", "1")}</invoke>', Failure.BAD_ARGUMENTS),
+        (f'<invoke name="f">{parameter("s", "a</parameter>b")}</invoke>', Failure.BAD_ARGUMENTS),
+        (f'<invoke name="f">{parameter("", "v")}</invoke>', Failure.BAD_ARGUMENTS),
+        (f'<invoke name="f">{parameter("s ", "v")}</invoke>', Failure.BAD_ARGUMENTS),
+        ('<invoke name="f"><parameter name="s" type="x">v</parameter></invoke>', Failure.BAD_ARGUMENTS),
+        ('<invoke name="f"><parameter name=s>v</parameter></invoke>', Failure.BAD_ARGUMENTS),
+        ('<invoke name="f"><parameter=s>v</parameter></invoke>', Failure.BAD_ARGUMENTS),
+        (f'<invoke name="f">{parameter("o", "[1]")}</invoke>', Failure.BAD_ARGUMENTS),
+        ('<invoke name="f">' + parameter("o", '{"a": 1,}') + "</invoke>", Failure.INVALID_JSON),
+        ('<invoke name="f">' + parameter("s", "\ud800") + "</invoke>", Failure.INVALID_JSON),
+        ('<invoke name="f">' + parameter("o", '{"a": 1, "a": 1}') + "</invoke>", Failure.DUPLICATE_KEY),
+        (f'<invoke name="f">{parameter("s", "v") * 2}</invoke>', Failure.DUPLICATE_KEY),
     ],
     ids=lambda value: value.encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_malformed_call_does_not_affect_rest_of_block(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_rest_of_block(raw: str, failure: Failure) -> None:
     text = f"a{OPENING}{raw}{CLOSING}b{block(INVOKE, raw, INVOKE)}c{CALL}"
     turn = parse(text)
     assert [item.failure for item in turn.failures] == [failure, failure]
@@ -182,27 +178,18 @@ def test_unclosed_last_call_of_block_fails_alone() -> None:
 @pytest.mark.parametrize(
     ("inside", "failure"),
     [
-        ("", ParseFailure.MISSING_NAME),
-        (" \n", ParseFailure.MISSING_NAME),
-        ("hello", ParseFailure.MISSING_NAME),
-        (f"hello {INVOKE}", ParseFailure.MISSING_NAME),
-        ('{"name": "f", "arguments": {}}', ParseFailure.MISSING_NAME),
-        ("<invoke name=f></invoke>", ParseFailure.MISSING_NAME),
-        (parameter("s", "v"), ParseFailure.MISSING_NAME),
-        (f"{INVOKE}x", ParseFailure.TRAILING_TEXT),
-        (f"{INVOKE} and {INVOKE}", ParseFailure.TRAILING_TEXT),
-        (f"{INVOKE}</invoke>", ParseFailure.TRAILING_TEXT),
-        (f"{INVOKE}</parameter></invoke>{INVOKE}", ParseFailure.TRAILING_TEXT),
-        (f"{INVOKE}{OPENING}{INVOKE}", ParseFailure.UNCLOSED),
-        (f"{INVOKE}{OPENING}", ParseFailure.UNCLOSED),
-        (OPENING, ParseFailure.UNCLOSED),
-        (f'<invoke name="f"><parameter name="s">{INVOKE} x</parameter></invoke>', ParseFailure.UNCLOSED),
-        (f'<invoke name="f"><parameter name="s">{INVOKE}{INVOKE}</parameter></invoke>', ParseFailure.UNCLOSED),
-        (f'{INVOKE}<invoke name="f">{parameter("s", "</invoke>")}</invoke>', ParseFailure.UNCLOSED),
-        (f'{INVOKE}<invoke name="f">{parameter("s", OPENING)}</invoke>', ParseFailure.UNCLOSED),
+        *rows(Failure.MISSING_NAME, "", " \n", "hello", f"hello {INVOKE}", '{"name": "f", "arguments": {}}'),
+        *rows(Failure.MISSING_NAME, "<invoke name=f></invoke>", parameter("s", "v")),
+        *rows(Failure.TRAILING_TEXT, f"{INVOKE}x", f"{INVOKE} and {INVOKE}", f"{INVOKE}</invoke>"),
+        (f"{INVOKE}</parameter></invoke>{INVOKE}", Failure.TRAILING_TEXT),
+        *rows(Failure.UNCLOSED, f"{INVOKE}{OPENING}{INVOKE}", f"{INVOKE}{OPENING}", OPENING),
+        (f'<invoke name="f"><parameter name="s">{INVOKE} x</parameter></invoke>', Failure.UNCLOSED),
+        (f'<invoke name="f"><parameter name="s">{INVOKE}{INVOKE}</parameter></invoke>', Failure.UNCLOSED),
+        (f'{INVOKE}<invoke name="f">{parameter("s", "</invoke>")}</invoke>', Failure.UNCLOSED),
+        (f'{INVOKE}<invoke name="f">{parameter("s", OPENING)}</invoke>', Failure.UNCLOSED),
     ],
 )
-def test_malformed_block_has_no_calls(inside: str, failure: ParseFailure) -> None:
+def test_malformed_block_has_no_calls(inside: str, failure: Failure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     FORM.check_malformed(raw, failure, CALL)
 
@@ -213,7 +200,7 @@ FULL = block(invoke_of("f", {"s": "  é\n", "n": 1}), invoke_of("f", {"o": {"a":
 def test_truncated_block_is_unclosed() -> None:
     for length in range(len(OPENING), len(FULL)):
         failure = failed("x\n" + FULL[:length])
-        assert failure.failure is ParseFailure.UNCLOSED and failure.raw == FULL[:length]
+        assert failure.failure is Failure.UNCLOSED and failure.raw == FULL[:length]
         assert failure.name == ("f" if failure.raw.count('<invoke name="f">') == 1 else None) or length > 90
 
 
@@ -233,7 +220,7 @@ def test_truncated_block_is_unclosed() -> None:
 )
 def test_call_outside_of_block_is_misplaced(before: str, raw: str, after: str) -> None:
     failure = failed(before + raw + after)
-    assert (failure.failure, failure.raw, failure.start) == (ParseFailure.MISPLACED, raw, len(before))
+    assert (failure.failure, failure.raw, failure.start) == (Failure.MISPLACED, raw, len(before))
     assert failure.name == "f" and f"between {OPENING} and its closing marker" in failure.detail
 
 
@@ -283,11 +270,9 @@ pieces = st.sampled_from(tags + parts)
 class TestMiniMaxM2(Conformance):
     forms = [FORM]
     remaining = [
-        ("", ""),
+        *rows("", "", CALL),
         ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"before{block(INVOKE, INVOKE, INVOKE)}after", "before\nafter"),
+        *rows("before\nafter", f"before\n\n{CALL}\n{CALL}\nafter", f"before{block(INVOKE, INVOKE, INVOKE)}after"),
         (f"a {CLOSING}{CALL}", f"a {CLOSING}"),
         (f"a </parameter></invoke>{CALL}", "a </parameter></invoke>"),
         (f"a\n{OPENING}{{}}{CLOSING}", "a"),

@@ -6,16 +6,15 @@ import json
 
 import pytest
 
-from strands_sglang.tool_parsers.parsed import ParseFailure
+from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
 from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, shown
+from support.tool_parsers.checks import Conformance, rows, shown
 from support.tool_parsers.json_lists import MISTRAL as FORM
 from support.tool_parsers.json_lists import NAMED, ONE
 
 OPENING, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 THINK, THOUGHT = "[THINK]", "[/THINK]"
 CALL = FORM.call
-Failure = ParseFailure
 
 
 @pytest.mark.parametrize("call_id", ["7", "null", '" "'])
@@ -34,7 +33,7 @@ def test_invalid_object_fails_alone(call_id: str) -> None:
     ],
     ids=shown,
 )
-def test_blocks_without_a_call(block: str, failure: ParseFailure) -> None:
+def test_blocks_without_a_call(block: str, failure: Failure) -> None:
     FORM.check_block(block, failure)
 
 
@@ -81,41 +80,25 @@ def test_marker_inside_arguments_of_named_call_is_data(marker: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "failure"),
     [
-        (OPENING, Failure.MISSING_NAME),
-        (f"{OPENING} \n", Failure.MISSING_NAME),
-        (f"{OPENING}f", Failure.BAD_ARGUMENTS),
-        (f"{OPENING}f{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}f(1)", Failure.BAD_ARGUMENTS),
-        (f"{OPENING}f{CALL_ID}x", Failure.BAD_ARGUMENTS),
-        (f"{OPENING}{ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING} {ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}{CALL_ID}x{ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}f{CALL_ID}{ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}f{CALL_ID} {ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}f{CALL_ID}x{CALL_ID}y{ARGS}{{}}", Failure.BAD_ARGUMENTS),
-        (f"{OPENING}f{CALL_ID}[x]{ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}f[ARG]{{}}{ARGS}{{}}", Failure.MISSING_NAME),
+        *rows(Failure.MISSING_NAME, OPENING, f"{OPENING} \n", f"{OPENING}f{{}}", f"{OPENING}{ARGS}{{}}"),
+        *rows(Failure.MISSING_NAME, f"{OPENING} {ARGS}{{}}", f"{OPENING}{CALL_ID}x{ARGS}{{}}"),
+        *rows(Failure.MISSING_NAME, f"{OPENING}f{CALL_ID}{ARGS}{{}}", f"{OPENING}f{CALL_ID} {ARGS}{{}}"),
+        *rows(Failure.MISSING_NAME, f"{OPENING}f{CALL_ID}[x]{ARGS}{{}}", f"{OPENING}f[ARG]{{}}{ARGS}{{}}"),
         (f'{OPENING}{ARGS}{{"a": "{NAMED[:-1]}"}}'.replace('"expression": "12*7+3"', ""), Failure.MISSING_NAME),
-        (f"{OPENING}f{ARGS}", Failure.INVALID_JSON),
-        (f"{OPENING}f{ARGS}{ARGS}{{}}", Failure.INVALID_JSON),
-        (f'{OPENING}f{ARGS}{{"a": 1,}}', Failure.INVALID_JSON),
-        (f"{OPENING}f{ARGS}{{'a': 1}}", Failure.INVALID_JSON),
-        (f'{OPENING}f{ARGS}{{"a": NaN}}', Failure.INVALID_JSON),
-        (f'{OPENING}f{ARGS}{{"a": "x\ny"}}', Failure.INVALID_JSON),
-        (f'{OPENING}f{ARGS}{{"a": 1', Failure.INVALID_JSON),
+        *rows(Failure.BAD_ARGUMENTS, f"{OPENING}f", f"{OPENING}f(1)", f"{OPENING}f{CALL_ID}x"),
+        *rows(Failure.BAD_ARGUMENTS, f"{OPENING}f{CALL_ID}x{CALL_ID}y{ARGS}{{}}", f"{OPENING}f{ARGS}[]"),
+        *rows(Failure.BAD_ARGUMENTS, f'{OPENING}f{ARGS}"{{}}"', f"{OPENING}f{ARGS}null"),
+        *rows(Failure.INVALID_JSON, f"{OPENING}f{ARGS}", f"{OPENING}f{ARGS}{ARGS}{{}}", f'{OPENING}f{ARGS}{{"a": 1,}}'),
+        *rows(Failure.INVALID_JSON, f"{OPENING}f{ARGS}{{'a': 1}}", f'{OPENING}f{ARGS}{{"a": NaN}}'),
+        *rows(Failure.INVALID_JSON, f'{OPENING}f{ARGS}{{"a": "x\ny"}}', f'{OPENING}f{ARGS}{{"a": 1'),
         (f'{OPENING}f{ARGS}{{"a": 1, "a": 2}}', Failure.DUPLICATE_KEY),
-        (f"{OPENING}f{ARGS}[]", Failure.BAD_ARGUMENTS),
-        (f'{OPENING}f{ARGS}"{{}}"', Failure.BAD_ARGUMENTS),
-        (f"{OPENING}f{ARGS}null", Failure.BAD_ARGUMENTS),
-        (f"{OPENING}f{ARGS}{{}} x", Failure.TRAILING_TEXT),
-        (f"{OPENING}f{ARGS}{{}}{{}}", Failure.TRAILING_TEXT),
-        (f"{OPENING}f{ARGS}{{}}, g{ARGS}{{}}", Failure.TRAILING_TEXT),
-        (f"{OPENING}f{ARGS}{{}}{CALL_ID}x", Failure.TRAILING_TEXT),
+        *rows(Failure.TRAILING_TEXT, f"{OPENING}f{ARGS}{{}} x", f"{OPENING}f{ARGS}{{}}{{}}"),
+        *rows(Failure.TRAILING_TEXT, f"{OPENING}f{ARGS}{{}}, g{ARGS}{{}}", f"{OPENING}f{ARGS}{{}}{CALL_ID}x"),
         (f'{OPENING}f{ARGS}{{}} {{"a": "{OPENING}"}}', Failure.TRAILING_TEXT),
     ],
     ids=shown,
 )
-def test_malformed_named_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
+def test_malformed_named_call_does_not_affect_other_calls(raw: str, failure: Failure) -> None:
     turn = FORM.parse(f"a\n{NAMED}{raw}{NAMED}{raw}{CALL}")
     assert [(item.failure, item.raw) for item in turn.failures] == [(failure, raw), (failure, raw)]
     first = len(f"a\n{NAMED}")

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParseFailure
+from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers._json import MAX_DEPTH, MAX_DIGITS
 from strands_sglang.tool_parsers._python import PythonReader, skip_blanks
 from strands_sglang.tool_parsers.parsed import CallFault
 from support.examples import examples
-from support.tool_parsers.checks import SECONDS, least_seconds
+from support.tool_parsers.checks import SECONDS, least_seconds, rows
 
 
 def read(text: str) -> Any:
@@ -121,10 +121,8 @@ def test_value_ends_before_following_text() -> None:
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
-        (")", {}),
-        (" \n)", {}),
-        ("a=1)", {"a": 1}),
-        ("a=1,)", {"a": 1}),
+        *rows({}, ")", " \n)"),
+        *rows({"a": 1}, "a=1)", "a=1,)"),
         (" a = 1 ,\n b = 'x' )", {"a": 1, "b": "x"}),
         ("a=[1, {'a': 2}], b={})", {"a": [1, {"a": 2}], "b": {}}),
         ("from='here', class=1, lambda=None)", {"from": "here", "class": 1, "lambda": None}),
@@ -154,7 +152,7 @@ def test_deep_value_does_not_recurse() -> None:
 
 # --- what is not read ------------------------------------------------------------------------------------------------
 
-LITERAL, KEY = ParseFailure.INVALID_LITERAL, ParseFailure.DUPLICATE_KEY
+LITERAL, KEY = Failure.INVALID_LITERAL, Failure.DUPLICATE_KEY
 
 
 @pytest.mark.parametrize(
@@ -162,105 +160,51 @@ LITERAL, KEY = ParseFailure.INVALID_LITERAL, ParseFailure.DUPLICATE_KEY
     [
         ("", LITERAL, "expecting a string in quotes, a number", 0),
         ("a", LITERAL, "expecting a string in quotes", 0),
-        ("true", LITERAL, "expecting", 0),
-        ("null", LITERAL, "expecting", 0),
-        ("Truex", LITERAL, "expecting", 0),
-        ("None_", LITERAL, "expecting", 0),
-        ("nan", LITERAL, "expecting", 0),
-        ("f()", LITERAL, "expecting", 0),
-        ("()", LITERAL, "expecting", 0),
-        ("(1)", LITERAL, "expecting", 0),
-        ("(1, 2)", LITERAL, "expecting", 0),
-        ("...", LITERAL, "expecting", 0),
-        ("# no", LITERAL, "expecting", 0),
-        ("-", LITERAL, "expecting", 0),
-        ("--1", LITERAL, "expecting", 0),
-        ("- 1", LITERAL, "expecting", 0),
-        ("-True", LITERAL, "expecting", 0),
-        ("~1", LITERAL, "expecting", 0),
-        ("01", LITERAL, "expecting", 0),
-        ("0x1f", LITERAL, "expecting", 0),
-        ("0o17", LITERAL, "expecting", 0),
-        ("0b1", LITERAL, "expecting", 0),
-        ("1_000", LITERAL, "expecting", 0),
-        ("1.0_0", LITERAL, "expecting", 0),
-        ("1j", LITERAL, "expecting", 0),
-        ("1.5j", LITERAL, "expecting", 0),
-        ("1.2.3", LITERAL, "expecting", 0),
-        ("1e", LITERAL, "expecting", 0),
-        ("1e+", LITERAL, "expecting", 0),
-        (".", LITERAL, "expecting", 0),
-        ("१", LITERAL, "expecting", 0),
-        ("1e999", LITERAL, "too large", 0),
-        ("-1e999", LITERAL, "too large", 0),
+        *rows((LITERAL, "expecting", 0), "true", "null", "Truex", "None_", "nan", "f()", "()", "(1)", "(1, 2)", "..."),
+        *rows((LITERAL, "expecting", 0), "# no", "-", "--1", "- 1", "-True", "~1", "01", "0x1f", "0o17", "0b1"),
+        *rows((LITERAL, "expecting", 0), "1_000", "1.0_0", "1j", "1.5j", "1.2.3", "1e", "1e+", ".", "१", "r'a'"),
+        *rows((LITERAL, "expecting", 0), "b'a'", "f'a'", "u'a'"),
+        *rows((LITERAL, "too large", 0), "1e999", "-1e999"),
         ("[" + "9" * 400 + ".0]", LITERAL, "too large", 1),
         ("1" * (MAX_DIGITS + 1), LITERAL, "4301 digits, which is too many", 0),
         ("1." + "1" * MAX_DIGITS, LITERAL, "digits, which is too many", 0),
-        ("r'a'", LITERAL, "expecting", 0),
-        ("b'a'", LITERAL, "expecting", 0),
-        ("f'a'", LITERAL, "expecting", 0),
-        ("u'a'", LITERAL, "expecting", 0),
         ("'a\nb'", LITERAL, "must end in the line it begins in; write a line break as \\n", 2),
         ("'a\rb'", LITERAL, "must end in the line", 2),
-        ("'a\0b'", LITERAL, "U+0000", 2),
-        ("'a\\\0b'", LITERAL, "U+0000", 2),
+        *rows((LITERAL, "U+0000", 2), "'a\0b'", "'a\\\0b'"),
         ('"""a\0"""', LITERAL, "U+0000", 4),
         ("'a", LITERAL, "a string has no closing '", 2),
         ('"""a""', LITERAL, 'a string has no closing """', 6),
         ("'a\\'", LITERAL, "a string has no closing '", 4),
         (r"'ab\x4'", LITERAL, r"the escape '\\x' means no character", 3),
         (r"['a','ab\x4g']", LITERAL, "means no character", 8),
-        (r"'\u004'", LITERAL, "means no character", 1),
-        (r"'\U00110000'", LITERAL, "means no character", 1),
-        (r"'\UFFFFFFFF'", LITERAL, "means no character", 1),
-        (r"'\N'", LITERAL, "means no character", 1),
-        (r"'\N{}'", LITERAL, "means no character", 1),
-        (r"'\N{NO SUCH CHARACTER}'", LITERAL, "means no character", 1),
-        (r"'\N{DIGIT ONE'", LITERAL, "means no character", 1),
+        *rows((LITERAL, "means no character", 1), r"'\u004'", r"'\U00110000'", r"'\UFFFFFFFF'", r"'\N'", r"'\N{}'"),
+        *rows((LITERAL, "means no character", 1), r"'\N{NO SUCH CHARACTER}'", r"'\N{DIGIT ONE'"),
         (r"'\N{KEYCAP NUMBER SIGN}'", LITERAL, "means no character", 1),
-        (r"'\ud800'", LITERAL, "a lone surrogate", 0),
-        (r"'\ud83d\ude00'", LITERAL, "a lone surrogate", 0),
-        ("'\ud800'", LITERAL, "a lone surrogate", 0),
+        *rows((LITERAL, "a lone surrogate", 0), r"'\ud800'", r"'\ud83d\ude00'", "'\ud800'"),
         ("['a', '\udfff']", LITERAL, "a lone surrogate", 6),
         ("{'\\udc00': 1}", LITERAL, "a lone surrogate", 1),
         ("[", LITERAL, "expecting", 1),
-        ("[1", LITERAL, "expecting , or ]", 2),
-        ("[1 2]", LITERAL, "expecting , or ]", 3),
+        *rows((LITERAL, "expecting , or ]", 2), "[1", "[1)", "[1}", "[1\xa0]", "[1\x0b]"),
+        *rows((LITERAL, "expecting , or ]", 3), "[1 2]", "[1 + 2]", "[[1}]", "[{}}", "[1 \\\n]"),
         ("['a' 'b']", LITERAL, "expecting , or ]", 5),
         ("['a''b']", LITERAL, "expecting , or ]", 4),
-        ("[1 + 2]", LITERAL, "expecting , or ]", 3),
-        ("[1)", LITERAL, "expecting , or ]", 2),
-        ("[1}", LITERAL, "expecting , or ]", 2),
-        ("[[1}]", LITERAL, "expecting , or ]", 3),
-        ("[{}}", LITERAL, "expecting , or ]", 3),
-        ("[,]", LITERAL, "expecting a string", 1),
+        *rows((LITERAL, "expecting a string", 1), "[,]", "[x for x in y]", "[*a]"),
         ("[1,,]", LITERAL, "expecting a string", 3),
         ("[1, # one\n]", LITERAL, "expecting a string", 4),
-        ("[1 \\\n]", LITERAL, "expecting , or ]", 3),
-        ("[x for x in y]", LITERAL, "expecting a string", 1),
-        ("[*a]", LITERAL, "expecting a string", 1),
-        ("[1\xa0]", LITERAL, "expecting , or ]", 2),
-        ("[1\x0b]", LITERAL, "expecting , or ]", 2),
-        ("{'a'}", LITERAL, "expecting : after a key", 4),
-        ("{'a', 'b'}", LITERAL, "expecting : after a key", 4),
-        ("{'a': 1", LITERAL, "expecting , or }", 7),
+        *rows((LITERAL, "expecting : after a key", 4), "{'a'}", "{'a', 'b'}"),
+        *rows((LITERAL, "expecting , or }", 7), "{'a': 1", "{'a': 1]"),
         ("{'a': }", LITERAL, "expecting a string", 6),
-        ("{'a': 1]", LITERAL, "expecting , or }", 7),
         ("{'a' 'b': 1}", LITERAL, "expecting : after a key", 5),
         ("{1: 2}", LITERAL, "expecting a key of a dict, which is a string in quotes", 1),
-        ("{a: 2}", LITERAL, "expecting a key", 1),
-        ("{None: 2}", LITERAL, "expecting a key", 1),
-        ("{**a}", LITERAL, "expecting a key", 1),
-        ("{,}", LITERAL, "expecting a key", 1),
+        *rows((LITERAL, "expecting a key", 1), "{a: 2}", "{None: 2}", "{**a}", "{,}"),
         ("{'a': 1, 'a': 1}", KEY, "The key 'a' occurs twice in one dict", 9),
         ("[{'b': {'\\x61': 1, 'a': 2}}]", KEY, "The key 'a' occurs twice in one dict", 19),
         ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), LITERAL, "nested more than 100 levels deep", None),
-        ("{'a':[" * 51 + "]}" * 51, LITERAL, "nested more than 100 levels deep", None),
-        ("[" * 1_000_000, LITERAL, "nested more than 100 levels deep", None),
+        *rows((LITERAL, "nested more than 100 levels deep", None), "{'a':[" * 51 + "]}" * 51, "[" * 1_000_000),
     ],
     ids=lambda value: ascii(value)[:40] if isinstance(value, str) else None,
 )
-def test_invalid_literals_fail(text: str, failure: ParseFailure, words: str, at: int | None) -> None:
+def test_invalid_literals_fail(text: str, failure: Failure, words: str, at: int | None) -> None:
     fault = fault_of(text)
     assert (fault.failure, fault.at) == (failure, at) and words in fault.message
     assert len(fault.message) < 140 and not fault.message.endswith(".") and fault.past <= len(text)
@@ -269,42 +213,22 @@ def test_invalid_literals_fail(text: str, failure: ParseFailure, words: str, at:
 @pytest.mark.parametrize(
     ("text", "failure", "at"),
     [
-        ("1)", ParseFailure.BAD_ARGUMENTS, 0),
-        ("'a')", ParseFailure.BAD_ARGUMENTS, 0),
-        ("x)", ParseFailure.BAD_ARGUMENTS, 0),
-        ("a=1, 2)", ParseFailure.BAD_ARGUMENTS, 5),
-        ("a=1, b)", ParseFailure.BAD_ARGUMENTS, 5),
-        ("*a)", ParseFailure.BAD_ARGUMENTS, 0),
-        ("**{'a': 1})", ParseFailure.BAD_ARGUMENTS, 0),
-        ("'a'=1)", ParseFailure.BAD_ARGUMENTS, 0),
-        ("1a=1)", ParseFailure.BAD_ARGUMENTS, 0),
-        ("a.b=1)", ParseFailure.BAD_ARGUMENTS, 0),
-        ("a-b=1)", ParseFailure.BAD_ARGUMENTS, 0),
-        ("a==1)", ParseFailure.BAD_ARGUMENTS, 0),
-        ("a:=1)", ParseFailure.BAD_ARGUMENTS, 0),
-        ("a: 1)", ParseFailure.BAD_ARGUMENTS, 0),
-        (",)", ParseFailure.BAD_ARGUMENTS, 0),
-        ("a=1,,)", ParseFailure.BAD_ARGUMENTS, 4),
-        ("²=1)", ParseFailure.BAD_ARGUMENTS, 0),
-        ("a=1 b=2)", LITERAL, 4),
-        ("a=1]", LITERAL, 3),
-        ("a=)", LITERAL, 2),
-        ("a=b)", LITERAL, 2),
-        ("a=f())", LITERAL, 2),
-        ("a=(1))", LITERAL, 2),
+        *rows((Failure.BAD_ARGUMENTS, 0), "1)", "'a')", "x)", "*a)", "**{'a': 1})", "'a'=1)", "1a=1)", "a.b=1)"),
+        *rows((Failure.BAD_ARGUMENTS, 0), "a-b=1)", "a==1)", "a:=1)", "a: 1)", ",)", "²=1)"),
+        *rows((Failure.BAD_ARGUMENTS, 5), "a=1, 2)", "a=1, b)"),
+        ("a=1,,)", Failure.BAD_ARGUMENTS, 4),
+        *rows((LITERAL, 4), "a=1 b=2)", "a=1,"),
+        *rows((LITERAL, 3), "a=1]", "a=1"),
+        *rows((LITERAL, 2), "a=)", "a=b)", "a=f())", "a=(1))", "a ", "a="),
         ("a=1, a=1)", KEY, 5),
         ("a=1, b={'a': 1}, a=2)", KEY, 17),
         ("a=" + "[" * MAX_DEPTH + "]" * MAX_DEPTH + ")", LITERAL, None),
         ("", LITERAL, 0),
         ("a", LITERAL, 1),
-        ("a ", LITERAL, 2),
-        ("a=", LITERAL, 2),
-        ("a=1", LITERAL, 3),
-        ("a=1,", LITERAL, 4),
     ],
     ids=lambda value: ascii(value)[:40] if isinstance(value, str) else None,
 )
-def test_invalid_keyword_arguments_fail(text: str, failure: ParseFailure, at: int | None) -> None:
+def test_invalid_keyword_arguments_fail(text: str, failure: Failure, at: int | None) -> None:
     fault = fault_of(text, keywords=True)
     assert (fault.failure, fault.at) == (failure, at)
 
@@ -447,7 +371,7 @@ MEGABYTE = 1_000_000
         ("'''", "''\\", ""),
         ("'''", "'' ", ""),
         ('"', "é", '"'),
-        ('"', "\\", ""),
+        *rows(("\\", ""), '"', ""),
         ("", "'", ""),
         ("", "[", ""),
         ("", "{'a':", ""),
@@ -455,10 +379,7 @@ MEGABYTE = 1_000_000
         ("", "1", ""),
         ("", "1.", ""),
         ("", ".", ""),
-        ("", " ", ""),
-        ("[", " ", ""),
-        ("[1", " ", ""),
-        ("", "\\", ""),
+        *rows((" ", ""), "", "[", "[1"),
     ],
     ids=lambda value: ascii(value)[:20],
 )

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, SampledText
+from strands_sglang.tool_parsers import ParsedTurn, SampledText
+from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.qwen3_coder import Qwen3CoderToolParser
 from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format
+from support.tool_parsers.checks import Conformance, Format, rows
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 WORDS = (OPENING, CLOSING, "<function=", "</function>", "<parameter=", "</parameter>")
@@ -77,9 +78,7 @@ def test_whitespace_between_tags_is_ignored(text: str) -> None:
 @pytest.mark.parametrize(
     ("between", "value"),
     [
-        ("", ""),
-        ("\n", ""),
-        ("\n\n", ""),
+        *rows("", "", "\n", "\n\n"),
         ("\n\n\n", "\n"),
         ("\n\n\n\n", "\n\n"),
         ("\n  x", "  x"),
@@ -136,59 +135,45 @@ def test_values_are_text_without_schema() -> None:
 @pytest.mark.parametrize(
     ("inside", "failure"),
     [
-        ("", ParseFailure.MISSING_NAME),
-        ("\n", ParseFailure.MISSING_NAME),
-        ("f", ParseFailure.MISSING_NAME),
-        ('{"name": "f", "arguments": {}}', ParseFailure.MISSING_NAME),
-        ("<function f></function>", ParseFailure.MISSING_NAME),
-        ("<function=></function>", ParseFailure.MISSING_NAME),
-        ("<function= ></function>", ParseFailure.MISSING_NAME),
-        ("<function=f g></function>", ParseFailure.MISSING_NAME),
-        ('<function="f"></function>', ParseFailure.MISSING_NAME),
-        ("<function=f", ParseFailure.MISSING_NAME),
-        ("<function=f\n></function>", ParseFailure.MISSING_NAME),
-        ("<function=f<parameter=s>v</parameter></function>", ParseFailure.MISSING_NAME),
-        ("x <function=f></function>", ParseFailure.MISSING_NAME),
-        ("<parameter=s>v</parameter>", ParseFailure.MISSING_NAME),
-        ("<function=f>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v</parameter>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v</function>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v<parameter=path>w</parameter></function>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v</function></parameter></function>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v<function=g></parameter></function>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>\n<parameter=x>1</parameter>\n</parameter></function>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v<tool_call></parameter></function>", ParseFailure.UNCLOSED),
-        ("<function=f><function=g></function>", ParseFailure.UNCLOSED),
-        ("<function=f></function>\n<tool_call><function=g></function>", ParseFailure.UNCLOSED),
-        ("<tool_call>", ParseFailure.UNCLOSED),
-        ("<function=f>hello</function>", ParseFailure.BAD_ARGUMENTS),
-        ('<function=f>{"s": "v"}</function>', ParseFailure.BAD_ARGUMENTS),
-        ("<function=f></parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=s>v</parameter>,<parameter=path>w</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=s>a</parameter>b</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=s>a</parameter></parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter= s>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ('<function=f><parameter="s">v</parameter></function>', ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter='s'>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=s\n>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter name=s v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=o>[1]</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=o>{'a': 1}</parameter></function>", ParseFailure.INVALID_JSON),
-        ('<function=f><parameter=o>{"a": 1,}</parameter></function>', ParseFailure.INVALID_JSON),
-        ("<function=f><parameter=a>hello</parameter></function>", ParseFailure.INVALID_JSON),
-        ("<function=f><parameter=s>\ud800</parameter></function>", ParseFailure.INVALID_JSON),
-        ("<function=f\udfff></function>", ParseFailure.INVALID_JSON),
-        ('<function=f><parameter=o>{"a": 1, "a": 1}</parameter></function>', ParseFailure.DUPLICATE_KEY),
-        ("<function=f><parameter=s>v</parameter><parameter=s>v</parameter></function>", ParseFailure.DUPLICATE_KEY),
-        ("<function=f></function>x", ParseFailure.TRAILING_TEXT),
-        ("<function=f></function><function=g></function>", ParseFailure.TRAILING_TEXT),
-        ("<function=f></function></function>", ParseFailure.TRAILING_TEXT),
+        *rows(Failure.MISSING_NAME, "", "\n", "f", '{"name": "f", "arguments": {}}', "<function f></function>"),
+        *rows(Failure.MISSING_NAME, "<function=></function>", "<function= ></function>", "<function=f g></function>"),
+        *rows(Failure.MISSING_NAME, '<function="f"></function>', "<function=f", "<function=f\n></function>"),
+        *rows(Failure.MISSING_NAME, "<function=f<parameter=s>v</parameter></function>", "x <function=f></function>"),
+        ("<parameter=s>v</parameter>", Failure.MISSING_NAME),
+        *rows(Failure.UNCLOSED, "<function=f>", "<function=f><parameter=s>v</parameter>"),
+        *rows(Failure.UNCLOSED, "<function=f><parameter=s>v</function>", "<function=f><parameter=s>v"),
+        ("<function=f><parameter=s>v<parameter=path>w</parameter></function>", Failure.UNCLOSED),
+        ("<function=f><parameter=s>v</function></parameter></function>", Failure.UNCLOSED),
+        ("<function=f><parameter=s>v<function=g></parameter></function>", Failure.UNCLOSED),
+        ("<function=f><parameter=s>\n<parameter=x>1</parameter>\n</parameter></function>", Failure.UNCLOSED),
+        ("<function=f><parameter=s>v<tool_call></parameter></function>", Failure.UNCLOSED),
+        ("<function=f><function=g></function>", Failure.UNCLOSED),
+        *rows(Failure.UNCLOSED, "<function=f></function>\n<tool_call><function=g></function>", "<tool_call>"),
+        *rows(Failure.BAD_ARGUMENTS, "<function=f>hello</function>", '<function=f>{"s": "v"}</function>'),
+        ("<function=f></parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s>v</parameter>,<parameter=path>w</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s>a</parameter>b</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s>a</parameter></parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=>v</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter= s>v</parameter></function>", Failure.BAD_ARGUMENTS),
+        ('<function=f><parameter="s">v</parameter></function>', Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter='s'>v</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s\n>v</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter name=s v</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=o>[1]</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=o>{'a': 1}</parameter></function>", Failure.INVALID_JSON),
+        ('<function=f><parameter=o>{"a": 1,}</parameter></function>', Failure.INVALID_JSON),
+        ("<function=f><parameter=a>hello</parameter></function>", Failure.INVALID_JSON),
+        ("<function=f><parameter=s>\ud800</parameter></function>", Failure.INVALID_JSON),
+        ("<function=f\udfff></function>", Failure.INVALID_JSON),
+        ('<function=f><parameter=o>{"a": 1, "a": 1}</parameter></function>', Failure.DUPLICATE_KEY),
+        ("<function=f><parameter=s>v</parameter><parameter=s>v</parameter></function>", Failure.DUPLICATE_KEY),
+        *rows(Failure.TRAILING_TEXT, "<function=f></function>x", "<function=f></function><function=g></function>"),
+        ("<function=f></function></function>", Failure.TRAILING_TEXT),
     ],
     ids=lambda value: value.encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_malformed_call_does_not_affect_next_call(inside: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_next_call(inside: str, failure: Failure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     FORM.check_malformed(raw, failure, CALL)
 
@@ -205,7 +190,7 @@ FULL = call_of("f", {"s": "  é\n", "n": 1, "o": {"a": ['</x> "', None]}, "b": T
 def test_truncated_call_is_unclosed() -> None:
     for length in range(len(OPENING), len(FULL)):
         failure = failed("x\n" + FULL[:length])
-        assert failure.failure is ParseFailure.UNCLOSED and failure.raw == FULL[:length]
+        assert failure.failure is Failure.UNCLOSED and failure.raw == FULL[:length]
         assert failure.name == ("f" if "<function=f>" in failure.raw else None)
 
 
@@ -228,18 +213,18 @@ FUNCTION = "<function=f>\n<parameter=s>\nv\n</parameter>\n</function>"
 )
 def test_function_outside_of_tool_call_is_misplaced(before: str, raw: str, after: str) -> None:
     failure = failed(before + raw + after)
-    assert (failure.failure, failure.raw, failure.start) == (ParseFailure.MISPLACED, raw, len(before))
+    assert (failure.failure, failure.raw, failure.start) == (Failure.MISPLACED, raw, len(before))
     assert failure.name == "f" and "between <tool_call> and its closing marker" in failure.detail
 
 
 def test_function_directly_after_reasoning_is_misplaced() -> None:
     turn = parse(f"hm</think>{FUNCTION}", reasoning_open=True)
-    assert [item.failure for item in turn.failures] == [ParseFailure.MISPLACED]
+    assert [item.failure for item in turn.failures] == [Failure.MISPLACED]
 
 
 def test_misplaced_function_does_not_affect_other_calls() -> None:
     turn = parse(f"{CALL}\n{FUNCTION}\n{CALL}\n{FUNCTION}\n{FUNCTION}\n</tool_call>\n{CALL}")
-    assert len(turn.calls) == 3 and [item.failure for item in turn.failures] == [ParseFailure.MISPLACED] * 3
+    assert len(turn.calls) == 3 and [item.failure for item in turn.failures] == [Failure.MISPLACED] * 3
     assert turn.text == ""
 
 
@@ -294,9 +279,8 @@ pieces = st.sampled_from(tags + parts)
 class TestQwen3Coder(Conformance):
     forms = [FORM]
     remaining = [
-        ("", ""),
+        *rows("", "", CALL),
         ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
         (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
         (f"a{CALL}b{CALL}c", "a\nb\nc"),
         (f"a </tool_call>{CALL}", "a </tool_call>"),

@@ -35,6 +35,11 @@ def same(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
+def rows(outcome: Any, *texts: str) -> list[Any]:
+    """Return rows of a table: texts that all have one outcome, which is a tuple if it fills several columns."""
+    return [(text, *(outcome if isinstance(outcome, tuple) else (outcome,))) for text in texts]
+
+
 def shown(value: Any) -> str | None:
     """Return the id of a case."""
     return value[:60].encode("unicode_escape").decode() if isinstance(value, str) else None
