@@ -225,6 +225,10 @@ def thought(text: str, answer: str) -> str:
     return f"<think>\n{text}\n</think>\n\n{answer}"
 
 
+CHECKED: set[int] = set()
+"""Engines (by `id`) that a test has checked itself, with the episodes it knows of."""
+
+
 def assert_exact(engine: ScriptedEngine, *episodes: EpisodeTokens, trees: Sequence[TokenTree] = ()) -> None:
     """Check every invariant of tokens that does not depend on what was tried.
 
@@ -236,6 +240,7 @@ def assert_exact(engine: ScriptedEngine, *episodes: EpisodeTokens, trees: Sequen
         *episodes: Every episode that called it.
         trees: Trees of episodes that were reset.
     """
+    CHECKED.add(id(engine))
     grown = [*trees, *(episode.tree for episode in episodes)]
     sent = Counter(tuple(call.ids) for call in engine.calls if call.answered)
     recorded: Counter[tuple[int, ...]] = Counter()

@@ -228,47 +228,18 @@ def test_unclosed_string_includes_markers_after_it(dialect: Dialect) -> None:
         assert (failed(text).raw, failed(text).failure) == (text, LITERAL)
 
 
-EVERYTHING: dict[str, Any] = {"s": "a{é 😀", "n": [-1.5e10, 0, True, False, None, {"x y": {}}], "t": ""}
-
-
-@both
-def test_truncated_call_is_unclosed(dialect: Dialect) -> None:
-    whole = dialect.call("get_it", EVERYTHING)
-    for length in range(len(dialect.opening), len(whole)):
-        failure = failed(f"x{whole[:length]}")
-        assert (failure.failure, failure.raw) == (UNCLOSED, whole[:length]), whole[:length]
-    for length in range(len(dialect.opening)):
-        assert parse(f"x{whole[:length]}") == ParsedTurn(reasoning=None, text=f"x{whole[:length]}")
-
-
 @both
 def test_depth_counts_from_the_arguments(dialect: Dialect) -> None:
     assert parse(dialect.raw("call:f{a:" + "[" * 99 + "]" * 99 + "}")).failures == ()
-
-
-# --- any text ---------------------------------------------------------------------------------------------------------
-
-words = ["call:", "call:f{", "a:", "a:1,", "null", "None", "1e999", "1.5", *"{}[]:,\"'=\\ \n01-.etnf<>|é\ud800"]
-
-
-O, C, S = GEMMA_4  # noqa: E741
-HEAD = f"{O}call:f{{"
 
 
 class TestGemma(Conformance):
     forms = [FORM]
     remaining = [
         *rows("", "", CALL, f"{CALL}{FUNCTION_GEMMA.call('f', {})}"),
-        ("hello", "hello"),
-        ("\n hello \n", "\n hello \n"),
-        (f"before\n{CALL}", "before"),
-        (f"{CALL}\nafter", "after"),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"a{CALL}b{CALL}c", "a\nb\nc"),
         (f"a <tool_call|>{CALL}", "a <tool_call|>"),
         ("a\n<|tool_call>x<tool_call|>", "a"),
         ("call:f{a:1}", "call:f{a:1}"),
-        ("a <|tool_call", "a <|tool_call"),
         ("<escape>a<escape>", "<escape>a<escape>"),
     ]
     details = [
@@ -294,18 +265,4 @@ class TestGemma(Conformance):
         ("<|tool_call>call:f{}", "has no <tool_call|>", "f"),
         ("<|tool_call>call:f{}<|tool_call>", "Another tool call begins before <tool_call|>", "f"),
         ('<|tool_call>call:f{a:<|"|>x', "The turn ended in the middle of a tool call, before <tool_call|>.", "f"),
-    ]
-    units = [
-        *(O, C, S, "<|tool_cal", "<|channel>", "<|channel><channel|>", O + C, O + "<start_function_call>", HEAD),
-        *(HEAD + C, HEAD + "a:", HEAD + "a:" + S, HEAD + "a:" + S + C, HEAD + "a:1" + C, HEAD + "a:1,a:1}" + C),
-        *(HEAD + "x" + S + "y", HEAD + "a:" + S + S + S + C, HEAD + "a:" + "[" * 3000 + C),
-        *(HEAD + "a:" + "1" * 5000 + "}" + C, HEAD + "}", HEAD + "}" + C, HEAD + "} x" + C),
-    ]
-    huge = [
-        *(HEAD + "a:" + "[" * 1_000_000, HEAD + "a:{" * 300_000, HEAD + "a:" + S + "é" * 1_000_000 + S + "}" + C),
-        *(HEAD + "a:" + S + "x" * 1_000_000, HEAD + "a:" + "1" * 1_000_000 + "}" + C, HEAD + "a:x" + S * 200_000 + C),
-        *(HEAD + "a:[" + "1.5," * 200_000 + "1]}" + C, HEAD + "a:[" + (S + S + ",") * 90_000 + "1]}" + C),
-        HEAD + "a:[" + "[]," * 80_000 + "1]}" + C,
-        *(HEAD + ",".join(f"a{number}:1" for number in range(100_000)) + "}" + C, HEAD + "a" * 1_000_000),
-        *(HEAD + " " * 1_000_000, HEAD + "a:1}" + " " * 1_000_000, O + " " * 1_000_000, O + "call:" + "a" * 1_000_000),
     ]

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import ParseFailure as Failure
-from strands_sglang.tool_parsers import SampledText, ToolParser
+from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
 from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format, rows, same
+from support.tool_parsers.checks import Conformance, Format, json_values, rows, same
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALLED, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -53,20 +53,6 @@ def test_message_to_tool_is_a_call_on_either_channel_with_any_content_type(heade
     turn = parse(turn_of(THOUGHT, on(header, '{"a": 1}', CALLED)))
     assert [(call.name, call.arguments) for call in turn.calls] == [("f", {"a": 1})] and not turn.failures
     assert turn.reasoning == "I think."
-
-
-def test_call_after_reasoning() -> None:
-    turn = parse(turn_of(THOUGHT, CALL))
-    (call,) = turn.calls
-    assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
-    assert (call.raw, call.start) == (f"{ASSISTANT}{CALL}", len(THOUGHT))
-    assert (turn.reasoning, turn.text, turn.reasoning_closed, turn.rest_start) == ("I think.", "", True, len(THOUGHT))
-
-
-def test_parser_name() -> None:
-    assert isinstance(HarmonyToolParser(), ToolParser) and HarmonyToolParser.name == "harmony"
-    assert HarmonyToolParser.endings == (CALLED,) and set(HarmonyToolParser.markers) == {*ALL} - {RETURN}
-    assert HarmonyToolParser.reasoning_markers == (f"{CHANNEL}analysis{MESSAGE}", END)
 
 
 @pytest.mark.parametrize(
@@ -185,21 +171,6 @@ def test_only_marker_tokens_are_markers() -> None:
 USER = {"role": "user", "content": "What is 12*7+3?"}
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, {"expression": "12*7+3"}, {"é": ["<|call|>", None, 1.5], "nested": {"a": {"b": "\n\"'"}}}]
-)
-def test_template_output_is_parsed(arguments: dict[str, Any]) -> None:
-    call = {"type": "function", "function": {"name": "calculator", "arguments": arguments}}
-    assistant = {"role": "assistant", "thinking": "I think.", "tool_calls": [call]}
-    render = tokenizer("gpt-oss").apply_chat_template
-    prompt = render([USER], add_generation_prompt=True, tokenize=False)
-    whole = render([USER, assistant], tokenize=False)
-    assert whole.startswith(prompt) and prompt.endswith(ASSISTANT)
-    turn = parse(whole[len(prompt) :])
-    assert [(call.name, call.arguments) for call in turn.calls] == [("calculator", arguments)]
-    assert (turn.reasoning, turn.text, turn.failures) == ("I think.", "", ())
-
-
 def test_template_output_of_answer_is_parsed() -> None:
     render = tokenizer("gpt-oss").apply_chat_template
     prompt = render([USER], add_generation_prompt=True, tokenize=False)
@@ -210,7 +181,7 @@ def test_template_output_of_answer_is_parsed() -> None:
 
 def test_every_marker_is_one_token() -> None:
     vocabulary = tokenizer("gpt-oss").get_added_vocab()
-    assert set(ALL) <= set(vocabulary)
+    assert set(ALL) <= set(vocabulary) and HarmonyToolParser.endings == (CALLED,)
 
 
 # --- reasoning -------------------------------------------------------------------------------------------------------
@@ -256,17 +227,10 @@ TO_F = "commentary to=functions.f"
 @pytest.mark.parametrize(
     ("raw", "failure", "name"),
     [
-        *rows((JSON, "f"), on(TO_F, '{"a": 1,}', CALLED), on(TO_F, "{'a': 1}", CALLED)),
-        *rows((JSON, "f"), on(TO_F, '{"a": "x\ny"}', CALLED), on(TO_F, '{"a": 1', CALLED)),
-        *rows((JSON, "f"), on(TO_F, '{"a": NaN}', CALLED), on(TO_F, '{"a": 1e999}', CALLED)),
-        (on(TO_F, '{"a": "\\ud800"}', CALLED), JSON, "f"),
-        *rows((JSON, "f"), on(TO_F, '{"a": ' + "[" * 100 + "]" * 100 + "}", CALLED), on(TO_F, "[" * 100_000, CALLED)),
-        *rows((JSON, "f"), on(TO_F, "", CALLED), on(TO_F, "f(a=1)", CALLED), on(TO_F, "```json\n{}\n```", CALLED)),
+        *rows((JSON, "f"), on(TO_F, '{"a": 1', CALLED), on(TO_F, "[" * 100_000, CALLED)),
         *rows((JSON, "f"), on(TO_F, f"{MESSAGE}{{}}", CALLED), on("analysis to=functions.f", "I should", END)),
-        (on(TO_F, '{"a": 1, "a": 1}', CALLED), KEY, "f"),
         (on(TO_F, f'{{"a": 1, "a": "{CALLED}{ASSISTANT}"}}', CALLED), KEY, "f"),
-        *rows((ARGUMENTS, "f"), on(TO_F, "[]", CALLED), on(TO_F, "null", CALLED), on(TO_F, '"{}"', CALLED)),
-        *rows((ARGUMENTS, "f"), on(TO_F, "12", CALLED), f"{CHANNEL}{TO_F}{CALLED}", f"{CHANNEL}{TO_F} json{END}"),
+        *rows((ARGUMENTS, "f"), on(TO_F, "[]", CALLED), f"{CHANNEL}{TO_F}{CALLED}", f"{CHANNEL}{TO_F} json{END}"),
         (f" to=functions.f{CHANNEL}commentary{END}", ARGUMENTS, "f"),
         *rows((TRAILING, "f"), on(TO_F, "{} {}", CALLED), on(TO_F, "{}}", CALLED), on(TO_F, f"{{}}{CHANNEL}", CALLED)),
         (on(TO_F, "{} x", END), TRAILING, "f"),
@@ -358,21 +322,12 @@ def test_depth_is_that_of_json() -> None:
 
 # --- any text ---------------------------------------------------------------------------------------------------------
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
 names = st.from_regex(r"[a-z_][a-z0-9_.-]{0,8}", fullmatch=True)
 plain = st.text(alphabet=st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=10)
 messages = (
     st.tuples(st.sampled_from(["analysis", "commentary", "final"]), plain)
     | st.tuples(names, st.dictionaries(st.text(), json_values, max_size=4))
 )  # fmt: skip
-words = [
-    *("assistant", "user", "analysis", "commentary", "final", " to=functions.f", " to=", "to=x", "json", "{}"),
-    *('{"a": "', CALL),
-]
 
 
 @settings(deadline=None)
@@ -425,22 +380,4 @@ class TestHarmony(Conformance):
         (on("commentary", "{}", CALLED), "A message that ends with <|call|> must name a tool", None),
         (f"Hi{ASSISTANT}{CALL}", "must not begin inside another message: <|end|> must come before it.", "calculator"),
         (f"{THOUGHT}{CALL}", "must be <|start|>assistant<|channel|>commentary to=functions.NAME.", "calculator"),
-    ]
-    units = [
-        *ALL,
-        *("<|star", ASSISTANT, f"{START}{CHANNEL}{MESSAGE}", f"{END}a", f"to=x{END}", f"{CHANNEL}a to=x "),
-        *(ASSISTANT + THOUGHT, ASSISTANT + on("analysis", "", ""), ASSISTANT + on("final", "a")),
-        *(ASSISTANT + on("final", "a", ""), ASSISTANT + on(TO_F, "{}", CALLED), ASSISTANT + on(TO_F, "{}", END)),
-        *(ASSISTANT + on(TO_F, "{}", ""), ASSISTANT + on(TO_F, "{", END), ASSISTANT + on(TO_F, '{"a":"', CALLED)),
-        *(ASSISTANT + on(TO_F, "[" * 3000, CALLED), ASSISTANT + on(TO_F, "", "")),
-        ASSISTANT + on("analysis to=functions.f", '{"a":1}', CALLED),
-    ]
-    huge = [
-        on(TO_F, "[" * 1_000_000, ""),
-        on(TO_F, '{"a":"' + "é" * 1_000_000 + '"}', CALLED),
-        on(TO_F, "{}" + " " * 1_000_000, CALLED),
-        on(f"commentary to=functions.{'f' * 1_000_000}", "{}", CALLED),
-        on("commentary " + "to=x " * 200_000, "{}", CALLED),
-        on("a " * 500_000, "{}"),
-        *(" to=" + "x" * 1_000_000, " " * 1_000_000, THOUGHT + " " * 1_000_000, "a " * 500_000 + CHANNEL),
     ]

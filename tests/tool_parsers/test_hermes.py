@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from strands_sglang.tool_parsers import HermesToolParser
@@ -13,10 +10,6 @@ from support.tool_parsers.checks import Conformance, Format, rows
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*7+3"}}\n</tool_call>'
-
-
-def call_of(name: str, arguments: Any) -> str:
-    return f"{OPENING}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CLOSING}"
 
 
 FORM = Format(HermesToolParser())
@@ -40,9 +33,6 @@ def test_whitespace_key_order_and_other_keys_are_ignored(text: str) -> None:
     assert (call.name, call.arguments, call.id) == ("f", {}, None)
 
 
-# --- reasoning -------------------------------------------------------------------------------------------------------
-
-
 # --- what is not a call ----------------------------------------------------------------------------------------------
 
 
@@ -51,35 +41,19 @@ def test_whitespace_key_order_and_other_keys_are_ignored(text: str) -> None:
     [
         *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": 1,}}', '{"name": "f", "arguments": {},}'),
         *rows(Failure.INVALID_JSON, "{'name': 'f', 'arguments': {}}", '{name: "f", "arguments": {}}'),
-        ('{"name": "f", "arguments": {"a": "x\ny"}}', Failure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": "\\x"}}', Failure.INVALID_JSON),
         *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": "}}\n', '{"name": "f", "arguments": {}'),
         *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": 01}}', "", "\n", "f(1)", "\u00a0{}"),
-        ('```json\n{"name": "f", "arguments": {}}\n```', Failure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": NaN}}', Failure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": -Infinity}}', Failure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": 1e999}}', Failure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": "\\ud800"}}', Failure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"\\udfff": 1}}', Failure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": "\ud800"}}', Failure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": ' + "1" * 4301 + "}}", Failure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": ' + "[" * 99 + "]" * 99 + "}}", Failure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": ' + "[" * 5000 + "]" * 5000 + "}}", Failure.INVALID_JSON),
         *rows(Failure.INVALID_JSON, "[" * 500_000, "<tool_call>"),
         ('{"name": "f", "arguments": {}} // why', Failure.TRAILING_TEXT),
         ('{"name": "f", "arguments": {}} {"name": "g", "arguments": {}}', Failure.TRAILING_TEXT),
         ('{"name": "f", "arguments": {}}}', Failure.TRAILING_TEXT),
         ('{"name": "f", "name": "g", "arguments": {}}', Failure.DUPLICATE_KEY),
         ('{"name": "f", "arguments": {}, "arguments": {}}', Failure.DUPLICATE_KEY),
-        ('{"name": "f", "arguments": {"a": [{"b": 1, "b": 1}]}}', Failure.DUPLICATE_KEY),
         *rows(Failure.NOT_AN_OBJECT, "[]", '[{"name": "f", "arguments": {}}]', '"f"', "12", "null"),
         *rows(Failure.MISSING_NAME, "{}", '{"arguments": {}}', '{"name": "", "arguments": {}}'),
         *rows(Failure.MISSING_NAME, '{"name": " \\n", "arguments": {}}', '{"name": null, "arguments": {}}'),
         *rows(Failure.MISSING_NAME, '{"name": ["f"], "arguments": {}}', '{"Name": "f", "arguments": {}}'),
         *rows(Failure.BAD_ARGUMENTS, '{"name": "f"}', '{"name": "f", "parameters": {}}'),
-        *rows(Failure.BAD_ARGUMENTS, '{"name": "f", "arguments": null}', '{"name": "f", "arguments": "{}"}'),
-        *rows(Failure.BAD_ARGUMENTS, '{"name": "f", "arguments": "{\\"a\\": 1}"}', '{"name": "f", "arguments": []}'),
-        *rows(Failure.BAD_ARGUMENTS, '{"name": "f", "arguments": 0}', '{"name": "f", "arguments": false}'),
         ('{"name": "f", "arguments": {}}\n<tool_call>\n{"name": "g", "arguments": {}}', Failure.UNCLOSED),
     ],
     ids=lambda value: value[:50].encode("unicode_escape").decode() if isinstance(value, str) else None,
@@ -104,40 +78,18 @@ def test_unclosed_string_includes_markers_after_it() -> None:
     assert len(turn.failures) == 1 and turn.failures[0].raw.endswith(CALL) and len(turn.calls) == 1
 
 
-CALL_WITH_EVERYTHING = call_of("f", {"s": 'a"\\ é 😀', "n": [-1.5e10, 0, True, False, None, {"x": {}}]}).replace(
-    "é", "\\u00e9\\ud83d\\ude00"
-)
-
-
-@pytest.mark.parametrize("length", range(len(OPENING), len(CALL_WITH_EVERYTHING)))
-def test_truncated_call_is_unclosed(length: int) -> None:
-    failure = failed("x" + CALL_WITH_EVERYTHING[:length])
-    assert failure.failure is Failure.UNCLOSED
-    assert failure.raw == CALL_WITH_EVERYTHING[:length]
-
-
 def test_depth_counts_from_the_call_itself() -> None:
     deepest = "[" * 98 + "]" * 98
     assert parse(f'{OPENING}{{"name": "f", "arguments": {{"a": {deepest}}}}}{CLOSING}').failures == ()
-
-
-# --- any text ---------------------------------------------------------------------------------------------------------
 
 
 class TestHermes(Conformance):
     forms = [FORM]
     remaining = [
         *rows("", "", CALL),
-        ("hello", "hello"),
-        ("\n hello \n", "\n hello \n"),
-        (f"before\n{CALL}", "before"),
-        (f"{CALL}\nafter", "after"),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"a{CALL}b{CALL}c", "a\nb\nc"),
         (f"a </tool_call>{CALL}", "a </tool_call>"),
         ("a\n<tool_call>{}</tool_call>", "a"),
         (f"{CALL}\n<tool_call>{{}}</tool_call>b", "b"),
-        ("a <tool_call", "a <tool_call"),
     ]
     details = [
         (
@@ -157,20 +109,4 @@ class TestHermes(Conformance):
         ('<tool_call>{"name": "f", "arguments": {}} x</tool_call>', "at character 42 of the call, near", "f"),
         ('<tool_call>{"name": "f", "arguments": {}}', "has no </tool_call>", "f"),
         ('<tool_call>{"name": "f", "arg', "The turn ended in the middle of the JSON", None),
-    ]
-    units = [
-        *(OPENING, CLOSING, "<tool_cal", "<think>", OPENING + CLOSING, OPENING + "{", OPENING + "{" + CLOSING),
-        *(OPENING + '{"' + CLOSING, OPENING + '["' + CLOSING + '",', OPENING + '{"a":"', OPENING + '{"a":"' + CLOSING),
-        *(OPENING + '{"a":"\\' + CLOSING, OPENING + '{"a":NaN}' + CLOSING, OPENING + '{"a":1,"a":1}' + CLOSING),
-        *(OPENING + '{"a":{"a":1}} x' + CLOSING, OPENING + "[" * 3000 + CLOSING),
-        *(OPENING + '{"name":"f","arguments":{}}', OPENING + '{"name":"f","arguments":{}}' + CLOSING),
-        OPENING + '{"name":"f","arguments":{"a":' + "1" * 5000 + "}}" + CLOSING,
-    ]
-    huge = [
-        *(OPENING + "[" * 500_000, OPENING + '{"a":' * 200_000, OPENING + " " * 1_000_000),
-        OPENING + '{"name":"f","arguments":{}}' + " " * 1_000_000,
-        OPENING + '{"name":"f","arguments":{"a":' + "1" * 1_000_000 + "}}" + CLOSING,
-        OPENING + '{"name":"f","arguments":{"a":[' + "1," * 500_000 + "1]}}" + CLOSING,
-        OPENING + '{"name":"f","arguments":{"a":"' + "é" * 1_000_000 + '"}}' + CLOSING,
-        *(OPENING + "{" + '"a":1,' * 160_000 + '"b":2}' + CLOSING, OPENING + '{"a":"' + "\\u00e9" * 160_000),
     ]

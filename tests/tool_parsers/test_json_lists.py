@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
-from support.tool_parsers.checks import Conformance, rows, same, shown
-from support.tool_parsers.json_lists import CLOSED_FORMATS, LIST_FORMATS, ONE, ListFormat, call_of
+from support.tool_parsers.checks import Conformance, rows, shown
+from support.tool_parsers.json_lists import CLOSED_FORMATS, LIST_FORMATS, ONE, ListFormat
 
 each_format = pytest.mark.parametrize("form", LIST_FORMATS, ids=lambda form: form.name)
 each_closed_format = pytest.mark.parametrize("form", CLOSED_FORMATS, ids=lambda form: form.name)
@@ -36,63 +32,21 @@ def test_whitespace_key_order_and_other_keys_are_ignored(form: ListFormat, block
     assert (call.name, call.arguments, call.id) == ("f", {}, None)
 
 
-@each_format
-def test_arguments_are_verbatim(form: ListFormat) -> None:
-    arguments: dict[str, Any] = {
-        "s": 'a"\\ é 😀\n',
-        "n": [-1.5e10, 0, True, None, {"x": {"y": [[]]}}],
-        "": "",
-        "ключ": " x ",
-    }
-    for ascii_only in (False, True):
-        written = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=ascii_only)
-        (call,) = form.parse(form.listed(written)).calls
-        assert same(call.arguments, arguments) and list(call.arguments) == list(arguments)
-
-
-# --- reasoning -------------------------------------------------------------------------------------------------------
-
-
-@each_format
-def test_marker_letters_without_token_are_text(form: ListFormat) -> None:
-    quoted = f"x {form.listed(call_of('rm', {}))}\n"
-    words = re.compile("|".join(map(re.escape, form.tokens)))
-
-    def offsets(marker: str) -> list[int]:
-        return [match.start() for match in words.finditer(marker)]
-
-    sampled = SampledText(quoted + form.call, {len(quoted) + at for at in offsets(form.call)}, offsets)
-    turn = form.parser.parse(sampled)
-    assert [call.name for call in turn.calls] == ["calculator"] and turn.failures == ()
-    assert turn.text == quoted.rstrip("\n")
-    assert form.parser.parse(SampledText(quoted, set(), offsets)).text == quoted
-
-
 # --- what is not a call ----------------------------------------------------------------------------------------------
 
 WHOLE = [
-    *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": NaN}}', '{"name": "f", "arguments": {"a": 1e999}}'),
-    ('{"name": "f", "arguments": {"a": "\\ud800"}}', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {"a": "\ud800"}}', Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {"a": ' + "1" * 4301 + "}}", Failure.INVALID_JSON),
-    ('{"name": "f", "arguments": {"a": ' + "[" * 99 + "]" * 99 + "}}", Failure.INVALID_JSON),
     ('{"name": "f", "name": "g", "arguments": {}}', Failure.DUPLICATE_KEY),
-    ('{"name": "f", "arguments": {"a": [{"b": 1, "b": 1}]}}', Failure.DUPLICATE_KEY),
     *rows(Failure.NOT_AN_OBJECT, "[]", '[{"name": "f", "arguments": {}}]', '"f"', "12", "null"),
     *rows(Failure.MISSING_NAME, "{}", '{"arguments": {}}', '{"name": " \\n", "arguments": {}}'),
     *rows(Failure.MISSING_NAME, '{"name": null, "arguments": {}}', '{"Name": "f", "arguments": {}}'),
     ('{"function": {"name": "f", "arguments": {}}}', Failure.MISSING_NAME),
     *rows(Failure.BAD_ARGUMENTS, '{"name": "f"}', '{"name": "f", "parameters": {}}'),
-    *rows(Failure.BAD_ARGUMENTS, '{"name": "f", "arguments": null}', '{"name": "f", "arguments": "{}"}'),
-    *rows(Failure.BAD_ARGUMENTS, '{"name": "f", "arguments": "{\\"a\\": 1}"}', '{"name": "f", "arguments": []}'),
 ]
 """Values that are JSON, and no call."""
 
 BROKEN = [
     *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": 1,}}', '{"name": "f", "arguments": {},}'),
     *rows(Failure.INVALID_JSON, "{'name': 'f', 'arguments': {}}", '{name: "f", "arguments": {}}'),
-    ('{"name": "f", "arguments": {"a": "x\ny"}}', Failure.INVALID_JSON),
-    *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": "\\x"}}', '{"name": "f", "arguments": {"a": 01}}'),
     *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {}', '{"name": "f", "arguments": {}}}'),
     *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {}} {}', '{"name": "f", "arguments": {}},'),
     *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {}},, {}', '{"name": "f", "arguments": {}} x', "f(1)"),
@@ -222,29 +176,11 @@ def test_list_truncated_after_object_is_unclosed(form: ListFormat, end: str) -> 
     assert [call.raw for call in form.parse(f"{form.opening}[{ONE}, {ONE}{end}").calls] == [ONE]
 
 
-# --- any text ---------------------------------------------------------------------------------------------------------
-
-names = st.text(min_size=1).filter(str.strip)
-
-
-UNITS = [
-    *("{CUT_OPENING}", "{THINK}", "{OPENING}{CLOSING}", "{OPENING}[", "{OPENING}[]{CLOSING}", "{OPENING}[{", "{CALL}"),
-    *('{OPENING}[{"{CLOSING}', '{OPENING}["{CLOSING}",', '{OPENING}[{"a":"{CLOSING}', '{OPENING}[{"a":"\\{CLOSING}'),
-    *("{OPENING}[1,2,nope]{CLOSING}", '{OPENING}[{"a":{"a":1}} x{CLOSING}', "{OPENING}" + "[" * 3000 + "{CLOSING}"),
-    *("{OPENING}" + '{"a":' * 3000 + "{CLOSING}", '{OPENING}x{{"a"{CLOSING}', "{OPENING}[{ONE}]x"),
-    "{OPENING}[{ONE}]" + " " * 50 + "{CLOSING}",
-]
-
-
 class TestLists(Conformance):
     forms = LIST_FORMATS
     remaining = [
         *rows("", "", "{CALL}", "{OPENING}[{ONE}, {ONE}, {ONE}]{CLOSING}", "{CALL}\n{CALL}"),
-        ("hello", "hello"),
-        ("\n hello \n", "\n hello \n"),
-        ("before\n{CALL}", "before"),
         *rows("a", "a\n\n{CALL}{CALL}", "a{OPENING}[]{CLOSING}"),
-        ("a {CUT_OPENING}", "a {CUT_OPENING}"),
         ("a [{ONE}]", "a [{ONE}]"),
     ]
     details = [
@@ -264,24 +200,11 @@ class TestLists(Conformance):
         ("{OPENING}[{ONE}", "The turn ended before the ]", "calculator"),
         ("{OPENING}[", "The turn ended where a list of tool calls begins", None),
     ]
-    units = UNITS
-    huge = [
-        *("{OPENING}" + "[" * 500_000, "{OPENING}" + '[{"a":' * 150_000, "{OPENING}" + " " * 1_000_000),
-        *("{OPENING}[" + " " * 1_000_000, "{OPENING}[" + "0," * 500_000 + "{}]{CLOSING}"),
-        *("{OPENING}[" + "{ONE}," * 15_000, "{OPENING}[{ONE}" + " " * 1_000_000),
-        '{OPENING}[{"name":"f","arguments":{"a":' + "1" * 1_000_000 + "}}]{CLOSING}",
-        '{OPENING}[{"name":"f","arguments":{"a":[' + "1," * 400_000 + "1]}}]{CLOSING}",
-        '{OPENING}[{"name":"f","arguments":{"a":"' + "{OPENING}{CLOSING}" * 40_000 + '"}}]{CLOSING}',
-        '{OPENING}[{"a":"' + "\\u00e9" * 160_000,
-    ]
 
 
 class TestClosedLists(Conformance):
     forms = CLOSED_FORMATS
     remaining = [
-        ("{CALL}\nafter", "after"),
-        ("before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        ("a{CALL}b{CALL}c", "a\nb\nc"),
         ("a {CLOSING}{CALL}", "a {CLOSING}"),
     ]
     details = [

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
-from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
-from support.tool_parsers.checks import Conformance, rows, same, shown
+from support.tool_parsers.checks import Conformance, rows, shown
 from support.tool_parsers.sections import SECTION_FORMATS, SectionFormat
 
 each_format = pytest.mark.parametrize("form", SECTION_FORMATS, ids=lambda form: form.name)
@@ -26,45 +24,12 @@ def test_whitespace_around_json_is_ignored(form: SectionFormat, json_text: str) 
     assert (call.name, call.arguments, call.raw) == ("f", {}, raw)
 
 
-@each_format
-def test_arguments_are_verbatim(form: SectionFormat) -> None:
-    arguments: dict[str, Any] = {
-        "s": 'a"\\ é 😀\n',
-        "n": [-1.5e10, 0, True, None, {"x": {"y": [[]]}}],
-        "": "",
-        "ключ": " x ",
-    }
-    for ascii_only in (False, True):
-        (call,) = form.parse(form.section(form.call_of("f", arguments, ascii_only=ascii_only))).calls
-        assert same(call.arguments, arguments) and list(call.arguments) == list(arguments)
-
-
-# --- reasoning -------------------------------------------------------------------------------------------------------
-
-
-@each_format
-def test_marker_letters_without_token_are_text(form: SectionFormat) -> None:
-    quoted, text = form.section(form.call_of("rm", {})), form.section(form.call)
-    words = re.compile("|".join(map(re.escape, form.parser.markers)))
-
-    def offsets(marker: str) -> list[int]:
-        return [match.start() for match in words.finditer(marker)]
-
-    sampled = SampledText(quoted + text, {len(quoted) + at for at in offsets(text)}, offsets)
-    turn = form.parser.parse(sampled)
-    assert [call.name for call in turn.calls] == ["calculator"] and turn.failures == () and turn.text == quoted
-    assert form.parser.parse(SampledText(quoted, set(), offsets)).text == quoted
-
-
 # --- what is not a call ----------------------------------------------------------------------------------------------
 
 ARGUMENTS = [
-    *rows(Failure.INVALID_JSON, '{"a": 1,}', "{'a': 1}", "{a: 1}", '{"a": "x\ny"}', '{"a": "\\x"}', '{"a": 1'),
-    *rows(Failure.INVALID_JSON, '{"a": 01}', '{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud800"}', '{"a": "\ud800"}'),
-    *rows(Failure.INVALID_JSON, '{"a": ' + "1" * 4301 + "}", '{"a": ' + "[" * 100 + "]" * 100 + "}"),
-    *rows(Failure.INVALID_JSON, '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", "", "f(1)", "\u00a0{}"),
-    *rows(Failure.DUPLICATE_KEY, '{"a": 1, "a": 1}', '{"a": [{"b": 1, "b": 1}]}'),
-    *rows(Failure.BAD_ARGUMENTS, "[]", '[{"a": 1}]', '"{}"', '"{\\"a\\": 1}"', "null", "0", "false"),
+    *rows(Failure.INVALID_JSON, '{"a": 1,}', '{"a": 1', '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", "", "\u00a0{}"),
+    *rows(Failure.DUPLICATE_KEY, '{"a": 1, "a": 1}'),
+    *rows(Failure.BAD_ARGUMENTS, "[]", '"{\\"a\\": 1}"', "null"),
     *rows(Failure.TRAILING_TEXT, "{} {}", "{}}", "{} // why", '{} {"a": "{CALL_END}"}'),
 ]
 CALLS = [
@@ -173,23 +138,13 @@ def test_truncated_call_is_unclosed(form: SectionFormat, length: int) -> None:
     assert failures == ([(kind, cut)] if length else [])
 
 
-# --- any text ---------------------------------------------------------------------------------------------------------
-
-
 class TestSections(Conformance):
     forms = SECTION_FORMATS
     remaining = [
         *rows("", "", "{SECTION}"),
-        ("hello", "hello"),
-        ("\n hello \n", "\n hello \n"),
-        ("before\n{SECTION}", "before"),
-        ("{SECTION}\nafter", "after"),
-        ("before\n\n{BEGIN}{CALL}\n{CALL}{END}\nafter", "before\nafter"),
-        ("a{SECTION}b{SECTION}c", "a\nb\nc"),
         ("a{BEGIN}{CALL}", "a"),
         ("a{BEGIN}{END}b", "a\nb"),
         ("a {CALL_END} b {END} c", "a {CALL_END} b {END} c"),
-        ("a {CUT_BEGIN}", "a {CUT_BEGIN}"),
     ]
     details = [
         (
@@ -210,30 +165,4 @@ class TestSections(Conformance):
         ("{CALL}", "{BEGIN} must come before the first call", "calculator"),
         ('{BEGIN}{CALL_BEGIN}{HEAD}{"a', "The turn ended in the middle of the JSON", "f"),
         ("{BEGIN}{CALL_BEGIN}f", "The turn ended before the {SEPARATOR}", None),
-    ]
-    units = [
-        *(
-            ("{BEGIN}", unit)
-            for unit in [
-                *("{BEGIN}", "{CALL_BEGIN}", "{CALL_END}", "{CUT_BEGIN}", "{BEGIN}{END}", "{CALL_BEGIN}{CALL_END}"),
-                *("{BEGIN}x", "{CALL_BEGIN}{HEAD}", "{HEADLESS}", "{OPEN}", "{SECTION}"),
-                *('{SEPARATOR}{"a":{CALL_END}"', '{"a":"{SEPARATOR}x{CALL_END}'),
-                *('{CALL_BEGIN}{HEAD}{"{CALL_END}', '{CALL_BEGIN}{HEAD}{"a":"{CALL_END}'),
-                *('{CALL_BEGIN}{HEAD}{"a":"\\{CALL_END}', '{CALL_BEGIN}{HEAD}{"a":1,"a":1}{TAIL}{CALL_END}'),
-                "{CALL_BEGIN}{HEAD}" + "[" * 3000 + "{CALL_END}",
-                "{CALL_BEGIN}{BAD_HEAD}" + '{"a":' * 3000 + "{CALL_END}",
-                "{CALL_BEGIN}{HEAD}{}" + " " * 50 + "{END}",
-            ]
-        ),
-        *["{CALL}", "{CALL_BEGIN}", "{SEPARATOR}", "{SEPARATOR}{{CALL_END}", "{CALL_END}{END}", "{{OPEN}"],
-    ]
-    huge = [
-        *("{BEGIN}{CALL_BEGIN}" + "x" * 1_000_000, "{BEGIN}{CALL_BEGIN}{HEAD}" + "[" * 500_000),
-        *("{BEGIN}{CALL_BEGIN}{HEAD}" + '{"a":' * 200_000, "{BEGIN}{CALL_BEGIN}{BAD_HEAD}" + '{"a":' * 200_000),
-        *("{BEGIN}" + " " * 1_000_000, "{BEGIN}" + "x " * 500_000, "{BEGIN}" + "{" * 1_000_000),
-        *("{BEGIN}" + '{"' * 500_000, "{BEGIN}{CALL_BEGIN}{HEAD}{}" + " " * 1_000_000),
-        '{BEGIN}{CALL_BEGIN}{HEAD}{"a":' + "1" * 1_000_000 + "}{TAIL}{CALL_END}{END}",
-        '{BEGIN}{CALL_BEGIN}{HEAD}{"a":[' + "1," * 500_000 + "1]}{TAIL}{CALL_END}{END}",
-        '{BEGIN}{CALL_BEGIN}{HEAD}{"a":"' + "{CALL_END}" * 50_000 + '"}{TAIL}{CALL_END}{END}',
-        '{BEGIN}{CALL_BEGIN}{HEAD}{"a":"' + "\\u00e9" * 160_000,
     ]

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.base import Schemas
 from strands_sglang.tool_parsers.llama3_json import Llama3JsonToolParser
 from strands_sglang.tool_parsers.parsed import ParsedTurn
 from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
-from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format, rows, same
+from support.tool_parsers.checks import Conformance, Format, rows, shown
 
 TAG = "<|python_tag|>"
 CALL = '{"name": "calculator", "parameters": {"expression": "12*7+3"}}'
 KNOWN: Schemas = {"calculator": {"type": "object"}, "f": {}}
 PARSER = Llama3JsonToolParser()
-
-
-def shown(value: Any) -> str | None:
-    return value[:60].encode("unicode_escape").decode() if isinstance(value, str) else None
 
 
 FORM = Format(Llama3JsonToolParser())
@@ -50,31 +43,6 @@ def test_tag_whitespace_key_order_and_other_keys_are_ignored(raw: str, schemas: 
         assert (call.name, call.arguments, call.raw, turn.text) == ("f", {}, raw, "")
 
 
-@pytest.mark.parametrize("family", ["llama-3.1", "llama-3.2", "llama-3.3"])
-def test_template_output_is_parsed(family: str) -> None:
-    arguments = {"path": 'a\n"b"', "lines": [1, None]}
-    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    text = tokenizer(family).apply_chat_template(messages, tokenize=False)
-    turn = parse(text.rpartition("<|end_header_id|>")[2].removesuffix("<|eot_id|>"), schemas=KNOWN)
-    assert [(call.name, call.arguments) for call in turn.calls] == [("f", arguments)]
-
-
-def test_arguments_are_verbatim() -> None:
-    arguments: dict[str, Any] = {
-        "s": 'a"\\ é 😀\n',
-        "n": [-1.5e10, 0, True, None, {"x": {"y": [[]]}}],
-        "": "",
-        "ключ": " x ",
-    }
-    for ascii_only in (False, True):
-        (call,) = parse(json.dumps({"name": "f", "parameters": arguments}, ensure_ascii=ascii_only)).calls
-        assert same(call.arguments, arguments) and list(call.arguments) == list(arguments)
-
-
-# --- reasoning -------------------------------------------------------------------------------------------------------
-
-
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
@@ -87,7 +55,6 @@ def test_arguments_are_verbatim() -> None:
         *('{"Name": "f", "parameters": {}}', '{"a": {"name": "f", "parameters": {}}}'),
         *('{"parameters": {}, "name": "f"', '{"parameters": {"a": NaN}, "name": "f"}'),
         *('{"a": 1, "name": "f", "name": "g"}', "{'name': 'f', 'parameters': {}}", '{name: "f", "parameters": {}}'),
-        *('{"name', '{"name"', '{"name" "f"}', f"Here it is: {CALL}", f"```json\n{CALL}\n```", f"\u00a0{CALL}"),
         *(f"a\n{CALL}", "{" * 100_000, '{"a":' * 100_000),
     ],
     ids=shown,
@@ -126,24 +93,11 @@ def test_json_that_counts_as_a_call(text: str, known: Failure | None, unknown: F
     [
         *rows(Failure.INVALID_JSON, '{"name": "f", "parameters": {"a": 1,}}', '{"name": "f", "parameters": {},}'),
         *rows(Failure.INVALID_JSON, '{ "name" :\n"f", \'parameters\': {}}', '{"name": f, "parameters": {}}'),
-        ('{"name": "f", "parameters": {"a": "x\ny"}}', Failure.INVALID_JSON),
-        ('{"name": "f", "parameters": {"a": "\\x"}}', Failure.INVALID_JSON),
-        ('{"name": "f", "parameters": {"a": 01}}', Failure.INVALID_JSON),
-        ('{"name": "f", "parameters": {"a": NaN}}', Failure.INVALID_JSON),
-        ('{"name": "f", "parameters": {"a": 1e999}}', Failure.INVALID_JSON),
-        ('{"name": "f", "parameters": {"a": "\\ud800"}}', Failure.INVALID_JSON),
-        ('{"name": "f", "parameters": {"a": "\ud800"}}', Failure.INVALID_JSON),
-        ('{"name": "f", "parameters": {"a": ' + "1" * 4301 + "}}", Failure.INVALID_JSON),
-        ('{"name": "f", "parameters": {"a": ' + "[" * 99 + "]" * 99 + "}}", Failure.INVALID_JSON),
         ('{"name": "f", "parameters": {"a": ' + "[" * 50_000, Failure.INVALID_JSON),
         ('{"name": "f" "parameters": {}}', Failure.INVALID_JSON),
         ('{"name": "f", "name": "g", "parameters": {}}', Failure.DUPLICATE_KEY),
-        ('{"name": "f", "parameters": {"a": [{"b": 1, "b": 1}]}}', Failure.DUPLICATE_KEY),
         *rows(Failure.BAD_ARGUMENTS, '{"name": "f"}', '{"name": "f", "arguments": {}}'),
         ('{"name": "f", "parameters": {}, "arguments": {}}', Failure.BAD_ARGUMENTS),
-        *rows(Failure.BAD_ARGUMENTS, '{"name": "f", "parameters": null}', '{"name": "f", "parameters": "{}"}'),
-        *rows(Failure.BAD_ARGUMENTS, '{"name": "f", "parameters": "{\\"a\\": 1}"}', '{"name": "f", "parameters": []}'),
-        ('{"name": "f", "parameters": 0}', Failure.BAD_ARGUMENTS),
         ('{"name": "", "parameters": {}}', Failure.MISSING_NAME),
         *rows(Failure.TRAILING_TEXT, f"{CALL}; {CALL}", f"{CALL}\n{CALL}", f"{CALL};", f"{CALL}}}", f"{CALL} // why"),
         *rows(Failure.TRAILING_TEXT, f"{CALL}\u00a0", f"{CALL}{TAG}", f"{CALL}{TAG}{CALL}"),
@@ -206,11 +160,6 @@ def test_truncated_call_is_unclosed(length: int) -> None:
         assert (failure.failure, failure.raw) == (Failure.UNCLOSED, before + EVERYTHING[:length])
 
 
-# --- any text ---------------------------------------------------------------------------------------------------------
-
-known = st.sampled_from([None, KNOWN])
-
-
 class TestLlama3Json(Conformance):
     forms = [FORM]
     details = [
@@ -225,16 +174,4 @@ class TestLlama3Json(Conformance):
         (f"{CALL}; {CALL}", "A turn can contain one tool call, with nothing after it, at", "calculator"),
         ('{"name": "f", "par', "The turn ended in the middle of the JSON", None),
         (f"ok {TAG}{CALL}", f"{TAG} is allowed only at its beginning", None),
-    ]
-    units = [
-        (before, unit)
-        for before in ["", TAG, '{"name": ']
-        for unit in [
-            *(
-                TAG,
-                TAG[:-1],
-                *("{", "[", '{"', '{"name":', '{"name": "f", ', CALL, f"{CALL};", " ", "\n", "x", '"', '{"a":"\\'),
-            ),
-            *('{"a":1,', '{"a":{"a":1}}', "1", "<think>", '"é', "\\u00e9", '{"name": "f", "parameters": {"a": "'),
-        ]
     ]

@@ -6,22 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParsedTurn, SampledText
+from strands_sglang.tool_parsers import ParsedTurn
 from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.minimax_m2 import MiniMaxM2ToolParser
-from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format, rows
+from support.tool_parsers.checks import TYPED, Conformance, Format, rows, sampled
 
 OPENING, CLOSING = "<minimax:tool_call>", "</minimax:tool_call>"
-WORDS = (OPENING, CLOSING, '<invoke name="', "</invoke>", '<parameter name="', "</parameter>")
-PROPERTIES: dict[str, Any] = {
-    **{key: {"type": "string"} for key in ("s", "path", "text")},
-    **{"n": {"type": "integer"}, "x": {"type": "number"}, "b": {"type": "boolean"}, "z": {"type": "null"}},
-    **{"o": {"type": "object"}, "a": {"type": "array"}, "u": {"type": ["string", "null"]}},
-}
-SCHEMAS = {"f": {"type": "object", "properties": PROPERTIES}}
 INVOKE = '<invoke name="f">\n<parameter name="s">12*7+3</parameter>\n</invoke>'
 CALL = f"{OPENING}\n{INVOKE}\n{CLOSING}"
 
@@ -43,7 +34,7 @@ def parameter(key: str, value: str) -> str:
     return f'<parameter name="{key}">{value}</parameter>'
 
 
-FORM = Format(MiniMaxM2ToolParser(), schemas=SCHEMAS)
+FORM = Format(MiniMaxM2ToolParser(), schemas=TYPED)
 parse, failed = FORM.parse, FORM.failed
 
 
@@ -59,20 +50,6 @@ def test_calls_of_one_block_share_its_markers() -> None:
     assert [call.arguments["s"] for call in turn.calls] == ["f", "g", "h"] and turn.text == "a\nb"
 
 
-def test_template_output_is_parsed() -> None:
-    arguments: dict[str, Any] = {
-        **{"s": "123", "path": "", "text": "  def f():\n\n      return '<b>' & 1\n"},
-        **{"n": -7, "x": 1e-07, "b": True, "z": None, "u": None, "a": []},
-        **{"o": {"<é'&\"\n>": [1, 2.0, None, True, {"x": {}}]}},
-    }
-    calls = [{"function": {"name": "f", "arguments": chosen}} for chosen in (arguments, {})]
-    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "Now.", "tool_calls": calls}]
-    text = tokenizer("minimax-m2").apply_chat_template(messages, tokenize=False)
-    turn = parse(text[text.rindex("Now.") : text.rindex(CLOSING) + len(CLOSING)])
-    assert [repr(call.arguments) for call in turn.calls] == [repr(arguments), "{}"]
-    assert (turn.text, turn.failures) == ("Now.", ())
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -83,45 +60,6 @@ def test_template_output_is_parsed() -> None:
 def test_whitespace_between_tags_is_ignored(text: str) -> None:
     (call,) = parse(text).calls
     assert (call.name, call.arguments, call.raw) == ("f", {"s": "v"}, text)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("", "\n", "\n\n", "  x  ", "\n  x\n", "    if a:\n        b\n", "\tx\r\n", " 1 ", "é😀\u2028"),
-        *("123", "true", "null", "None", '{"a": 1}', "<think>x</think>", "<invoke>", "</parameter", "<parameter=a>"),
-    ],
-)
-def test_string_value_is_verbatim_text(value: str) -> None:
-    for key in ("s", "un declared"):
-        (call,) = parse(block(f'<invoke name="f">{parameter(key, value)}</invoke>')).calls
-        assert call.arguments == {key: value}
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("n", "12", 12),
-        ("n", "\n12\n", 12),
-        ("n", "twelve", "twelve"),
-        ("x", "1e-07", 1e-07),
-        ("b", "true", True),
-        *rows(("null", None), "z", "u"),
-        ("u", "nothing", "nothing"),
-        ("o", '{\n  "a": [1, null]\n}', {"a": [1, None]}),
-        ("a", '\n["\\u003c"]\n', ["<"]),
-    ],
-)
-def test_other_values_are_typed_by_schema(key: str, text: str, value: Any) -> None:
-    (call,) = parse(block(f'<invoke name="f">{parameter(key, text)}</invoke>')).calls
-    assert repr(call.arguments) == repr({key: value})
-
-
-def test_values_are_text_without_schema() -> None:
-    text = block(invoke_of("g", {"n": 1, "o": {"a": 1}, "b": True}))
-    for schemas in (None, {}, SCHEMAS):
-        (call,) = MiniMaxM2ToolParser().parse(text, schemas=schemas).calls
-        assert call.arguments == {"n": "1", "o": '{"a": 1}', "b": "true"}
 
 
 # --- a call that is none ---------------------------------------------------------------------------------------------
@@ -194,16 +132,6 @@ def test_malformed_block_has_no_calls(inside: str, failure: Failure) -> None:
     FORM.check_malformed(raw, failure, CALL)
 
 
-FULL = block(invoke_of("f", {"s": "  é\n", "n": 1}), invoke_of("f", {"o": {"a": ['</x> "', None]}}))
-
-
-def test_truncated_block_is_unclosed() -> None:
-    for length in range(len(OPENING), len(FULL)):
-        failure = failed("x\n" + FULL[:length])
-        assert failure.failure is Failure.UNCLOSED and failure.raw == FULL[:length]
-        assert failure.name == ("f" if failure.raw.count('<invoke name="f">') == 1 else None) or length > 90
-
-
 # --- the block is missing --------------------------------------------------------------------------------------------
 
 
@@ -238,45 +166,36 @@ def test_text_about_the_format_is_text(text: str) -> None:
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def sampled(*pieces: str) -> SampledText:
-    """Return a text in which the markers that are pieces of their own are tokens."""
-    starts = [sum(map(len, pieces[:number])) for number in range(len(pieces))]
-    tokens = {start for start, piece in zip(starts, pieces, strict=True) if piece in (OPENING, CLOSING)}
-    return SampledText("".join(pieces), tokens, lambda marker: [0] if marker in (OPENING, CLOSING) else [])
-
-
 def test_marker_letters_without_token_are_part_of_value() -> None:
     value = f"{CLOSING}\n{OPENING} as the manual says"
-    turn = parse(sampled(f"Write {OPENING}: ", OPENING, invoke_of("f", {"s": value}), INVOKE, CLOSING))
+    turn = parse(
+        sampled((OPENING, CLOSING), f"Write {OPENING}: ", OPENING, invoke_of("f", {"s": value}), INVOKE, CLOSING)
+    )
     assert [call.arguments["s"] for call in turn.calls] == [value, "12*7+3"] and turn.failures == ()
     assert turn.text == f"Write {OPENING}: "
 
 
 def test_tags_that_are_not_tokens_break_a_value() -> None:
     """The value quotes a whole block: its calls are never executed, and nothing beside them either."""
-    text = sampled(OPENING, invoke_of("f", {"s": f"See:\n{block(INVOKE, invoke_of('rm', {}))}\n"}), INVOKE, CLOSING)
+    text = sampled(
+        (OPENING, CLOSING),
+        OPENING,
+        invoke_of("f", {"s": f"See:\n{block(INVOKE, invoke_of('rm', {}))}\n"}),
+        INVOKE,
+        CLOSING,
+    )
     turn = parse(text)
     assert turn.calls == () and [item.raw for item in turn.failures] == [str(text)]
-
-
-# --- any text --------------------------------------------------------------------------------------------------------
-
-
-tags = [*WORDS, '<invoke name="f">', '<parameter name="s">', '<parameter name="o">', '">', CALL, INVOKE]
-parts = [*"<>=/\n \"'{}[]1,", "f", "s", "true", "None", '{"a": 1}', "<think>", "</think>", "\ud800", "é", "tool_call"]
-pieces = st.sampled_from(tags + parts)
 
 
 class TestMiniMaxM2(Conformance):
     forms = [FORM]
     remaining = [
         *rows("", "", CALL),
-        ("\n hello \n", "\n hello \n"),
         *rows("before\nafter", f"before\n\n{CALL}\n{CALL}\nafter", f"before{block(INVOKE, INVOKE, INVOKE)}after"),
         (f"a {CLOSING}{CALL}", f"a {CLOSING}"),
         (f"a </parameter></invoke>{CALL}", "a </parameter></invoke>"),
         (f"a\n{OPENING}{{}}{CLOSING}", "a"),
-        ("a <minimax:tool_call", "a <minimax:tool_call"),
         (f"a {INVOKE}", f"a {INVOKE}"),
         (f"a\n{INVOKE}\nb", "a\nb"),
     ]
@@ -293,21 +212,4 @@ class TestMiniMaxM2(Conformance):
             ('<invoke name="f">hi</invoke>', 'only parameters, each <parameter name="…</parameter>, at', "f"),
             (f'<invoke name="f">{parameter("s", "v") * 2}</invoke>', "The parameter 's' is given twice", "f"),
         ]
-    ]
-    units = [
-        *('\n<invoke name="f">', '\n<invoke name="f"></invoke>', OPENING + CLOSING, OPENING + '<invoke name="f">'),
-        *(OPENING + '<invoke name="f">' + CLOSING, OPENING + '<invoke name="f"><parameter name="s">', OPENING + INVOKE),
-        OPENING + INVOKE + "x" + CLOSING,
-        *(OPENING + '<invoke name="f">' + parameter("a", "[" * 3000) + "</invoke>" + CLOSING, CALL),
-    ]
-    huge = [
-        *(OPENING + " " * 1_000_000, OPENING + '<invoke name="' + "f" * 1_000_000),
-        *(OPENING + '<invoke name="f">' * 60_000, OPENING + INVOKE * 14_000, OPENING + INVOKE * 14_000 + CLOSING),
-        OPENING + '<invoke name="f"></invoke>' * 38_000 + "x" + CLOSING,
-        OPENING + '<invoke name="f">x</invoke>' * 37_000 + CLOSING,
-        OPENING + '<invoke name="f">' + "".join(parameter(f"k{n}", "v") for n in range(28_000)),
-        OPENING + '<invoke name="f"><parameter name="s">' + "<" * 1_000_000,
-        OPENING + '<invoke name="f"><parameter name="s">' + "</parameter" * 90_000,
-        OPENING + '<invoke name="f">' + parameter("s", "v" * 1_000_000) + "</invoke>" + CLOSING,
-        OPENING + '<invoke name="f">' + parameter("o", '{"a":' * 200_000) + "</invoke>" + CLOSING,
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers.parsed import ParseFailure
 from support.tool_parsers.checks import Conformance
@@ -55,9 +54,6 @@ def test_functools_in_prose_does_not_hide_calls() -> None:
     assert FORM.found(f"See functools[1].\n{FORM.call}") == (["calculator"], [], "See functools[1].")
 
 
-names = st.text(min_size=1).filter(str.strip)
-
-
 class TestPhi4(Conformance):
     forms = [FORM]
     remaining = [
@@ -75,5 +71,3 @@ class TestPhi4(Conformance):
             "calculator",
         )
     ]
-    units = ["functools[{"]
-    huge = ["functools[" + "{}," * 100_000, "functools[" * 100_000, "functools[" + f"{ONE}," * 15_000 + "1] x"]

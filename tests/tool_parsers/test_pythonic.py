@@ -105,9 +105,6 @@ def test_only_marker_tokens_are_markers() -> None:
     assert [item.failure for item in half.failures] == [Failure.UNCLOSED] and half.calls == ()
 
 
-# --- reasoning -------------------------------------------------------------------------------------------------------
-
-
 # --- what is not a call ----------------------------------------------------------------------------------------------
 
 LITERAL, ARGUMENTS, NAME = Failure.INVALID_LITERAL, Failure.BAD_ARGUMENTS, Failure.MISSING_NAME
@@ -221,15 +218,4 @@ class TestPythonic(Conformance):
         ("[f(a=1", "The turn ended in the middle of a list of calls."),
         (f"{OPENING}[f()]", f"The list of calls is not followed by {CLOSING}."),
         (f"{OPENING}x{CLOSING}", "there must be a list of calls, as in [name(key=value)], at character 16"),
-    ]
-    units = [
-        *(OPENING, CLOSING, "<|python_st", "[", "[f(", "[f()", "f(", "[f(a='", "[f()],", OPENING + CLOSING),
-        *(OPENING + "[f()]", OPENING + "[f()]" + CLOSING, OPENING + "[f(a=1" + CLOSING, "<think>", "a.", "-", " "),
-    ]
-    huge = [
-        *("[f(a=" + "[" * 1_000_000, "[f(a='" + "x" * 1_000_000, "[f(a='" + "\\" * 1_000_000),
-        *("[f(a=" + "1" * 1_000_000 + ")]", "[f(a=[" + "1.5," * 250_000 + "])]", "[f(" + " " * 1_000_000),
-        *("[f(" + "a" * 1_000_000, "[" + "f" * 1_000_000, "[" + "a." * 500_000 + "b()]", "[f()" + " " * 1_000_000),
-        *("[f()]" + " " * 1_000_000 + "x", "[" + " " * 1_000_000 + "f()]", " " * 1_000_000 + "[f()]"),
-        *("[f()" + ", g(a=1)" * 40_000 + "]", "[f(" + ",".join(f"a{number}=1" for number in range(100_000)) + ")]"),
     ]
