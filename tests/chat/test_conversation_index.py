@@ -79,10 +79,8 @@ def test_deepest_turn_is_found_with_and_without_hint() -> None:
 @pytest.mark.parametrize(
     "edited",
     [
-        [user("A"), assistant("b"), user("c")],
-        [user("a"), assistant("B"), user("c")],
-        [assistant("a"), assistant("b"), user("c")],
-        [user("a"), user("b"), user("c")],
+        *([user("A"), assistant("b"), user("c")], [user("a"), assistant("B"), user("c")]),
+        *([assistant("a"), assistant("b"), user("c")], [user("a"), user("b"), user("c")]),
         [user("x"), user("a"), assistant("b")],
     ],
 )

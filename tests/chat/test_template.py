@@ -42,9 +42,6 @@ def said(text: str = "", arguments: dict[str, Any] | None = None, reasoning: str
     return message
 
 
-# --- every family ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_equals_transformers(family: str) -> None:
     template, tok = template_of(family), tokenizer(family)
@@ -105,9 +102,6 @@ def test_control_token_text_never_reaches_the_template(family: str) -> None:
     assert rendered.escapes.restore(rendered.text).count(literal) >= 3 + expected.text.count(literal)
 
 
-# --- forms -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
@@ -144,9 +138,6 @@ def test_template_arguments() -> None:
     ours, usual = template_of("qwen3", enable_thinking=False), template_of("qwen3")
     assert ours.arguments == {"enable_thinking": False} and usual.arguments == {}
     assert ours.render([USER]).text == usual.render([USER]).text + "<think>\n\n</think>\n\n"
-
-
-# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 def test_refusal_has_message_of_the_template() -> None:
@@ -198,9 +189,6 @@ def test_tokenizer_without_template() -> None:
     with pytest.raises(ConfigurationError, match="chat_template="):
         ChatTemplate(tok, ControlTokens(tok))
     assert ChatTemplate(tok, ControlTokens(tok), "{{ messages[0].content }}").render([USER]).text == "How much?"
-
-
-# --- ids of calls ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["mistral-nemo", "mistral-small-3.2"])

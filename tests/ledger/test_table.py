@@ -131,11 +131,8 @@ def test_other_tables_are_refused(tmp_path: Path, recorders: dict[str, Recorder]
     row = to_arrow(tmp_path).to_pylist()[0]
     for name, value in [
         ("logprobs", row["logprobs"][1:]),
-        ("loss_mask", [2] * len(row["loss_mask"])),
-        ("token_ids", None),
-        ("token_ids", ["x"]),
-        ("version_names", None),
-        ("branch", 99),
+        *(("loss_mask", [2] * len(row["loss_mask"])), ("token_ids", None), ("token_ids", ["x"])),
+        *(("version_names", None), ("branch", 99)),
     ]:
         with pytest.raises(RecordError):
             trajectory_of({**row, name: value})

@@ -132,13 +132,8 @@ def test_proof_uses_no_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError("the proof uses the code that it verifies")
 
     for owner, name in (
-        (TokenTree, "__init__"),
-        (TokenTree, "trajectories"),
-        (reader, "resolved"),
-        (declarations, "data_of"),
-        (declarations, "arrays_of"),
-        (encoding, "trajectory_digest"),
-        (reader, "EpisodeRecord"),
+        *((TokenTree, "__init__"), (TokenTree, "trajectories"), (reader, "resolved"), (declarations, "data_of")),
+        *((declarations, "arrays_of"), (encoding, "trajectory_digest"), (reader, "EpisodeRecord")),
     ):
         monkeypatch.setattr(owner, name, refuse)
     for name in ("flatten_branch", "Trajectory"):
@@ -470,13 +465,7 @@ def test_number_of_findings_is_bounded() -> None:
 
 JUNK: list[Any] = [
     *(None, True, -1, 0, 7, 2**63, 1e300, "", "x"),
-    [],
-    [None],
-    [[]],
-    {},
-    {"a": 1},
-    [1, 2, 3],
-    [["v", 0, 1]],
+    *([], [None], [[]], {}, {"a": 1}, [1, 2, 3], [["v", 0, 1]]),
 ]
 
 

@@ -193,11 +193,7 @@ async def test_row_06_a_retry_of_one_of_two_equal_agents_affects_only_it() -> No
 
     tree = model.current_episode.tree
     assert [(turn.parent, turn.rejected) for turn in tree] == [
-        (None, False),
-        (None, False),
-        (0, True),
-        (0, False),
-        (1, False),
+        *((None, False), (None, False), (0, True), (0, False), (1, False)),
     ]
 
 

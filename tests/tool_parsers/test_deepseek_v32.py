@@ -197,9 +197,7 @@ def test_block_is_closed_by_matching_marker(opening: str, closing: str) -> None:
 @pytest.mark.parametrize(
     ("before", "raw", "after"),
     [
-        ("", INVOKE, ""),
-        ("I will.\n", INVOKE, "\nSo."),
-        ("\n", f"{INVOKE}\n{CLOSING}", CLOSING),
+        *(("", INVOKE, ""), ("I will.\n", INVOKE, "\nSo."), ("\n", f"{INVOKE}\n{CLOSING}", CLOSING)),
         ("\n", f"{INVOKE}\n{CLOSING_4}", ""),
         ("", f'{BEGIN}{PARAMETER}s" string="true">v', ""),
     ],
@@ -241,9 +239,7 @@ class TestDeepSeekV32(Conformance):
         (f"before{block(INVOKE, INVOKE, INVOKE, word='tool_calls')}after", "before\nafter"),
         (f"a {CLOSING}{CALL}", f"a {CLOSING}"),
         (f"a {PARAMETER_END}{END}{CALL}", f"a {PARAMETER_END}{END}"),
-        (f"a\n{OPENING}{{}}{CLOSING}", "a"),
-        (f"a {INVOKE}", f"a {INVOKE}"),
-        (f"a\n{INVOKE}\nb", "a\nb"),
+        *((f"a\n{OPENING}{{}}{CLOSING}", "a"), (f"a {INVOKE}", f"a {INVOKE}"), (f"a\n{INVOKE}\nb", "a\nb")),
     ]
     details = [
         (f"{OPENING}{inside}{CLOSING}", *rest)

@@ -58,9 +58,7 @@ parse, failed = FORM.parse, FORM.failed
     ("arguments", "expected"),
     [
         *rows({}, "{}", "{ }"),
-        ("{a:1}", {"a": 1}),
-        ("{a:S}", {"a": "text"}),
-        ("{a:S,b:S}", {"a": "text", "b": "text"}),
+        *(("{a:1}", {"a": 1}), ("{a:S}", {"a": "text"}), ("{a:S,b:S}", {"a": "text", "b": "text"})),
         ("{b:1,a:2}", {"b": 1, "a": 2}),
         ("{a:true,b:false,c:null,d:None}", {"a": True, "b": False, "c": None, "d": None}),
         (
@@ -237,10 +235,8 @@ class TestGemma(Conformance):
     forms = [FORM]
     remaining = [
         *rows("", "", CALL, f"{CALL}{FUNCTION_GEMMA.call('f', {})}"),
-        (f"a <tool_call|>{CALL}", "a <tool_call|>"),
-        ("a\n<|tool_call>x<tool_call|>", "a"),
-        ("call:f{a:1}", "call:f{a:1}"),
-        ("<escape>a<escape>", "<escape>a<escape>"),
+        *((f"a <tool_call|>{CALL}", "a <tool_call|>"), ("a\n<|tool_call>x<tool_call|>", "a")),
+        *(("call:f{a:1}", "call:f{a:1}"), ("<escape>a<escape>", "<escape>a<escape>")),
     ]
     details = [
         (

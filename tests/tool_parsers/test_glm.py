@@ -21,9 +21,6 @@ FORM = Format(GlmToolParser(), schemas=TYPED)
 parse, failed = FORM.parse, FORM.failed
 
 
-# --- what is read ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -38,9 +35,6 @@ def test_whitespace_between_tags_is_ignored(text: str) -> None:
 
 def test_call_without_arguments() -> None:
     assert [call.arguments for call in parse("<tool_call>f\n</tool_call><tool_call>f</tool_call>").calls] == [{}, {}]
-
-
-# --- what is none ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -69,9 +63,6 @@ def test_call_without_arguments() -> None:
 def test_malformed_call_does_not_affect_next_call(inside: str, failure: Failure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     FORM.check_malformed(raw, failure, CALL)
-
-
-# --- tokens ----------------------------------------------------------------------------------------------------------
 
 
 def test_tag_letters_without_token_are_part_of_value() -> None:

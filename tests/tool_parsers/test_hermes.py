@@ -16,9 +16,6 @@ FORM = Format(HermesToolParser())
 parse, failed = FORM.parse, FORM.failed
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -31,9 +28,6 @@ parse, failed = FORM.parse, FORM.failed
 def test_whitespace_key_order_and_other_keys_are_ignored(text: str) -> None:
     (call,) = parse(text).calls
     assert (call.name, call.arguments, call.id) == ("f", {}, None)
-
-
-# --- what is not a call ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,6 @@ each_format = pytest.mark.parametrize("form", LIST_FORMATS, ids=lambda form: for
 each_closed_format = pytest.mark.parametrize("form", CLOSED_FORMATS, ids=lambda form: form.name)
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
-
-
 @each_format
 @pytest.mark.parametrize(
     "block",
@@ -31,8 +28,6 @@ def test_whitespace_key_order_and_other_keys_are_ignored(form: ListFormat, block
     (call,) = form.parse(form.fill(block)).calls
     assert (call.name, call.arguments, call.id) == ("f", {}, None)
 
-
-# --- what is not a call ----------------------------------------------------------------------------------------------
 
 WHOLE = [
     ('{"name": "f", "name": "g", "arguments": {}}', Failure.DUPLICATE_KEY),

@@ -13,9 +13,6 @@ from support.tool_parsers.sections import SECTION_FORMATS, SectionFormat
 each_format = pytest.mark.parametrize("form", SECTION_FORMATS, ids=lambda form: form.name)
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
-
-
 @each_format
 @pytest.mark.parametrize("json_text", ["{}", " \t{}", "\n\n{ \n}\r\n\n \n", " \t\r\n{ \n}\n\n"])
 def test_whitespace_around_json_is_ignored(form: SectionFormat, json_text: str) -> None:
@@ -23,8 +20,6 @@ def test_whitespace_around_json_is_ignored(form: SectionFormat, json_text: str) 
     (call,) = form.parse(f"{form.begin}\n {raw} \n{form.end}").calls
     assert (call.name, call.arguments, call.raw) == ("f", {}, raw)
 
-
-# --- what is not a call ----------------------------------------------------------------------------------------------
 
 ARGUMENTS = [
     *rows(Failure.INVALID_JSON, '{"a": 1,}', '{"a": 1', '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", "", "\u00a0{}"),

@@ -13,12 +13,8 @@ from support.tool_parsers.sections import KIMI_K2 as FORM
     ("call_id", "name"),
     [
         *rows("f", "functions.f:0", "functions.f:007", "functions.f:" + "9" * 5000),
-        ("functions.a.b:12", "a.b"),
-        ("functions.a:b:1", "a:b"),
-        ("functions.a:1:2", "a:1"),
-        ("functions.functions.f:0", "functions.f"),
-        ("functions. f :0", " f "),
-        ("functions..:0", "."),
+        *(("functions.a.b:12", "a.b"), ("functions.a:b:1", "a:b"), ("functions.a:1:2", "a:1")),
+        *(("functions.functions.f:0", "functions.f"), ("functions. f :0", " f "), ("functions..:0", ".")),
     ],
 )
 def test_id_is_verbatim_and_has_the_name(call_id: str, name: str) -> None:

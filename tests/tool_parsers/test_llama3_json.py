@@ -23,9 +23,6 @@ FORM = Format(Llama3JsonToolParser())
 parse, failed = FORM.parse, FORM.failed
 
 
-# --- what is read ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("schemas", [None, KNOWN, {"other": {}}])
 @pytest.mark.parametrize(
     "raw",
@@ -41,9 +38,6 @@ def test_tag_whitespace_key_order_and_other_keys_are_ignored(raw: str, schemas: 
         turn = parse(f"{before}{raw} \r\n\t", schemas=schemas)
         (call,) = turn.calls
         assert (call.name, call.arguments, call.raw, turn.text) == ("f", {}, raw, "")
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schemas", [None, KNOWN])
@@ -81,9 +75,6 @@ def test_json_that_counts_as_a_call(text: str, known: Failure | None, unknown: F
         turn = parse(text, schemas=schemas)
         assert [item.failure for item in turn.failures] == ([failure] if failure else [])
         assert (turn.calls, turn.text) == ((), "" if failure else text)
-
-
-# --- what is not a call ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schemas", [None, KNOWN])

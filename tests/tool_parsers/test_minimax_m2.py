@@ -38,9 +38,6 @@ FORM = Format(MiniMaxM2ToolParser(), schemas=TYPED)
 parse, failed = FORM.parse, FORM.failed
 
 
-# --- what is read ----------------------------------------------------------------------------------------------------
-
-
 def test_calls_of_one_block_share_its_markers() -> None:
     one, two, three = (invoke_of(name, {"s": name}) for name in "fgh")
     text = f"a{block(one, two, three)}b"
@@ -60,9 +57,6 @@ def test_calls_of_one_block_share_its_markers() -> None:
 def test_whitespace_between_tags_is_ignored(text: str) -> None:
     (call,) = parse(text).calls
     assert (call.name, call.arguments, call.raw) == ("f", {"s": "v"}, text)
-
-
-# --- a call that is none ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -110,9 +104,6 @@ def test_unclosed_last_call_of_block_fails_alone() -> None:
         assert [item.raw for item in turn.failures] == [cut + CLOSING]
 
 
-# --- a block that is none --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("inside", "failure"),
     [
@@ -132,15 +123,10 @@ def test_malformed_block_has_no_calls(inside: str, failure: Failure) -> None:
     FORM.check_malformed(raw, failure, CALL)
 
 
-# --- the block is missing --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("before", "raw", "after"),
     [
-        ("", INVOKE, ""),
-        ("I will.\n", INVOKE, "\nSo."),
-        ("\n", f"{INVOKE}\n{CLOSING}", CLOSING),
+        *(("", INVOKE, ""), ("I will.\n", INVOKE, "\nSo."), ("\n", f"{INVOKE}\n{CLOSING}", CLOSING)),
         ("", '<invoke name="f"></invoke>', " </invoke>"),
         ("", '<invoke name="f"><parameter name="s">v', ""),
         ("", f'<invoke name="f"><parameter name="s">{CALL}', "</parameter>"),
@@ -161,9 +147,6 @@ def test_call_outside_of_block_is_misplaced(before: str, raw: str, after: str) -
 )
 def test_text_about_the_format_is_text(text: str) -> None:
     assert parse(text) == ParsedTurn(reasoning=None, text=text)
-
-
-# --- tokens ----------------------------------------------------------------------------------------------------------
 
 
 def test_marker_letters_without_token_are_part_of_value() -> None:
@@ -195,9 +178,7 @@ class TestMiniMaxM2(Conformance):
         *rows("before\nafter", f"before\n\n{CALL}\n{CALL}\nafter", f"before{block(INVOKE, INVOKE, INVOKE)}after"),
         (f"a {CLOSING}{CALL}", f"a {CLOSING}"),
         (f"a </parameter></invoke>{CALL}", "a </parameter></invoke>"),
-        (f"a\n{OPENING}{{}}{CLOSING}", "a"),
-        (f"a {INVOKE}", f"a {INVOKE}"),
-        (f"a\n{INVOKE}\nb", "a\nb"),
+        *((f"a\n{OPENING}{{}}{CLOSING}", "a"), (f"a {INVOKE}", f"a {INVOKE}"), (f"a\n{INVOKE}\nb", "a\nb")),
     ]
     details = [
         (f"{OPENING}{inside}{CLOSING}", *rest)

@@ -57,8 +57,7 @@ def test_functools_in_prose_does_not_hide_calls() -> None:
 class TestPhi4(Conformance):
     forms = [FORM]
     remaining = [
-        ("functools", "functools"),
-        ("functools.reduce", "functools.reduce"),
+        *(("functools", "functools"), ("functools.reduce", "functools.reduce")),
         (f"functools [{ONE}]", f"functools [{ONE}]"),
         (f"Call functools[{ONE}]", f"Call functools[{ONE}]"),
         (f"\n functools[{ONE}]\n", ""),

@@ -216,9 +216,7 @@ def test_whitespace_of_value_is_kept(name: str, value: str) -> None:
     ("kind", "text", "value"),
     [
         *(
-            ("integer", "12", 12),
-            ("integer", "\n12\n", 12),
-            ("integer", "twelve", "twelve"),
+            *(("integer", "12", 12), ("integer", "\n12\n", 12), ("integer", "twelve", "twelve")),
             ("number", "1e-07", 1e-07),
         ),
         *(("boolean", "True", True), ("boolean", "false", False), ("null", "None", None), ("null", "null", None)),

@@ -34,9 +34,6 @@ FORM = Format(PythonicToolParser())
 parse, failed = FORM.parse, FORM.failed
 
 
-# --- what is read ----------------------------------------------------------------------------------------------------
-
-
 def test_call_between_markers() -> None:
     turn = parse(f"Let me see.\n{OPENING}{CALL}{CLOSING}")
     (call,) = turn.calls
@@ -104,8 +101,6 @@ def test_only_marker_tokens_are_markers() -> None:
     half = PythonicToolParser().parse(SampledText(text, places[:1], lambda marker: (0,)))
     assert [item.failure for item in half.failures] == [Failure.UNCLOSED] and half.calls == ()
 
-
-# --- what is not a call ----------------------------------------------------------------------------------------------
 
 LITERAL, ARGUMENTS, NAME = Failure.INVALID_LITERAL, Failure.BAD_ARGUMENTS, Failure.MISSING_NAME
 KEY, TRAILING, UNCLOSED = Failure.DUPLICATE_KEY, Failure.TRAILING_TEXT, Failure.UNCLOSED
@@ -179,8 +174,6 @@ def test_truncated_list_is_unclosed(length: int) -> None:
 def test_depth_counts_from_the_arguments() -> None:
     assert len(parse("[f(a=" + "[" * 99 + "]" * 99 + ")]").calls) == 1
 
-
-# --- any text ---------------------------------------------------------------------------------------------------------
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -21,9 +21,6 @@ FORM = Format(Qwen3CoderToolParser(), schemas=TYPED)
 parse, failed = FORM.parse, FORM.failed
 
 
-# --- what is read ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -42,19 +39,10 @@ def test_whitespace_between_tags_is_ignored(text: str) -> None:
     ("between", "value"),
     [
         *rows("", "", "\n", "\n\n"),
-        ("\n\n\n", "\n"),
-        ("\n\n\n\n", "\n\n"),
-        ("\n  x", "  x"),
-        ("x  \n", "x  "),
+        *(("\n\n\n", "\n"), ("\n\n\n\n", "\n\n"), ("\n  x", "  x"), ("x  \n", "x  ")),
         ("\n    if a:\n        b\n\n", "    if a:\n        b\n"),
-        ("\n\tx\r\n", "\tx\r"),
-        ("\n123\n", "123"),
-        ("\ntrue\n", "true"),
-        ("\nnull\n", "null"),
-        ("\nNone\n", "None"),
-        ("\n 1 \n", " 1 "),
-        ('\n{"a": 1}\n', '{"a": 1}'),
-        ("\n<think>x</think>\n", "<think>x</think>"),
+        *(("\n\tx\r\n", "\tx\r"), ("\n123\n", "123"), ("\ntrue\n", "true"), ("\nnull\n", "null"), ("\nNone\n", "None")),
+        *(("\n 1 \n", " 1 "), ('\n{"a": 1}\n', '{"a": 1}'), ("\n<think>x</think>\n", "<think>x</think>")),
         ("\n<parameter>&lt;<function></func></parameter\n", "<parameter>&lt;<function></func></parameter"),
         ("\né😀\u2028\n", "é😀\u2028"),
     ],
@@ -63,9 +51,6 @@ def test_string_value_excludes_newlines_of_format(between: str, value: str) -> N
     for key in ("s", "undeclared"):
         (call,) = parse(body(f"<parameter={key}>{between}</parameter>")).calls
         assert call.arguments == {key: value}
-
-
-# --- what is none ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,17 +105,13 @@ def test_call_quoted_in_value_is_not_a_call() -> None:
     assert failed(body(f"<parameter=text>\nTo delete, write\n{quoted}\nand so on\n</parameter>")).name == "f"
 
 
-# --- <tool_call> is missing ------------------------------------------------------------------------------------------
-
 FUNCTION = "<function=f>\n<parameter=s>\nv\n</parameter>\n</function>"
 
 
 @pytest.mark.parametrize(
     ("before", "raw", "after"),
     [
-        ("", FUNCTION, ""),
-        ("I will.\n", FUNCTION, "\nSo."),
-        ("", f"{FUNCTION}\n</tool_call>", "\n"),
+        *(("", FUNCTION, ""), ("I will.\n", FUNCTION, "\nSo."), ("", f"{FUNCTION}\n</tool_call>", "\n")),
         ("\n", f"{FUNCTION}</tool_call>", "</tool_call>"),
         ("", "<function=f></function>", " </function>"),
         ("", "<function=f>\n<parameter=s>\nv", ""),
@@ -164,9 +145,6 @@ def test_misplaced_function_does_not_affect_other_calls() -> None:
 )
 def test_text_about_the_format_is_text(text: str) -> None:
     assert parse(text) == ParsedTurn(reasoning=None, text=text)
-
-
-# --- tokens ----------------------------------------------------------------------------------------------------------
 
 
 def test_marker_letters_without_token_are_part_of_value() -> None:

@@ -194,8 +194,6 @@ def folder_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# --- no model is known by name ---------------------------------------------------------------------------------------
-
 _NAMES = re.compile(
     r"qwen|glm|chatglm|llama|deepseek|kimi|moonshot|mistral|devstral|gpt.?oss|harmony|minimax|nemotron|smollm|gemma"
     r"|\bphi\b|\bphi[-_]?\d|chatml|tekken|openai|zai\b",

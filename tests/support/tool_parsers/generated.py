@@ -10,11 +10,13 @@ WORDS = (
     *("", " ", "\n", "\n\n", "  leading and trailing  ", "\n  indented first line\nsecond\n", "12", "-0", "1e5"),
     *("3.50", "true", "False", "null", "None", "[]", "{}", '{"a": 1}', '"quoted"', "'single'", 'it\'s "both"'),
     *(
-        "back\\slash \\n \\u0041",
-        "tab\tand\rreturn",
-        "naïve café — “quotes” … №5",
-        "日本語のテキスト",
-        "emoji 👩‍👩‍👧 🎉",
+        *(
+            "back\\slash \\n \\u0041",
+            "tab\tand\rreturn",
+            "naïve café — “quotes” … №5",
+            "日本語のテキスト",
+            "emoji 👩‍👩‍👧 🎉",
+        ),
     ),
     *("العربية", "<b>bold</b> & <i>x</i>", "a < b && c > d", "def f(x):\n    return {'k': [x, \"y\"]}\n"),
     *("    if indented:\n\tpass", "SELECT * FROM t WHERE name = 'O''Brien';", "```json\n{}\n```"),
