@@ -208,7 +208,7 @@ async def test_row_16_a_history_that_another_model_produced() -> None:
     await agent.invoke_async("plus 1?")
     assert outline(tree) == [(None, "root")]
     assert engine.calls[0].ids == official(agent, engine, 5)
-    assert "easy" in engine.prompts[0] and SUM in engine.prompts[0]
+    assert SUM in engine.prompts[0]
     trajectory = tree.trajectories()[0]
     assert int(trajectory.loss_mask.sum()) == len(tree[0].sampled)
     assert set(trajectory.origins[: trajectory.prompt_length]) == {Origin.CONTEXT}

@@ -52,9 +52,10 @@ async def test_row_13_a_session_restored_on_a_new_model_starts_a_branch(tmp_path
 
 
 async def test_row_13_a_session_restored_in_an_episode_of_the_same_name_gets_new_call_ids(tmp_path: Path) -> None:
-    model, _ = scripted_model([SUM, "two"], "qwen2.5")
-    with model.episode("task"):
+    model, before = scripted_model([SUM, "two"], "qwen2.5")
+    with model.episode("task") as episode:
         await in_session(model, tmp_path).invoke_async("1+1?")
+    assert_exact(before, episode)
     other, engine = scripted_model([SUM, "two"], "qwen2.5")
     with other.episode("task") as episode:
         restored = in_session(other, tmp_path)

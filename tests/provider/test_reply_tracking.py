@@ -18,7 +18,7 @@ from strands_sglang import SGLangModel
 from strands_sglang.provider.reply_tracking import TURN_KEY, turns_named_in
 from strands_sglang.tokens import TokenTree
 from support.provider.agents import acting, agent_on, outline, said, scripted_model
-from support.scripted_engine import Reply, tool_call
+from support.scripted_engine import Reply, assert_exact, tool_call
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -181,13 +181,16 @@ async def test_calls_without_an_agent_are_kept_from_the_start() -> None:
 
 async def test_a_long_lived_agent_gets_one_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, engine, _ = acting(lambda prompt: "Hi.")
+    episodes = []
     for _ in range(3):
         with agent.model.episode() as episode:
+            episodes.append(episode)
             agent.messages.clear()
             await agent.invoke_async("Hello")
         assert trained(episode.tree) == [0]
     assert len(agent.hooks._registered_callbacks[MessageAddedEvent]) == 1
     assert isinstance(agent.model, SGLangModel) and len(engine.calls) == 3
+    assert_exact(engine, *episodes)
 
 
 def named(turn: int, tree: str = "t") -> dict[str, Any]:
