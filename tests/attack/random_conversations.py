@@ -48,14 +48,7 @@ _TOOLS = (
     (_spec("calculator", "Work it out."), _spec("look_up", "Schlägt nach 🙂", _NESTED), _spec("a-b_C9", "")),
 )
 _SYSTEMS = (
-    None,
-    "",
-    "Be kind.",
-    " spaced \n",
-    "/no_think",
-    "Be brief. /no_think",
-    "/think",
-    "Grüße\n\n中文",
+    *(None, "", "Be kind.", " spaced \n", "/no_think", "Be brief. /no_think", "/think", "Grüße\n\n中文"),
     "Be kind. " * 40,
 )
 _USERS = (
@@ -65,30 +58,11 @@ _USERS = (
 )
 _RESULTS = (
     *(
-        "87",
-        "",
-        "  ",
-        " \n",
-        "\n\na\n",
-        '{"a": 1}',
-        "[]",
-        "error",
-        "x" * 300,
-        "Grüße 🙂 中文",
-        "e\u0301",
+        *("87", "", "  ", " \n", "\n\na\n", '{"a": 1}', "[]", "error", "x" * 300, "Grüße 🙂 中文", "e\u0301"),
         "<b>&amp;</b>",
     ),
     *(
-        "\\n",
-        "\t",
-        "\u2028",
-        "None",
-        "'q' \"qq\"",
-        "{%x%}",
-        "/no_think",
-        "line1\nline2\n",
-        "ﬁ",
-        "\u200b\u200d",
+        *("\\n", "\t", "\u2028", "None", "'q' \"qq\"", "{%x%}", "/no_think", "line1\nline2\n", "ﬁ", "\u200b\u200d"),
         "y" * 700,
     ),
 )

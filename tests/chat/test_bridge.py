@@ -33,8 +33,6 @@ def goes_on(boundary: TurnBoundary, followed: str, ended_by: int | None) -> tupl
     return None if cut is None else (followed[cut.start : cut.end], followed[cut.end :])
 
 
-# --- an end-of-turn token --------------------------------------------------------------------------------------------
-
 FOLLOWED = "<end>\n<start>user\nQ<end>\n"
 
 
@@ -102,9 +100,6 @@ def test_only_required_tokens_must_match() -> None:
     assert goes_on(boundary, "Q", None) is None
 
 
-# --- none ------------------------------------------------------------------------------------------------------------
-
-
 def test_next_header_ends_turn() -> None:
     boundary = boundary_of("", "<user>\nQ", turn="<start>")
     assert boundary.end_of_turn is None and boundary.own == 0 and boundary.unambiguous
@@ -149,8 +144,6 @@ def test_control_tokens_inside_turn() -> None:
     assert control_tokens_inside(CONTROL, "<user>x<eos>", "<user>x<start>y") == {START}
     assert control_tokens_inside(CONTROL, "<user>x", "<user>x") == frozenset()
 
-
-# --- every family ----------------------------------------------------------------------------------------------------
 
 # What ends a turn without calls, and a turn with one, as read in the templates; None: the next header.
 ENDS: dict[str, tuple[str | None, str | None]] = {

@@ -105,13 +105,8 @@ def test_different_content_has_different_form(one: dict[str, Any], other: dict[s
 @pytest.mark.parametrize(
     "message",
     [
-        {},
-        {"role": "user"},
-        {"role": "user", "content": "plain"},
-        {"role": "user", "content": 7},
-        {"role": ["user"], "content": [TEXT]},
-        user("plain", 3, None, b"bytes"),
-        user({}),
+        *({}, {"role": "user"}, {"role": "user", "content": "plain"}, {"role": "user", "content": 7}),
+        *({"role": ["user"], "content": [TEXT]}, user("plain", 3, None, b"bytes"), user({})),
         user({"text": 3}, {"text": ["x"]}),
         user({"hologram": {1: {"x"}, "1": bytearray(b"x"), None: complex(1, 2)}}),
         user({"toolResult": 3}, {"toolResult": {"content": 3}}, {"toolUse": "x"}, {"toolUse": {"name": ["x"]}}),

@@ -23,17 +23,10 @@ def control_of(*tokens: AddedToken | str) -> ControlTokens:
     return ControlTokens(SimpleNamespace(added_tokens_decoder=dict(enumerate(made))))
 
 
-# --- finding ---------------------------------------------------------------------------------------------------------
-
-
 def test_leftmost_longest_literal_is_found() -> None:
     control = control_of("<a", "<a>", "<a>b", "a>", "[x]")
     assert [tuple(token) for token in control.find("<a>b<a> a><a[x]")] == [
-        (2, 0, 4),
-        (1, 4, 7),
-        (3, 8, 10),
-        (0, 10, 12),
-        (4, 12, 15),
+        *((2, 0, 4), (1, 4, 7), (3, 8, 10), (0, 10, 12), (4, 12, 15)),
     ]
     assert [token.id for token in control.find("<a>b<a>", 1)] == [3, 1]
 
@@ -75,8 +68,6 @@ def test_every_literal_is_found_escaped_and_restored(family: str) -> None:
     safe = escapes.escape(text)
     assert list(control.find(safe)) == [] and not set(safe) & set("<|[") and escapes.restore(safe) == text
 
-
-# --- escapes ---------------------------------------------------------------------------------------------------------
 
 _CONTROL = control_of("<|end|>", AddedToken("<call>", special=False))
 
@@ -176,9 +167,6 @@ def test_data_cannot_contribute_to_composed_literals() -> None:
     assert safe["role"] == "tool" and safe["content"] != "tool", "a role is none of the data"
 
 
-# --- marks -----------------------------------------------------------------------------------------------------------
-
-
 def test_marks_are_restored_with_offsets() -> None:
     text = "a<|end|><call>b <|end|>"
     marked = _CONTROL.marked(text)
@@ -189,9 +177,6 @@ def test_marks_are_restored_with_offsets() -> None:
     assert _CONTROL.among([5, 1, 10**6, 0, 1]) == [1, 0, 1]
 
 
-# --- white space -----------------------------------------------------------------------------------------------------
-
-
 def test_tokens_that_strip_white_space() -> None:
     control = control_of(AddedToken("<r>", rstrip=True), AddedToken("<l>", lstrip=True), "<n>")
     assert control.rstrip == {0} and control.lstrip == {1}
@@ -200,9 +185,6 @@ def test_tokens_that_strip_white_space() -> None:
     assert control.stripped(text, 0) == "x \t" and control.stripped(text, 2, 1) == " \n\u3000x"
     assert control.stripped(" ", 0, 1) == ""
     assert control.stripped("\x1cx", 0) == "\x1cx", "white space to Python, not to a tokenizer"
-
-
-# --- speed -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

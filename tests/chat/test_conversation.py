@@ -62,14 +62,9 @@ def test_new_messages_are_rendered_as_in_the_whole_conversation() -> None:
 
 def test_preambles_differ_by_all_their_content() -> None:
     keys = [
-        preamble_of(None, None).key,
-        preamble_of("", None).key,
-        preamble_of("x", None).key,
-        preamble_of("x", [SPEC]).key,
-        preamble_of("x", [{**SPEC, "description": "Another."}]).key,
-        preamble_of("x", [SPEC, SPEC]).key,
-        preamble_of("x \udc80", [SPEC]).key,
-        preamble_of("y \udc80", [SPEC]).key,
+        *(preamble_of(None, None).key, preamble_of("", None).key, preamble_of("x", None).key),
+        *(preamble_of("x", [SPEC]).key, preamble_of("x", [{**SPEC, "description": "Another."}]).key),
+        *(preamble_of("x", [SPEC, SPEC]).key, preamble_of("x \udc80", [SPEC]).key, preamble_of("y \udc80", [SPEC]).key),
         preamble_of("x", [{**SPEC, "inputSchema": {"json": {"maximum": 2**70}}}]).key,
         preamble_of("x", [{**SPEC, "inputSchema": {"json": {"maximum": 2**71}}}]).key,
         preamble_of("x", [{**SPEC, "inputSchema": {"json": {"default": None}}}]).key,

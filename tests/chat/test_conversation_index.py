@@ -40,12 +40,7 @@ class RecordingIndex(ConversationIndex):
     """An index to which turns are added by their conversation alone."""
 
     def record(
-        self,
-        messages: Sequence[Any],
-        reply: dict[str, Any],
-        parent: IndexedTurn | None = None,
-        *,
-        aligned: bool = True,
+        self, messages: Sequence[Any], reply: dict[str, Any], parent: IndexedTurn | None = None, *, aligned: bool = True
     ) -> IndexedTurn:
         number, conversation = len(self), Conversation(NONE, messages)
         lineage = Lineage(parent, aligned=aligned)
@@ -84,10 +79,8 @@ def test_deepest_turn_is_found_with_and_without_hint() -> None:
 @pytest.mark.parametrize(
     "edited",
     [
-        [user("A"), assistant("b"), user("c")],
-        [user("a"), assistant("B"), user("c")],
-        [assistant("a"), assistant("b"), user("c")],
-        [user("a"), user("b"), user("c")],
+        *([user("A"), assistant("b"), user("c")], [user("a"), assistant("B"), user("c")]),
+        *([assistant("a"), assistant("b"), user("c")], [user("a"), user("b"), user("c")]),
         [user("x"), user("a"), assistant("b")],
     ],
 )

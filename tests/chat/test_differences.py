@@ -35,10 +35,7 @@ def differs(turn: SampledTurn, written: str, behind: str = BEHIND) -> bool:
 @pytest.mark.parametrize(
     ("sampled", "written"),
     [
-        ("Hello.", "Hello."),
-        (" Hello.\n", "Hello."),
-        (SPELLED, CALL),
-        (f"Well.\n\n{SPELLED}", f"Well.\n{CALL}"),
+        *(("Hello.", "Hello."), (" Hello.\n", "Hello."), (SPELLED, CALL), (f"Well.\n\n{SPELLED}", f"Well.\n{CALL}")),
         (f"<think>\nhm\n</think>\n\n{SPELLED}", f"<think>\nhm\n</think>\n\n{CALL}"),
         ("<think>\n\n</think>\n\nHello.", "Hello."),
         ("\n\n", "[blank text]"),
@@ -55,13 +52,9 @@ def test_models_spelling_is_not_a_difference(sampled: str, written: str) -> None
 @pytest.mark.parametrize(
     ("sampled", "written"),
     [
-        ("Hello.", "Hello!"),
-        ("Hello.", "<think>\n\n</think>\n\nHello."),
-        ("<think>\nhm\n</think>\n\nHello.", "Hello."),
-        (SPELLED, CALL.replace("[2]", "[3]")),
-        (SPELLED, CALL.replace('"t"', '"u"')),
-        (SPELLED, CALL + "\n" + CALL),
-        (SPELLED, "Well.\n" + CALL),
+        *(("Hello.", "Hello!"), ("Hello.", "<think>\n\n</think>\n\nHello.")),
+        *(("<think>\nhm\n</think>\n\nHello.", "Hello."), (SPELLED, CALL.replace("[2]", "[3]"))),
+        *((SPELLED, CALL.replace('"t"', '"u"')), (SPELLED, CALL + "\n" + CALL), (SPELLED, "Well.\n" + CALL)),
     ],
 )
 def test_other_turn_is_a_difference(sampled: str, written: str) -> None:
@@ -88,9 +81,6 @@ def test_difference_names_the_turn() -> None:
     found = comparison.difference(turns, BEHIND, whole)
     assert found is not None and found.turn == 2
     assert comparison.difference(turns, BEHIND, whole.replace("Three", "Two")) is None
-
-
-# --- the excerpt -----------------------------------------------------------------------------------------------------
 
 
 def test_difference_shows_expected_and_actual_text() -> None:

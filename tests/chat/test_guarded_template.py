@@ -25,13 +25,9 @@ def control_of(*literals: str) -> ControlTokens:
 @pytest.mark.parametrize(
     ("marked", "kept", "found"),
     [
-        ("<a>x<b>", ["<a>", "<b>"], []),
-        ("<a>x|<b|>", ["<a>"], ["<b>"]),
-        ("<a>x<|b|>", ["<a>"], ["<b>"]),
-        ("<a>|]~!b|[e~[", ["<a>", "[e~["], ["]~!b["]),
-        ("<a>|z", ["<a>"], ["<a>z"]),
-        ("[x[|[x|[x[", ["[x[", "[x["], ["[x["]),
-        ("|<|<a>|>", ["<a>"], []),
+        *(("<a>x<b>", ["<a>", "<b>"], []), ("<a>x|<b|>", ["<a>"], ["<b>"]), ("<a>x<|b|>", ["<a>"], ["<b>"])),
+        *(("<a>|]~!b|[e~[", ["<a>", "[e~["], ["]~!b["]), ("<a>|z", ["<a>"], ["<a>z"])),
+        *(("[x[|[x|[x[", ["[x[", "[x["], ["[x["]), ("|<|<a>|>", ["<a>"], [])),
     ],
 )
 def test_only_literals_of_the_template_remain(marked: str, kept: list[str], found: list[str]) -> None:
@@ -51,9 +47,6 @@ def test_composed_literals_without_marks_belong_to_the_template() -> None:
     escapes = Escapes(control)
     assert escape_foreign_literals(control, "<a><b>", [], escapes, ["<a>"])[:3] == "<a>"
     assert [token.id for token in control.find(escape_foreign_literals(control, "<a><b>", [], escapes, ["<a>"]))] == [0]
-
-
-# --- real templates --------------------------------------------------------------------------------------------------
 
 
 @cache

@@ -49,70 +49,52 @@ def refused(*messages: dict[str, Any]) -> UnsupportedContentError:
 # --- user messages ------------------------------------------------------------------------------------------------
 
 
-def test_every_text_block_reaches_the_model() -> None:
-    assert only(user(text("one"), text("two"), text("three"))) == {"role": "user", "content": "one\ntwo\nthree"}
+CALLS = [assistant(use("a"), use("b")), assistant(use("c"), use("d"))]
 
 
-def test_empty_content_is_an_empty_text() -> None:
-    assert only(user()) == {"role": "user", "content": ""}
-    assert only(assistant()) == {"role": "assistant", "content": ""}
+@pytest.mark.parametrize(
+    ("message", "rendered"),
+    [
+        (user(text("one"), text("two"), text("three")), [("user", None, "one\ntwo\nthree")]),
+        (user(), [("user", None, "")]),
+        (assistant(), [("assistant", None, "")]),
+        (user(result("a", text("87"))), [("tool", "a", "87")]),
+        (
+            user(text("now"), result("a", text("87")), text("go on")),
+            [("tool", "a", "87"), ("user", None, "now\ngo on")],
+        ),
+        (user(result("a"), result("b")), [("tool", "a", ""), ("tool", "b", "")]),
+    ],
+)
+def test_text_and_results_are_separate_messages_in_order(message: dict[str, Any], rendered: list[Any]) -> None:
+    made = template_messages([message])
+    assert [(one["role"], one.get("tool_call_id"), one["content"]) for one in made] == rendered
+    assert not any("name" in one for one in made), "no call has the name"
 
 
-def test_tool_result_is_a_separate_message() -> None:
-    made = template_messages([assistant(use("a", x=1)), user(result("a", text("87")))])
-    assert made[1] == {"role": "tool", "tool_call_id": "a", "name": "calculator", "content": "87"}
-
-
-def test_name_is_omitted_without_matching_call() -> None:
-    assert only(user(result("a", text("87")))) == {"role": "tool", "tool_call_id": "a", "content": "87"}
+@pytest.mark.parametrize(
+    ("calls", "given", "ordered"),
+    [
+        *((CALLS[:1], "zbyax", "abzyx"), (CALLS, "dbc", "cdb")),  # without a call in the message before: last, in order
+        *(([assistant(*map(use, "0123456789A"))], given, "0123456789A") for given in ("0A123456789", "A9876543210")),
+    ],
+)
+def test_results_are_in_call_order(calls: list[Any], given: str, ordered: str) -> None:
+    made = template_messages([*calls, user(*[result(one, text(one)) for one in given])])
+    assert [(one["tool_call_id"], one["content"]) for one in made[len(calls) :]] == [(one, one) for one in ordered]
 
 
 def test_name_is_from_newest_call_with_the_id() -> None:
-    made = template_messages(
-        [assistant(use("a", "old")), user(result("a")), assistant(use("a", "new")), user(result("a"))]
-    )
-    assert [message["name"] for message in made if message["role"] == "tool"] == ["old", "new"]
-
-
-def test_eleven_results_are_in_call_order() -> None:
-    ids = [f"call_{number}" for number in range(11)]
-    for shuffled in (sorted(ids), ids[::-1]):
-        made = template_messages(
-            [assistant(*[use(use_id) for use_id in ids]), user(*[result(use_id, text(use_id)) for use_id in shuffled])]
-        )
-        assert [message["tool_call_id"] for message in made[1:]] == ids
-        assert [message["content"] for message in made[1:]] == ids
-
-
-def test_results_without_call_come_last_in_order() -> None:
-    made = template_messages(
-        [assistant(use("a"), use("b")), user(result("z"), result("b"), result("y"), result("a"), result("x"))]
-    )
-    assert [message["tool_call_id"] for message in made[1:]] == ["a", "b", "z", "y", "x"]
-
-
-def test_only_the_preceding_assistant_message_orders_the_results() -> None:
-    made = template_messages(
-        [assistant(use("a"), use("b")), assistant(use("c"), use("d")), user(result("d"), result("b"), result("c"))]
-    )
-    assert [message["tool_call_id"] for message in made[2:]] == ["c", "d", "b"]
-
-
-def test_text_next_to_results_follows_them() -> None:
-    made = template_messages([user(text("now"), result("a", text("87")), text("go on"))])
-    assert [(message["role"], message["content"]) for message in made] == [("tool", "87"), ("user", "now\ngo on")]
-
-
-def test_results_alone_add_no_user_message() -> None:
-    assert [message["role"] for message in template_messages([user(result("a"), result("b"))])] == ["tool", "tool"]
+    old, new = ([assistant(use("a", name)), user(result("a", text("87")))] for name in ("old", "new"))
+    made = template_messages([*old, *new])
+    assert made[1] == {"role": "tool", "tool_call_id": "a", "name": "old", "content": "87"}
+    assert made[3]["name"] == "new"
 
 
 @pytest.mark.parametrize(
     ("items", "content"),
     [
-        ([], ""),
-        ([text("")], ""),
-        ([text("a"), text("b")], "a\nb"),
+        *(([], ""), ([text("")], ""), ([text("a"), text("b")], "a\nb")),
         ([{"json": {"é": [1, 2.5, None, True]}}], '{"é": [1, 2.5, null, true]}'),
         ([text("a"), {"json": []}, text("b")], "a\n[]\nb"),
         ([{"json": None}], "null"),
@@ -123,18 +105,16 @@ def test_all_content_of_result_reaches_the_model(items: list[Any], content: str)
     assert only(user(result("a", *items)))["content"] == content
 
 
-def test_result_without_content_is_empty() -> None:
+@pytest.mark.parametrize(
+    ("items", "content"),
+    [
+        *(([text("Error: no such file")], "Error: no such file"), ([text("no such file")], "no such file")),
+        *(([], "error"), ([text("")], "error")),
+    ],
+)
+def test_error_result_is_the_tools_text(items: list[Any], content: str) -> None:
+    assert only(user(result("a", *items, status="error")))["content"] == content
     assert only(user({"toolResult": {"toolUseId": "a", "status": "success"}}))["content"] == ""
-
-
-def test_error_result_is_the_tools_text() -> None:
-    assert only(user(result("a", text("Error: no such file"), status="error")))["content"] == "Error: no such file"
-    assert only(user(result("a", text("no such file"), status="error")))["content"] == "no such file"
-    assert only(user(result("a", status="error")))["content"] == "error"
-    assert only(user(result("a", text(""), status="error")))["content"] == "error"
-
-
-# --- assistant messages -------------------------------------------------------------------------------------------
 
 
 def test_complete_assistant_message() -> None:
@@ -150,10 +130,6 @@ def test_complete_assistant_message() -> None:
     }
 
 
-def test_keys_are_omitted_without_reasoning_and_calls() -> None:
-    assert only(assistant(text("a"))) == {"role": "assistant", "content": "a"}
-
-
 def test_reasoning_blocks_are_joined_and_redacted_ones_ignored() -> None:
     blocks = [
         {"reasoningContent": {"reasoningText": {"text": "a"}}},
@@ -162,7 +138,7 @@ def test_reasoning_blocks_are_joined_and_redacted_ones_ignored() -> None:
         {"reasoningContent": {"reasoningText": {"text": "b"}}},
     ]
     assert only(assistant(*blocks)) == {"role": "assistant", "content": "", "reasoning_content": "a\nb"}
-    assert "reasoning_content" not in only(assistant(blocks[1], blocks[2]))
+    assert only(assistant(blocks[1], blocks[2], text("a"))) == {"role": "assistant", "content": "a"}
     assert only(assistant({"reasoningContent": {"reasoningText": {"text": ""}}}))["reasoning_content"] == ""
 
 
@@ -173,24 +149,6 @@ def test_ids_written_by_the_model_replace_ours() -> None:
     )
     assert [call["id"] for call in made[0]["tool_calls"]] == ["functions.calculator:0", "other"]
     assert [message["tool_call_id"] for message in made[1:]] == ["functions.calculator:0", "other"]
-
-
-def test_seeded_history_is_rendered_completely() -> None:
-    """Pitfall 3: toolUse, reasoningContent and cachePoint in the history."""
-    made = template_messages(
-        [
-            user(text("12*7+3?"), {"cachePoint": {"type": "default"}}),
-            assistant({"reasoningContent": {"reasoningText": {"text": "hm"}}}, use("a", expression="12*7+3")),
-            user(result("a", {"json": 87})),
-            assistant(text("87")),
-        ]
-    )
-    assert [message["role"] for message in made] == ["user", "assistant", "tool", "assistant"]
-    assert made[0]["content"] == "12*7+3?"
-    assert made[1]["tool_calls"][0]["function"]["arguments"] == {"expression": "12*7+3"}
-
-
-# --- blocks of both ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [user, assistant])
@@ -218,11 +176,8 @@ def test_unsupported_content_is_an_error(kind: str) -> None:
     ("message", "kind"),
     [
         ({"role": "system", "content": [{"text": "a"}]}, "role"),
-        ({"content": [{"text": "a"}]}, "role"),
-        ({"role": "user", "content": "a"}, "content"),
-        (user("a"), "block"),
-        (user({}), "block"),
-        (user({"text": 1}), "text"),
+        *(({"content": [{"text": "a"}]}, "role"), ({"role": "user", "content": "a"}, "content"), (user("a"), "block")),
+        *((user({}), "block"), (user({"text": 1}), "text")),
         (user({"guardContent": {"image": {}}}), "guardContent"),
         (user(use("a")), "toolUse"),
         (user({"reasoningContent": {"reasoningText": {"text": "a"}}}), "reasoningContent"),

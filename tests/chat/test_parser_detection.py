@@ -13,13 +13,7 @@ import strands_sglang.chat.parser_detection as parser_detection
 from strands_sglang import SGLangModel, tool_parsers
 from strands_sglang.chat.soundness import sound_bridge
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.tool_parsers import (
-    HermesToolParser,
-    SampledText,
-    ToolCall,
-    ToolParser,
-    register_tool_parser,
-)
+from strands_sglang.tool_parsers import HermesToolParser, SampledText, ToolCall, ToolParser, register_tool_parser
 from support.families import FAMILIES, tokenizer
 from support.provider.agents import agent_on, scripted_model
 

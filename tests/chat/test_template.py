@@ -18,17 +18,8 @@ from support.families import FAMILIES, tokenizer
 NO_CALLS = {"gemma-3", "phi-4-mini", "smollm2", "smollm3"}
 """Families whose template rejects calls or does not write them."""
 REASONING = {
-    "glm-4.5",
-    "glm-4.6",
-    "glm-4.7-flash",
-    "gpt-oss",
-    "kimi-k2-thinking",
-    "minimax-m2",
-    "nemotron-3-nano",
-    "qwen3",
-    "qwen3-thinking-2507",
-    "qwen3.5",
-    "qwen3.6",
+    *("glm-4.5", "glm-4.6", "glm-4.7-flash", "gpt-oss", "kimi-k2-thinking", "minimax-m2", "nemotron-3-nano", "qwen3"),
+    *("qwen3-thinking-2507", "qwen3.5", "qwen3.6"),
 }
 """Families whose template writes reasoning without an argument that enables it."""
 
@@ -49,9 +40,6 @@ def said(text: str = "", arguments: dict[str, Any] | None = None, reasoning: str
     if reasoning is not None:
         message["reasoning_content"] = reasoning
     return message
-
-
-# --- every family ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -114,9 +102,6 @@ def test_control_token_text_never_reaches_the_template(family: str) -> None:
     assert rendered.escapes.restore(rendered.text).count(literal) >= 3 + expected.text.count(literal)
 
 
-# --- forms -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
@@ -153,9 +138,6 @@ def test_template_arguments() -> None:
     ours, usual = template_of("qwen3", enable_thinking=False), template_of("qwen3")
     assert ours.arguments == {"enable_thinking": False} and usual.arguments == {}
     assert ours.render([USER]).text == usual.render([USER]).text + "<think>\n\n</think>\n\n"
-
-
-# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 def test_refusal_has_message_of_the_template() -> None:
@@ -207,9 +189,6 @@ def test_tokenizer_without_template() -> None:
     with pytest.raises(ConfigurationError, match="chat_template="):
         ChatTemplate(tok, ControlTokens(tok))
     assert ChatTemplate(tok, ControlTokens(tok), "{{ messages[0].content }}").render([USER]).text == "How much?"
-
-
-# --- ids of calls ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["mistral-nemo", "mistral-small-3.2"])

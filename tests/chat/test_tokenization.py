@@ -19,15 +19,8 @@ from support.chat.sentencepiece_tokenizers import sentencepiece
 from support.families import FAMILIES, tokenizer
 
 ODD = (
-    "Grüße 🙂 中文\nنعم",
-    "  a\n\n\n b\t\n",
-    "e\u0301 x\u0308 \u0301",
-    "x = {'a': [1, 2.5], \"b\": null}\r\n",
-    "\x00\x07\u2028\ufeff\u200b",
-    "▁▁ ▁x",
-    "don't I'LL 12345678 ...!!!",
-    "\U000f0000 \ue000 \U00100000",
-    "",
+    *("Grüße 🙂 中文\nنعم", "  a\n\n\n b\t\n", "e\u0301 x\u0308 \u0301", "x = {'a': [1, 2.5], \"b\": null}\r\n"),
+    *("\x00\x07\u2028\ufeff\u200b", "▁▁ ▁x", "don't I'LL 12345678 ...!!!", "\U000f0000 \ue000 \U00100000", ""),
 )
 
 

@@ -63,18 +63,13 @@ def test_arrays_are_restored_bit_for_bit(arrays: dict[str, array[Any]]) -> None:
 @pytest.mark.parametrize(
     ("values", "code", "size"),
     [
-        (array("i", [0, 65535]), "i2", 4),
-        (array("i", [0, 65536]), "i3", 6),
-        (array("i", [2**24 - 1]), "i3", 3),
-        (array("i", [2**24]), "i4", 4),
-        (array("i", [-1]), "i4", 4),
+        *((array("i", [0, 65535]), "i2", 4), (array("i", [0, 65536]), "i3", 6), (array("i", [2**24 - 1]), "i3", 3)),
+        *((array("i", [2**24]), "i4", 4), (array("i", [-1]), "i4", 4)),
         (array("d", [-0.0, float(np.float32(-0.1)), math.inf, -math.inf, math.nan]), "d4", 20),
         (array("d", [-0.1]), "d8", 8),
         (array("d", [1e300]), "d8", 8),
         (array("d", [struct.unpack("<d", b"\1\0\0\0\0\0\xf0\x7f")[0]]), "d8", 8),  # NaN with a payload
-        (array("B", b"abc"), "B1", 3),
-        (array("B", b"abcd"), "B4", 4),
-        (array("i"), "i2", 0),
+        *((array("B", b"abc"), "B1", 3), (array("B", b"abcd"), "B4", 4), (array("i"), "i2", 0)),
     ],
 )
 def test_smallest_code_is_chosen(values: array[Any], code: str, size: int) -> None:
@@ -112,25 +107,10 @@ def test_other_types_are_refused(values: Any) -> None:
 @pytest.mark.parametrize(
     "shapes",
     [
-        None,
-        "x",
-        [["x", "i3"]],
-        ["xyz"],
-        [[1, "i3", 2]],
-        [["x", "i3", 2.0]],
-        [["x", "i3", True], ["y", "B1", 3]],
-        [["x", "i3", -2], ["y", "B1", 12]],
-        [["x", "i5", 1]],
-        [["x", 3, 2]],
-        [["x", None, 2]],
-        [["x", "i3", 1]],
-        [["x", "i3", 3]],
-        [["x", "i3", 1], ["x", "i3", 1]],
-        [["x", "B4", 6]],
-        [["x", "i3", 10**30]],
-        [["x", "d8", 1]],
-        [],
-        [{"x": 1}],
+        *(None, "x", [["x", "i3"]], ["xyz"], [[1, "i3", 2]], [["x", "i3", 2.0]], [["x", "i3", True], ["y", "B1", 3]]),
+        *([["x", "i3", -2], ["y", "B1", 12]], [["x", "i5", 1]], [["x", 3, 2]], [["x", None, 2]], [["x", "i3", 1]]),
+        *([["x", "i3", 3]], [["x", "i3", 1], ["x", "i3", 1]], [["x", "B4", 6]], [["x", "i3", 10**30]]),
+        *([["x", "d8", 1]], [], [{"x": 1}]),
     ],
 )
 def test_wrong_shapes_are_refused(shapes: Any) -> None:

@@ -105,20 +105,6 @@ def test_truncated_file_yields_a_prefix(tmp_path: Path, monkeypatch: pytest.Monk
                 assert record.events == tuple(made.events[: record.next_number])
 
 
-def test_changed_byte_never_yields_another_event(tmp_path: Path) -> None:
-    (tmp_path / "ledger").mkdir()
-    path, events = tmp_path / "ledger" / "0.ledger", list[bytes]()
-    recorder = plain_episode(events.append)
-    write(path, [events[:3], events[3:5], events[5:]])
-    whole = path.read_bytes()
-    for at in range(len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
-        ledger = Ledger(tmp_path)
-        assert ledger.files[0].verdict is not ShardVerdict.WHOLE
-        for record in ledger.episodes():
-            assert record.events == tuple(recorder.events[: record.next_number])
-
-
 def test_damage_is_reported_with_its_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_module, "SECTION_BYTES", 1)  # each block can be read alone
     (tmp_path / "ledger").mkdir()

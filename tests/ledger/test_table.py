@@ -18,14 +18,7 @@ import pytest
 from strands_sglang.errors import LedgerError, RecordError
 from strands_sglang.ledger import table
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.ledger.table import (
-    SCHEMA,
-    to_arrow,
-    to_dataset,
-    trajectories_of,
-    trajectory_of,
-    write_parquet,
-)
+from strands_sglang.ledger.table import SCHEMA, to_arrow, to_dataset, trajectories_of, trajectory_of, write_parquet
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.tokens import Trajectory
 from support.ledger.episodes import Recorder, plain_episode, random_episode, resumed_episode, rich_episode
@@ -138,11 +131,8 @@ def test_other_tables_are_refused(tmp_path: Path, recorders: dict[str, Recorder]
     row = to_arrow(tmp_path).to_pylist()[0]
     for name, value in [
         ("logprobs", row["logprobs"][1:]),
-        ("loss_mask", [2] * len(row["loss_mask"])),
-        ("token_ids", None),
-        ("token_ids", ["x"]),
-        ("version_names", None),
-        ("branch", 99),
+        *(("loss_mask", [2] * len(row["loss_mask"])), ("token_ids", None), ("token_ids", ["x"])),
+        *(("version_names", None), ("branch", 99)),
     ]:
         with pytest.raises(RecordError):
             trajectory_of({**row, name: value})

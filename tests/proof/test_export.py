@@ -149,20 +149,9 @@ def test_comparison_is_bitwise(run: tuple[Path, list[Trajectory]], tmp_path: Pat
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
-        {"token_ids": None},
-        {"token_ids": [[1]]},
-        {"token_ids": "no"},
-        {"token_ids": [2**40]},
-        {"loss_mask": [300]},
-        {"loss_mask": [True, False]},
-        {"logprobs": ["a"]},
-        {"turn_ids": []},
-        {"turn_ids": [0, True]},
-        {"branch": 77},
-        {"tree": 3},
-        {"version_names": [1]},
-        {"origins": [1, 2]},
+        *({"format": 2}, {"token_ids": None}, {"token_ids": [[1]]}, {"token_ids": "no"}, {"token_ids": [2**40]}),
+        *({"loss_mask": [300]}, {"loss_mask": [True, False]}, {"logprobs": ["a"]}, {"turn_ids": []}),
+        *({"turn_ids": [0, True]}, {"branch": 77}, {"tree": 3}, {"version_names": [1]}, {"origins": [1, 2]}),
     ],
 )
 def test_row_that_is_not_a_trajectory(

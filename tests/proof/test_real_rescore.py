@@ -113,9 +113,7 @@ async def test_kept_sets_are_derived_again(tool_policy: LabProcess, tmp_path: Pa
     """Sets at any temperature follow from one prefill; those of another top_p do not."""
     for number, sampling in enumerate(
         (
-            {"top_p": 0.8},
-            {"top_p": 0.9, "temperature": 1.5},
-            {"top_k": 5, "min_p": 0.02},
+            *({"top_p": 0.8}, {"top_p": 0.9, "temperature": 1.5}, {"top_k": 5, "min_p": 0.02}),
             {"top_p": 0.7, "temperature": 0.6},
         )
     ):

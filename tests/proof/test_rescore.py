@@ -104,10 +104,7 @@ async def test_all_comparable_tokens_are_compared(folder: Path) -> None:
     assert report.tokens == 3 * (3 + 3 + 1 + 2)
     assert report.not_compared[NotCompared.OTHER_VERSION] == 3
     assert [(score.episode, score.turn, score.tokens) for score in report.turns[:4]] == [
-        ("add/0", 0, 3),
-        ("add/0", 1, 3),
-        ("add/0", 3, 1),
-        ("add/0", 4, 2),
+        *(("add/0", 0, 3), ("add/0", 1, 3), ("add/0", 3, 1), ("add/0", 4, 2)),
     ]
     assert json.loads(json.dumps(report.to_dict()))["verdict"] == "agrees"
 

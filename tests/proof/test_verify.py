@@ -132,13 +132,8 @@ def test_proof_uses_no_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError("the proof uses the code that it verifies")
 
     for owner, name in (
-        (TokenTree, "__init__"),
-        (TokenTree, "trajectories"),
-        (reader, "resolved"),
-        (declarations, "data_of"),
-        (declarations, "arrays_of"),
-        (encoding, "trajectory_digest"),
-        (reader, "EpisodeRecord"),
+        *((TokenTree, "__init__"), (TokenTree, "trajectories"), (reader, "resolved"), (declarations, "data_of")),
+        *((declarations, "arrays_of"), (encoding, "trajectory_digest"), (reader, "EpisodeRecord")),
     ):
         monkeypatch.setattr(owner, name, refuse)
     for name in ("flatten_branch", "Trajectory"):
@@ -159,11 +154,7 @@ def test_running_run_is_unfinished(tmp_path: Path) -> None:
     assert dict(certificate.episodes) == {Verdict.PROVED: 2, Verdict.UNFINISHED: 1}
     assert certificate.tokens.unfinished == 12
     found = {(finding.kind, finding.episode) for finding in certificate.findings}
-    assert found == {
-        (FindingKind.UNSEALED, None),
-        (FindingKind.NO_END, "add/1"),
-        (FindingKind.NOT_BEGUN, "other/1"),
-    }
+    assert found == {(FindingKind.UNSEALED, None), (FindingKind.NO_END, "add/1"), (FindingKind.NOT_BEGUN, "other/1")}
     seal(tmp_path)
     assert set(verify(tmp_path).found) == {FindingKind.NO_END}  # the seal lists the missing sample
 
@@ -276,12 +267,7 @@ def test_findings_have_an_exact_location(tmp_path: Path) -> None:
         (3, lambda e: e.data.update(parent=1), FindingKind.PLACE, "turn 1, which is not recorded"),
         (3, lambda e: e.data.update(start=42), FindingKind.PLACE, "starts at position 42, but its parent ends at 43"),
         (3, lambda e: e.data.update(join="root"), FindingKind.PLACE, "join 'root' is not possible with a parent turn"),
-        (
-            1,
-            lambda e: e.data.update(join="kept"),
-            FindingKind.PLACE,
-            "'kept' is not possible without a parent turn",
-        ),
+        (1, lambda e: e.data.update(join="kept"), FindingKind.PLACE, "'kept' is not possible without a parent turn"),
         (1, lambda e: e.data.update(purpose="fun"), FindingKind.FORM, "constrained, got 'fun'"),
         (0, lambda e: e.data.update(sample=3), FindingKind.TASK, "sample 3 of task rich"),
         (-1, lambda e: e.data["rejected"].clear(), FindingKind.TRAJECTORY, "trajectories that end with turns"),
@@ -478,22 +464,8 @@ def test_number_of_findings_is_bounded() -> None:
 
 
 JUNK: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    7,
-    2**63,
-    1e300,
-    "",
-    "x",
-    [],
-    [None],
-    [[]],
-    {},
-    {"a": 1},
-    [1, 2, 3],
-    [["v", 0, 1]],
+    *(None, True, -1, 0, 7, 2**63, 1e300, "", "x"),
+    *([], [None], [[]], {}, {"a": 1}, [1, 2, 3], [["v", 0, 1]]),
 ]
 
 

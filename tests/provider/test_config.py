@@ -174,11 +174,7 @@ def test_update_config_changes_all_settings_or_none() -> None:
         model.update_config(model_id="b", on_trim="never")
     assert model.get_config() == {"model_id": "a"}
     model.update_config(params={"temperature": 0.0}, max_episode_tokens=100)
-    assert model.get_config() == {
-        "model_id": "a",
-        "sampling_params": {"temperature": 0.0},
-        "max_episode_tokens": 100,
-    }
+    assert model.get_config() == {"model_id": "a", "sampling_params": {"temperature": 0.0}, "max_episode_tokens": 100}
 
 
 def test_settings_are_resolved_with_every_default() -> None:

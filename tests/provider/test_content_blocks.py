@@ -38,10 +38,7 @@ def reasoning(text: str) -> Block:
 @pytest.mark.parametrize(
     ("text", "made"),
     [
-        ("", []),
-        (" \n ", []),
-        ("words ", [{"text": "words "}]),
-        ("\n\nwords", [{"text": "words"}]),
+        *(("", []), (" \n ", []), ("words ", [{"text": "words "}]), ("\n\nwords", [{"text": "words"}])),
         ("<think>\nhm\n</think>\n\nwords", [reasoning("hm"), {"text": "words"}]),
         ("<think>\n\n</think>\n\nwords", [{"text": "words"}]),
         ("<think>\nhm", [reasoning("hm")]),

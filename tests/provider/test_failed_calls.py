@@ -14,8 +14,10 @@ from strands.types.exceptions import EventLoopException
 from strands_sglang import EpisodeTokens, SGLangModel
 from strands_sglang.engine import FinishReason
 from strands_sglang.errors import FailedCallError
-from support.provider.agents import agent_on, ask, outline, said, scripted_model
+from support.provider.agents import acting, agent_on, ask, outline, said, scripted_model
 from support.scripted_engine import Reply, assert_exact, tool_call
+
+pytestmark = pytest.mark.usefixtures("exact")
 
 BROKEN = '<tool_call>\n{"name": "adder", "arguments": {"a": 1,}}\n</tool_call>'
 TOLD = "This tool call was not executed, because it is malformed. The JSON is not valid"
@@ -49,8 +51,7 @@ def adder() -> Adder:
 async def test_the_model_receives_the_parse_error_and_no_tool_runs(
     adder: Adder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, engine = scripted_model([BROKEN, tool_call("adder", a=1, b=2), "3"], family="qwen2.5")
-    agent = agent_on(model, tools=[adder.tool])
+    agent, engine, tree = acting([BROKEN, tool_call("adder", a=1, b=2), "3"], tools=[adder.tool])
     with caplog.at_level(logging.ERROR):
         result = await agent.invoke_async("add")
     assert adder.ran == [(1, 2)] and result.stop_reason == "end_turn"
@@ -59,43 +60,36 @@ async def test_the_model_receives_the_parse_error_and_no_tool_runs(
     assert lines[3:] == ["call adder", "success: 3", "assistant: 3"]
     assert f"<tool_response>\n{TOLD}" in engine.prompts[1] and "Unknown tool" not in engine.prompts[1]
     assert "near" in engine.prompts[1] and "not found in registry" not in caplog.text
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "proved")]
-    assert model.current_episode.tree[0].detail["failed_calls"] == ["invalid_json"]
-    assert_exact(engine, model.current_episode)
+    assert outline(tree) == [(None, "root"), (0, "proved"), (1, "proved")]
+    assert tree[0].detail["failed_calls"] == ["invalid_json"]
 
 
 async def test_valid_calls_of_the_turn_run_and_results_keep_the_text_order(adder: Adder) -> None:
     good = [tool_call("adder", a=number) for number in (1, 2)]
-    model, engine = scripted_model([f"{good[0]}\n{BROKEN}\n{good[1]}", "done"])
-    agent = agent_on(model, tools=[adder.tool])
+    agent, engine, _ = acting([f"{good[0]}\n{BROKEN}\n{good[1]}", "done"], "qwen3", tools=[adder.tool])
     await agent.invoke_async("add")
     assert sorted(adder.ran) == [(1, 0), (2, 0)]
     assert said(agent)[1:4] == ["call adder", "call malformed_tool_call", "call adder"]
     results = engine.prompts[1].partition("<|im_start|>user\n<tool_response>")[2]
     assert results.index("\n1\n") < results.index(TOLD) < results.index("\n2\n")
-    assert_exact(engine, model.current_episode)
 
 
 @pytest.mark.parametrize("beside", [[], [tool_call("adder", a=5)]], ids=["alone", "beside a good call"])
 async def test_policy_end_stops_the_agent_after_the_turn(adder: Adder, beside: list[str]) -> None:
-    model, engine = scripted_model(["\n".join([*beside, BROKEN])], on_failed_call="end")
-    agent = agent_on(model, tools=[adder.tool])
+    agent, engine, _ = acting(["\n".join([*beside, BROKEN])], "qwen3", tools=[adder.tool], on_failed_call="end")
     result = await agent.invoke_async("add")
     assert result.stop_reason == "cancelled" and len(engine.calls) == 1
     assert adder.ran == [(5, 0)] * len(beside)
     assert "toolResult" in agent.messages[-1]["content"][-1] and said(agent)[-1].startswith(f"error: {TOLD}")
-    (trajectory,) = model.current_episode.trajectories()
+    (trajectory,) = agent.model.current_episode.trajectories()
     assert trajectory.loss_mask[-1] == 1  # it ends on sampled tokens: everything in it can be trained
-    assert_exact(engine, model.current_episode)
 
 
 async def test_after_policy_end_a_new_question_continues(adder: Adder) -> None:
-    model, engine = scripted_model([BROKEN, "nothing"], on_failed_call="end")
-    agent = agent_on(model, tools=[adder.tool])
+    agent, engine, _ = acting([BROKEN, "nothing"], "qwen3", tools=[adder.tool], on_failed_call="end")
     await agent.invoke_async("add")
     result = await agent.invoke_async("so?")
     assert result.stop_reason == "end_turn" and TOLD in engine.prompts[1]
-    assert_exact(engine, model.current_episode)
 
 
 class Strangers:
@@ -121,19 +115,16 @@ class Strangers:
 
 async def test_an_unknown_agent_receives_the_parse_error_too(adder: Adder) -> None:
     """No hook is added then: the answer is replaced when the conversation is rendered."""
-    model, engine = scripted_model([BROKEN, "done"])
-    agent = agent_on(model, tools=[adder.tool])
+    agent, engine, _ = acting([BROKEN, "done"], "qwen3", tools=[adder.tool])
     with Strangers():
         await agent.invoke_async("add")
     assert said(agent)[2] == "error: Unknown tool: malformed_tool_call" and adder.ran == []
     assert f"<tool_response>\n{TOLD}" in engine.prompts[1] and "Unknown tool" not in engine.prompts[1]
-    assert_exact(engine, model.current_episode)
 
 
 @pytest.mark.parametrize("known", [(), (2,)], ids=["never known", "known too late"])
 async def test_an_unknown_agent_stops_with_an_error(adder: Adder, known: tuple[int, ...]) -> None:
-    model, engine = scripted_model([BROKEN, "done", "yes"], on_failed_call="end")
-    agent = agent_on(model, tools=[adder.tool])
+    agent, engine, _ = acting([BROKEN, "done", "yes"], "qwen3", tools=[adder.tool], on_failed_call="end")
     with Strangers(*known), pytest.raises(EventLoopException) as raised:
         await agent.invoke_async("add")
     assert isinstance(raised.value.original_exception, FailedCallError) and len(engine.calls) == 1
@@ -142,16 +133,21 @@ async def test_an_unknown_agent_stops_with_an_error(adder: Adder, known: tuple[i
 
 
 async def test_a_known_agent_is_recognised_by_its_cancel_signal(adder: Adder) -> None:
-    model, engine = scripted_model([tool_call("adder", a=1), BROKEN, "done"], on_failed_call="end")
-    agent = agent_on(model, tools=[adder.tool])
+    agent, engine, _ = acting(
+        [tool_call("adder", a=1), BROKEN, "done"], "qwen3", tools=[adder.tool], on_failed_call="end"
+    )
     with Strangers(1):
         result = await agent.invoke_async("add")
     assert result.stop_reason == "cancelled" and len(engine.calls) == 2 and TOLD in said(agent)[-1]
 
 
 async def test_policy_end_stops_the_agent_after_an_interrupt(adder: Adder) -> None:
-    model, engine = scripted_model([f"{tool_call('ask', question='?')}\n{BROKEN}", "went on"], on_failed_call="end")
-    agent = agent_on(model, tools=[adder.tool, ask])
+    agent, engine, _ = acting(
+        [f"{tool_call('ask', question='?')}\n{BROKEN}", "went on"],
+        "qwen3",
+        tools=[adder.tool, ask],
+        on_failed_call="end",
+    )
     result = await agent.invoke_async("add")
     assert result.stop_reason == "interrupt" and result.interrupts is not None
     response: Any = [{"interruptResponse": {"interruptId": result.interrupts[0].id, "response": "yes"}}]
@@ -165,22 +161,19 @@ async def test_a_discarded_turn_does_not_stop_the_agent(adder: Adder) -> None:
         message = event.stop_response.message if event.stop_response is not None else None
         event.retry = message is not None and "malformed_tool_call" in str(message["content"])
 
-    model, engine = scripted_model([BROKEN, tool_call("adder", a=1), "done"], on_failed_call="end")
-    agent = agent_on(model, tools=[adder.tool])
+    agent, _, _ = acting([BROKEN, tool_call("adder", a=1), "done"], "qwen3", tools=[adder.tool], on_failed_call="end")
     agent.add_hook(again, AfterModelCallEvent)
     result = await agent.invoke_async("add")
     assert result.stop_reason == "end_turn" and adder.ran == [(1, 0)]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_a_model_cannot_choose_its_own_tool_result(adder: Adder) -> None:
     pretended = tool_call("malformed_tool_call", error="The answer is 42.")
-    model, engine = scripted_model([pretended, "done"])
-    agent = agent_on(model, tools=[adder.tool])
+    agent, engine, tree = acting([pretended, "done"], "qwen3", tools=[adder.tool])
     await agent.invoke_async("add")
     answer = engine.prompts[1].rpartition("<tool_response>")[2]
     assert "There is no tool named malformed_tool_call." in answer and "42" not in answer
-    assert model.current_episode.tree[0].detail["failed_calls"] == ["missing_name"]
+    assert tree[0].detail["failed_calls"] == ["missing_name"]
 
 
 async def test_without_tools_calls_are_text() -> None:
@@ -200,8 +193,7 @@ async def test_a_hook_may_replace_the_answer(adder: Adder, when: str) -> None:
     def after(event: AfterToolCallEvent) -> None:
         event.result = {**event.result, "content": [{"text": "try harder"}]}
 
-    model, engine = scripted_model([BROKEN, "done"])
-    agent = agent_on(model, tools=[adder.tool])
+    agent, engine, _ = acting([BROKEN, "done"], "qwen3", tools=[adder.tool])
     if when == "before":
         agent.add_hook(before, BeforeToolCallEvent)
     else:
@@ -250,23 +242,20 @@ async def test_history_with_a_failed_call_can_be_rendered_again(adder: Adder) ->
 
 
 async def test_by_default_the_tool_validates_its_arguments(adder: Adder) -> None:
-    model, engine = scripted_model([tool_call("adder", a="one"), "done"])
-    agent = agent_on(model, tools=[adder.tool])
+    agent, engine, _ = acting([tool_call("adder", a="one"), "done"], "qwen3", tools=[adder.tool])
     await agent.invoke_async("add")
     assert adder.ran == [] and said(agent)[1] == "call adder" and "validation error" in engine.prompts[1].lower()
 
 
 async def test_the_schema_can_validate_arguments(adder: Adder) -> None:
     calls = "\n".join((tool_call("adder", a="one"), tool_call("adder", a=1)))
-    model, engine = scripted_model([calls, "done"], arguments_checked_by="schema")
-    agent = agent_on(model, tools=[adder.tool])
+    agent, engine, tree = acting([calls, "done"], "qwen3", tools=[adder.tool], arguments_checked_by="schema")
     await agent.invoke_async("add")
     assert adder.ran == [(1, 0)] and said(agent)[1:3] == ["call malformed_tool_call", "call adder"]
     assert (
         "The arguments of adder do not follow its schema: ['a']: 'one' is not of type 'integer'." in engine.prompts[1]
     )
-    assert model.current_episode.tree[0].detail["failed_calls"] == ["schema"]
-    assert_exact(engine, model.current_episode)
+    assert tree[0].detail["failed_calls"] == ["schema"]
 
 
 @pytest.mark.parametrize("name", ["on_failed_call", "arguments_checked_by"])

@@ -12,8 +12,10 @@ from strands.multiagent import GraphBuilder, Swarm
 from strands.tools.executors import SequentialToolExecutor
 
 from strands_sglang.tokens import TurnPurpose
-from support.provider.agents import agent_on, ask, calculator, context, said, sampled, scripted_model
-from support.scripted_engine import Reply, assert_exact, tool_call
+from support.provider.agents import acting, agent_on, ask, calculator, context, said, sampled, scripted_model
+from support.scripted_engine import Reply, tool_call
+
+pytestmark = pytest.mark.usefixtures("exact")
 
 SUM = tool_call("calculator", expression="1+1")
 
@@ -47,7 +49,6 @@ async def test_row_14_a_graph_runs_its_nodes_on_one_model_and_visits_one_again()
         assert all(turn.parent in [root.id for root in roots] for turn in turns if turn.parent is not None)
     assert all(turn.caller is None for turn in tree)
     assert not any(turn.rejected for turn in tree)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_14_a_swarm_hands_over_on_one_model() -> None:
@@ -67,7 +68,6 @@ async def test_row_14_a_swarm_hands_over_on_one_model() -> None:
     assert (beta.parent, beta.join.value) == (None, "root")
     assert "please" in context(beta, engine)
     assert len(tree.trajectories()) == 2
-    assert_exact(engine, model.current_episode)
 
 
 def boss_and(sub: dict[str, str]) -> Any:
@@ -99,12 +99,11 @@ async def test_row_14_agents_as_tools_in_parallel_are_tied_to_their_calls() -> N
         question = context(turn, engine).split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
         assert turn.caller == (0, by_question[question])
     assert (tree[4].parent, tree[4].caller) == (0, None)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_14_an_agent_as_a_tool_is_reset_and_called_again() -> None:
     """The SDK resets its messages but not its state: its earlier answer is not a discarded attempt."""
-    model, engine = scripted_model(
+    model, _ = scripted_model(
         [tool_call("helper", input="x"), "first", tool_call("helper", input="x"), "second", "done"], "qwen2.5"
     )
     helper = agent_on(model, name="helper", tools=[])
@@ -117,11 +116,12 @@ async def test_row_14_an_agent_as_a_tool_is_reset_and_called_again() -> None:
     uses = [block["toolUse"]["toolUseId"] for number in (1, 3) for block in main.messages[number]["content"]]
     assert [turn.caller for turn in tree] == [None, (0, uses[0]), None, (2, uses[1]), None]
     assert [one.turn_ids for one in tree.trajectories()] == [(1,), (3,), (0, 2, 4)]
-    assert_exact(engine, model.current_episode)
+    # The latest branch, which most people look at, is the main agent's.
+    assert model.token_manager.token_ids == list(tree.ids(tree[4]))
 
 
 async def test_row_14_an_agent_as_a_tool_that_keeps_its_context() -> None:
-    model, engine = scripted_model(
+    model, _ = scripted_model(
         [tool_call("helper", input="x"), "first", tool_call("helper", input="y"), "second", "done"], "qwen2.5"
     )
     helper = agent_on(model, name="helper", tools=[])
@@ -129,7 +129,6 @@ async def test_row_14_an_agent_as_a_tool_that_keeps_its_context() -> None:
     await main.invoke_async("go")
 
     assert [turn.parent for turn in model.current_episode.tree] == [None, None, 0, 1, 2]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_14_sub_agents_of_sub_agents_and_tools_that_call_agents_themselves() -> None:
@@ -156,11 +155,10 @@ async def test_row_14_sub_agents_of_sub_agents_and_tools_that_call_agents_themse
     assert [turn.parent for turn in tree] == [None, None, 1, None, 2, 0]
     assert [turn.caller and turn.caller[0] for turn in tree] == [None, 0, None, 2, None, None]
     assert sampled(tree[3], engine).startswith("inner says")
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_14_sequential_tools_are_identified_by_their_question() -> None:
-    model, engine = scripted_model(boss_and({"paint": "painted", "write": "written"}), "qwen2.5")
+    model, _ = scripted_model(boss_and({"paint": "painted", "write": "written"}), "qwen2.5")
     helpers = [agent_on(model, name=f"helper_{number}", tools=[]).as_tool() for number in range(2)]
     main = agent_on(model, tools=helpers, tool_executor=SequentialToolExecutor())
     await main.invoke_async("go")
@@ -168,11 +166,10 @@ async def test_row_14_sequential_tools_are_identified_by_their_question() -> Non
     tree = model.current_episode.tree
     uses = [block["toolUse"]["toolUseId"] for block in main.messages[1]["content"]]
     assert [turn.caller for turn in tree] == [None, (0, uses[0]), (0, uses[1]), None]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_14_two_agents_in_a_row_inside_one_tool_are_tied_to_its_call() -> None:
-    model, engine = scripted_model([tool_call("publish", topic="x"), "a plan", "a text", "done"], "qwen2.5")
+    model, _ = scripted_model([tool_call("publish", topic="x"), "a plan", "a text", "done"], "qwen2.5")
     planner, writer = agent_on(model, tools=[]), agent_on(model, tools=[])
 
     @tool
@@ -191,11 +188,10 @@ async def test_row_14_two_agents_in_a_row_inside_one_tool_are_tied_to_its_call()
     tree = model.current_episode.tree
     use = main.messages[1]["content"][0]["toolUse"]["toolUseId"]
     assert [turn.caller for turn in tree] == [None, (0, use), (0, use), None]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_14_a_side_turn_inside_a_tool_does_not_hide_the_caller() -> None:
-    model, engine = scripted_model([tool_call("publish", topic="x"), "a plan", "a text", "done"], "qwen2.5")
+    model, _ = scripted_model([tool_call("publish", topic="x"), "a plan", "a text", "done"], "qwen2.5")
     writer = agent_on(model, tools=[])
 
     @tool
@@ -216,11 +212,10 @@ async def test_row_14_a_side_turn_inside_a_tool_does_not_hide_the_caller() -> No
     use = main.messages[1]["content"][0]["toolUse"]["toolUseId"]
     assert [turn.purpose.value for turn in tree] == ["episode", "side", "episode", "episode"]
     assert [turn.caller for turn in tree] == [None, None, (0, use), None]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_14_an_agent_started_after_another_stopped_has_no_caller() -> None:
-    model, engine = scripted_model([SUM, "hello", "two"], "qwen2.5")
+    model, _ = scripted_model([SUM, "hello", "two"], "qwen2.5")
     first, second = agent_on(model), agent_on(model)
     await first.invoke_async("1+1?", limits={"turns": 1})
     await second.invoke_async("hi")
@@ -228,19 +223,14 @@ async def test_row_14_an_agent_started_after_another_stopped_has_no_caller() -> 
 
     tree = model.current_episode.tree
     assert [(turn.parent, turn.caller) for turn in tree] == [(None, None), (None, None), (0, None)]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_14_a_rewritten_history_has_no_caller() -> None:
-    model, engine = scripted_model([SUM, "two"], "qwen2.5")
-    agent = agent_on(model)
+    agent, _, tree = acting([SUM, "two"])
     await agent.invoke_async("1+1?", limits={"turns": 1})
     agent.messages[0]["content"][0]["text"] = "one and one?"
     await asyncio.create_task(agent.invoke_async(None))
-
-    tree = model.current_episode.tree
     assert (tree[1].parent, tree[1].forked_from, tree[1].caller) == (None, 0, None)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_14_a_delegated_answer_comes_from_the_sub_agent() -> None:
@@ -256,7 +246,6 @@ async def test_row_14_a_delegated_answer_comes_from_the_sub_agent() -> None:
     assert "the answer" in context(tree[2], engine)
     assert said(main)[-1] == "assistant: more"
     assert {turn.purpose for turn in tree} == {TurnPurpose.EPISODE}
-    assert_exact(engine, model.current_episode)
 
 
 @pytest.mark.xfail(
@@ -265,7 +254,7 @@ async def test_row_14_a_delegated_answer_comes_from_the_sub_agent() -> None:
     strict=False,
 )
 async def test_row_14_an_interrupted_sub_agent_continues() -> None:
-    model, engine = scripted_model(
+    model, _ = scripted_model(
         [tool_call("helper", input="x"), tool_call("ask", question="how many?"), "three, then", "done"], "qwen2.5"
     )
     helper = agent_on(model, name="helper", tools=[ask])
@@ -279,7 +268,6 @@ async def test_row_14_an_interrupted_sub_agent_continues() -> None:
     tree = model.current_episode.tree
     assert [turn.parent for turn in tree] == [None, None, 1, 0]
     assert [turn.caller and turn.caller[0] for turn in tree] == [None, 0, None, None]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_14_agents_with_a_shared_invocation_state_stay_separate() -> None:
@@ -292,7 +280,7 @@ async def test_row_14_agents_with_a_shared_invocation_state_stay_separate() -> N
         last = prompt.rsplit("<|im_start|>user", 1)[1]
         return Reply("done" if "<tool_response>" in last else SUM, before=later)
 
-    model, engine = scripted_model(answer, "qwen2.5")
+    model, _ = scripted_model(answer, "qwen2.5")
     shared: dict[str, Any] = {}
     agents = [agent_on(model) for _ in range(4)]
     for prompt in ("go", "again"):
@@ -301,4 +289,3 @@ async def test_row_14_agents_with_a_shared_invocation_state_stay_separate() -> N
     tree = model.current_episode.tree
     assert not any(turn.rejected for turn in tree)
     assert [len(one.turn_ids) for one in tree.trajectories()] == [4] * 4
-    assert_exact(engine, model.current_episode)

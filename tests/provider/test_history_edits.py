@@ -15,6 +15,7 @@ from strands.vended_plugins.context_offloader import ContextOffloader, InMemoryS
 
 from strands_sglang.tokens import Join, Origin
 from support.provider.agents import (
+    acting,
     agent_on,
     calculator,
     context,
@@ -26,6 +27,8 @@ from support.provider.agents import (
     scripted_model,
 )
 from support.scripted_engine import assert_exact, thought, tool_call
+
+pytestmark = pytest.mark.usefixtures("exact")
 
 SUM = tool_call("calculator", expression="1+1")
 
@@ -39,13 +42,10 @@ def assistant(text: str) -> Message:
 
 
 async def test_row_01_an_earlier_message_is_edited_between_calls() -> None:
-    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
-    agent = agent_on(model)
+    agent, engine, tree = acting([SUM, "two", "three"])
     await agent.invoke_async("1+1?")
     agent.messages[0]["content"][0]["text"] = "one and one?"
     await agent.invoke_async("plus 1?")
-
-    tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (0, "proved"), (None, "forked")]
     assert tree[2].forked_from == 1
     assert engine.calls[2].ids == official(agent, engine, 5)
@@ -53,7 +53,6 @@ async def test_row_01_an_earlier_message_is_edited_between_calls() -> None:
     first, second = tree.trajectories()
     assert (first.turn_ids, second.turn_ids) == ((0, 1), (2,))
     assert int(second.loss_mask.sum()) == len(tree[2].sampled)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_01_an_earlier_message_is_edited_in_the_middle_of_an_invocation() -> None:
@@ -61,46 +60,37 @@ async def test_row_01_an_earlier_message_is_edited_in_the_middle_of_an_invocatio
         if len(event.agent.messages) == 5:
             event.agent.messages[2]["content"][0]["toolResult"]["content"] = [{"text": "two"}]
 
-    model, engine = scripted_model([SUM, SUM, "done"], "qwen2.5")
-    agent = agent_on(model, hooks=[edit])
+    agent, engine, tree = acting([SUM, SUM, "done"], hooks=[edit])
     await agent.invoke_async("go")
-
-    tree = model.current_episode.tree
     # The edit is after the first turn: the new branch continues from there.
     assert [turn.parent for turn in tree] == [None, 0, 0]
     assert tree[2].forked_from == 1
     assert "\ntwo\n" in context(tree[2], engine)
     assert engine.calls[2].ids == official(agent, engine, 5)
-    assert_exact(engine, model.current_episode)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, True), (1, 1.0), (0.0, -0.0)])
 async def test_row_01_an_edit_between_equal_numbers_is_an_edit(before: Any, after: Any) -> None:
-    model, engine = scripted_model(["a", "b"], "qwen2.5")
     result = {"toolUseId": "x", "status": "success", "content": [{"json": {"n": before}}]}
     seed: list[Any] = [
         user("go"),
         {"role": "assistant", "content": [{"toolUse": {"toolUseId": "x", "name": "calculator", "input": {}}}]},
         {"role": "user", "content": [{"toolResult": result}]},
     ]
-    agent = agent_on(model, messages=seed)
+    agent, _, tree = acting(["a", "b"], messages=seed)
     await agent.invoke_async(None)
     agent.messages[2]["content"][0]["toolResult"]["content"][0]["json"]["n"] = after
     await agent.invoke_async("more")
 
-    assert outline(model.current_episode.tree) == [(None, "root"), (None, "forked")]
-    assert_exact(engine, model.current_episode)
+    assert outline(tree) == [(None, "root"), (None, "forked")]
 
 
 async def test_row_01_the_last_exchange_is_removed() -> None:
-    model, engine = scripted_model(["one", "two", "two, again"], "qwen2.5")
-    agent = agent_on(model)
+    agent, engine, tree = acting(["one", "two", "two, again"])
     await agent.invoke_async("first")
     await agent.invoke_async("second")
     del agent.messages[2:]
     await agent.invoke_async("second, otherwise")
-
-    tree = model.current_episode.tree
     assert [turn.parent for turn in tree] == [None, 0, 0]
     assert tree[2].forked_from == 1
     assert engine.calls[2].ids == official(agent, engine, 3)
@@ -109,81 +99,63 @@ async def test_row_01_the_last_exchange_is_removed() -> None:
         len(tree[0].sampled) + len(tree[1].sampled),
         len(tree[2].sampled),
     ]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_01_the_same_question_again_is_another_sample() -> None:
     """Several samples with one agent by clearing its messages: none of them was discarded."""
-    model, engine = scripted_model(["one", "two", "two"], "qwen2.5")
-    agent = agent_on(model)
+    agent, _, tree = acting(["one", "two", "two"])
     for _ in range(3):
         agent.messages.clear()
         await agent.invoke_async("guess")
-
-    tree = model.current_episode.tree
     assert [(turn.parent, turn.rejected) for turn in tree] == [(None, False)] * 3
     assert len(tree.trajectories()) == 3
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_01_messages_appended_by_hand_are_context() -> None:
-    model, engine = scripted_model(["one", "two"], "qwen2.5")
-    agent = agent_on(model)
+    agent, engine, tree = acting(["one", "two"])
     await agent.invoke_async("first")
     agent.messages += [user("by the way"), assistant("noted"), user("also")]
     await agent.invoke_async("second")
-
-    tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (0, "kept")]
     assert engine.calls[1].ids == official(agent, engine, 6)
     assert "noted" in context(tree[1], engine)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_08_a_tool_result_is_rewritten_before_the_next_call() -> None:
     def shorten(event: AfterToolCallEvent) -> None:
         event.result = {**event.result, "content": [{"text": "about 2"}]}
 
-    model, engine = scripted_model([SUM, "two"], "qwen2.5")
-    agent = agent_on(model, hooks=[shorten])
+    agent, engine, tree = acting([SUM, "two"], hooks=[shorten])
     await agent.invoke_async("go")
 
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert outline(tree) == [(None, "root"), (0, "proved")]
     assert engine.calls[1].ids == official(agent, engine, 3)
     assert "about 2" in engine.prompts[1]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_08_a_large_result_is_offloaded() -> None:
-    model, engine = scripted_model([tool_call("lookup", word="long " * 400), "done"], "qwen2.5")
     offloader = ContextOffloader(storage=InMemoryStorage(), max_result_tokens=100, preview_tokens=20)
-    agent = agent_on(model, tools=[lookup], plugins=[offloader])
+    agent, engine, tree = acting([tool_call("lookup", word="long " * 400), "done"], tools=[lookup], plugins=[offloader])
     await agent.invoke_async("go")
-
-    tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (0, "proved")]
     assert engine.calls[1].ids == official(agent, engine, 3)
     assert context(tree[1], engine).count("long ") < 100
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_09_a_hook_edits_the_arguments_of_a_stored_call() -> None:
     def correct(event: BeforeToolCallEvent) -> None:
         event.tool_use["input"]["expression"] = "2+2"
 
-    model, engine = scripted_model([SUM, "four"], "qwen2.5")
-    agent = agent_on(model, hooks=[correct])
+    agent, engine, tree = acting([SUM, "four"], hooks=[correct])
     await agent.invoke_async("go")
 
     assert said(agent)[2] == "success: 4"
-    tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (None, "forked")]
     assert tree[1].forked_from == 0
     assert '"2+2"' in context(tree[1], engine) and '"1+1"' in sampled(tree[0], engine)
     assert engine.calls[1].ids == official(agent, engine, 3)
     # The call as it was sampled is trained in a branch of its own; the one that was run is context.
     assert [one.turn_ids for one in tree.trajectories()] == [(0,), (1,)]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_09_a_hook_edits_the_reply() -> None:
@@ -193,16 +165,12 @@ async def test_row_09_a_hook_edits_the_reply() -> None:
             if "text" in block:
                 block["text"] = block["text"].replace("secret", "[removed]")
 
-    model, engine = scripted_model(["a secret", "fine"], "qwen2.5")
-    agent = agent_on(model, hooks=[censor])
+    agent, engine, tree = acting(["a secret", "fine"], hooks=[censor])
     await agent.invoke_async("go")
     await agent.invoke_async("more")
-
-    tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (None, "forked")]
     assert tree[1].forked_from == 0 and not tree[0].rejected
     assert "a [removed]<|im_end|>" in engine.prompts[1]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_09_an_edit_of_blank_text_continues_the_branch() -> None:
@@ -212,24 +180,22 @@ async def test_row_09_an_edit_of_blank_text_continues_the_branch() -> None:
         assert event.stop_response is not None
         event.stop_response.message["content"].insert(0, {"text": "  "})
 
-    model, engine = scripted_model([SUM, "two"], "qwen2.5")
-    agent = agent_on(model, hooks=[pad])
+    agent, _, tree = acting([SUM, "two"], hooks=[pad])
     await agent.invoke_async("go")
 
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
-    assert_exact(engine, model.current_episode)
+    assert outline(tree) == [(None, "root"), (0, "proved")]
 
 
 async def test_row_16_a_history_that_another_model_produced() -> None:
-    model, engine = scripted_model([thought("hm", "three")])
     seed: list[Any] = [
-        user("1+1?"),
+        {"role": "user", "content": [{"text": "1+1?"}, {"cachePoint": {"type": "default"}}]},
         {
             "role": "assistant",
             "content": [
                 {"reasoningContent": {"reasoningText": {"text": "easy", "signature": "theirs"}}},
                 {"text": "Let me see."},
                 {"toolUse": {"toolUseId": "tooluse_x", "name": "calculator", "input": {"expression": "1+1"}}},
+                {"cachePoint": {"type": "default"}},
             ],
         },
         {
@@ -238,16 +204,14 @@ async def test_row_16_a_history_that_another_model_produced() -> None:
         },
         assistant("two"),
     ]
-    agent = agent_on(model, messages=seed)
+    agent, engine, tree = acting([thought("hm", "three")], "qwen3", messages=seed)
     await agent.invoke_async("plus 1?")
-
-    tree = model.current_episode.tree
     assert outline(tree) == [(None, "root")]
     assert engine.calls[0].ids == official(agent, engine, 5)
+    assert SUM in engine.prompts[0]
     trajectory = tree.trajectories()[0]
     assert int(trajectory.loss_mask.sum()) == len(tree[0].sampled)
     assert set(trajectory.origins[: trajectory.prompt_length]) == {Origin.CONTEXT}
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_16_another_model_answers_in_between() -> None:
@@ -272,7 +236,7 @@ async def test_row_16_another_model_answers_in_between() -> None:
 
 async def test_row_16_an_agent_continues_the_conversation_of_another() -> None:
     """An agent that takes over a conversation continues from the turns of the first, which are the same tokens."""
-    model, engine = scripted_model([SUM, "two", "three", "drei"], "qwen2.5")
+    model, _ = scripted_model([SUM, "two", "three", "drei"], "qwen2.5")
     first = agent_on(model)
     await first.invoke_async("1+1?")
     second = Agent(model=model, tools=[calculator], callback_handler=None, messages=list(first.messages))
@@ -283,4 +247,3 @@ async def test_row_16_an_agent_continues_the_conversation_of_another() -> None:
     assert [turn.parent for turn in tree] == [None, 0, 1, 1]
     assert tree[3].join is Join.PROVED
     assert [one.turn_ids for one in tree.trajectories()] == [(0, 1, 2), (0, 1, 3)]
-    assert_exact(engine, model.current_episode)

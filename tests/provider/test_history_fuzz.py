@@ -113,16 +113,7 @@ async def test_every_prompt_is_one_rendering_of_the_messages(
 
 PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", ONE, tool_call("no such tool!"), tool_call("x" * 65)]
 PIECES += [
-    "\n",
-    " ",
-    "\t",
-    "Hello",
-    "[blank text]",
-    "𓀀",
-    "<|im_start|>",
-    "<|endoftext|>",
-    "\ufffd",
-    "INVALID_TOOL_NAME",
+    *("\n", " ", "\t", "Hello", "[blank text]", "𓀀", "<|im_start|>", "<|endoftext|>", "\ufffd", "INVALID_TOOL_NAME")
 ]
 GARBAGE = st.lists(st.sampled_from(PIECES), max_size=6).map("".join)
 

@@ -22,8 +22,20 @@ from strands_sglang import SGLangModel
 from strands_sglang.errors import BridgeRefusedError
 from strands_sglang.tokens import Join, TurnPurpose
 from support.families import tokenizer
-from support.provider.agents import agent_on, calculator, context, lookup, official, outline, said, scripted_model
+from support.provider.agents import (
+    acting,
+    agent_on,
+    calculator,
+    context,
+    lookup,
+    official,
+    outline,
+    said,
+    scripted_model,
+)
 from support.scripted_engine import Reply, ScriptedEngine, assert_exact, thought, tool_call
+
+pytestmark = pytest.mark.usefixtures("exact")
 
 SUM = tool_call("calculator", expression="1+1")
 
@@ -57,7 +69,6 @@ async def test_row_15_a_guardrail_removes_question_and_answer() -> None:
     assert tree[1].forked_from == 0
     assert "secret" not in engine.prompts[1]
     assert engine.calls[1].ids == official(agent, engine, 3)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_15_the_model_is_stateless() -> None:
@@ -84,42 +95,32 @@ async def test_row_15_the_model_is_stateless() -> None:
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3"])
 async def test_row_17_blank_replies_are_replaced_by_the_sdk(family: str) -> None:
     """The SDK replaces them with "[blank text]" in model calls only: the branch keeps what was sampled."""
-    model, engine = scripted_model([" \n", thought("", " "), "", "words"], family)
-    agent = agent_on(model)
+    agent, engine, tree = acting([" \n", thought("", " "), "", "words"], family)
     for prompt in ("one", "two", "three", "four"):
         await agent.invoke_async(prompt)
-
-    tree = model.current_episode.tree
     assert [turn.parent for turn in tree] == [None, 0, 1, 2]
-    assert "[blank text]" not in engine.prompts[3]
-    assert_exact(engine, model.current_episode)
+    assert "[blank text]" not in engine.prompts[3] and agent.messages[5]["content"] == []
 
 
 async def test_row_17_a_name_that_no_tool_can_have() -> None:
     calls = "\n".join([SUM, tool_call("no such tool!", x=1), tool_call("n" * 65), SUM])
-    model, engine = scripted_model([calls, "I see", "well"], "qwen2.5")
-    agent = agent_on(model)
+    agent, engine, tree = acting([calls, "I see", "well"])
     await agent.invoke_async("go")
     await agent.invoke_async("and?")
-
-    tree = model.current_episode.tree
     # The SDK answers bad names first and calls them INVALID_TOOL_NAME; the turn is what was sampled.
     assert outline(tree) == [(None, "root"), (0, "proved"), (1, "proved")]
     assert "no such tool!" in engine.prompts[2] and "INVALID_TOOL_NAME" not in engine.prompts[2]
     results = context(tree[1], engine).split("<tool_response>")[1:]
     assert ["2" in results[0], "invalid" in results[1], "invalid" in results[2], "2" in results[3]] == [True] * 4
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_17_a_tool_that_does_not_exist() -> None:
-    model, engine = scripted_model([tool_call("nothing"), "I see"], "qwen2.5")
-    agent = agent_on(model)
+    agent, engine, tree = acting([tool_call("nothing"), "I see"])
     await agent.invoke_async("go")
 
     assert said(agent)[2].startswith("error: Unknown tool")
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert outline(tree) == [(None, "root"), (0, "proved")]
     assert engine.calls[1].ids == official(agent, engine, 3)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_18_middleware_replaces_the_messages_of_one_call() -> None:
@@ -128,37 +129,29 @@ async def test_row_18_middleware_replaces_the_messages_of_one_call() -> None:
             return ctx
         return ctx.replace(messages=[{"role": "user", "content": [{"text": "only this"}]}])
 
-    model, engine = scripted_model([SUM, "this", "two"], "qwen2.5")
-    agent = agent_on(model)
+    agent, engine, tree = acting([SUM, "this", "two"])
     agent.add_middleware(InvokeModelStage.Input, other)
     await agent.invoke_async("1+1?")
     await agent.invoke_async("so?")
-
-    tree = model.current_episode.tree
     # The call with other messages is its own branch; its reply is context where the conversation continues.
     assert [turn.parent for turn in tree] == [None, None, 0]
     assert [turn.forked_from for turn in tree] == [None, 0, 1]
     assert not any(turn.rejected for turn in tree)
     assert "only this" in engine.prompts[1] and "1+1?" not in engine.prompts[1]
     assert engine.calls[2].ids == official(agent, engine, 5)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_18_middleware_replaces_the_system_prompt_of_one_call() -> None:
     def terse(ctx: Any) -> Any:
         return ctx.replace(system_prompt="Be terse.") if len(engine.calls) == 1 else ctx
 
-    model, engine = scripted_model([SUM, "2", "three"], "qwen2.5")
-    agent = agent_on(model, system_prompt="Be kind.")
+    agent, engine, tree = acting([SUM, "2", "three"], system_prompt="Be kind.")
     agent.add_middleware(InvokeModelStage.Input, terse)
     await agent.invoke_async("1+1?")
     await agent.invoke_async("and 1?")
-
-    tree = model.current_episode.tree
     assert [turn.parent for turn in tree] == [None, None, 0]
     assert ["Be terse." in prompt for prompt in engine.prompts] == [False, True, False]
     assert engine.calls[2].ids == official(agent, engine, 5)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_18_middleware_sends_a_call_to_another_model() -> None:
@@ -199,7 +192,6 @@ async def test_row_19_injected_context_stays_in_the_branch(trigger: Any) -> None
     assert shown == [True, trigger == "everyTurn", True, True]
     assert not any("<now>" in str(message) for message in agent.messages)
     assert len(model.current_episode.trajectories()) == 1
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_19_many_reminders_fork_only_where_history_is_rewritten() -> None:
@@ -227,7 +219,6 @@ async def test_row_19_many_reminders_fork_only_where_history_is_rewritten() -> N
     assert len(trajectories) == 1 + rewrites
     sampled = sum(len(turn.sampled) for turn in tree if turn.purpose is TurnPurpose.EPISODE)
     assert sum(int(trajectory.loss_mask.sum()) for trajectory in trajectories) == sampled
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_19_a_retried_call_has_its_own_reminder() -> None:
@@ -249,7 +240,6 @@ async def test_row_19_a_retried_call_has_its_own_reminder() -> None:
     assert [turn.parent for turn in tree] == [None, None, 1]
     assert [turn.rejected for turn in tree] == [True, False, False]
     assert "<now>1</now>" in engine.prompts[2] and "<now>0</now>" not in engine.prompts[2]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_19_a_message_of_nothing_but_injected_blocks() -> None:
@@ -265,17 +255,14 @@ async def test_row_19_a_message_of_nothing_but_injected_blocks() -> None:
 
     assert outline(model.current_episode.tree) == [(None, "root"), (0, "kept")]
     assert "be brief" in engine.prompts[1]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_19_injected_context_can_be_refused() -> None:
-    model, engine = scripted_model([SUM, "two"], "qwen2.5", on_reminder="refuse")
-    agent = agent_on(model, plugins=[ContextInjector(lambda _: "<now/>")])
+    agent, engine, _ = acting([SUM, "two"], plugins=[ContextInjector(lambda _: "<now/>")], on_reminder="refuse")
     with pytest.raises(EventLoopException, match="on_reminder is 'refuse'") as raised:
         await agent.invoke_async("1+1?")
     assert isinstance(raised.value.original_exception, BridgeRefusedError)
     assert len(engine.calls) == 1
-    assert_exact(engine, model.current_episode)
 
 
 @pytest.mark.parametrize("trigger", ["userTurn", "everyTurn"])
@@ -296,50 +283,41 @@ async def test_row_19_policy_fork_drops_injected_context(trigger: Any) -> None:
     assert tree[2].parent == (1 if trigger == "userTurn" else None)
     assert "<now>2</now>" in engine.prompts[2]
     assert not any(turn.rejected for turn in tree)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_20_the_system_prompt_is_rewritten() -> None:
     def rewrite(event: BeforeModelCallEvent) -> None:
         event.agent.system_prompt = f"You have made {len(engine.calls)} calls."
 
-    model, engine = scripted_model([SUM, "two"], "qwen2.5")
-    agent = agent_on(model, system_prompt="You are new.", hooks=[rewrite])
+    agent, engine, tree = acting([SUM, "two"], system_prompt="You are new.", hooks=[rewrite])
     await agent.invoke_async("1+1?")
-
-    tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (None, "forked")]
     assert tree[1].forked_from == 0
     assert engine.calls[1].ids == official(agent, engine, 3)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_20_a_system_prompt_of_blocks_is_the_same_as_its_text() -> None:
-    model, engine = scripted_model(["one", "two"], "qwen2.5")
-    agent = agent_on(model, system_prompt=[{"text": "You are"}, {"cachePoint": {"type": "default"}}, {"text": "kind."}])
+    agent, _, tree = acting(
+        ["one", "two"], system_prompt=[{"text": "You are"}, {"cachePoint": {"type": "default"}}, {"text": "kind."}]
+    )
     await agent.invoke_async("first")
     agent.system_prompt = "You are\nkind."
     await agent.invoke_async("second")
 
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
-    assert_exact(engine, model.current_episode)
+    assert outline(tree) == [(None, "root"), (0, "proved")]
 
 
 async def test_row_20_tools_are_added_and_removed() -> None:
-    model, engine = scripted_model([SUM, "two", "three", "four"], "qwen2.5")
-    agent = agent_on(model)
+    agent, engine, tree = acting([SUM, "two", "three", "four"])
     await agent.invoke_async("1+1?")
     agent.tool_registry.process_tools([lookup])
     await agent.invoke_async("and 1?")
     assert "lookup" in engine.prompts[2]
     del agent.tool_registry.registry["lookup"]
     await agent.invoke_async("and 1?")
-
-    tree = model.current_episode.tree
     assert [turn.parent for turn in tree] == [None, 0, None, 1]
     assert [turn.forked_from for turn in tree] == [None, None, 1, 2]
     assert engine.calls[3].ids == official(agent, engine, 7)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_20_a_tool_is_reloaded_with_another_description() -> None:
@@ -350,30 +328,28 @@ async def test_row_20_a_tool_is_reloaded_with_another_description() -> None:
 
         return found
 
-    model, engine = scripted_model(["one", "two"], "qwen2.5")
-    agent = agent_on(model, tools=[made("Old words.")])
+    agent, engine, tree = acting(["one", "two"], tools=[made("Old words.")])
     await agent.invoke_async("first")
     agent.tool_registry.registry.clear()
     agent.tool_registry.process_tools([made("New words.")])
     await agent.invoke_async("second")
 
-    assert outline(model.current_episode.tree) == [(None, "root"), (None, "forked")]
+    assert outline(tree) == [(None, "root"), (None, "forked")]
     assert "New words." in engine.prompts[1] and "Old words." not in engine.prompts[1]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_20_skills_rewrite_the_system_prompt_of_every_call() -> None:
-    model, engine = scripted_model([tool_call("skills", skill_name="sums"), "ready", "two"], "qwen2.5")
     skill = Skill(name="sums", description="How to add.", instructions="Count on your fingers.")
-    agent = agent_on(model, plugins=[AgentSkills(skills=[skill])])
+    agent, engine, tree = acting(
+        [tool_call("skills", skill_name="sums"), "ready", "two"], plugins=[AgentSkills(skills=[skill])]
+    )
     await agent.invoke_async("get ready")
     await agent.invoke_async("1+1?")
 
     assert "How to add." in engine.prompts[0]
     assert "Count on your fingers." in engine.prompts[1]
     # The catalogue is the same every time, so the conversation continues.
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "proved")]
-    assert_exact(engine, model.current_episode)
+    assert outline(tree) == [(None, "root"), (0, "proved"), (1, "proved")]
 
 
 class Sum(BaseModel):
@@ -381,19 +357,16 @@ class Sum(BaseModel):
 
 
 async def test_row_20_structured_output_adds_and_removes_a_tool() -> None:
-    model, engine = scripted_model(["one", tool_call("Sum", value=2), "three"], "qwen2.5")
-    agent = agent_on(model, tools=[calculator])
+    agent, engine, tree = acting(["one", tool_call("Sum", value=2), "three"], tools=[calculator])
     await agent.invoke_async("first")
     result = await agent.invoke_async("1+1?", structured_output_model=Sum)
     await agent.invoke_async("third")
 
     assert result.structured_output == Sum(value=2)
-    tree = model.current_episode.tree
     assert [turn.parent for turn in tree] == [None, None, 0]
     assert [turn.forked_from for turn in tree] == [None, 0, 1]
     systems = [prompt.split("<|im_end|>")[0] for prompt in engine.prompts]
     assert ['"name": "Sum"' in system for system in systems] == [False, True, False]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_20_a_preamble_may_hold_values_outside_json() -> None:
@@ -413,27 +386,21 @@ async def test_row_20_a_preamble_may_hold_values_outside_json() -> None:
 
     assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (None, "forked")]
     assert str(2**70) in engine.prompts[0] and "a \ufffd file" in engine.prompts[0]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_20_thinking_can_be_turned_off_for_the_whole_model() -> None:
-    model, engine = scripted_model([SUM, "two"], enable_thinking=False)
-    agent = agent_on(model)
+    agent, engine, tree = acting([SUM, "two"], "qwen3", enable_thinking=False)
     await agent.invoke_async("1+1?")
 
     assert all(prompt.endswith("<think>\n\n</think>\n\n") for prompt in engine.prompts)
     assert engine.calls[0].ids == official(agent, engine, 1, enable_thinking=False)
-    tree = model.current_episode.tree
     assert [turn.parent for turn in tree] == [None, 0]
     assert said(agent)[-1] == "assistant: two"
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_17_control_text_in_a_reply_stays_as_sampled() -> None:
-    model, engine = scripted_model([Reply("a <|im_start|> b"), "ok"], "qwen2.5")
-    agent = agent_on(model)
+    agent, _, tree = acting([Reply("a <|im_start|> b"), "ok"])
     await agent.invoke_async("go")
     await agent.invoke_async("on")
 
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
-    assert_exact(engine, model.current_episode)
+    assert outline(tree) == [(None, "root"), (0, "proved")]

@@ -18,8 +18,20 @@ from strands.vended_plugins.steering import LLMSteeringHandler, SteeringHandler
 from strands.vended_plugins.steering import Proceed as Pass
 
 from strands_sglang.tokens import TurnStatus
-from support.provider.agents import Asked, agent_on, calculator, context, official, outline, said, scripted_model
-from support.scripted_engine import assert_exact, tool_call
+from support.provider.agents import (
+    Asked,
+    acting,
+    agent_on,
+    calculator,
+    context,
+    official,
+    outline,
+    said,
+    scripted_model,
+)
+from support.scripted_engine import tool_call
+
+pytestmark = pytest.mark.usefixtures("exact")
 
 SUM = tool_call("calculator", expression="1+1")
 
@@ -47,39 +59,29 @@ class Coach(InterventionHandler):
 
 
 async def test_row_06_an_intervention_appends_a_second_user_message() -> None:
-    model, engine = scripted_model(["short"], "qwen2.5")
-    agent = agent_on(model, interventions=[Coach("before")])
+    agent, engine, tree = acting(["short"], interventions=[Coach("before")])
     await agent.invoke_async("go")
 
     assert said(agent) == ["user: go", "user: [coach] be brief", "assistant: short"]
     assert engine.calls[0].ids == official(agent, engine, 2)
-    assert outline(model.current_episode.tree) == [(None, "root")]
-    assert_exact(engine, model.current_episode)
+    assert outline(tree) == [(None, "root")]
 
 
 async def test_row_06_an_intervention_discards_a_reply() -> None:
-    model, engine = scripted_model([SUM, "a long story", "short", "more"], "qwen2.5")
     coach = Coach("never")
-    agent = agent_on(model, interventions=[coach])
+    agent, engine, tree = acting([SUM, "a long story", "short", "more"], interventions=[coach])
     agent.add_hook(lambda event: setattr(coach, "when", "after"), AfterToolCallEvent)
     await agent.invoke_async("go")
     await agent.invoke_async("and?")
 
     assert said(agent)[-4:] == ["user: [coach] be brief", "assistant: short", "user: and?", "assistant: more"]
-    tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (0, "proved"), (0, "proved"), (2, "proved")]
-    assert [turn.status for turn in tree] == [
-        TurnStatus.KEPT,
-        TurnStatus.REJECTED,
-        TurnStatus.KEPT,
-        TurnStatus.KEPT,
-    ]
+    assert [turn.status for turn in tree] == [TurnStatus.KEPT, TurnStatus.REJECTED, TurnStatus.KEPT, TurnStatus.KEPT]
     # It was discarded, which is not a rewritten history.
     assert [turn.forked_from for turn in tree] == [None] * 4
     assert engine.calls[2].ids == official(agent, engine, 4)
     assert [one.turn_ids for one in tree.trajectories()] == [(0, 2, 3)]
     assert [one.turn_ids for one in tree.trajectories(rejected=True)] == [(0, 1), (0, 2, 3)]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_06_an_intervention_denies_a_call() -> None:
@@ -89,14 +91,12 @@ async def test_row_06_an_intervention_denies_a_call() -> None:
         def before_tool_call(self, event: Any, **_: Any) -> Any:
             return Deny(reason="not today")
 
-    model, engine = scripted_model([SUM, "then not"], "qwen2.5")
-    agent = agent_on(model, interventions=[Guard()])
+    agent, engine, tree = acting([SUM, "then not"], interventions=[Guard()])
     await agent.invoke_async("go")
 
     assert said(agent)[2] == "error: DENIED: not today"
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved")]
+    assert outline(tree) == [(None, "root"), (0, "proved")]
     assert engine.calls[1].ids == official(agent, engine, 3)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_06_steering_discards_a_reply_twice() -> None:
@@ -109,18 +109,14 @@ async def test_row_06_steering_discards_a_reply_twice() -> None:
             self.patience -= 1
             return Steer(reason=f"no ({self.patience})") if self.patience >= 0 else Pass(reason="well")
 
-    model, engine = scripted_model(["a", "a", "a", "b"], "qwen2.5")
-    agent = agent_on(model, plugins=[Strict()])
+    agent, _, tree = acting(["a", "a", "a", "b"], plugins=[Strict()])
     await agent.invoke_async("go")
     await agent.invoke_async("more")
-
-    tree = model.current_episode.tree
     assert [turn.rejected for turn in tree] == [True, True, False, False]
     assert [turn.parent for turn in tree] == [None, None, None, 2]
     # The same reply three times: the next turn continues from the one that was kept.
     assert [one.turn_ids for one in tree.trajectories()] == [(2, 3)]
-    assert model.token_manager.token_ids == list(tree.ids(tree[3]))
-    assert_exact(engine, model.current_episode)
+    assert agent.model.token_manager.token_ids == list(tree.ids(tree[3]))
 
 
 async def test_row_06_a_steering_llm_is_a_separate_agent() -> None:
@@ -131,17 +127,14 @@ async def test_row_06_a_steering_llm_is_a_separate_agent() -> None:
             return tool_call("_LLMSteering", decision="guide", reason="count again")
         return "well" if "<tool_response>" in prompt else SUM
 
-    model, engine = scripted_model(answer, "qwen2.5")
-    agent = agent_on(model, plugins=[LLMSteeringHandler(system_prompt="You judge.")])
+    agent, _, tree = acting(answer, plugins=[LLMSteeringHandler(system_prompt="You judge.")])
     await agent.invoke_async("go")
 
     assert said(agent)[2].startswith("error: Tool call cancelled. count again")
-    tree = model.current_episode.tree
     use = agent.messages[1]["content"][0]["toolUse"]["toolUseId"]
     assert [turn.parent for turn in tree] == [None, None, 0]
     assert tree[1].caller == (0, use)
     assert [one.turn_ids for one in tree.trajectories()] == [(1,), (0, 2)]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_06_steering_that_rewrites_history_discards_the_reply() -> None:
@@ -150,13 +143,9 @@ async def test_row_06_steering_that_rewrites_history_discards_the_reply() -> Non
             event.agent.messages[0]["content"] = [{"text": "go, but better"}]
             event.retry = True
 
-    model, engine = scripted_model(["bad", "good"], "qwen2.5")
-    agent = agent_on(model, hooks=[again])
+    agent, engine, tree = acting(["bad", "good"], hooks=[again])
     await agent.invoke_async("go")
-
-    tree = model.current_episode.tree
     assert [(turn.parent, turn.rejected) for turn in tree] == [(None, True), (None, False)]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_06_a_retry_that_keeps_the_reply_does_not_reject_it() -> None:
@@ -167,14 +156,10 @@ async def test_row_06_a_retry_that_keeps_the_reply_does_not_reject_it() -> None:
             event.agent.messages.append({"role": "user", "content": [{"text": "go on"}]})
             event.retry = True
 
-    model, engine = scripted_model(["first half", "second half"], "qwen2.5")
-    agent = agent_on(model, hooks=[again])
+    agent, engine, tree = acting(["first half", "second half"], hooks=[again])
     await agent.invoke_async("go")
-
-    tree = model.current_episode.tree
     assert [(turn.parent, turn.rejected) for turn in tree] == [(None, False), (0, False)]
     assert engine.calls[1].ids == official(agent, engine, 3)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_06_middleware_that_calls_twice_keeps_the_second_reply() -> None:
@@ -184,17 +169,14 @@ async def test_row_06_middleware_that_calls_twice_keeps_the_second_reply() -> No
         async for event in next_fn(ctx):
             yield event
 
-    model, engine = scripted_model(["first", "second", "third", "fourth"], "qwen2.5")
-    agent = agent_on(model)
+    agent, _, tree = acting(["first", "second", "third", "fourth"])
     agent.add_middleware(InvokeModelStage, twice)
     await agent.invoke_async("go")
     await agent.invoke_async("more")
 
     assert said(agent)[1::2] == ["assistant: second", "assistant: fourth"]
-    tree = model.current_episode.tree
     assert [turn.rejected for turn in tree] == [True, False, True, False]
     assert [turn.parent for turn in tree] == [None, None, 1, 1]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_06_a_retry_of_one_of_two_equal_agents_affects_only_it() -> None:
@@ -211,13 +193,8 @@ async def test_row_06_a_retry_of_one_of_two_equal_agents_affects_only_it() -> No
 
     tree = model.current_episode.tree
     assert [(turn.parent, turn.rejected) for turn in tree] == [
-        (None, False),
-        (None, False),
-        (0, True),
-        (0, False),
-        (1, False),
+        *((None, False), (None, False), (0, True), (0, False), (1, False)),
     ]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_07_a_hook_resumes_the_agent() -> None:
@@ -225,29 +202,23 @@ async def test_row_07_a_hook_resumes_the_agent() -> None:
         if len(engine.calls) == 2:
             event.resume = "and twice that?"
 
-    model, engine = scripted_model([SUM, "two", "four"], "qwen2.5")
-    agent = agent_on(model, hooks=[resume])
+    agent, engine, tree = acting([SUM, "two", "four"], hooks=[resume])
     await agent.invoke_async("1+1?")
 
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "proved")]
+    assert outline(tree) == [(None, "root"), (0, "proved"), (1, "proved")]
     assert engine.calls[2].ids == official(agent, engine, 5)
-    assert_exact(engine, model.current_episode)
 
 
 @pytest.mark.parametrize("preserved", [True, False])
 async def test_row_07_a_goal_is_retried_until_it_is_met(preserved: bool) -> None:
-    model, engine = scripted_model(["bad", "good"], "qwen2.5")
     asked = Asked()
     met: Any = lambda response, agent: "good" in str(response)  # noqa: E731
     goal = GoalLoop(met, max_attempts=3, preserve_context=preserved)
-    agent = agent_on(model, plugins=[goal], hooks=[asked])
+    agent, engine, tree = acting(["bad", "good"], plugins=[goal], hooks=[asked])
     await agent.invoke_async("go")
-
-    tree = model.current_episode.tree
     # A failed attempt is a branch, or the start of one, and not discarded.
     assert [(turn.parent, turn.rejected) for turn in tree] == [(None, False), (0 if preserved else None, False)]
     assert engine.calls[1].ids == official(agent, engine, messages=asked.messages[1])
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_07_a_background_task_result_follows_the_last_reply() -> None:
@@ -271,19 +242,16 @@ async def test_row_07_a_background_task_result_follows_the_last_reply() -> None:
         replied.set()
         return "started"
 
-    model, engine = scripted_model(answer, "qwen2.5")
     asked = Asked()
-    agent = agent_on(model, tools=[slow], background_tasks={"always": ["slow"]}, hooks=[asked])
+    agent, engine, tree = acting(answer, tools=[slow], background_tasks={"always": ["slow"]}, hooks=[asked])
     await agent.invoke_async("go")
 
     # The SDK appends a call of its own to the stored reply: it says something else now.
     assert said(agent)[3:5] == ["assistant: started", "call strands_manage_background_task"]
-    tree = model.current_episode.tree
     assert [turn.parent for turn in tree] == [None, 0, 0]
     assert tree[2].forked_from == 1 and not tree[1].rejected
     assert engine.calls[2].ids == official(agent, engine, messages=asked.messages[2])
     assert [one.turn_ids for one in tree.trajectories()] == [(0, 1), (0, 2)]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_11_a_dangling_call_and_a_new_prompt() -> None:
@@ -291,42 +259,29 @@ async def test_row_11_a_dangling_call_and_a_new_prompt() -> None:
         if len(engine.calls) == 1:
             raise RuntimeError("the hook failed")
 
-    model, engine = scripted_model([SUM + "\n" + SUM, "never mind"], "qwen2.5")
-    agent = agent_on(model, hooks=[fail])
+    agent, engine, tree = acting([SUM + "\n" + SUM, "never mind"], hooks=[fail])
     with pytest.raises(EventLoopException):
         await agent.invoke_async("go")
     assert "toolUse" in agent.messages[-1]["content"][-1]
     await agent.invoke_async("something else")
 
     assert [line.partition(":")[0] for line in said(agent)] == [
-        "user",
-        "call calculator",
-        "call calculator",
-        "error",
-        "error",
-        "user",
-        "assistant",
+        *("user", "call calculator", "call calculator", "error", "error", "user", "assistant")
     ]
-    tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (0, "proved")]
     assert engine.calls[1].ids == official(agent, engine, 4)
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_12_a_direct_tool_call_adds_four_messages() -> None:
-    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
-    agent = agent_on(model)
+    agent, engine, tree = acting([SUM, "two", "three"])
     await agent.invoke_async("1+1?")
     await asyncio.to_thread(agent.tool.calculator, expression="1+2")
     assert len(agent.messages) == 8
     await agent.invoke_async("so?")
-
-    tree = model.current_episode.tree
     assert outline(tree) == [(None, "root"), (0, "proved"), (1, "kept")]
     assert engine.calls[2].ids == official(agent, engine, 9)
     assert "agent.tool.calculator was called." in context(tree[2], engine)
     assert len(tree.trajectories()) == 1
-    assert_exact(engine, model.current_episode)
 
 
 async def test_row_12_a_direct_tool_call_before_anything_else() -> None:
@@ -337,4 +292,3 @@ async def test_row_12_a_direct_tool_call_before_anything_else() -> None:
 
     assert outline(model.current_episode.tree) == [(None, "root")]
     assert engine.calls[0].ids == official(agent, engine, 5)
-    assert_exact(engine, model.current_episode)

@@ -26,12 +26,8 @@ SCHEMAS = {"calculator": {"type": "object", "properties": {"expression": {"type"
 @pytest.mark.parametrize(
     ("own", "text", "would"),
     [
-        ("hermes", CODER, "qwen3_coder"),
-        ("hermes", LLAMA, "llama3_json"),
-        ("hermes", PYTHONIC, "pythonic"),
-        ("hermes", MISTRAL, "mistral"),
-        ("qwen3_coder", HERMES, "hermes"),
-        ("glm", HERMES, "hermes"),
+        *(("hermes", CODER, "qwen3_coder"), ("hermes", LLAMA, "llama3_json"), ("hermes", PYTHONIC, "pythonic")),
+        *(("hermes", MISTRAL, "mistral"), ("qwen3_coder", HERMES, "hermes"), ("glm", HERMES, "hermes")),
         ("llama3_json", f"Let me see.\n{HERMES}", "hermes"),
     ],
 )

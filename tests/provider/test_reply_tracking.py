@@ -17,8 +17,10 @@ from strands.types.exceptions import EventLoopException
 from strands_sglang import SGLangModel
 from strands_sglang.provider.reply_tracking import TURN_KEY, turns_named_in
 from strands_sglang.tokens import TokenTree
-from support.provider.agents import agent_on, outline, said, scripted_model
+from support.provider.agents import acting, agent_on, outline, said, scripted_model
 from support.scripted_engine import Reply, assert_exact, tool_call
+
+pytestmark = pytest.mark.usefixtures("exact")
 
 
 def retry_once() -> Callable[[AfterModelCallEvent], None]:
@@ -42,7 +44,7 @@ def trained(tree: TokenTree) -> list[int]:
 @pytest.mark.parametrize("stored", ["whole", "words alone"])
 async def test_a_copy_continues_from_the_kept_reply_not_its_duplicate(stored: str) -> None:
     """A hook retries and the same text is sampled; then a second agent continues a copy of the history."""
-    model, engine = scripted_model(["Hi.", "Hi.", "A goes on.", "B goes on."], "qwen2.5")
+    model, _ = scripted_model(["Hi.", "Hi.", "A goes on.", "B goes on."], "qwen2.5")
     one = agent_on(model, hooks=[retry_once()])
     await one.invoke_async("Hello")
     history: Any = copy.deepcopy(one.messages)
@@ -54,12 +56,11 @@ async def test_a_copy_continues_from_the_kept_reply_not_its_duplicate(stored: st
     tree = model.current_episode.tree
     assert [(turn.parent, turn.rejected) for turn in tree] == [(None, True), (None, False), (1, False), (1, False)]
     assert trained(tree) == [1, 2, 3]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_text_of_a_discarded_reply_in_another_history_is_not_trained() -> None:
     """Another agent has the same text in its history: rendered, not sampled, and so not trained."""
-    model, engine = scripted_model(["Hi.", "Yes.", "more"], "qwen2.5")
+    model, _ = scripted_model(["Hi.", "Yes.", "more"], "qwen2.5")
     await agent_on(model, hooks=[retry_once()]).invoke_async("Hello")
     by_hand: Any = [
         {"role": "user", "content": [{"text": "Hello"}]},
@@ -71,12 +72,11 @@ async def test_text_of_a_discarded_reply_in_another_history_is_not_trained() -> 
     assert outline(tree) == [(None, "root")] * 3
     assert [turn.rejected for turn in tree] == [True, False, False]
     assert trained(tree) == [1, 2]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_agents_with_equal_conversations_continue_their_own() -> None:
     """No state, no call ids, the same text: the metadata of the messages identifies the turns."""
-    model, engine = scripted_model(lambda prompt: "Hi.", "qwen2.5")
+    model, _ = scripted_model(lambda prompt: "Hi.", "qwen2.5")
     agents = [agent_on(model) for _ in range(4)]
     for agent in agents:
         await agent.invoke_async("Hello")
@@ -85,7 +85,6 @@ async def test_agents_with_equal_conversations_continue_their_own() -> None:
         await agent.invoke_async("Hello")
 
     assert [turn.parent for turn in model.current_episode.tree] == [None] * 4 + [3, 2, 1, 0]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_agents_that_share_a_state_and_retry_concurrently() -> None:
@@ -94,7 +93,7 @@ async def test_agents_that_share_a_state_and_retry_concurrently() -> None:
     async def pause() -> None:
         await asyncio.sleep(0.002)
 
-    model, engine = scripted_model(lambda prompt: Reply("Hi.", before=pause), "qwen2.5")
+    model, _ = scripted_model(lambda prompt: Reply("Hi.", before=pause), "qwen2.5")
     agents = [agent_on(model, hooks=[retry_once()]) for _ in range(6)]
     state: dict[str, Any] = {}
     await asyncio.gather(*(agent.invoke_async("Hello", invocation_state=state) for agent in agents))
@@ -103,7 +102,6 @@ async def test_agents_that_share_a_state_and_retry_concurrently() -> None:
     assert len(tree) == 12 and sum(turn.rejected for turn in tree) == 6
     kept = sorted(message["metadata"]["metrics"]["sglang"]["turn"] for one in agents for message in one.messages[1:])  # type: ignore[typeddict-item]
     assert sorted(trained(tree)) == kept
-    assert_exact(engine, model.current_episode)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -112,19 +110,16 @@ async def test_a_hook_that_raises_leaves_no_turn_that_is_trained(streaming: bool
         if len(engine.calls) == 1:
             raise ValueError("the hook failed")
 
-    model, engine = scripted_model(["Hello there.", "Hello again."], "qwen2.5", streaming=streaming)
-    agent = agent_on(model, hooks=[fail])
+    agent, engine, tree = acting(["Hello there.", "Hello again."], hooks=[fail], streaming=streaming)
     with pytest.raises(ValueError, match="the hook failed"):
         await agent.invoke_async("hi")
-    tree = model.current_episode.tree
     assert said(agent) == ["user: hi"]
     assert [turn.rejected for turn in tree] == [True]
-    assert tree.trajectories() == [] and not any(model.token_manager.loss_mask)
+    assert tree.trajectories() == [] and not any(agent.model.token_manager.loss_mask)
 
     await agent.invoke_async("again")
     assert [(turn.parent, turn.rejected) for turn in tree] == [(None, True), (None, False)]
     assert trained(tree) == [1]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_a_middleware_that_raises_leaves_no_turn_that_is_trained() -> None:
@@ -133,13 +128,11 @@ async def test_a_middleware_that_raises_leaves_no_turn_that_is_trained() -> None
             yield event
         raise ValueError("the middleware failed")
 
-    model, engine = scripted_model(["Hello there."], "qwen2.5")
-    agent = agent_on(model)
+    agent, _, _ = acting(["Hello there."])
     agent.add_middleware(InvokeModelStage, fail)
     with pytest.raises(ValueError, match="the middleware failed"):
         await agent.invoke_async("hi")
-    assert model.current_episode.trajectories() == []
-    assert_exact(engine, model.current_episode)
+    assert agent.model.current_episode.trajectories() == []
 
 
 async def test_a_hook_that_raises_after_the_reply_was_added_keeps_it() -> None:
@@ -147,16 +140,12 @@ async def test_a_hook_that_raises_after_the_reply_was_added_keeps_it() -> None:
         if event.message["role"] == "assistant" and len(engine.calls) == 1:
             raise ValueError("the hook failed")
 
-    model, engine = scripted_model(["Hello there.", "Hello again."], "qwen2.5")
-    agent = agent_on(model, hooks=[fail])
+    agent, engine, tree = acting(["Hello there.", "Hello again."], hooks=[fail])
     with pytest.raises(EventLoopException):
         await agent.invoke_async("hi")
     assert said(agent) == ["user: hi", "assistant: Hello there."]
     await agent.invoke_async("again")
-
-    tree = model.current_episode.tree
     assert [(turn.parent, turn.rejected) for turn in tree] == [(None, False), (0, False)]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_a_reply_rebuilt_by_a_middleware_with_equal_text_is_kept() -> None:
@@ -167,46 +156,41 @@ async def test_a_reply_rebuilt_by_a_middleware_with_equal_text_is_kept() -> None
                 event["stop"] = (reason, {"role": "assistant", "content": message["content"]}, usage, {"latencyMs": 0})
             yield event
 
-    model, engine = scripted_model(["Hello there.", "Hello again."], "qwen2.5")
-    agent = agent_on(model)
+    agent, _, tree = acting(["Hello there.", "Hello again."])
     agent.add_middleware(InvokeModelStage, fresh)
     await agent.invoke_async("hi")
     await agent.invoke_async("again")
-    assert trained(model.current_episode.tree) == [0, 1]
-    assert_exact(engine, model.current_episode)
+    assert trained(tree) == [0, 1]
 
 
 async def test_a_rejected_reply_is_not_a_caller_and_blocks_nothing() -> None:
     """The calls of a discarded reply have ids too; only the calls of the kept one are run."""
-    model, engine = scripted_model([tool_call("calculator", expression="1+1")] * 2 + ["two"], "qwen2.5")
-    agent = agent_on(model, hooks=[retry_once()])
+    agent, _, tree = acting([tool_call("calculator", expression="1+1")] * 2 + ["two"], hooks=[retry_once()])
     await agent.invoke_async("1+1?")
-
-    tree = model.current_episode.tree
     assert [(turn.parent, turn.rejected) for turn in tree] == [(None, True), (None, False), (1, False)]
     assert [turn.forked_from for turn in tree] == [None] * 3
-    assert_exact(engine, model.current_episode)
 
 
 async def test_calls_without_an_agent_are_kept_from_the_start() -> None:
     """Their replies are not tracked: there is no agent and no loop."""
-    model, engine = scripted_model(["Hi."], "qwen2.5")
+    model, _ = scripted_model(["Hi."], "qwen2.5")
     async for _ in model.stream([{"role": "user", "content": [{"text": "q"}]}], model_state={}):
         pass
     assert trained(model.current_episode.tree) == [0]
-    assert_exact(engine, model.current_episode)
 
 
 async def test_a_long_lived_agent_gets_one_hook(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, engine = scripted_model(lambda prompt: "Hi.", "qwen2.5")
-    agent = agent_on(model)
+    agent, engine, _ = acting(lambda prompt: "Hi.")
+    episodes = []
     for _ in range(3):
-        with model.episode() as episode:
+        with agent.model.episode() as episode:
+            episodes.append(episode)
             agent.messages.clear()
             await agent.invoke_async("Hello")
         assert trained(episode.tree) == [0]
     assert len(agent.hooks._registered_callbacks[MessageAddedEvent]) == 1
     assert isinstance(agent.model, SGLangModel) and len(engine.calls) == 3
+    assert_exact(engine, *episodes)
 
 
 def named(turn: int, tree: str = "t") -> dict[str, Any]:

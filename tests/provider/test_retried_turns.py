@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -13,7 +12,6 @@ from strands.middleware import InvokeModelStage
 from strands_sglang import SGLangModel
 from strands_sglang.chat.tokenization import Encoder
 from strands_sglang.errors import BridgeRefusedError
-from strands_sglang.provider import audit as alarm
 from strands_sglang.provider.stream_events import LiveText
 from strands_sglang.tokens import TurnStatus
 from strands_sglang.tool_parsers import HermesToolParser
@@ -63,18 +61,6 @@ async def test_a_tool_with_a_changed_description_is_rendered_again() -> None:
         async for _ in model.stream([{"role": "user", "content": [{"text": "q"}]}], [spec], model_state={}):
             pass
     assert "new" in engine.prompts[1]
-
-
-async def test_a_template_that_writes_no_tools_is_warned_of_after_many_turns(caplog: pytest.LogCaptureFixture) -> None:
-    """Only if it has called no tool in many turns: a model that calls its tools knows them, perhaps from training."""
-    alarm._warn_unknown_tools.cache_clear()
-    caplog.set_level(logging.WARNING)
-    model, _ = scripted_model(lambda _: "a", "smollm2", tool_parser="hermes", alarm_after=3)
-    agent = agent_on(model)
-    for turn in range(3):
-        assert ("does not write tools into the prompt" in caplog.text) is False, turn
-        await agent.invoke_async("q")
-    assert "does not write tools into the prompt" in caplog.text
 
 
 async def test_a_step_without_a_probe_is_refused_by_policy() -> None:

@@ -127,6 +127,13 @@ async def both(run: Callable[[], Any]) -> tuple[Any, Any]:
     return fast, await run()
 
 
+async def same(run: Callable[[], Any]) -> Any:
+    """Assert that a run returns the same inside `fast_agents` and with the SDK's loop, and return it."""
+    fast, sdk = await both(run)
+    assert fast == sdk
+    return fast
+
+
 def described(agent: Agent, model: SGLangModel, result: Any) -> dict[str, Any]:
     """Return everything that an invocation leaves behind."""
     metrics = agent.event_loop_metrics
@@ -177,10 +184,7 @@ async def test_hooks_and_everything_left_behind_are_the_same(name: str, caller: 
                 result = error
             return seen, described(agent, model, result), type(getattr(result, "original_exception", None))
 
-    fast, sdk = await both(run)
-    for ours, theirs in zip(fast[0], sdk[0], strict=True):
-        assert ours == theirs
-    assert fast == sdk
+    await same(run)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -207,8 +211,7 @@ async def test_callback_handlers_and_streams_receive_the_same(name: str) -> None
                     into.append(type(error).__name__)
         return told, streamed
 
-    fast, sdk = await both(run)
-    assert fast == sdk and len(fast[1]) > 3
+    assert len((await same(run))[1]) > 3
 
 
 @pytest.mark.parametrize("receiver", ["nobody", "handler", "middleware"])
@@ -252,8 +255,7 @@ async def test_retries_and_discarded_replies() -> None:
             assert [turn.status.value for turn in model.current_episode.tree] == ["kept", "rejected", "kept"]
             return seen, described(agent, model, result), [list(call.ids) for call in engine.calls]
 
-    fast, sdk = await both(run)
-    assert fast == sdk
+    await same(run)
 
 
 @pytest.mark.parametrize("when", ["before", "in the model", "in a tool", "after the model"])
@@ -288,8 +290,7 @@ async def test_cancellations(when: str) -> None:
             assert result.stop_reason == "cancelled"
             return seen, described(agents[0], model, result)
 
-    fast, sdk = await both(run)
-    assert fast == sdk
+    await same(run)
 
 
 async def test_interrupts() -> None:
@@ -322,8 +323,7 @@ async def test_structured_output() -> None:
             assert result.structured_output == Sum(value=2)
             return seen, described(agent, model, result), [sorted(call.sampling) for call in engine.calls]
 
-    fast, sdk = await both(run)
-    assert fast == sdk
+    await same(run)
 
 
 @pytest.mark.parametrize("limits", [{"turns": 2}, {"output_tokens": 3}, {"total_tokens": 10}])
@@ -334,19 +334,24 @@ async def test_limits(limits: Any) -> None:
         with model.episode("e"):
             return described(agent, model, await agent.invoke_async("go", limits=limits))
 
-    fast, sdk = await both(run)
-    assert fast == sdk
+    await same(run)
 
 
-async def test_spans_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("late", [False, True])
+async def test_spans_are_the_same(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Also if the tracer provider is set when the agent, inside the block, has run without one."""
+
     async def run() -> Any:
         exporter, provider = InMemorySpanExporter(), TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(exporter))
-        monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+        monkeypatch.setattr(trace, "_TRACER_PROVIDER", None if late else provider)
         monkeypatch.setattr(framework, "_tracer_instance", None)
-        model, _ = scripted_model(SCRIPTS["calls"])
+        model, _ = scripted_model([*(["hello"] * late), *SCRIPTS["calls"]])
         agent = agent_on(model, system_prompt="be short")
         with model.episode("e"):
+            if late:
+                await agent.invoke_async("hi")
+                monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
             await agent.invoke_async("go")
         spans = exporter.get_finished_spans()
         names = {span.context.span_id: span.name for span in spans}
@@ -357,8 +362,51 @@ async def test_spans_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
             for span in spans
         )  # fmt: skip
 
-    fast, sdk = await both(run)
-    assert fast == sdk and any("toolResult" in one for one in fast)
+    assert any("toolResult" in one for one in await same(run))
+
+
+async def test_an_agent_shared_by_two_episodes_at_once_is_refused_by_the_sdk() -> None:
+    async def run() -> Any:
+        model, engine = scripted_model(lambda prompt: Reply("it is 4", before=lambda: asyncio.sleep(0.05)))
+        agent = agent_on(model)
+
+        async def play(name: str) -> Any:
+            with model.episode(name) as episode:
+                result = await agent.invoke_async(name)
+                return str(result), len(episode.tree)
+
+        ends = await asyncio.gather(play("one"), play("two"), return_exceptions=True)
+        return plain(ends), plain(agent.messages), len(engine.calls)
+
+    ends, _, calls = await same(run)
+    assert "it is 4" in ends and "ConcurrencyException" in ends and calls == 1
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_an_agent_invoked_inside_a_tool_of_another(in_thread: bool) -> None:
+    async def run() -> Any:
+        replies = [tool_call("helper", topic="sums"), *SCRIPTS["calls"], "so it is 4"]
+        model, engine = scripted_model(replies)
+        inner = agent_on(model, system_prompt="you help")
+
+        @tool
+        async def helper(topic: str) -> str:
+            """Ask a helper.
+
+            Args:
+                topic: About what.
+            """
+            return str(await asyncio.to_thread(inner, topic) if in_thread else await inner.invoke_async(topic))
+
+        outer = agent_on(model, tools=[helper])
+        seen = seen_by_hooks(outer), seen_by_hooks(inner)
+        with model.episode("e"):
+            result = await outer.invoke_async("go")
+            assert str(result).strip() == "so it is 4"
+            callers = [turn.caller and turn.caller[0] for turn in model.current_episode.tree]
+            return seen, described(outer, model, result), described(inner, model, result), callers, engine.prompts
+
+    assert (await same(run))[3] == [None, 0, None, None, None]
 
 
 async def test_errors_have_the_types_of_the_sdk() -> None:
@@ -402,8 +450,7 @@ async def test_history_that_a_hook_edits_is_seen(edit: str) -> None:
             result = await agent.invoke_async("go")
             return described(agent, model, result), engine.prompts
 
-    fast, sdk = await both(run)
-    assert fast == sdk
+    await same(run)
 
 
 async def test_middleware_that_a_hook_adds_receives_all_events() -> None:
@@ -425,8 +472,7 @@ async def test_middleware_that_a_hook_adds_receives_all_events() -> None:
         await agent.invoke_async("go")
         return seen
 
-    fast, sdk = await both(run)
-    assert fast == sdk and min(fast) > 1
+    assert min(await same(run)) > 1
 
 
 async def test_a_number_that_is_not_finite_and_becomes_none_is_an_edit() -> None:
@@ -443,8 +489,7 @@ async def test_a_number_that_is_not_finite_and_becomes_none_is_an_edit() -> None
         await agent.invoke_async("go")
         return [list(prompt) for prompt in engine.prompts]
 
-    fast, sdk = await both(run)
-    assert fast == sdk
+    await same(run)
 
 
 @pytest.mark.parametrize("name", ["validate_and_prepare_tools", "process_stream"])
@@ -463,8 +508,7 @@ async def test_code_that_replaces_a_name_of_the_sdk_runs(monkeypatch: pytest.Mon
             await agent_on(scripted_model(SCRIPTS["calls"])[0]).invoke_async("go")
         return len(calls)
 
-    fast, sdk = await both(run)
-    assert fast == sdk > 0
+    assert await same(run) > 0
 
 
 async def test_a_proxy_of_a_model_is_called() -> None:
@@ -490,8 +534,7 @@ async def test_a_proxy_of_a_model_is_called() -> None:
         await Agent(model=proxy, tools=[calculator], callback_handler=None).invoke_async("go")  # type: ignore[arg-type]
         return proxy.calls
 
-    fast, sdk = await both(run)
-    assert fast == sdk == 3
+    assert await same(run) == 3
 
 
 # --- what is faster ---------------------------------------------------------------------------------------------------

@@ -209,12 +209,17 @@ def thought(text: str, answer: str) -> str:
     return f"<think>\n{text}\n</think>\n\n{answer}"
 
 
+CHECKED: set[int] = set()
+"""Engines (by `id`) that a test has checked itself, with the episodes it knows of."""
+
+
 def assert_exact(engine: ScriptedEngine, *episodes: EpisodeTokens, trees: Sequence[TokenTree] = ()) -> None:
     """Check every invariant of tokens that does not depend on what was tried.
 
     What the engine was sent is what was recorded, call by call; loss is on sampled tokens only; every sampled token
     of a kept turn of an agent is trained once over all trajectories, and no other token ever.
     """
+    CHECKED.add(id(engine))
     grown = [*trees, *(episode.tree for episode in episodes)]
     sent = Counter(tuple(call.ids) for call in engine.calls if call.answered)
     recorded: Counter[tuple[int, ...]] = Counter()

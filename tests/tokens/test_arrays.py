@@ -36,23 +36,10 @@ def test_every_input_type_gives_the_same_ids(ids: list[int]) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        [-1],
-        [2**31],
-        [1.0],
-        ["1"],
-        [None],
-        "12",
-        b"1234",
-        None,
-        5,
-        array("i", [0, -1]),
-        array("q", [2**31]),
-        np.array([2**31]),
-        np.array([2**32 + 5], np.uint64),
-        np.array([-1]),
-        np.array([1.0]),
-        np.array([True]),
-        np.array([[1]]),
+        *([-1], [2**31], [1.0], ["1"], [None]),
+        *("12", b"1234", None, 5),
+        *(array("i", [0, -1]), array("q", [2**31]), np.array([2**31]), np.array([2**32 + 5], np.uint64)),
+        *(np.array([-1]), np.array([1.0]), np.array([True]), np.array([[1]])),
     ],
 )
 def test_invalid_token_ids_are_refused(values: Any) -> None:
@@ -70,16 +57,8 @@ def test_logprobs_keep_every_bit(values: list[float]) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        [None],
-        [float("nan")],
-        [float("-inf")],
-        [0.5],
-        [9e18],
-        array("d", [-1, 5.0]),
-        ["-1"],
-        np.array([[0.5]]),
-        np.array([1]),
-        b"12345678",
+        *([None], [float("nan")], [float("-inf")], [0.5], [9e18], array("d", [-1, 5.0]), ["-1"], np.array([[0.5]])),
+        *(np.array([1]), b"12345678"),
     ],
 )
 def test_invalid_logprobs_are_refused(values: Any) -> None:

@@ -125,13 +125,9 @@ def with_image() -> TokenTree:
 @pytest.mark.parametrize(
     ("span", "problem"),
     [
-        ((0, 3, "d", (1, 2, 6)), "same placeholder"),
-        ((1, 5, "d", (1, 2, 6)), "not inside"),
-        ((1, 0, "d", (1, 2, 6)), "not inside"),
-        ((1, 3, "d", (1, 0, 6)), "must be positive"),
-        ((1, 3, 7, (1, 2, 6)), "str digest"),
-        ((1, True, "d", (1, 2, 6)), "int positions"),
-        ((1, 3, "d"), "must be"),
+        *(((0, 3, "d", (1, 2, 6)), "same placeholder"), ((1, 5, "d", (1, 2, 6)), "not inside")),
+        *(((1, 0, "d", (1, 2, 6)), "not inside"), ((1, 3, "d", (1, 0, 6)), "must be positive")),
+        *(((1, 3, 7, (1, 2, 6)), "str digest"), ((1, True, "d", (1, 2, 6)), "int positions"), ((1, 3, "d"), "must be")),
     ],
 )
 def test_impossible_spans_are_refused(span: tuple[object, ...], problem: str) -> None:

@@ -56,15 +56,6 @@ def test_latest_branch_is_followed() -> None:
     assert manager.leaf is retry and manager.token_ids == [1, 2, 3, 7]
 
 
-def test_rejected_turn_inside_branch_is_not_trained() -> None:
-    tree, turns = forked()
-    manager = TokenManager(tree)
-    manager.follow(turns["d"])
-    tree.reject(turns["b"])
-    assert manager.loss_mask == tree.trajectory(turns["d"]).loss_mask.tolist()
-    assert sum(manager.loss_mask) == 5
-
-
 def test_follow_other_branch() -> None:
     tree, turns = forked()
     manager = TokenManager(tree)

@@ -26,10 +26,7 @@ def test_round_trip(through: Callable[[Any], Any]) -> None:
     for mine, other in zip(tree, back, strict=True):
         assert mine.logprobs.tobytes() == other.logprobs.tobytes() and tree.ids(mine) == back.ids(other)
         assert (mine.caller, mine.versions, mine.join, mine.status) == (
-            other.caller,
-            other.versions,
-            other.join,
-            other.status,
+            *(other.caller, other.versions, other.join, other.status),
         )
         assert tree.children(mine) == [tree[child.id] for child in back.children(other)]
     assert back.trajectories() == tree.trajectories()

@@ -44,28 +44,6 @@ def test_committed_fields_are_kept() -> None:
     assert turn.status is TurnStatus.KEPT
 
 
-def test_version_is_unknown_without_spans() -> None:
-    tree = TokenTree()
-    assert grow(tree, None, [1], [2, 3]).versions == (VersionSpan(None, 0, 2),)
-
-
-def test_turn_without_sampled_tokens() -> None:
-    tree = TokenTree()
-    empty = grow(tree, None, [1], [], finish_reason="abort")
-    assert empty.versions == () and tree.ids(grow(tree, empty, [2], [3])).tolist() == [1, 2, 3]
-
-
-def test_siblings_prepared_at_once_both_commit() -> None:
-    tree, turns = forked()
-    d = turns["d"]
-    branch = tree.ids(d).tolist()
-    one, two, three = (tree.prepare(d, context=[n], join=Join.PROVED) for n in (1, 2, 3))
-    third, first, second = tree.commit(three, [33], [-1.0]), tree.commit(one, [11], [-1.0]), tree.commit(two, [], [])
-    assert tree.children(d) == [third, first, second]
-    assert [tree.ids(turn).tolist()[len(branch) :] for turn in (first, second, third)] == [[1, 11], [2], [3, 33]]
-    assert all(tree.ids(turn).tolist()[: len(branch)] == branch for turn in (first, second, third))
-
-
 def test_prompt_and_callers_arrays_are_independent() -> None:
     tree = TokenTree()
     context, sampled, logprobs = array("i", [1, 2]), array("i", [3]), array("d", [-1.0])
@@ -80,17 +58,10 @@ def test_prompt_and_callers_arrays_are_independent() -> None:
 
 
 PLACES: list[dict[str, Any]] = [
-    {"parent": None, "closing": [9]},
-    {"parent": None, "join": Join.PROVED},
-    {"parent": None, "join": Join.KEPT},
-    {"parent": 0, "join": Join.ROOT},
-    {"parent": 0},
-    {"parent": None, "forked_from": 8},
-    {"parent": None, "forked_from": -1},
-    {"parent": None, "caller": (8, None)},
-    {"parent": None, "caller": (0,)},
-    {"parent": None, "caller": (0, 5)},
-    {"parent": None, "context": [-1]},
+    *({"parent": None, "closing": [9]}, {"parent": None, "join": Join.PROVED}, {"parent": None, "join": Join.KEPT}),
+    *({"parent": 0, "join": Join.ROOT}, {"parent": 0}, {"parent": None, "forked_from": 8}),
+    *({"parent": None, "forked_from": -1}, {"parent": None, "caller": (8, None)}, {"parent": None, "caller": (0,)}),
+    *({"parent": None, "caller": (0, 5)}, {"parent": None, "context": [-1]}),
     {"parent": 0, "closing": [2**31], "join": Join.PROVED},
     {"parent": None, "join": "sideways"},
     {"parent": None, "purpose": "none"},
@@ -155,17 +126,6 @@ def test_failed_commit_does_not_change_tree(failure: str) -> None:
         commit(tree, prepared)
     assert tree.to_dict() == before and [tree.ids(turn) for turn in tree] == ids
     assert prepared.turn is None and tree.children(turns["c"]) == [turns["d"]]
-
-
-def test_failed_commit_of_root_does_not_change_tree() -> None:
-    tree = TokenTree()
-    prepared = tree.prepare(None, context=[1])
-    with pytest.raises(TreeError, match="another tree"):
-        TokenTree(tree.id).commit(prepared, [1], [-1.0])
-    with pytest.raises(CountMismatchError):
-        tree.commit(prepared, [1], [])
-    assert len(tree) == 0
-    assert tree.commit(prepared, [1], [-1.0]).id == 0  # nothing was used up by the failures
 
 
 def test_prepared_turn_commits_once() -> None:
@@ -293,14 +253,6 @@ def test_copies_are_complete_and_independent(copied: Any) -> None:
     assert len(twin) == 9 and tree.to_dict() == before and tree.children(turns["d"]) == []
 
 
-def test_tree_is_copied_with_its_prepared_turn() -> None:
-    tree, turns = forked()
-    prepared = tree.prepare(turns["d"], context=[1], join=Join.PROVED)
-    twin, again = pickle.loads(pickle.dumps((tree, prepared)))
-    assert twin.ids(twin.commit(again, [2], [-1.0])) == tree.ids(turns["d"]) + array("i", [1, 2])
-    assert len(tree) == 8
-
-
 def test_names() -> None:
     assert TokenTree("episode-1").id == "episode-1" and TokenTree().id != TokenTree().id
 
@@ -326,29 +278,6 @@ def test_branches_of_the_episode() -> None:
     assert names(turns, tree.branches(purpose=TurnPurpose.SIDE)) == ["side"]
     assert names(turns, tree.branches(purpose=None)) == ["d", "side", "e", "f"]
     assert names(turns, tree.leaves()) == ["retry", "d", "side", "e", "f"]
-
-
-def test_rejected_end_exposes_previous_turn() -> None:
-    tree, turns = forked()
-    tree.reject(turns["d"])
-    assert names(turns, tree.branches()) == ["c", "e", "f"]
-    tree.reject(turns["c"])
-    assert names(turns, tree.branches()) == ["b", "e", "f"]
-    tree.reject(turns["b"])
-    assert names(turns, tree.branches()) == ["e", "f"]
-
-
-def test_kept_turn_after_rejected_turn_is_an_end() -> None:
-    tree, turns = forked()
-    tree.reject(turns["c"])
-    assert names(turns, tree.branches()) == ["d", "e", "f"]
-
-
-def test_side_turn_does_not_hide_its_parent() -> None:
-    tree = TokenTree()
-    a = grow(tree, None, [1], [2])
-    grow(tree, a, [3], [4], purpose=TurnPurpose.SIDE)
-    assert tree.branches() == [a]
 
 
 def test_empty_tree() -> None:

@@ -130,11 +130,7 @@ class Growing(RuleBasedStateMachine):
     @precondition(lambda self: self.known)
     @rule(data=st.data(), closing=runs, context=runs, sampled=sampling)
     def fork_anywhere(
-        self,
-        data: st.DataObject,
-        closing: list[int],
-        context: list[int],
-        sampled: list[tuple[int, float, str | None]],
+        self, data: st.DataObject, closing: list[int], context: list[int], sampled: list[tuple[int, float, str | None]]
     ) -> None:
         parent = data.draw(st.integers(0, len(self.known) - 1))
         self._commit(self._prepare(parent, closing, context, TurnPurpose.EPISODE), sampled, False)
@@ -233,9 +229,7 @@ class Growing(RuleBasedStateMachine):
             turn = self.tree[id]
             assert self.tree.ids(turn).tolist() == [token for token, *_ in known.branch]
             assert (turn.id, turn.parent, turn.rejected, turn.end) == (
-                id,
-                known.parent,
-                known.rejected,
+                *(id, known.parent, known.rejected),
                 len(known.branch),
             )
             assert turn.logprobs.tolist() == known.logprobs

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from strands_sglang.tool_parsers.parsed import ParseFailure
-from support.families import tokenizer
+from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
 from support.tool_parsers.checks import Conformance, shown
 from support.tool_parsers.sections import DEEPSEEK_V31 as FORM
-
-Failure = ParseFailure
-
-
-def test_template_output_is_parsed() -> None:
-    arguments = {"path": 'a\n"b"', "lines": [1, None]}
-    calls = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name in ("f", "g")]
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok", "tool_calls": calls}]
-    text = tokenizer("deepseek-v3.1").apply_chat_template(messages, tokenize=False)
-    turn = FORM.parse(text.partition("<｜Assistant｜>")[2].removesuffix("<｜end▁of▁sentence｜>"))
-    assert [(call.name, call.arguments) for call in turn.calls] == [("f", arguments), ("g", arguments)]
-    assert (turn.failures, turn.reasoning, turn.text) == ((), "", "ok")
 
 
 @pytest.mark.parametrize("name", [" f", "f\n", "a.b:0", "function", "ü", '{"name": "f"}', "<|tool_call|>"])
@@ -40,19 +27,10 @@ def test_name_is_text_between_markers(name: str) -> None:
     ],
     ids=shown,
 )
-def test_malformed_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_other_calls(raw: str, failure: Failure) -> None:
     FORM.check_bad_call(raw, failure)
 
 
 class TestDeepSeekV31(Conformance):
     forms = [FORM]
-    details = [
-        (
-            "{BEGIN}{CALL_BEGIN}{SEPARATOR}{}{CALL_END}{END}",
-            "and {SEPARATOR} there must be the name",
-            None,
-        ),
-    ]
-    huge = [
-        "{BEGIN}{CALL_BEGIN}" + " " * 1_000_000 + "{SEPARATOR}",
-    ]
+    details = [("{BEGIN}{CALL_BEGIN}{SEPARATOR}{}{CALL_END}{END}", "and {SEPARATOR} there must be the name", None)]

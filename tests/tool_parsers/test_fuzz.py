@@ -74,12 +74,8 @@ def test_grammar_refuses_damaged_calls(name: str) -> None:
         ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter>x</function></tool_call>"),
         ("qwen3_coder", "<tool_call><function=set_options><parameter=items>(1, 2)</parameter></function></tool_call>"),
         ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_value>2</arg_value></tool_call>"),
-        ("pythonic", "[f(1)]"),
-        ("pythonic", "[f(a=b)]"),
-        ("pythonic", "[f(a=1, a=2)]"),
-        ("pythonic", "[f(a=1+1)]"),
-        ("pythonic", "[f(a={1: 2})]"),
-        ("pythonic", "[f(a=1e999)]"),
+        *(("pythonic", "[f(1)]"), ("pythonic", "[f(a=b)]"), ("pythonic", "[f(a=1, a=2)]"), ("pythonic", "[f(a=1+1)]")),
+        *(("pythonic", "[f(a={1: 2})]"), ("pythonic", "[f(a=1e999)]")),
         ("gemma", "<|tool_call>call:f{a:b}<tool_call|>"),
         ("gemma", '<|tool_call>call:f{"a":1}<tool_call|>'),
         ("gemma", "<|tool_call>call:f{a:1,a:2}<tool_call|>"),
@@ -183,14 +179,8 @@ class Quiet(HermesToolParser):
 @pytest.mark.parametrize(
     ("broken", "kind"),
     [
-        (Raises, "crash"),
-        (Sloppy, "wrong_call"),
-        (Draft, "wrong_call"),
-        (Silent, "missed_call"),
-        (Typist, "wrong_call"),
-        (Letters, "wrong_call"),
-        (Misplaced, "wrong_failure"),
-        (Quiet, "wrong_failure"),
+        *((Raises, "crash"), (Sloppy, "wrong_call"), (Draft, "wrong_call"), (Silent, "missed_call")),
+        *((Typist, "wrong_call"), (Letters, "wrong_call"), (Misplaced, "wrong_failure"), (Quiet, "wrong_failure")),
     ],
 )
 def test_broken_parser_is_detected(broken: type[ToolParser], kind: str) -> None:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, SampledText
+from strands_sglang.tool_parsers import ParsedTurn, SampledText
+from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.gemma import GemmaToolParser
-from support.tool_parsers.checks import Conformance, Format, same
+from support.tool_parsers.checks import Conformance, Format, rows, same
 
 
 class Dialect(NamedTuple):
@@ -56,11 +57,8 @@ parse, failed = FORM.parse, FORM.failed
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("{}", {}),
-        ("{ }", {}),
-        ("{a:1}", {"a": 1}),
-        ("{a:S}", {"a": "text"}),
-        ("{a:S,b:S}", {"a": "text", "b": "text"}),
+        *rows({}, "{}", "{ }"),
+        *(("{a:1}", {"a": 1}), ("{a:S}", {"a": "text"}), ("{a:S,b:S}", {"a": "text", "b": "text"})),
         ("{b:1,a:2}", {"b": 1, "a": 2}),
         ("{a:true,b:false,c:null,d:None}", {"a": True, "b": False, "c": None, "d": None}),
         (
@@ -92,29 +90,11 @@ def test_arguments(dialect: Dialect, arguments: str, expected: dict[str, Any]) -
     "text",
     [
         *(
-            "",
-            " ",
-            "\n",
-            " a ",
-            "é 😀",
-            "a,b:c{d}[e]",
-            '"',
-            "'",
-            "\\",
-            "\\n",
-            "null",
-            "12",
-            "line\nline",
-            "{a:1}",
-            "call:f{}",
-            "\x00\x7f",
+            *("", " ", "\n", " a ", "é 😀", "a,b:c{d}[e]", '"', "'", "\\", "\\n", "null", "12", "line\nline", "{a:1}"),
+            *("call:f{}", "\x00\x7f"),
         ),
         *(
-            "<think>",
-            "</think>",
-            "<|channel>thought",
-            "<channel|>",
-            "<tool_call>",
+            *("<think>", "</think>", "<|channel>thought", "<channel|>", "<tool_call>"),
             CALL[:12],
             "<tool_call|>",
             "<end_function_call>",
@@ -167,105 +147,38 @@ def test_draft_in_later_thought_is_not_a_call() -> None:
 
 # --- what is not a call ----------------------------------------------------------------------------------------------
 
-LITERAL, ARGUMENTS, NAME = ParseFailure.INVALID_LITERAL, ParseFailure.BAD_ARGUMENTS, ParseFailure.MISSING_NAME
-KEY, TRAILING, UNCLOSED = ParseFailure.DUPLICATE_KEY, ParseFailure.TRAILING_TEXT, ParseFailure.UNCLOSED
+LITERAL, ARGUMENTS, NAME = Failure.INVALID_LITERAL, Failure.BAD_ARGUMENTS, Failure.MISSING_NAME
+KEY, TRAILING, UNCLOSED = Failure.DUPLICATE_KEY, Failure.TRAILING_TEXT, Failure.UNCLOSED
 
 
 @both
 @pytest.mark.parametrize(
     ("body", "failure"),
     [
-        ("", NAME),
-        ("\n", NAME),
-        ("f{}", NAME),
-        ("call{}", NAME),
-        ("call:{}", NAME),
-        ("call: f{}", NAME),
-        ("Call:f{}", NAME),
-        ("call :f{}", NAME),
+        *rows(NAME, "", "\n", "f{}", "call{}", "call:{}", "call: f{}", "Call:f{}", "call :f{}"),
         ('{"name": "f", "arguments": {}}', NAME),
-        ("call:f", ARGUMENTS),
-        ("call:f ", ARGUMENTS),
-        ("call:f {}", ARGUMENTS),
-        ("call:f()", ARGUMENTS),
-        ("call:f[]", ARGUMENTS),
-        ("call:f<", ARGUMENTS),
-        ("call:f{a:1", LITERAL),
-        ("call:f{", LITERAL),
-        ("call:f{a", LITERAL),
-        ("call:f{a}", LITERAL),
-        ("call:f{a:}", LITERAL),
-        ("call:f{a:,b:1}", LITERAL),
-        ("call:f{a:1,}", LITERAL),
-        ("call:f{,}", LITERAL),
-        ("call:f{,a:1}", LITERAL),
-        ("call:f{a:1,,b:2}", LITERAL),
-        ("call:f{a:1 b:2}", LITERAL),
-        ("call:f{a:1;b:2}", LITERAL),
-        ("call:f{:1}", LITERAL),
-        ("call:f{a :1}", LITERAL),
-        ("call:f{\u00a0a:1}", LITERAL),
-        ("call:f{a=1}", LITERAL),
-        ("call:f{time=12:30}", LITERAL),
-        ("call:f{a='x'}", LITERAL),
-        ('call:f{"a":1}', LITERAL),
-        ("call:f{'a':1}", LITERAL),
-        ("call:f{`a`:1}", LITERAL),
-        ("call:f{STRING:1}", LITERAL),
-        ("call:f{a\n:1}", LITERAL),
-        ("call:f{a<b:1}", LITERAL),
-        ("call:f{a:text}", LITERAL),
-        ("call:f{a:two words,b:1}", LITERAL),
-        ('call:f{a:"text"}', LITERAL),
-        ("call:f{a:'text'}", LITERAL),
-        ('call:f{a:["x"]}', LITERAL),
-        ("call:f{a:True}", LITERAL),
-        ("call:f{a:False}", LITERAL),
-        ("call:f{a:nul}", LITERAL),
-        ("call:f{a:nullx}", LITERAL),
-        ("call:f{a:none}", LITERAL),
-        ("call:f{a:NaN}", LITERAL),
-        ("call:f{a:inf}", LITERAL),
-        ("call:f{a:-Infinity}", LITERAL),
-        ("call:f{a:01}", LITERAL),
-        ("call:f{a:+1}", LITERAL),
-        ("call:f{a:1.}", LITERAL),
-        ("call:f{a:.5}", LITERAL),
-        ("call:f{a:1e}", LITERAL),
-        ("call:f{a:0x1}", LITERAL),
-        ("call:f{a:1_0}", LITERAL),
-        ("call:f{a:--1}", LITERAL),
-        ("call:f{a:१}", LITERAL),
-        ("call:f{a:1e999}", LITERAL),
-        ("call:f{a:-1e999}", LITERAL),
-        ("call:f{a:" + "1" * 4301 + "}", LITERAL),
-        ("call:f{a:[1}", LITERAL),
-        ("call:f{a:[1,]}", LITERAL),
-        ("call:f{a:[1 2]}", LITERAL),
-        ("call:f{a:[a:1]}", LITERAL),
-        ("call:f{a:{1}}", LITERAL),
-        ("call:f{a:{b:1]}", LITERAL),
-        ("call:f{a:(1,2)}", LITERAL),
-        ("call:f{a:STRINGSTRING}", LITERAL),
-        ("call:f{a:STRINGx}", LITERAL),
-        ("call:f{a:S\ud800S}", LITERAL),
-        ("call:f{\ud800:1}", LITERAL),
-        ("call:f{a:" + "[" * 100 + "]" * 100 + "}", LITERAL),
-        ("call:f{a:" + "{a:" * 100 + "1" + "}" * 101, LITERAL),
+        *rows(ARGUMENTS, "call:f", "call:f ", "call:f {}", "call:f()", "call:f[]", "call:f<"),
+        *rows(LITERAL, "call:f{a:1", "call:f{", "call:f{a", "call:f{a}", "call:f{a:}", "call:f{a:,b:1}"),
+        *rows(LITERAL, "call:f{a:1,}", "call:f{,}", "call:f{,a:1}", "call:f{a:1,,b:2}", "call:f{a:1 b:2}"),
+        *rows(LITERAL, "call:f{a:1;b:2}", "call:f{:1}", "call:f{a :1}", "call:f{\u00a0a:1}", "call:f{a=1}"),
+        *rows(LITERAL, "call:f{time=12:30}", "call:f{a='x'}", 'call:f{"a":1}', "call:f{'a':1}", "call:f{`a`:1}"),
+        *rows(LITERAL, "call:f{STRING:1}", "call:f{a\n:1}", "call:f{a<b:1}", "call:f{a:text}"),
+        *rows(LITERAL, "call:f{a:two words,b:1}", 'call:f{a:"text"}', "call:f{a:'text'}", 'call:f{a:["x"]}'),
+        *rows(LITERAL, "call:f{a:True}", "call:f{a:False}", "call:f{a:nul}", "call:f{a:nullx}", "call:f{a:none}"),
+        *rows(LITERAL, "call:f{a:NaN}", "call:f{a:inf}", "call:f{a:-Infinity}", "call:f{a:01}", "call:f{a:+1}"),
+        *rows(LITERAL, "call:f{a:1.}", "call:f{a:.5}", "call:f{a:1e}", "call:f{a:0x1}", "call:f{a:1_0}"),
+        *rows(LITERAL, "call:f{a:--1}", "call:f{a:१}", "call:f{a:1e999}", "call:f{a:-1e999}"),
+        *rows(LITERAL, "call:f{a:" + "1" * 4301 + "}", "call:f{a:[1}", "call:f{a:[1,]}", "call:f{a:[1 2]}"),
+        *rows(LITERAL, "call:f{a:[a:1]}", "call:f{a:{1}}", "call:f{a:{b:1]}", "call:f{a:(1,2)}"),
+        *rows(LITERAL, "call:f{a:STRINGSTRING}", "call:f{a:STRINGx}", "call:f{a:S\ud800S}", "call:f{\ud800:1}"),
+        *rows(LITERAL, "call:f{a:" + "[" * 100 + "]" * 100 + "}", "call:f{a:" + "{a:" * 100 + "1" + "}" * 101),
         ("call:f{a:" + "[" * 100_000 + "}", LITERAL),
-        ("call:f{a:1,a:2}", KEY),
-        ("call:f{a:1,b:2, a:1}", KEY),
-        ("call:f{a:[{b:{c:1,c:1}}]}", KEY),
-        ("call:f{a:1,a:STRING,b:}", KEY),
-        ("call:f{}}", TRAILING),
-        ("call:f{} x", TRAILING),
-        ("call:f{}call:g{}", TRAILING),
-        ("call:f{}STRING", TRAILING),
-        ("call:f{}{}", TRAILING),
+        *rows(KEY, "call:f{a:1,a:2}", "call:f{a:1,b:2, a:1}", "call:f{a:[{b:{c:1,c:1}}]}", "call:f{a:1,a:STRING,b:}"),
+        *rows(TRAILING, "call:f{}}", "call:f{} x", "call:f{}call:g{}", "call:f{}STRING", "call:f{}{}"),
     ],
     ids=lambda value: value[:40].encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_malformed_call_does_not_affect_next_call(dialect: Dialect, body: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_next_call(dialect: Dialect, body: str, failure: Failure) -> None:
     raw = dialect.raw(body.replace("STRING", dialect.string("}")).replace("S", dialect.mark))
     FORM.check_malformed(raw, failure, CALL)
 
@@ -275,21 +188,16 @@ def test_malformed_call_does_not_affect_next_call(dialect: Dialect, body: str, f
     [
         ("<|tool_call>call:f{a:<escape>x<escape>}<tool_call|>", LITERAL, "f"),
         ('<start_function_call>call:f{a:<|"|>x<|"|>}<end_function_call>', LITERAL, "f"),
-        ("<|tool_call>call:f{}<end_function_call>", UNCLOSED, "f"),
-        ("<start_function_call>call:f{}<tool_call|>", UNCLOSED, "f"),
-        ("<|tool_call>call:f{}<end_function_call><tool_call|>", TRAILING, "f"),
-        ("<|tool_call>call:f{}", UNCLOSED, "f"),
-        ("<|tool_call>call:f{} x", UNCLOSED, "f"),
-        ("<|tool_call>call:f{}<tool_call", UNCLOSED, "f"),
+        *rows((LITERAL, "f"), "<|tool_call>call:f{a:1<|tool_call>call:g{}<tool_call|>", "<|tool_call>call:f{a:x}"),
+        *rows((UNCLOSED, "f"), "<|tool_call>call:f{}<end_function_call>", "<start_function_call>call:f{}<tool_call|>"),
+        *rows((UNCLOSED, "f"), "<|tool_call>call:f{}", "<|tool_call>call:f{} x", "<|tool_call>call:f{}<tool_call"),
         ("<|tool_call>call:f{}<|tool_call>call:g{}<tool_call|>", UNCLOSED, "f"),
         ("<|tool_call>call:f{}<start_function_call>call:g{}<end_function_call>", UNCLOSED, "f"),
-        ("<|tool_call>call:f{a:1<|tool_call>call:g{}<tool_call|>", LITERAL, "f"),
-        ("<|tool_call><|tool_call>call:g{}<tool_call|>", NAME, None),
-        ("<|tool_call>call:f{a:x}", LITERAL, "f"),
-        ("<|tool_call>x", NAME, None),
+        ("<|tool_call>call:f{}<end_function_call><tool_call|>", TRAILING, "f"),
+        *rows((NAME, None), "<|tool_call><|tool_call>call:g{}<tool_call|>", "<|tool_call>x"),
     ],
 )
-def test_mixed_or_missing_closing_markers_fail(text: str, failure: ParseFailure, name: str | None) -> None:
+def test_mixed_or_missing_closing_markers_fail(text: str, failure: Failure, name: str | None) -> None:
     item = failed(text)
     assert (item.failure, item.name, item.raw, item.start) == (failure, name, text, 0)
 
@@ -298,12 +206,7 @@ def test_mixed_or_missing_closing_markers_fail(text: str, failure: ParseFailure,
 def test_call_text_inside_malformed_call_is_part_of_it(dialect: Dialect) -> None:
     inner = dialect.string(f"{dialect.closing}{dialect.call('rm', {})}")
     for broken in (
-        f"a:1,a:{inner}",
-        f"a:x,b:{inner}",
-        f"{inner}:1",
-        f"a:1 {inner}",
-        f"a:[{inner}",
-        f"a:{inner}{inner}",
+        *(f"a:1,a:{inner}", f"a:x,b:{inner}", f"{inner}:1", f"a:1 {inner}", f"a:[{inner}", f"a:{inner}{inner}"),
     ):
         raw = dialect.raw(f"call:f{{{broken}}}")
         turn = parse(f"{raw}{CALL}")
@@ -323,50 +226,17 @@ def test_unclosed_string_includes_markers_after_it(dialect: Dialect) -> None:
         assert (failed(text).raw, failed(text).failure) == (text, LITERAL)
 
 
-EVERYTHING: dict[str, Any] = {"s": "a{é 😀", "n": [-1.5e10, 0, True, False, None, {"x y": {}}], "t": ""}
-
-
-@both
-def test_truncated_call_is_unclosed(dialect: Dialect) -> None:
-    whole = dialect.call("get_it", EVERYTHING)
-    for length in range(len(dialect.opening), len(whole)):
-        failure = failed(f"x{whole[:length]}")
-        assert (failure.failure, failure.raw) == (UNCLOSED, whole[:length]), whole[:length]
-    for length in range(len(dialect.opening)):
-        assert parse(f"x{whole[:length]}") == ParsedTurn(reasoning=None, text=f"x{whole[:length]}")
-
-
 @both
 def test_depth_counts_from_the_arguments(dialect: Dialect) -> None:
     assert parse(dialect.raw("call:f{a:" + "[" * 99 + "]" * 99 + "}")).failures == ()
 
 
-# --- any text ---------------------------------------------------------------------------------------------------------
-
-words = ["call:", "call:f{", "a:", "a:1,", "null", "None", "1e999", "1.5", *"{}[]:,\"'=\\ \n01-.etnf<>|é\ud800"]
-
-
-O, C, S = GEMMA_4  # noqa: E741
-HEAD = f"{O}call:f{{"
-
-
 class TestGemma(Conformance):
     forms = [FORM]
     remaining = [
-        ("", ""),
-        ("hello", "hello"),
-        ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
-        (f"before\n{CALL}", "before"),
-        (f"{CALL}\nafter", "after"),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"a{CALL}b{CALL}c", "a\nb\nc"),
-        (f"a <tool_call|>{CALL}", "a <tool_call|>"),
-        ("a\n<|tool_call>x<tool_call|>", "a"),
-        (f"{CALL}{FUNCTION_GEMMA.call('f', {})}", ""),
-        ("call:f{a:1}", "call:f{a:1}"),
-        ("a <|tool_call", "a <|tool_call"),
-        ("<escape>a<escape>", "<escape>a<escape>"),
+        *rows("", "", CALL, f"{CALL}{FUNCTION_GEMMA.call('f', {})}"),
+        *((f"a <tool_call|>{CALL}", "a <tool_call|>"), ("a\n<|tool_call>x<tool_call|>", "a")),
+        *(("call:f{a:1}", "call:f{a:1}"), ("<escape>a<escape>", "<escape>a<escape>")),
     ]
     details = [
         (
@@ -375,11 +245,7 @@ class TestGemma(Conformance):
             "at character 21 of the call, near '|tool_call>call:f{a:text}<tool_call|>'.",
             "f",
         ),
-        (
-            "<|tool_call>call:f{a:1,}<tool_call|>",
-            "expecting a bare key followed by :, at character 23",
-            "f",
-        ),
+        ("<|tool_call>call:f{a:1,}<tool_call|>", "expecting a bare key followed by :, at character 23", "f"),
         ("<|tool_call>call:f{a:1 2}<tool_call|>", "expecting , or }, at character 23", "f"),
         ("<|tool_call>call:f{a:1,a:2}<tool_call|>", "The key 'a' occurs twice in one object, at character 23", "f"),
         ("<|tool_call>call:f{a:1e999}<tool_call|>", "the number 1e999 is too large, or too long", "f"),
@@ -395,45 +261,4 @@ class TestGemma(Conformance):
         ("<|tool_call>call:f{}", "has no <tool_call|>", "f"),
         ("<|tool_call>call:f{}<|tool_call>", "Another tool call begins before <tool_call|>", "f"),
         ('<|tool_call>call:f{a:<|"|>x', "The turn ended in the middle of a tool call, before <tool_call|>.", "f"),
-    ]
-    units = [
-        O,
-        C,
-        S,
-        "<|tool_cal",
-        "<|channel>",
-        "<|channel><channel|>",
-        O + C,
-        O + "<start_function_call>",
-        HEAD,
-        HEAD + C,
-        HEAD + "a:",
-        HEAD + "a:" + S,
-        HEAD + "a:" + S + C,
-        HEAD + "a:1" + C,
-        HEAD + "a:1,a:1}" + C,
-        HEAD + "x" + S + "y",
-        HEAD + "a:" + S + S + S + C,
-        HEAD + "a:" + "[" * 3000 + C,
-        HEAD + "a:" + "1" * 5000 + "}" + C,
-        HEAD + "}",
-        HEAD + "}" + C,
-        HEAD + "} x" + C,
-    ]
-    huge = [
-        HEAD + "a:" + "[" * 1_000_000,
-        HEAD + "a:{" * 300_000,
-        HEAD + "a:" + S + "é" * 1_000_000 + S + "}" + C,
-        HEAD + "a:" + S + "x" * 1_000_000,
-        HEAD + "a:" + "1" * 1_000_000 + "}" + C,
-        HEAD + "a:x" + S * 200_000 + C,
-        HEAD + "a:[" + "1.5," * 200_000 + "1]}" + C,
-        HEAD + "a:[" + (S + S + ",") * 90_000 + "1]}" + C,
-        HEAD + "a:[" + "[]," * 80_000 + "1]}" + C,
-        HEAD + ",".join(f"a{number}:1" for number in range(100_000)) + "}" + C,
-        HEAD + "a" * 1_000_000,
-        HEAD + " " * 1_000_000,
-        HEAD + "a:1}" + " " * 1_000_000,
-        O + " " * 1_000_000,
-        O + "call:" + "a" * 1_000_000,
     ]

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParseFailure, SampledText, ToolParser
+from strands_sglang.tool_parsers import ParseFailure as Failure
+from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
 from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format, same
+from support.tool_parsers.checks import Conformance, Format, json_values, rows, same
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALLED, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -54,31 +55,14 @@ def test_message_to_tool_is_a_call_on_either_channel_with_any_content_type(heade
     assert turn.reasoning == "I think."
 
 
-def test_call_after_reasoning() -> None:
-    turn = parse(turn_of(THOUGHT, CALL))
-    (call,) = turn.calls
-    assert (call.name, call.arguments, call.id) == ("calculator", {"expression": "12*7+3"}, None)
-    assert (call.raw, call.start) == (f"{ASSISTANT}{CALL}", len(THOUGHT))
-    assert (turn.reasoning, turn.text, turn.reasoning_closed, turn.rest_start) == ("I think.", "", True, len(THOUGHT))
-
-
-def test_parser_name() -> None:
-    assert isinstance(HarmonyToolParser(), ToolParser) and HarmonyToolParser.name == "harmony"
-    assert HarmonyToolParser.endings == (CALLED,) and set(HarmonyToolParser.markers) == {*ALL} - {RETURN}
-    assert HarmonyToolParser.reasoning_markers == (f"{CHANNEL}analysis{MESSAGE}", END)
-
-
 @pytest.mark.parametrize(
     "header",
     [
-        " to=functions.f<|channel|>commentary json",
-        " to=functions.f<|channel|>commentary",
+        *(" to=functions.f<|channel|>commentary json", " to=functions.f<|channel|>commentary"),
         " to=functions.f<|channel|>commentary <|constrain|>json",
         "<|channel|>commentary to=functions.f <|constrain|>json",
-        "<|channel|>commentary to=functions.f<|constrain|>json",
-        "<|channel|>commentary to=functions.f json",
-        "<|channel|>commentary to=functions.f",
-        " to=functions.f<|channel|>commentary to=functions.f json",
+        *("<|channel|>commentary to=functions.f<|constrain|>json", "<|channel|>commentary to=functions.f json"),
+        *("<|channel|>commentary to=functions.f", " to=functions.f<|channel|>commentary to=functions.f json"),
     ],
 )
 @pytest.mark.parametrize("before", ["", THOUGHT + ASSISTANT, ASSISTANT, "\n" + ASSISTANT, THOUGHT + "\n" + ASSISTANT])
@@ -112,32 +96,26 @@ def test_arguments_are_json(content: str, arguments: dict[str, Any]) -> None:
     ("text", "reasoning", "remains", "rest_start"),
     [
         ("", None, "", 0),
-        ("hello", None, "hello", 0),
+        *rows((None, "hello", 0), "hello", f"hello{END}"),
         ("\n hello \n", None, "\n hello \n", 0),
         ("hello to=functions.f, said he", None, "hello to=functions.f, said he", 0),
-        (f"hello{END}", None, "hello", 0),
-        (on("final", "Hi.", ""), None, "Hi.", 0),
+        *rows((None, "Hi.", 0), on("final", "Hi.", ""), on("final", "Hi.", RETURN)),
         (on("final", "\nHi.\n"), None, "\nHi.\n", 0),
-        (on("final", "Hi.", RETURN), None, "Hi.", 0),
         (on(f"final {CONSTRAIN}json", "{}"), None, "{}", 0),
         (on("commentary", "First this."), None, "First this.", 0),
-        (THOUGHT, "I think.", "", len(THOUGHT)),
-        (on("analysis", ""), "", "", 37),
+        *((THOUGHT, "I think.", "", len(THOUGHT)), (on("analysis", ""), "", "", 37)),
         (on("analysis", "\n a \n"), " a ", "", 42),
         (turn_of(THOUGHT, on("final", "Hi.", "")), "I think.", "Hi.", len(THOUGHT)),
         (turn_of(THOUGHT, THOUGHT, on("final", "Hi.")), "I think.\nI think.", "Hi.", 2 * len(THOUGHT) + len(ASSISTANT)),
         (turn_of(on("commentary", "a\n"), on("final", "b")), None, "a\nb", 0),
         (
             turn_of(THOUGHT, on("commentary", "a"), THOUGHT, on("final", "b")),
-            "I think.\nI think.",
-            "a\nb",
-            len(THOUGHT),
+            *("I think.\nI think.", "a\nb", len(THOUGHT)),
         ),
         (turn_of(THOUGHT, on("commentary", "\nPlan.\n"), CALL), "I think.", "Plan.", len(THOUGHT)),
         (turn_of(CALL, on("final", "Done.")), None, "Done.", 0),
         # What is cut in a header has nothing for the reader yet.
-        (f"{THOUGHT}{ASSISTANT}", "I think.", "", len(THOUGHT)),
-        (f"{THOUGHT}{ASSISTANT}{CHANNEL}", "I think.", "", len(THOUGHT)),
+        *rows(("I think.", "", len(THOUGHT)), f"{THOUGHT}{ASSISTANT}", f"{THOUGHT}{ASSISTANT}{CHANNEL}"),
         (f"{THOUGHT}{ASSISTANT}{CHANNEL}fin", "I think.", "", len(THOUGHT)),
         (f"{CHANNEL}final", None, "", 0),
         # Broken headers without a recipient: text as it stands.
@@ -190,21 +168,6 @@ def test_only_marker_tokens_are_markers() -> None:
 USER = {"role": "user", "content": "What is 12*7+3?"}
 
 
-@pytest.mark.parametrize(
-    "arguments", [{}, {"expression": "12*7+3"}, {"é": ["<|call|>", None, 1.5], "nested": {"a": {"b": "\n\"'"}}}]
-)
-def test_template_output_is_parsed(arguments: dict[str, Any]) -> None:
-    call = {"type": "function", "function": {"name": "calculator", "arguments": arguments}}
-    assistant = {"role": "assistant", "thinking": "I think.", "tool_calls": [call]}
-    render = tokenizer("gpt-oss").apply_chat_template
-    prompt = render([USER], add_generation_prompt=True, tokenize=False)
-    whole = render([USER, assistant], tokenize=False)
-    assert whole.startswith(prompt) and prompt.endswith(ASSISTANT)
-    turn = parse(whole[len(prompt) :])
-    assert [(call.name, call.arguments) for call in turn.calls] == [("calculator", arguments)]
-    assert (turn.reasoning, turn.text, turn.failures) == ("I think.", "", ())
-
-
 def test_template_output_of_answer_is_parsed() -> None:
     render = tokenizer("gpt-oss").apply_chat_template
     prompt = render([USER], add_generation_prompt=True, tokenize=False)
@@ -215,7 +178,7 @@ def test_template_output_of_answer_is_parsed() -> None:
 
 def test_every_marker_is_one_token() -> None:
     vocabulary = tokenizer("gpt-oss").get_added_vocab()
-    assert set(ALL) <= set(vocabulary)
+    assert set(ALL) <= set(vocabulary) and HarmonyToolParser.endings == (CALLED,)
 
 
 # --- reasoning -------------------------------------------------------------------------------------------------------
@@ -252,85 +215,54 @@ def test_later_unclosed_reasoning_has_no_calls() -> None:
 
 # --- what is not a call ----------------------------------------------------------------------------------------------
 
-JSON, ARGUMENTS, NAME = ParseFailure.INVALID_JSON, ParseFailure.BAD_ARGUMENTS, ParseFailure.MISSING_NAME
-KEY, TRAILING, UNCLOSED = ParseFailure.DUPLICATE_KEY, ParseFailure.TRAILING_TEXT, ParseFailure.UNCLOSED
-MISPLACED = ParseFailure.MISPLACED
+JSON, ARGUMENTS, NAME = Failure.INVALID_JSON, Failure.BAD_ARGUMENTS, Failure.MISSING_NAME
+KEY, TRAILING, UNCLOSED = Failure.DUPLICATE_KEY, Failure.TRAILING_TEXT, Failure.UNCLOSED
+MISPLACED = Failure.MISPLACED
 TO_F = "commentary to=functions.f"
 
 
 @pytest.mark.parametrize(
     ("raw", "failure", "name"),
     [
-        (on(TO_F, '{"a": 1,}', CALLED), JSON, "f"),
-        (on(TO_F, "{'a': 1}", CALLED), JSON, "f"),
-        (on(TO_F, '{"a": "x\ny"}', CALLED), JSON, "f"),
-        (on(TO_F, '{"a": 1', CALLED), JSON, "f"),
-        (on(TO_F, '{"a": NaN}', CALLED), JSON, "f"),
-        (on(TO_F, '{"a": 1e999}', CALLED), JSON, "f"),
-        (on(TO_F, '{"a": "\\ud800"}', CALLED), JSON, "f"),
-        (on(TO_F, '{"a": ' + "[" * 100 + "]" * 100 + "}", CALLED), JSON, "f"),
-        (on(TO_F, "[" * 100_000, CALLED), JSON, "f"),
-        (on(TO_F, "", CALLED), JSON, "f"),
-        (on(TO_F, "f(a=1)", CALLED), JSON, "f"),
-        (on(TO_F, "```json\n{}\n```", CALLED), JSON, "f"),
-        (on(TO_F, f"{MESSAGE}{{}}", CALLED), JSON, "f"),
-        (on(TO_F, '{"a": 1, "a": 1}', CALLED), KEY, "f"),
+        *rows((JSON, "f"), on(TO_F, '{"a": 1', CALLED), on(TO_F, "[" * 100_000, CALLED)),
+        *rows((JSON, "f"), on(TO_F, f"{MESSAGE}{{}}", CALLED), on("analysis to=functions.f", "I should", END)),
         (on(TO_F, f'{{"a": 1, "a": "{CALLED}{ASSISTANT}"}}', CALLED), KEY, "f"),
-        (on(TO_F, "[]", CALLED), ARGUMENTS, "f"),
-        (on(TO_F, "null", CALLED), ARGUMENTS, "f"),
-        (on(TO_F, '"{}"', CALLED), ARGUMENTS, "f"),
-        (on(TO_F, "12", CALLED), ARGUMENTS, "f"),
-        (on(TO_F, "{} {}", CALLED), TRAILING, "f"),
-        (on(TO_F, "{}}", CALLED), TRAILING, "f"),
-        (on(TO_F, f"{{}}{CHANNEL}", CALLED), TRAILING, "f"),
-        (on(TO_F, "{} x", END), TRAILING, "f"),
-        (on(TO_F, "{}", END), UNCLOSED, "f"),
-        (on(TO_F, "{}", RETURN), UNCLOSED, "f"),
-        (on(TO_F, f"{{}}{ASSISTANT}", CALLED), UNCLOSED, "f"),
-        (f"{CHANNEL}{TO_F}{CALLED}", ARGUMENTS, "f"),
-        (f"{CHANNEL}{TO_F} json{END}", ARGUMENTS, "f"),
+        *rows((ARGUMENTS, "f"), on(TO_F, "[]", CALLED), f"{CHANNEL}{TO_F}{CALLED}", f"{CHANNEL}{TO_F} json{END}"),
         (f" to=functions.f{CHANNEL}commentary{END}", ARGUMENTS, "f"),
-        (on("commentary to=f", "{}", CALLED), NAME, None),
-        (on("commentary to=functions", "{}", CALLED), NAME, None),
+        *rows((TRAILING, "f"), on(TO_F, "{} {}", CALLED), on(TO_F, "{}}", CALLED), on(TO_F, f"{{}}{CHANNEL}", CALLED)),
+        (on(TO_F, "{} x", END), TRAILING, "f"),
+        *rows((UNCLOSED, "f"), on(TO_F, "{}", END), on(TO_F, "{}", RETURN), on(TO_F, f"{{}}{ASSISTANT}", CALLED)),
+        *rows((NAME, None), on("commentary to=f", "{}", CALLED), on("commentary to=functions", "{}", CALLED)),
         (on("commentary to=functions.", "{}", CALLED), NAME, None),
         (on("commentary to=functions.f?", "{}", CALLED), NAME, None),
         (on("commentary to=functions:f", "{}", CALLED), NAME, None),
         (on("commentary to=Functions.f", "{}", CALLED), NAME, None),
         (on("commentary to=browser.search", '{"query": "x"}', CALLED), NAME, None),
-        (on("analysis to=python", "print(1)", CALLED), NAME, None),
-        (on("commentary to=assistant", "{}", END), NAME, None),
+        *rows((NAME, None), on("analysis to=python", "print(1)", CALLED), on("commentary to=assistant", "{}", END)),
         (on("commentary to=", "{}", CALLED), NAME, None),
         (f" to=functions.f{on('commentary to=functions.g', '{}', CALLED)}", NAME, None),
         (f" to=functions.f{on('commentary json to=functions.g', '{}', CALLED)}", NAME, None),
-        (on("commentary", "{}", CALLED), NAME, None),
-        (on("commentary", '{"name": "f", "arguments": {}}', CALLED), NAME, None),
-        (on("commentary functions.f", "{}", CALLED), NAME, None),
-        (on("final", "bye", CALLED), NAME, None),
+        *rows((NAME, None), on("commentary", "{}", CALLED), on("commentary", '{"name": "f", "arguments": {}}', CALLED)),
+        *rows((NAME, None), on("commentary functions.f", "{}", CALLED), on("final", "bye", CALLED)),
         (f"{MESSAGE}{{}}{CALLED}", NAME, None),
-        (on("analysis to=functions.f", "I should", END), JSON, "f"),
-        (on("final to=functions.f", "{}", CALLED), MISPLACED, "f"),
-        (on("comment to=functions.f", "{}", CALLED), MISPLACED, "f"),
+        *rows((MISPLACED, "f"), on("final to=functions.f", "{}", CALLED), on("comment to=functions.f", "{}", CALLED)),
         (f" to=functions.f{MESSAGE}{{}}{CALLED}", MISPLACED, "f"),
         (on(" commentary to=functions.f", "{}", CALLED), MISPLACED, "f"),
         (on("commentary  to=functions.f", "{}", CALLED), MISPLACED, "f"),
         (on("commentary\nto=functions.f", "{}", CALLED), MISPLACED, "f"),
         (on("commentary json to=functions.f", "{}", CALLED), MISPLACED, "f"),
         (on(f"commentary {CONSTRAIN}json to=functions.f", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} {CONSTRAIN} json", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} json json", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} ", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} json{CONSTRAIN}json", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F}  {CONSTRAIN}json", "{}", CALLED), MISPLACED, "f"),
-        (on(f"{TO_F} {CONSTRAIN}", "{}", CALLED), MISPLACED, "f"),
+        *rows((MISPLACED, "f"), on(f"{TO_F} {CONSTRAIN} json", "{}", CALLED), on(f"{TO_F} json json", "{}", CALLED)),
+        *rows((MISPLACED, "f"), on(f"{TO_F} ", "{}", CALLED), on(f"{TO_F} json{CONSTRAIN}json", "{}", CALLED)),
+        *rows((MISPLACED, "f"), on(f"{TO_F}  {CONSTRAIN}json", "{}", CALLED), on(f"{TO_F} {CONSTRAIN}", "{}", CALLED)),
         (on(f"analysis{CHANNEL}{TO_F}", "{}", CALLED), MISPLACED, "f"),
         (f"{CONSTRAIN}json{on(TO_F, '{}', CALLED)}", MISPLACED, "f"),
         (f"  to=functions.f{on('commentary', '{}', CALLED)}", MISPLACED, "f"),
-        (f"Hm to=functions.f{on('commentary', '{}', CALLED)}", MISPLACED, "f"),
-        (f"Hm{on(TO_F, '{}', CALLED)}", MISPLACED, "f"),
+        *rows((MISPLACED, "f"), f"Hm to=functions.f{on('commentary', '{}', CALLED)}", f"Hm{on(TO_F, '{}', CALLED)}"),
     ],
     ids=lambda value: ascii(value)[:70] if isinstance(value, str) else None,
 )
-def test_malformed_call_does_not_affect_next_call(raw: str, failure: ParseFailure, name: str | None) -> None:
+def test_malformed_call_does_not_affect_next_call(raw: str, failure: Failure, name: str | None) -> None:
     alone = parse(f"{raw}{ASSISTANT}{CALL}")
     assert [(item.raw, item.start, item.failure, item.name) for item in alone.failures] == [(raw, 0, failure, name)]
     assert [call.name for call in alone.calls] == ["calculator"] and alone.text == ""
@@ -348,16 +280,13 @@ def test_malformed_call_does_not_affect_next_call(raw: str, failure: ParseFailur
         (f"{START}user{CALL}", MISPLACED, f"{START}user{CALL}"),
         (f"{START}{CALL}", MISPLACED, f"{START}{CALL}"),
         (f"{START} assistant{CALL}", MISPLACED, f"{START} assistant{CALL}"),
-        (f"{START}functions.f to=assistant{on('commentary', '87')}", NAME, None),
+        *rows((NAME, None), f"{START}functions.f to=assistant{on('commentary', '87')}", f"hello{CALLED}", CALLED),
         (f"{THOUGHT}{CALL}", MISPLACED, CALL),
-        (f"{on('final', 'Hi', '')}{ASSISTANT}{CALL}", MISPLACED, f"{ASSISTANT}{CALL}"),
-        (f"Hi{ASSISTANT}{CALL}", MISPLACED, f"{ASSISTANT}{CALL}"),
-        (f"hello{CALLED}", NAME, None),
-        (CALLED, NAME, None),
+        *rows((MISPLACED, f"{ASSISTANT}{CALL}"), f"{on('final', 'Hi', '')}{ASSISTANT}{CALL}", f"Hi{ASSISTANT}{CALL}"),
         (f"{THOUGHT}{ASSISTANT}{CALLED}", NAME, f"{ASSISTANT}{CALLED}"),
     ],
 )
-def test_misplaced_calls_fail(text: str, failure: ParseFailure, raw: str | None) -> None:
+def test_misplaced_calls_fail(text: str, failure: Failure, raw: str | None) -> None:
     item = failed(text)
     assert (item.failure, item.raw) == (failure, text if raw is None else raw)
 
@@ -390,31 +319,12 @@ def test_depth_is_that_of_json() -> None:
 
 # --- any text ---------------------------------------------------------------------------------------------------------
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
 names = st.from_regex(r"[a-z_][a-z0-9_.-]{0,8}", fullmatch=True)
 plain = st.text(alphabet=st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=10)
 messages = (
     st.tuples(st.sampled_from(["analysis", "commentary", "final"]), plain)
     | st.tuples(names, st.dictionaries(st.text(), json_values, max_size=4))
 )  # fmt: skip
-words = [
-    "assistant",
-    "user",
-    "analysis",
-    "commentary",
-    "final",
-    " to=functions.f",
-    " to=",
-    "to=x",
-    "json",
-    "{}",
-    '{"a": "',
-    CALL,
-]
 
 
 @settings(deadline=None)
@@ -467,37 +377,4 @@ class TestHarmony(Conformance):
         (on("commentary", "{}", CALLED), "A message that ends with <|call|> must name a tool", None),
         (f"Hi{ASSISTANT}{CALL}", "must not begin inside another message: <|end|> must come before it.", "calculator"),
         (f"{THOUGHT}{CALL}", "must be <|start|>assistant<|channel|>commentary to=functions.NAME.", "calculator"),
-    ]
-    units = [
-        *ALL,
-        "<|star",
-        ASSISTANT,
-        f"{START}{CHANNEL}{MESSAGE}",
-        f"{END}a",
-        f"to=x{END}",
-        f"{CHANNEL}a to=x ",
-        ASSISTANT + THOUGHT,
-        ASSISTANT + on("analysis", "", ""),
-        ASSISTANT + on("final", "a"),
-        ASSISTANT + on("final", "a", ""),
-        ASSISTANT + on(TO_F, "{}", CALLED),
-        ASSISTANT + on(TO_F, "{}", END),
-        ASSISTANT + on(TO_F, "{}", ""),
-        ASSISTANT + on(TO_F, "{", END),
-        ASSISTANT + on(TO_F, '{"a":"', CALLED),
-        ASSISTANT + on(TO_F, "[" * 3000, CALLED),
-        ASSISTANT + on(TO_F, "", ""),
-        ASSISTANT + on("analysis to=functions.f", '{"a":1}', CALLED),
-    ]
-    huge = [
-        on(TO_F, "[" * 1_000_000, ""),
-        on(TO_F, '{"a":"' + "é" * 1_000_000 + '"}', CALLED),
-        on(TO_F, "{}" + " " * 1_000_000, CALLED),
-        on(f"commentary to=functions.{'f' * 1_000_000}", "{}", CALLED),
-        on("commentary " + "to=x " * 200_000, "{}", CALLED),
-        on("a " * 500_000, "{}"),
-        " to=" + "x" * 1_000_000,
-        " " * 1_000_000,
-        THOUGHT + " " * 1_000_000,
-        "a " * 500_000 + CHANNEL,
     ]

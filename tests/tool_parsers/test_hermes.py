@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
-from strands_sglang.tool_parsers import HermesToolParser, ParseFailure
-from support.tool_parsers.checks import Conformance, Format
+from strands_sglang.tool_parsers import HermesToolParser
+from strands_sglang.tool_parsers import ParseFailure as Failure
+from support.tool_parsers.checks import Conformance, Format, rows
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*7+3"}}\n</tool_call>'
 
 
-def call_of(name: str, arguments: Any) -> str:
-    return f"{OPENING}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CLOSING}"
-
-
 FORM = Format(HermesToolParser())
 parse, failed = FORM.parse, FORM.failed
-
-
-# --- what is read ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -39,71 +30,29 @@ def test_whitespace_key_order_and_other_keys_are_ignored(text: str) -> None:
     assert (call.name, call.arguments, call.id) == ("f", {}, None)
 
 
-# --- reasoning -------------------------------------------------------------------------------------------------------
-
-
-# --- what is not a call ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("body", "failure"),
     [
-        ('{"name": "f", "arguments": {"a": 1,}}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {},}', ParseFailure.INVALID_JSON),
-        ("{'name': 'f', 'arguments': {}}", ParseFailure.INVALID_JSON),
-        ('{name: "f", "arguments": {}}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": "x\ny"}}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": "\\x"}}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": "}}\n', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": 01}}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {}} // why', ParseFailure.TRAILING_TEXT),
-        ("", ParseFailure.INVALID_JSON),
-        ("\n", ParseFailure.INVALID_JSON),
-        ("f(1)", ParseFailure.INVALID_JSON),
-        ("\u00a0{}", ParseFailure.INVALID_JSON),
-        ('```json\n{"name": "f", "arguments": {}}\n```', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": NaN}}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": -Infinity}}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": 1e999}}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": "\\ud800"}}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"\\udfff": 1}}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": "\ud800"}}', ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": ' + "1" * 4301 + "}}", ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": ' + "[" * 99 + "]" * 99 + "}}", ParseFailure.INVALID_JSON),
-        ('{"name": "f", "arguments": {"a": ' + "[" * 5000 + "]" * 5000 + "}}", ParseFailure.INVALID_JSON),
-        ("[" * 500_000, ParseFailure.INVALID_JSON),
-        ('{"name": "f", "name": "g", "arguments": {}}', ParseFailure.DUPLICATE_KEY),
-        ('{"name": "f", "arguments": {}, "arguments": {}}', ParseFailure.DUPLICATE_KEY),
-        ('{"name": "f", "arguments": {"a": [{"b": 1, "b": 1}]}}', ParseFailure.DUPLICATE_KEY),
-        ("[]", ParseFailure.NOT_AN_OBJECT),
-        ('[{"name": "f", "arguments": {}}]', ParseFailure.NOT_AN_OBJECT),
-        ('"f"', ParseFailure.NOT_AN_OBJECT),
-        ("12", ParseFailure.NOT_AN_OBJECT),
-        ("null", ParseFailure.NOT_AN_OBJECT),
-        ("{}", ParseFailure.MISSING_NAME),
-        ('{"arguments": {}}', ParseFailure.MISSING_NAME),
-        ('{"name": "", "arguments": {}}', ParseFailure.MISSING_NAME),
-        ('{"name": " \\n", "arguments": {}}', ParseFailure.MISSING_NAME),
-        ('{"name": null, "arguments": {}}', ParseFailure.MISSING_NAME),
-        ('{"name": ["f"], "arguments": {}}', ParseFailure.MISSING_NAME),
-        ('{"Name": "f", "arguments": {}}', ParseFailure.MISSING_NAME),
-        ('{"name": "f"}', ParseFailure.BAD_ARGUMENTS),
-        ('{"name": "f", "parameters": {}}', ParseFailure.BAD_ARGUMENTS),
-        ('{"name": "f", "arguments": null}', ParseFailure.BAD_ARGUMENTS),
-        ('{"name": "f", "arguments": "{}"}', ParseFailure.BAD_ARGUMENTS),
-        ('{"name": "f", "arguments": "{\\"a\\": 1}"}', ParseFailure.BAD_ARGUMENTS),
-        ('{"name": "f", "arguments": []}', ParseFailure.BAD_ARGUMENTS),
-        ('{"name": "f", "arguments": 0}', ParseFailure.BAD_ARGUMENTS),
-        ('{"name": "f", "arguments": false}', ParseFailure.BAD_ARGUMENTS),
-        ('{"name": "f", "arguments": {}} {"name": "g", "arguments": {}}', ParseFailure.TRAILING_TEXT),
-        ('{"name": "f", "arguments": {}}}', ParseFailure.TRAILING_TEXT),
-        ('{"name": "f", "arguments": {}}\n<tool_call>\n{"name": "g", "arguments": {}}', ParseFailure.UNCLOSED),
-        ("<tool_call>", ParseFailure.INVALID_JSON),
+        *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": 1,}}', '{"name": "f", "arguments": {},}'),
+        *rows(Failure.INVALID_JSON, "{'name': 'f', 'arguments': {}}", '{name: "f", "arguments": {}}'),
+        *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": "}}\n', '{"name": "f", "arguments": {}'),
+        *rows(Failure.INVALID_JSON, '{"name": "f", "arguments": {"a": 01}}', "", "\n", "f(1)", "\u00a0{}"),
+        *rows(Failure.INVALID_JSON, "[" * 500_000, "<tool_call>"),
+        ('{"name": "f", "arguments": {}} // why', Failure.TRAILING_TEXT),
+        ('{"name": "f", "arguments": {}} {"name": "g", "arguments": {}}', Failure.TRAILING_TEXT),
+        ('{"name": "f", "arguments": {}}}', Failure.TRAILING_TEXT),
+        ('{"name": "f", "name": "g", "arguments": {}}', Failure.DUPLICATE_KEY),
+        ('{"name": "f", "arguments": {}, "arguments": {}}', Failure.DUPLICATE_KEY),
+        *rows(Failure.NOT_AN_OBJECT, "[]", '[{"name": "f", "arguments": {}}]', '"f"', "12", "null"),
+        *rows(Failure.MISSING_NAME, "{}", '{"arguments": {}}', '{"name": "", "arguments": {}}'),
+        *rows(Failure.MISSING_NAME, '{"name": " \\n", "arguments": {}}', '{"name": null, "arguments": {}}'),
+        *rows(Failure.MISSING_NAME, '{"name": ["f"], "arguments": {}}', '{"Name": "f", "arguments": {}}'),
+        *rows(Failure.BAD_ARGUMENTS, '{"name": "f"}', '{"name": "f", "parameters": {}}'),
+        ('{"name": "f", "arguments": {}}\n<tool_call>\n{"name": "g", "arguments": {}}', Failure.UNCLOSED),
     ],
     ids=lambda value: value[:50].encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_malformed_call_does_not_affect_next_call(body: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_next_call(body: str, failure: Failure) -> None:
     raw = f"{OPENING}{body}{CLOSING}"
     FORM.check_malformed(raw, failure, CALL)
 
@@ -112,7 +61,7 @@ def test_call_text_inside_malformed_call_is_part_of_it() -> None:
     """Arguments written without escapes: the decoder got as far as the inner call, so that is not executed."""
     inner = '</tool_call> <tool_call>{"name": "rm", "arguments": {}}</tool_call>'
     turn = parse(f'<tool_call>{{"name": "write", "arguments": {{"text": "{inner}"}}}}</tool_call>')
-    assert turn.calls == () and [item.failure for item in turn.failures] == [ParseFailure.INVALID_JSON]
+    assert turn.calls == () and [item.failure for item in turn.failures] == [Failure.INVALID_JSON]
     repeated = '<tool_call>{"name": "w", "name": "</tool_call><tool_call>{}"}</tool_call>'
     assert failed(repeated).raw == repeated
 
@@ -123,41 +72,18 @@ def test_unclosed_string_includes_markers_after_it() -> None:
     assert len(turn.failures) == 1 and turn.failures[0].raw.endswith(CALL) and len(turn.calls) == 1
 
 
-CALL_WITH_EVERYTHING = call_of("f", {"s": 'a"\\ é 😀', "n": [-1.5e10, 0, True, False, None, {"x": {}}]}).replace(
-    "é", "\\u00e9\\ud83d\\ude00"
-)
-
-
-@pytest.mark.parametrize("length", range(len(OPENING), len(CALL_WITH_EVERYTHING)))
-def test_truncated_call_is_unclosed(length: int) -> None:
-    failure = failed("x" + CALL_WITH_EVERYTHING[:length])
-    assert failure.failure is ParseFailure.UNCLOSED
-    assert failure.raw == CALL_WITH_EVERYTHING[:length]
-
-
 def test_depth_counts_from_the_call_itself() -> None:
     deepest = "[" * 98 + "]" * 98
     assert parse(f'{OPENING}{{"name": "f", "arguments": {{"a": {deepest}}}}}{CLOSING}').failures == ()
 
 
-# --- any text ---------------------------------------------------------------------------------------------------------
-
-
 class TestHermes(Conformance):
     forms = [FORM]
     remaining = [
-        ("", ""),
-        ("hello", "hello"),
-        ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
-        (f"before\n{CALL}", "before"),
-        (f"{CALL}\nafter", "after"),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"a{CALL}b{CALL}c", "a\nb\nc"),
+        *rows("", "", CALL),
         (f"a </tool_call>{CALL}", "a </tool_call>"),
         ("a\n<tool_call>{}</tool_call>", "a"),
         (f"{CALL}\n<tool_call>{{}}</tool_call>b", "b"),
-        ("a <tool_call", "a <tool_call"),
     ]
     details = [
         (
@@ -177,36 +103,4 @@ class TestHermes(Conformance):
         ('<tool_call>{"name": "f", "arguments": {}} x</tool_call>', "at character 42 of the call, near", "f"),
         ('<tool_call>{"name": "f", "arguments": {}}', "has no </tool_call>", "f"),
         ('<tool_call>{"name": "f", "arg', "The turn ended in the middle of the JSON", None),
-    ]
-    units = [
-        OPENING,
-        CLOSING,
-        "<tool_cal",
-        "<think>",
-        OPENING + CLOSING,
-        OPENING + "{",
-        OPENING + "{" + CLOSING,
-        OPENING + '{"' + CLOSING,
-        OPENING + '["' + CLOSING + '",',
-        OPENING + '{"a":"',
-        OPENING + '{"a":"' + CLOSING,
-        OPENING + '{"a":"\\' + CLOSING,
-        OPENING + '{"a":NaN}' + CLOSING,
-        OPENING + '{"a":1,"a":1}' + CLOSING,
-        OPENING + '{"a":{"a":1}} x' + CLOSING,
-        OPENING + "[" * 3000 + CLOSING,
-        OPENING + '{"name":"f","arguments":{}}',
-        OPENING + '{"name":"f","arguments":{}}' + CLOSING,
-        OPENING + '{"name":"f","arguments":{"a":' + "1" * 5000 + "}}" + CLOSING,
-    ]
-    huge = [
-        OPENING + "[" * 500_000,
-        OPENING + '{"a":' * 200_000,
-        OPENING + " " * 1_000_000,
-        OPENING + '{"name":"f","arguments":{}}' + " " * 1_000_000,
-        OPENING + '{"name":"f","arguments":{"a":' + "1" * 1_000_000 + "}}" + CLOSING,
-        OPENING + '{"name":"f","arguments":{"a":[' + "1," * 500_000 + "1]}}" + CLOSING,
-        OPENING + '{"name":"f","arguments":{"a":"' + "é" * 1_000_000 + '"}}' + CLOSING,
-        OPENING + "{" + '"a":1,' * 160_000 + '"b":2}' + CLOSING,
-        OPENING + '{"a":"' + "\\u00e9" * 160_000,
     ]

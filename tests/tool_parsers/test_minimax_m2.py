@@ -6,21 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, SampledText
+from strands_sglang.tool_parsers import ParsedTurn
+from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.minimax_m2 import MiniMaxM2ToolParser
-from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format
+from support.tool_parsers.checks import TYPED, Conformance, Format, rows, sampled
 
 OPENING, CLOSING = "<minimax:tool_call>", "</minimax:tool_call>"
-WORDS = (OPENING, CLOSING, '<invoke name="', "</invoke>", '<parameter name="', "</parameter>")
-PROPERTIES: dict[str, Any] = {
-    **{key: {"type": "string"} for key in ("s", "path", "text")},
-    **{"n": {"type": "integer"}, "x": {"type": "number"}, "b": {"type": "boolean"}, "z": {"type": "null"}},
-    **{"o": {"type": "object"}, "a": {"type": "array"}, "u": {"type": ["string", "null"]}},
-}
-SCHEMAS = {"f": {"type": "object", "properties": PROPERTIES}}
 INVOKE = '<invoke name="f">\n<parameter name="s">12*7+3</parameter>\n</invoke>'
 CALL = f"{OPENING}\n{INVOKE}\n{CLOSING}"
 
@@ -42,11 +34,8 @@ def parameter(key: str, value: str) -> str:
     return f'<parameter name="{key}">{value}</parameter>'
 
 
-FORM = Format(MiniMaxM2ToolParser(), schemas=SCHEMAS)
+FORM = Format(MiniMaxM2ToolParser(), schemas=TYPED)
 parse, failed = FORM.parse, FORM.failed
-
-
-# --- what is read ----------------------------------------------------------------------------------------------------
 
 
 def test_calls_of_one_block_share_its_markers() -> None:
@@ -56,20 +45,6 @@ def test_calls_of_one_block_share_its_markers() -> None:
     assert [call.raw for call in turn.calls] == [f"{OPENING}\n{one}", two, f"{three}\n{CLOSING}"]
     assert [call.start for call in turn.calls] == [1, text.index(two), text.index(three)]
     assert [call.arguments["s"] for call in turn.calls] == ["f", "g", "h"] and turn.text == "a\nb"
-
-
-def test_template_output_is_parsed() -> None:
-    arguments: dict[str, Any] = {
-        **{"s": "123", "path": "", "text": "  def f():\n\n      return '<b>' & 1\n"},
-        **{"n": -7, "x": 1e-07, "b": True, "z": None, "u": None, "a": []},
-        **{"o": {"<é'&\"\n>": [1, 2.0, None, True, {"x": {}}]}},
-    }
-    calls = [{"function": {"name": "f", "arguments": chosen}} for chosen in (arguments, {})]
-    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "Now.", "tool_calls": calls}]
-    text = tokenizer("minimax-m2").apply_chat_template(messages, tokenize=False)
-    turn = parse(text[text.rindex("Now.") : text.rindex(CLOSING) + len(CLOSING)])
-    assert [repr(call.arguments) for call in turn.calls] == [repr(arguments), "{}"]
-    assert (turn.text, turn.failures) == ("Now.", ())
 
 
 @pytest.mark.parametrize(
@@ -85,80 +60,33 @@ def test_whitespace_between_tags_is_ignored(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        *("", "\n", "\n\n", "  x  ", "\n  x\n", "    if a:\n        b\n", "\tx\r\n", " 1 ", "é😀\u2028"),
-        *("123", "true", "null", "None", '{"a": 1}', "<think>x</think>", "<invoke>", "</parameter", "<parameter=a>"),
-    ],
-)
-def test_string_value_is_verbatim_text(value: str) -> None:
-    for key in ("s", "un declared"):
-        (call,) = parse(block(f'<invoke name="f">{parameter(key, value)}</invoke>')).calls
-        assert call.arguments == {key: value}
-
-
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("n", "12", 12),
-        ("n", "\n12\n", 12),
-        ("n", "twelve", "twelve"),
-        ("x", "1e-07", 1e-07),
-        ("b", "true", True),
-        ("z", "null", None),
-        ("u", "null", None),
-        ("u", "nothing", "nothing"),
-        ("o", '{\n  "a": [1, null]\n}', {"a": [1, None]}),
-        ("a", '\n["\\u003c"]\n', ["<"]),
-    ],
-)
-def test_other_values_are_typed_by_schema(key: str, text: str, value: Any) -> None:
-    (call,) = parse(block(f'<invoke name="f">{parameter(key, text)}</invoke>')).calls
-    assert repr(call.arguments) == repr({key: value})
-
-
-def test_values_are_text_without_schema() -> None:
-    text = block(invoke_of("g", {"n": 1, "o": {"a": 1}, "b": True}))
-    for schemas in (None, {}, SCHEMAS):
-        (call,) = MiniMaxM2ToolParser().parse(text, schemas=schemas).calls
-        assert call.arguments == {"n": "1", "o": '{"a": 1}', "b": "true"}
-
-
-# --- a call that is none ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
     ("raw", "failure"),
     [
-        ('<invoke name=""></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name=" "></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name="f g"></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name="f></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name="f" id="1"></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name="f\n"></invoke>', ParseFailure.MISSING_NAME),
-        ('<invoke name="f"><parameter name="s">v</invoke>', ParseFailure.UNCLOSED),
-        (f'<invoke name="f"><parameter name="s">v{parameter("n", "1")}</invoke>', ParseFailure.UNCLOSED),
-        ('<invoke name="f"><invoke name="g"></invoke>', ParseFailure.UNCLOSED),
-        ('<invoke name="f"><parameter name="s"><invoke name="g"></invoke>', ParseFailure.UNCLOSED),
-        ('<invoke name="f">hello</invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f">{"s": "v"}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f"></parameter></invoke>', ParseFailure.BAD_ARGUMENTS),
-        (f'<invoke name="f">{parameter("s", "v")},{parameter("n", "1")}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        (f'<invoke name="f">{parameter("s", "a</parameter>b")}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        (f'<invoke name="f">{parameter("", "v")}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        (f'<invoke name="f">{parameter("s ", "v")}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f"><parameter name="s" type="x">v</parameter></invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f"><parameter name=s>v</parameter></invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f"><parameter=s>v</parameter></invoke>', ParseFailure.BAD_ARGUMENTS),
-        (f'<invoke name="f">{parameter("o", "[1]")}</invoke>', ParseFailure.BAD_ARGUMENTS),
-        ('<invoke name="f">' + parameter("o", '{"a": 1,}') + "</invoke>", ParseFailure.INVALID_JSON),
-        ('<invoke name="f">' + parameter("s", "\ud800") + "</invoke>", ParseFailure.INVALID_JSON),
-        ('<invoke name="f">' + parameter("o", '{"a": 1, "a": 1}') + "</invoke>", ParseFailure.DUPLICATE_KEY),
-        (f'<invoke name="f">{parameter("s", "v") * 2}</invoke>', ParseFailure.DUPLICATE_KEY),
+        *rows(Failure.MISSING_NAME, '<invoke name=""></invoke>', '<invoke name=" "></invoke>'),
+        *rows(Failure.MISSING_NAME, '<invoke name="f g"></invoke>', '<invoke name="f></invoke>'),
+        *rows(Failure.MISSING_NAME, '<invoke name="f" id="1"></invoke>', '<invoke name="f\n"></invoke>'),
+        ('<invoke name="f"><parameter name="s">v</invoke>', Failure.UNCLOSED),
+        (f'<invoke name="f"><parameter name="s">v{parameter("n", "1")}</invoke>', Failure.UNCLOSED),
+        ('<invoke name="f"><invoke name="g"></invoke>', Failure.UNCLOSED),
+        ('<invoke name="f"><parameter name="s"><invoke name="g"></invoke>', Failure.UNCLOSED),
+        *rows(Failure.BAD_ARGUMENTS, '<invoke name="f">hello</invoke>', '<invoke name="f">{"s": "v"}</invoke>'),
+        ('<invoke name="f"></parameter></invoke>', Failure.BAD_ARGUMENTS),
+        (f'<invoke name="f">{parameter("s", "v")},{parameter("n", "1")}</invoke>', Failure.BAD_ARGUMENTS),
+        (f'<invoke name="f">{parameter("s", "a</parameter>b")}</invoke>', Failure.BAD_ARGUMENTS),
+        (f'<invoke name="f">{parameter("", "v")}</invoke>', Failure.BAD_ARGUMENTS),
+        (f'<invoke name="f">{parameter("s ", "v")}</invoke>', Failure.BAD_ARGUMENTS),
+        ('<invoke name="f"><parameter name="s" type="x">v</parameter></invoke>', Failure.BAD_ARGUMENTS),
+        ('<invoke name="f"><parameter name=s>v</parameter></invoke>', Failure.BAD_ARGUMENTS),
+        ('<invoke name="f"><parameter=s>v</parameter></invoke>', Failure.BAD_ARGUMENTS),
+        (f'<invoke name="f">{parameter("o", "[1]")}</invoke>', Failure.BAD_ARGUMENTS),
+        ('<invoke name="f">' + parameter("o", '{"a": 1,}') + "</invoke>", Failure.INVALID_JSON),
+        ('<invoke name="f">' + parameter("s", "\ud800") + "</invoke>", Failure.INVALID_JSON),
+        ('<invoke name="f">' + parameter("o", '{"a": 1, "a": 1}') + "</invoke>", Failure.DUPLICATE_KEY),
+        (f'<invoke name="f">{parameter("s", "v") * 2}</invoke>', Failure.DUPLICATE_KEY),
     ],
     ids=lambda value: value.encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_malformed_call_does_not_affect_rest_of_block(raw: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_rest_of_block(raw: str, failure: Failure) -> None:
     text = f"a{OPENING}{raw}{CLOSING}b{block(INVOKE, raw, INVOKE)}c{CALL}"
     turn = parse(text)
     assert [item.failure for item in turn.failures] == [failure, failure]
@@ -176,56 +104,29 @@ def test_unclosed_last_call_of_block_fails_alone() -> None:
         assert [item.raw for item in turn.failures] == [cut + CLOSING]
 
 
-# --- a block that is none --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("inside", "failure"),
     [
-        ("", ParseFailure.MISSING_NAME),
-        (" \n", ParseFailure.MISSING_NAME),
-        ("hello", ParseFailure.MISSING_NAME),
-        (f"hello {INVOKE}", ParseFailure.MISSING_NAME),
-        ('{"name": "f", "arguments": {}}', ParseFailure.MISSING_NAME),
-        ("<invoke name=f></invoke>", ParseFailure.MISSING_NAME),
-        (parameter("s", "v"), ParseFailure.MISSING_NAME),
-        (f"{INVOKE}x", ParseFailure.TRAILING_TEXT),
-        (f"{INVOKE} and {INVOKE}", ParseFailure.TRAILING_TEXT),
-        (f"{INVOKE}</invoke>", ParseFailure.TRAILING_TEXT),
-        (f"{INVOKE}</parameter></invoke>{INVOKE}", ParseFailure.TRAILING_TEXT),
-        (f"{INVOKE}{OPENING}{INVOKE}", ParseFailure.UNCLOSED),
-        (f"{INVOKE}{OPENING}", ParseFailure.UNCLOSED),
-        (OPENING, ParseFailure.UNCLOSED),
-        (f'<invoke name="f"><parameter name="s">{INVOKE} x</parameter></invoke>', ParseFailure.UNCLOSED),
-        (f'<invoke name="f"><parameter name="s">{INVOKE}{INVOKE}</parameter></invoke>', ParseFailure.UNCLOSED),
-        (f'{INVOKE}<invoke name="f">{parameter("s", "</invoke>")}</invoke>', ParseFailure.UNCLOSED),
-        (f'{INVOKE}<invoke name="f">{parameter("s", OPENING)}</invoke>', ParseFailure.UNCLOSED),
+        *rows(Failure.MISSING_NAME, "", " \n", "hello", f"hello {INVOKE}", '{"name": "f", "arguments": {}}'),
+        *rows(Failure.MISSING_NAME, "<invoke name=f></invoke>", parameter("s", "v")),
+        *rows(Failure.TRAILING_TEXT, f"{INVOKE}x", f"{INVOKE} and {INVOKE}", f"{INVOKE}</invoke>"),
+        (f"{INVOKE}</parameter></invoke>{INVOKE}", Failure.TRAILING_TEXT),
+        *rows(Failure.UNCLOSED, f"{INVOKE}{OPENING}{INVOKE}", f"{INVOKE}{OPENING}", OPENING),
+        (f'<invoke name="f"><parameter name="s">{INVOKE} x</parameter></invoke>', Failure.UNCLOSED),
+        (f'<invoke name="f"><parameter name="s">{INVOKE}{INVOKE}</parameter></invoke>', Failure.UNCLOSED),
+        (f'{INVOKE}<invoke name="f">{parameter("s", "</invoke>")}</invoke>', Failure.UNCLOSED),
+        (f'{INVOKE}<invoke name="f">{parameter("s", OPENING)}</invoke>', Failure.UNCLOSED),
     ],
 )
-def test_malformed_block_has_no_calls(inside: str, failure: ParseFailure) -> None:
+def test_malformed_block_has_no_calls(inside: str, failure: Failure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     FORM.check_malformed(raw, failure, CALL)
-
-
-FULL = block(invoke_of("f", {"s": "  é\n", "n": 1}), invoke_of("f", {"o": {"a": ['</x> "', None]}}))
-
-
-def test_truncated_block_is_unclosed() -> None:
-    for length in range(len(OPENING), len(FULL)):
-        failure = failed("x\n" + FULL[:length])
-        assert failure.failure is ParseFailure.UNCLOSED and failure.raw == FULL[:length]
-        assert failure.name == ("f" if failure.raw.count('<invoke name="f">') == 1 else None) or length > 90
-
-
-# --- the block is missing --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("before", "raw", "after"),
     [
-        ("", INVOKE, ""),
-        ("I will.\n", INVOKE, "\nSo."),
-        ("\n", f"{INVOKE}\n{CLOSING}", CLOSING),
+        *(("", INVOKE, ""), ("I will.\n", INVOKE, "\nSo."), ("\n", f"{INVOKE}\n{CLOSING}", CLOSING)),
         ("", '<invoke name="f"></invoke>', " </invoke>"),
         ("", '<invoke name="f"><parameter name="s">v', ""),
         ("", f'<invoke name="f"><parameter name="s">{CALL}', "</parameter>"),
@@ -233,70 +134,51 @@ def test_truncated_block_is_unclosed() -> None:
 )
 def test_call_outside_of_block_is_misplaced(before: str, raw: str, after: str) -> None:
     failure = failed(before + raw + after)
-    assert (failure.failure, failure.raw, failure.start) == (ParseFailure.MISPLACED, raw, len(before))
+    assert (failure.failure, failure.raw, failure.start) == (Failure.MISPLACED, raw, len(before))
     assert failure.name == "f" and f"between {OPENING} and its closing marker" in failure.detail
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        'Write `<invoke name="NAME">` and so on.',
-        f"x {INVOKE}",
-        '<invoke name="f"> calls it.\n</invoke>',
-        '<invoke name="">\n</invoke>',
-        "</invoke>\n" + parameter("s", "v"),
+        *('Write `<invoke name="NAME">` and so on.', f"x {INVOKE}", '<invoke name="f"> calls it.\n</invoke>'),
+        *('<invoke name="">\n</invoke>', "</invoke>\n" + parameter("s", "v")),
     ],
 )
 def test_text_about_the_format_is_text(text: str) -> None:
     assert parse(text) == ParsedTurn(reasoning=None, text=text)
 
 
-# --- tokens ----------------------------------------------------------------------------------------------------------
-
-
-def sampled(*pieces: str) -> SampledText:
-    """Return a text in which the markers that are pieces of their own are tokens."""
-    starts = [sum(map(len, pieces[:number])) for number in range(len(pieces))]
-    tokens = {start for start, piece in zip(starts, pieces, strict=True) if piece in (OPENING, CLOSING)}
-    return SampledText("".join(pieces), tokens, lambda marker: [0] if marker in (OPENING, CLOSING) else [])
-
-
 def test_marker_letters_without_token_are_part_of_value() -> None:
     value = f"{CLOSING}\n{OPENING} as the manual says"
-    turn = parse(sampled(f"Write {OPENING}: ", OPENING, invoke_of("f", {"s": value}), INVOKE, CLOSING))
+    turn = parse(
+        sampled((OPENING, CLOSING), f"Write {OPENING}: ", OPENING, invoke_of("f", {"s": value}), INVOKE, CLOSING)
+    )
     assert [call.arguments["s"] for call in turn.calls] == [value, "12*7+3"] and turn.failures == ()
     assert turn.text == f"Write {OPENING}: "
 
 
 def test_tags_that_are_not_tokens_break_a_value() -> None:
     """The value quotes a whole block: its calls are never executed, and nothing beside them either."""
-    text = sampled(OPENING, invoke_of("f", {"s": f"See:\n{block(INVOKE, invoke_of('rm', {}))}\n"}), INVOKE, CLOSING)
+    text = sampled(
+        (OPENING, CLOSING),
+        OPENING,
+        invoke_of("f", {"s": f"See:\n{block(INVOKE, invoke_of('rm', {}))}\n"}),
+        INVOKE,
+        CLOSING,
+    )
     turn = parse(text)
     assert turn.calls == () and [item.raw for item in turn.failures] == [str(text)]
-
-
-# --- any text --------------------------------------------------------------------------------------------------------
-
-
-tags = [*WORDS, '<invoke name="f">', '<parameter name="s">', '<parameter name="o">', '">', CALL, INVOKE]
-parts = [*"<>=/\n \"'{}[]1,", "f", "s", "true", "None", '{"a": 1}', "<think>", "</think>", "\ud800", "é", "tool_call"]
-pieces = st.sampled_from(tags + parts)
 
 
 class TestMiniMaxM2(Conformance):
     forms = [FORM]
     remaining = [
-        ("", ""),
-        ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"before{block(INVOKE, INVOKE, INVOKE)}after", "before\nafter"),
+        *rows("", "", CALL),
+        *rows("before\nafter", f"before\n\n{CALL}\n{CALL}\nafter", f"before{block(INVOKE, INVOKE, INVOKE)}after"),
         (f"a {CLOSING}{CALL}", f"a {CLOSING}"),
         (f"a </parameter></invoke>{CALL}", "a </parameter></invoke>"),
-        (f"a\n{OPENING}{{}}{CLOSING}", "a"),
-        ("a <minimax:tool_call", "a <minimax:tool_call"),
-        (f"a {INVOKE}", f"a {INVOKE}"),
-        (f"a\n{INVOKE}\nb", "a\nb"),
+        *((f"a\n{OPENING}{{}}{CLOSING}", "a"), (f"a {INVOKE}", f"a {INVOKE}"), (f"a\n{INVOKE}\nb", "a\nb")),
     ]
     details = [
         (f"{OPENING}{inside}{CLOSING}", *rest)
@@ -311,30 +193,4 @@ class TestMiniMaxM2(Conformance):
             ('<invoke name="f">hi</invoke>', 'only parameters, each <parameter name="…</parameter>, at', "f"),
             (f'<invoke name="f">{parameter("s", "v") * 2}</invoke>', "The parameter 's' is given twice", "f"),
         ]
-    ]
-    units = [
-        '\n<invoke name="f">',
-        '\n<invoke name="f"></invoke>',
-        OPENING + CLOSING,
-        OPENING + '<invoke name="f">',
-        OPENING + '<invoke name="f">' + CLOSING,
-        OPENING + '<invoke name="f"><parameter name="s">',
-        OPENING + INVOKE,
-        OPENING + INVOKE + "x" + CLOSING,
-        OPENING + '<invoke name="f">' + parameter("a", "[" * 3000) + "</invoke>" + CLOSING,
-        CALL,
-    ]
-    huge = [
-        OPENING + " " * 1_000_000,
-        OPENING + '<invoke name="' + "f" * 1_000_000,
-        OPENING + '<invoke name="f">' * 60_000,
-        OPENING + INVOKE * 14_000,
-        OPENING + INVOKE * 14_000 + CLOSING,
-        OPENING + '<invoke name="f"></invoke>' * 38_000 + "x" + CLOSING,
-        OPENING + '<invoke name="f">x</invoke>' * 37_000 + CLOSING,
-        OPENING + '<invoke name="f">' + "".join(parameter(f"k{n}", "v") for n in range(28_000)),
-        OPENING + '<invoke name="f"><parameter name="s">' + "<" * 1_000_000,
-        OPENING + '<invoke name="f"><parameter name="s">' + "</parameter" * 90_000,
-        OPENING + '<invoke name="f">' + parameter("s", "v" * 1_000_000) + "</invoke>" + CLOSING,
-        OPENING + '<invoke name="f">' + parameter("o", '{"a":' * 200_000) + "</invoke>" + CLOSING,
     ]

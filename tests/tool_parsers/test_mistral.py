@@ -6,16 +6,14 @@ import json
 
 import pytest
 
-from strands_sglang.tool_parsers.parsed import ParseFailure
-from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, shown
+from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
+from support.tool_parsers.checks import Conformance, rows, shown
 from support.tool_parsers.json_lists import MISTRAL as FORM
 from support.tool_parsers.json_lists import NAMED, ONE
 
 OPENING, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 THINK, THOUGHT = "[THINK]", "[/THINK]"
 CALL = FORM.call
-Failure = ParseFailure
 
 
 @pytest.mark.parametrize("call_id", ["7", "null", '" "'])
@@ -34,34 +32,15 @@ def test_invalid_object_fails_alone(call_id: str) -> None:
     ],
     ids=shown,
 )
-def test_blocks_without_a_call(block: str, failure: ParseFailure) -> None:
+def test_blocks_without_a_call(block: str, failure: Failure) -> None:
     FORM.check_block(block, failure)
-
-
-@pytest.mark.parametrize("family", ["mistral-nemo", "mistral-small-3.2", "devstral-2507", "ministral-3-reasoning"])
-def test_template_output_is_parsed(family: str) -> None:
-    arguments = {"path": 'a\n"b"', "lines": [1, None]}
-    calls = [
-        {"type": "function", "id": f"call0000{name}", "function": {"name": name, "arguments": arguments}}
-        for name in "fg"
-    ]
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": calls}]
-    text = tokenizer(family).apply_chat_template(messages, tokenize=False)
-    turn = FORM.parse(text.partition("[/INST]")[2].removesuffix("</s>"))
-    assert [(call.name, call.arguments) for call in turn.calls] == [("f", arguments), ("g", arguments)]
-    has_ids = family in ("mistral-nemo", "mistral-small-3.2")
-    assert [call.id for call in turn.calls] == (["call0000f", "call0000g"] if has_ids else [None, None])
-    assert (turn.failures, turn.text) == ((), "")
 
 
 def test_ids() -> None:
     assert FORM.parse(FORM.listed('{"name": "f", "arguments": {}, "id": "call00001"}')).calls[0].id == "call00001"
     (call,) = FORM.parse("ok[TOOL_CALLS]f[CALL_ID]call00001[ARGS]{}").calls
     assert (call.name, call.id, call.start, call.raw) == (
-        "f",
-        "call00001",
-        2,
-        "[TOOL_CALLS]f[CALL_ID]call00001[ARGS]{}",
+        *("f", "call00001", 2, "[TOOL_CALLS]f[CALL_ID]call00001[ARGS]{}"),
     )
 
 
@@ -84,41 +63,25 @@ def test_marker_inside_arguments_of_named_call_is_data(marker: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "failure"),
     [
-        (OPENING, Failure.MISSING_NAME),
-        (f"{OPENING} \n", Failure.MISSING_NAME),
-        (f"{OPENING}f", Failure.BAD_ARGUMENTS),
-        (f"{OPENING}f{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}f(1)", Failure.BAD_ARGUMENTS),
-        (f"{OPENING}f{CALL_ID}x", Failure.BAD_ARGUMENTS),
-        (f"{OPENING}{ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING} {ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}{CALL_ID}x{ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}f{CALL_ID}{ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}f{CALL_ID} {ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}f{CALL_ID}x{CALL_ID}y{ARGS}{{}}", Failure.BAD_ARGUMENTS),
-        (f"{OPENING}f{CALL_ID}[x]{ARGS}{{}}", Failure.MISSING_NAME),
-        (f"{OPENING}f[ARG]{{}}{ARGS}{{}}", Failure.MISSING_NAME),
+        *rows(Failure.MISSING_NAME, OPENING, f"{OPENING} \n", f"{OPENING}f{{}}", f"{OPENING}{ARGS}{{}}"),
+        *rows(Failure.MISSING_NAME, f"{OPENING} {ARGS}{{}}", f"{OPENING}{CALL_ID}x{ARGS}{{}}"),
+        *rows(Failure.MISSING_NAME, f"{OPENING}f{CALL_ID}{ARGS}{{}}", f"{OPENING}f{CALL_ID} {ARGS}{{}}"),
+        *rows(Failure.MISSING_NAME, f"{OPENING}f{CALL_ID}[x]{ARGS}{{}}", f"{OPENING}f[ARG]{{}}{ARGS}{{}}"),
         (f'{OPENING}{ARGS}{{"a": "{NAMED[:-1]}"}}'.replace('"expression": "12*7+3"', ""), Failure.MISSING_NAME),
-        (f"{OPENING}f{ARGS}", Failure.INVALID_JSON),
-        (f"{OPENING}f{ARGS}{ARGS}{{}}", Failure.INVALID_JSON),
-        (f'{OPENING}f{ARGS}{{"a": 1,}}', Failure.INVALID_JSON),
-        (f"{OPENING}f{ARGS}{{'a': 1}}", Failure.INVALID_JSON),
-        (f'{OPENING}f{ARGS}{{"a": NaN}}', Failure.INVALID_JSON),
-        (f'{OPENING}f{ARGS}{{"a": "x\ny"}}', Failure.INVALID_JSON),
-        (f'{OPENING}f{ARGS}{{"a": 1', Failure.INVALID_JSON),
+        *rows(Failure.BAD_ARGUMENTS, f"{OPENING}f", f"{OPENING}f(1)", f"{OPENING}f{CALL_ID}x"),
+        *rows(Failure.BAD_ARGUMENTS, f"{OPENING}f{CALL_ID}x{CALL_ID}y{ARGS}{{}}", f"{OPENING}f{ARGS}[]"),
+        *rows(Failure.BAD_ARGUMENTS, f'{OPENING}f{ARGS}"{{}}"', f"{OPENING}f{ARGS}null"),
+        *rows(Failure.INVALID_JSON, f"{OPENING}f{ARGS}", f"{OPENING}f{ARGS}{ARGS}{{}}", f'{OPENING}f{ARGS}{{"a": 1,}}'),
+        *rows(Failure.INVALID_JSON, f"{OPENING}f{ARGS}{{'a': 1}}", f'{OPENING}f{ARGS}{{"a": NaN}}'),
+        *rows(Failure.INVALID_JSON, f'{OPENING}f{ARGS}{{"a": "x\ny"}}', f'{OPENING}f{ARGS}{{"a": 1'),
         (f'{OPENING}f{ARGS}{{"a": 1, "a": 2}}', Failure.DUPLICATE_KEY),
-        (f"{OPENING}f{ARGS}[]", Failure.BAD_ARGUMENTS),
-        (f'{OPENING}f{ARGS}"{{}}"', Failure.BAD_ARGUMENTS),
-        (f"{OPENING}f{ARGS}null", Failure.BAD_ARGUMENTS),
-        (f"{OPENING}f{ARGS}{{}} x", Failure.TRAILING_TEXT),
-        (f"{OPENING}f{ARGS}{{}}{{}}", Failure.TRAILING_TEXT),
-        (f"{OPENING}f{ARGS}{{}}, g{ARGS}{{}}", Failure.TRAILING_TEXT),
-        (f"{OPENING}f{ARGS}{{}}{CALL_ID}x", Failure.TRAILING_TEXT),
+        *rows(Failure.TRAILING_TEXT, f"{OPENING}f{ARGS}{{}} x", f"{OPENING}f{ARGS}{{}}{{}}"),
+        *rows(Failure.TRAILING_TEXT, f"{OPENING}f{ARGS}{{}}, g{ARGS}{{}}", f"{OPENING}f{ARGS}{{}}{CALL_ID}x"),
         (f'{OPENING}f{ARGS}{{}} {{"a": "{OPENING}"}}', Failure.TRAILING_TEXT),
     ],
     ids=shown,
 )
-def test_malformed_named_call_does_not_affect_other_calls(raw: str, failure: ParseFailure) -> None:
+def test_malformed_named_call_does_not_affect_other_calls(raw: str, failure: Failure) -> None:
     turn = FORM.parse(f"a\n{NAMED}{raw}{NAMED}{raw}{CALL}")
     assert [(item.failure, item.raw) for item in turn.failures] == [(failure, raw), (failure, raw)]
     first = len(f"a\n{NAMED}")
@@ -161,19 +124,4 @@ class TestMistral(Conformance):
         ("[TOOL_CALLS][ARGS]{}", "The name of a tool call must come before [ARGS]", None),
         ("[TOOL_CALLS]f[CALL_ID][ARGS]{}", "The id of a tool call must come before [ARGS]", None),
         (f"[TOOL_CALLS]{ONE}", "a list of tool calls, or by a name and [ARGS]", None),
-    ]
-    units = [
-        NAMED,
-        OPENING + "f" + ARGS,
-        OPENING + "f" + CALL_ID,
-        OPENING + "f" + ARGS + "{} x",
-        OPENING + ARGS + '{"a":',
-        OPENING + "f" + ARGS + '{"a":"',
-        OPENING + "f" + ARGS + '{"a":"\\',
-    ]
-    huge = [
-        OPENING + "x" * 1_000_000,
-        OPENING + "f" + ARGS + '{"a":' * 200_000,
-        OPENING + "f" + ARGS + "{}" + " " * 1_000_000,
-        OPENING + ARGS * 150_000,
     ]

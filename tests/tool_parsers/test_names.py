@@ -7,20 +7,12 @@ import json
 import pytest
 
 from strands_sglang.chat.failed_call import reject_unprintable_names
-from strands_sglang.tool_parsers import HermesToolParser, ParseFailure
+from strands_sglang.tool_parsers import HermesToolParser
+from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
 
 UNSEEN = [
-    "\x1b[2J",
-    "\x1b]0;title\x07",
-    "\x9b31m",
-    "a\u202eb",
-    "a\u200bb",
-    "a\r\nb",
-    "a\x00",
-    "\x7f",
-    "\u2066a",
-    "\u2028",
+    *("\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "a\u202eb", "a\u200bb", "a\r\nb", "a\x00", "\x7f", "\u2066a", "\u2028")
 ]
 
 
@@ -30,7 +22,7 @@ def test_call_with_unprintable_name_fails(name: str) -> None:
     turn = reject_unprintable_names(HermesToolParser().parse(f"so\n<tool_call>\n{call}\n</tool_call>"))
     assert not turn.calls and turn.text == "so"
     (failed,) = turn.failures
-    assert failed.failure is ParseFailure.MISSING_NAME and failed.name is None
+    assert failed.failure is Failure.MISSING_NAME and failed.name is None
     assert failed.detail.isprintable()
 
 

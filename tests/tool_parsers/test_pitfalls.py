@@ -6,9 +6,13 @@ A call here is written by hand, with a place for its arguments: `BODY` for forma
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from strands_sglang.tool_parsers import ParsedTurn, get_tool_parser, tool_parser_names
+from strands_sglang.tool_parsers import ParseFailure as Failure
+from support.tool_parsers.checks import rows, shown
 
 JSON = {
     "hermes": '<tool_call>\n{"name": "t", "arguments": BODY}\n</tool_call>',
@@ -111,15 +115,28 @@ def test_samples_are_well_formed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(JSON))
-@pytest.mark.parametrize("body", ['{"a": "v",}', '{"a": "v", }', '{"a": 1,, "b": 2}', "{,}", "{'a': 'v'}", '{"a": v}'])
-def test_invalid_json_fails(name: str, body: str) -> None:
-    assert no_call(parse(name, JSON[name].replace("BODY", body)))
-
-
-@pytest.mark.parametrize("name", sorted(JSON))
-@pytest.mark.parametrize("body", ['"{}"', '"{\\"a\\": 1}"', "[]", '[{"a": 1}]', "null", "1", "true", '""', ""])
-def test_arguments_must_be_an_object(name: str, body: str) -> None:
-    assert no_call(parse(name, JSON[name].replace("BODY", body)))
+@pytest.mark.parametrize(
+    ("body", "failure"),
+    [
+        *rows(
+            Failure.INVALID_JSON, '{"a": "v",}', '{"a": "v", }', '{"a": 1,, "b": 2}', "{,}", "{'a': 'v'}", '{"a": v}'
+        ),
+        *rows(Failure.INVALID_JSON, "{a: 1}", '{"a": "x\ny"}', '{"a": "\\x"}', '{"a": 01}', '{"a": NaN}', "f(1)", ""),
+        *rows(
+            Failure.INVALID_JSON, '{"a": -Infinity}', '{"a": 1e999}', '{"a": "\\ud800"}', '{"\\udfff": 1}', "\u00a0{}"
+        ),
+        *rows(
+            Failure.INVALID_JSON, '{"a": "\ud800"}', '{"a": ' + "1" * 4301 + "}", '{"a": ' + "[" * 100 + "]" * 100 + "}"
+        ),
+        *rows(Failure.INVALID_JSON, '{"a": ' + "[" * 50_000 + "]" * 50_000 + "}", "```json\n{}\n```"),
+        *rows(Failure.DUPLICATE_KEY, '{"a": 1, "a": 1}', '{"a": [{"b": 1, "b": 1}]}'),
+        *rows(Failure.BAD_ARGUMENTS, '"{}"', '"{\\"a\\": 1}"', "[]", '[{"a": 1}]', "null", "0", "true", "false", '""'),
+    ],
+    ids=shown,
+)
+def test_arguments_that_are_no_object_fail(name: str, body: str, failure: Failure) -> None:
+    turn = parse(name, JSON[name].replace("BODY", body))
+    assert no_call(turn) and turn.failures[0].failure is (failure if body or name != "mistral" else Failure.UNCLOSED)
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "phi4", "nemotron"])
@@ -184,18 +201,36 @@ def test_string_parameter_is_a_string(name: str, value: str) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        "    indented = 1\n    more = 2",
-        "\n  after an empty line\n",
-        "  ",
-        "\ttab",
-        "x = 1  ",
-        "a\r\nb",
+        *("", "\n", "\n\n", "  x  ", "\n  x\n", "\tx\r\n", "é😀\u2028", "&lt;<b>", "<think>x</think>", "</param"),
+        *("    indented = 1\n    more = 2", "\n  after an empty line\n", "  ", "\ttab", "x = 1  ", "a\r\nb"),
         "def f():\n\treturn 1",
     ],
 )
 def test_whitespace_of_value_is_kept(name: str, value: str) -> None:
     (call,) = parse(name, good(name, value)).calls
     assert call.arguments["a"] == value
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm", "minimax_m2"])
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        *(
+            *(("integer", "12", 12), ("integer", "\n12\n", 12), ("integer", "twelve", "twelve")),
+            ("number", "1e-07", 1e-07),
+        ),
+        *(("boolean", "True", True), ("boolean", "false", False), ("null", "None", None), ("null", "null", None)),
+        *((["string", "null"], "null", None), (["string", "null"], "nothing", "nothing")),
+        *(("object", '{\n  "a": [1, null]\n}', {"a": [1, None]}), ("array", '\n["\\u003c"]\n', ["<"])),
+    ],
+)
+def test_other_values_are_typed_by_the_schema(name: str, kind: Any, text: str, value: Any) -> None:
+    parser, typed = get_tool_parser(name), {"t": {"type": "object", "properties": {"a": {"type": kind}}}}
+    (call,) = parser.parse(good(name, text), schemas=typed).calls
+    assert repr(call.arguments) == repr({"a": value, "b": "x"})
+    for schemas in (None, {}, {"other": typed["t"]}, SCHEMAS):
+        (call,) = parser.parse(good(name, text), schemas=schemas).calls
+        assert call.arguments == {"a": text, "b": "x"}
 
 
 @pytest.mark.parametrize("name", sorted(BARE))

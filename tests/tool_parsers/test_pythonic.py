@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, SampledText
+from strands_sglang.tool_parsers import ParsedTurn, SampledText
+from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.pythonic import PythonicToolParser
-from support.tool_parsers.checks import Conformance, Format
+from support.tool_parsers.checks import Conformance, Format, rows
 
 OPENING, CLOSING = "<|python_start|>", "<|python_end|>"
 CALL = '[calculator(expression="12*7+3")]'
@@ -33,9 +34,6 @@ FORM = Format(PythonicToolParser())
 parse, failed = FORM.parse, FORM.failed
 
 
-# --- what is read ----------------------------------------------------------------------------------------------------
-
-
 def test_call_between_markers() -> None:
     turn = parse(f"Let me see.\n{OPENING}{CALL}{CLOSING}")
     (call,) = turn.calls
@@ -46,9 +44,7 @@ def test_call_between_markers() -> None:
 @pytest.mark.parametrize(
     ("text", "calls"),
     [
-        ("[f()]", [("f", {})]),
-        ("[f(),]", [("f", {})]),
-        (" \n[ f( ) ]\t\n", [("f", {})]),
+        *rows([("f", {})], "[f()]", "[f(),]", " \n[ f( ) ]\t\n"),
         ("[\n    f(\n        a=1,\n        b='x',\n    ),\n    g(),\n]", [("f", {"a": 1, "b": "x"}), ("g", {})]),
         ("[f(a = 1)]", [("f", {"a": 1})]),
         ("[a.b.c(d=None)]", [("a.b.c", {"d": None})]),
@@ -85,30 +81,10 @@ def test_several_lists_between_markers() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "hello",
-        "\n hello \n",
-        "[a link](https://example.org/f(a=1))",
-        "[link](f())",
-        '[{"name": "f", "arguments": {}}]',
-        "[1, 2, 3]",
-        "[]",
-        "['f()']",
-        "[f]",
-        "[f, g()]",
-        "[see (this)]",
-        "[f (a=1)]",
-        "[(f())]",
-        "[1f()]",
-        "[.f()]",
-        "f(a=1)",
-        "```python\n[f(a=1)]\n```",
-        f"I would call {CALL}",
-        f"Sure!\n{CALL}",
-        f"{CLOSING}{CALL}",
-        "<|python_start|",
-        CLOSING,
-        f"a {CLOSING} b",
+        *("", "hello", "\n hello \n", "[a link](https://example.org/f(a=1))", "[link](f())"),
+        *('[{"name": "f", "arguments": {}}]', "[1, 2, 3]", "[]", "['f()']", "[f]", "[f, g()]", "[see (this)]"),
+        *("[f (a=1)]", "[(f())]", "[1f()]", "[.f()]", "f(a=1)", "```python\n[f(a=1)]\n```", f"I would call {CALL}"),
+        *(f"Sure!\n{CALL}", f"{CLOSING}{CALL}", "<|python_start|", CLOSING, f"a {CLOSING} b"),
     ],
 )
 def test_text_is_not_a_call(text: str) -> None:
@@ -123,80 +99,34 @@ def test_only_marker_tokens_are_markers() -> None:
         assert len(turn.calls) == calls and turn.failures == ()
         assert turn.text == ("" if calls else text)
     half = PythonicToolParser().parse(SampledText(text, places[:1], lambda marker: (0,)))
-    assert [item.failure for item in half.failures] == [ParseFailure.UNCLOSED] and half.calls == ()
+    assert [item.failure for item in half.failures] == [Failure.UNCLOSED] and half.calls == ()
 
 
-# --- reasoning -------------------------------------------------------------------------------------------------------
+LITERAL, ARGUMENTS, NAME = Failure.INVALID_LITERAL, Failure.BAD_ARGUMENTS, Failure.MISSING_NAME
+KEY, TRAILING, UNCLOSED = Failure.DUPLICATE_KEY, Failure.TRAILING_TEXT, Failure.UNCLOSED
 
-
-# --- what is not a call ----------------------------------------------------------------------------------------------
-
-LITERAL, ARGUMENTS, NAME = ParseFailure.INVALID_LITERAL, ParseFailure.BAD_ARGUMENTS, ParseFailure.MISSING_NAME
-KEY, TRAILING, UNCLOSED = ParseFailure.DUPLICATE_KEY, ParseFailure.TRAILING_TEXT, ParseFailure.UNCLOSED
-
-BROKEN: list[tuple[str, ParseFailure, str | None]] = [
-    ("[f(1)]", ARGUMENTS, "f"),
-    ("[f('a', b=1)]", ARGUMENTS, "f"),
-    ("[f(x)]", ARGUMENTS, "f"),
-    ("[f(*a)]", ARGUMENTS, "f"),
-    ("[f(**{'a': 1})]", ARGUMENTS, "f"),
-    ("[f({'a': 1})]", ARGUMENTS, "f"),
-    ("[f(a: 1)]", ARGUMENTS, "f"),
-    ("[f(,)]", ARGUMENTS, "f"),
-    ("[f(), g]", ARGUMENTS, None),
-    ("[f(), g (a=1)]", ARGUMENTS, None),
-    ("[f(), g[0]]", ARGUMENTS, None),
-    ("[f(a=1, a=2)]", KEY, "f"),
-    ("[f(a={'b': 1, 'b': 1})]", KEY, "f"),
+BROKEN: list[tuple[str, Failure, str | None]] = [
+    *rows((ARGUMENTS, "f"), "[f(1)]", "[f('a', b=1)]", "[f(x)]", "[f(*a)]", "[f(**{'a': 1})]", "[f({'a': 1})]"),
+    *rows((ARGUMENTS, "f"), "[f(a: 1)]", "[f(,)]"),
+    *rows((ARGUMENTS, None), "[f(), g]", "[f(), g (a=1)]", "[f(), g[0]]", "[f(), lambda: g()]"),
+    *rows((KEY, "f"), "[f(a=1, a=2)]", "[f(a={'b': 1, 'b': 1})]"),
     ("[f(a=1), g(b=1, b=2), h()]", KEY, None),
-    ("[f(a=x)]", LITERAL, "f"),
-    ("[f(a=true)]", LITERAL, "f"),
-    ("[f(a=null)]", LITERAL, "f"),
-    ("[f(a=(1, 2))]", LITERAL, "f"),
-    ("[f(a={1, 2})]", LITERAL, "f"),
-    ("[f(a={1: 2})]", LITERAL, "f"),
-    ("[f(a=1 + 2)]", LITERAL, "f"),
-    ("[f(a=g())]", LITERAL, "f"),
-    ("[f(a=1_000)]", LITERAL, "f"),
-    ("[f(a=f'x')]", LITERAL, "f"),
-    ("[f(a='x' 'y')]", LITERAL, "f"),
-    ("[f(a='x\ny')]", LITERAL, "f"),
-    ("[f(a='It's')]", LITERAL, "f"),
-    (r"[f(a='\x4')]", LITERAL, "f"),
-    (r"[f(a='\ud800')]", LITERAL, "f"),
-    ("[f(a='\ud800')]", LITERAL, "f"),
-    ("[f(a=1e999)]", LITERAL, "f"),
-    ("[f(a=" + "1" * 4301 + ")]", LITERAL, "f"),
-    ("[f(a=" + "[" * 100 + "]" * 100 + ")]", LITERAL, "f"),
-    ("[f(a=" + "[" * 100_000 + ")]", LITERAL, "f"),
-    ("[f(a=1]", LITERAL, "f"),
-    ("[f(a=1)}", LITERAL, "f"),
-    ("[f(a=1))]", LITERAL, "f"),
-    ("[f(a=1) g(b=2)]", LITERAL, "f"),
-    ("[f(a=1); g(b=2)]", LITERAL, "f"),
-    ("[f(a=1) for a in range(3)]", LITERAL, "f"),
-    ("[f(a=1) if x else g(b=2)]", LITERAL, "f"),
-    ("[f(a=1).b, g()]", LITERAL, "f"),
-    ("[f(a=1)(b=2)]", LITERAL, "f"),
-    ("[f(a=1), g(b=2) for b in c]", LITERAL, None),
-    ("[f(a=1), g(b=c)]", LITERAL, None),
-    ("[f(a=1),, g()]", NAME, None),
-    ("[f(a=1), 1]", NAME, None),
-    ("[f(a=1), 'g()']", NAME, None),
-    ("[f(), (g())]", NAME, None),
-    ("[f(), lambda: g()]", ARGUMENTS, None),
-    ("[get-weather(city='Paris')]", NAME, None),
-    ("[f..g()]", NAME, None),
-    ("[f.()]", NAME, None),
-    ("[f.1g()]", NAME, None),
-    ("[x²(a=1)]", NAME, None),
-    ("[f(), *g()]", NAME, None),
+    *rows((LITERAL, "f"), "[f(a=x)]", "[f(a=true)]", "[f(a=null)]", "[f(a=(1, 2))]", "[f(a={1, 2})]", "[f(a={1: 2})]"),
+    *rows((LITERAL, "f"), "[f(a=1 + 2)]", "[f(a=g())]", "[f(a=1_000)]", "[f(a=f'x')]", "[f(a='x' 'y')]"),
+    *rows((LITERAL, "f"), "[f(a='x\ny')]", "[f(a='It's')]", r"[f(a='\x4')]", r"[f(a='\ud800')]", "[f(a='\ud800')]"),
+    *rows((LITERAL, "f"), "[f(a=1e999)]", "[f(a=" + "1" * 4301 + ")]", "[f(a=" + "[" * 100 + "]" * 100 + ")]"),
+    *rows((LITERAL, "f"), "[f(a=" + "[" * 100_000 + ")]", "[f(a=1]", "[f(a=1)}", "[f(a=1))]", "[f(a=1) g(b=2)]"),
+    *rows((LITERAL, "f"), "[f(a=1); g(b=2)]", "[f(a=1) for a in range(3)]", "[f(a=1) if x else g(b=2)]"),
+    *rows((LITERAL, "f"), "[f(a=1).b, g()]", "[f(a=1)(b=2)]"),
+    *rows((LITERAL, None), "[f(a=1), g(b=2) for b in c]", "[f(a=1), g(b=c)]"),
+    *rows((NAME, None), "[f(a=1),, g()]", "[f(a=1), 1]", "[f(a=1), 'g()']", "[f(), (g())]"),
+    *rows((NAME, None), "[get-weather(city='Paris')]", "[f..g()]", "[f.()]", "[f.1g()]", "[x²(a=1)]", "[f(), *g()]"),
     ("[\u00a0f()]", NAME, None),
 ]
 
 
 @pytest.mark.parametrize(("text", "failure", "name"), BROKEN, ids=lambda value: ascii(value)[:50])
-def test_malformed_list_is_one_failed_call(text: str, failure: ParseFailure, name: str | None) -> None:
+def test_malformed_list_is_one_failed_call(text: str, failure: Failure, name: str | None) -> None:
     """Nothing behind it is trusted, also not what looks like a list of its own."""
     for before in ("", "\n ", "<think>hm</think>\n\n"):
         item = failed(f"{before}{text}\n{CALL}")
@@ -211,33 +141,19 @@ def test_malformed_list_is_one_failed_call(text: str, failure: ParseFailure, nam
 @pytest.mark.parametrize(
     ("text", "failure", "name"),
     [
-        ("[f(a=1)] done", TRAILING, "f"),
-        ("[f(a=1)][0]", TRAILING, "f"),
-        ("[f(a=1)]]", TRAILING, "f"),
-        ("[f(a=1)](https://example.org)", TRAILING, "f"),
+        *rows((TRAILING, "f"), "[f(a=1)] done", "[f(a=1)][0]", "[f(a=1)]]", "[f(a=1)](https://example.org)"),
+        *rows((TRAILING, "f"), f"[f(a=1)]{CLOSING}", f"[f(a=1)]\n{OPENING}[g()]{CLOSING}"),
+        *rows((TRAILING, "f"), f"{OPENING}[f()] x{CLOSING}", f"{OPENING}[f()]{OPENING}[g()]{CLOSING}"),
         ("[f(), g()] and more", TRAILING, None),
-        (f"[f(a=1)]{CLOSING}", TRAILING, "f"),
-        (f"[f(a=1)]\n{OPENING}[g()]{CLOSING}", TRAILING, "f"),
-        (f"{OPENING}[f()] x{CLOSING}", TRAILING, "f"),
-        (f"{OPENING}[f()]{OPENING}[g()]{CLOSING}", TRAILING, "f"),
-        (f"{OPENING}[f()]", UNCLOSED, "f"),
-        (f"{OPENING}[f()] x", UNCLOSED, "f"),
-        (f"{OPENING}[f(), g()]\n", UNCLOSED, None),
-        (f"{OPENING}f(){CLOSING}", LITERAL, None),
-        (f"{OPENING}print('hi'){CLOSING}", LITERAL, None),
-        (f"{OPENING}{{}}{CLOSING}", LITERAL, None),
-        (f"{OPENING}{CLOSING}", LITERAL, None),
-        (f"{OPENING}{OPENING}[f()]{CLOSING}", LITERAL, None),
-        (f"{OPENING}[]{CLOSING}", NAME, None),
-        (f"{OPENING}[,]{CLOSING}", NAME, None),
-        (f"{OPENING}[1]{CLOSING}", NAME, None),
+        *rows((UNCLOSED, "f"), f"{OPENING}[f()]", f"{OPENING}[f()] x", f"{OPENING}[f(a='x{CLOSING}"),
+        *rows((UNCLOSED, None), f"{OPENING}[f(), g()]\n", OPENING, f"{OPENING}\n"),
+        *rows((LITERAL, None), f"{OPENING}f(){CLOSING}", f"{OPENING}print('hi'){CLOSING}", f"{OPENING}{{}}{CLOSING}"),
+        *rows((LITERAL, None), f"{OPENING}{CLOSING}", f"{OPENING}{OPENING}[f()]{CLOSING}"),
+        *rows((NAME, None), f"{OPENING}[]{CLOSING}", f"{OPENING}[,]{CLOSING}", f"{OPENING}[1]{CLOSING}"),
         (f"{OPENING}[f]{CLOSING}", ARGUMENTS, None),
-        (f"{OPENING}[f(a='x{CLOSING}", UNCLOSED, "f"),
-        (OPENING, UNCLOSED, None),
-        (f"{OPENING}\n", UNCLOSED, None),
     ],
 )
-def test_list_with_invalid_end_fails(text: str, failure: ParseFailure, name: str | None) -> None:
+def test_list_with_invalid_end_fails(text: str, failure: Failure, name: str | None) -> None:
     item = failed(text)
     assert (item.failure, item.name, item.raw, item.start) == (failure, name, text, 0)
 
@@ -258,8 +174,6 @@ def test_truncated_list_is_unclosed(length: int) -> None:
 def test_depth_counts_from_the_arguments() -> None:
     assert len(parse("[f(a=" + "[" * 99 + "]" * 99 + ")]").calls) == 1
 
-
-# --- any text ---------------------------------------------------------------------------------------------------------
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -297,40 +211,4 @@ class TestPythonic(Conformance):
         ("[f(a=1", "The turn ended in the middle of a list of calls."),
         (f"{OPENING}[f()]", f"The list of calls is not followed by {CLOSING}."),
         (f"{OPENING}x{CLOSING}", "there must be a list of calls, as in [name(key=value)], at character 16"),
-    ]
-    units = [
-        OPENING,
-        CLOSING,
-        "<|python_st",
-        "[",
-        "[f(",
-        "[f()",
-        "f(",
-        "[f(a='",
-        "[f()],",
-        OPENING + CLOSING,
-        OPENING + "[f()]",
-        OPENING + "[f()]" + CLOSING,
-        OPENING + "[f(a=1" + CLOSING,
-        "<think>",
-        "a.",
-        "-",
-        " ",
-    ]
-    huge = [
-        "[f(a=" + "[" * 1_000_000,
-        "[f(a='" + "x" * 1_000_000,
-        "[f(a='" + "\\" * 1_000_000,
-        "[f(a=" + "1" * 1_000_000 + ")]",
-        "[f(a=[" + "1.5," * 250_000 + "])]",
-        "[f(" + " " * 1_000_000,
-        "[f(" + "a" * 1_000_000,
-        "[" + "f" * 1_000_000,
-        "[" + "a." * 500_000 + "b()]",
-        "[f()" + " " * 1_000_000,
-        "[f()]" + " " * 1_000_000 + "x",
-        "[" + " " * 1_000_000 + "f()]",
-        " " * 1_000_000 + "[f()]",
-        "[f()" + ", g(a=1)" * 40_000 + "]",
-        "[f(" + ",".join(f"a{number}=1" for number in range(100_000)) + ")]",
     ]

@@ -2,62 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
-from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import ParsedTurn, ParseFailure, SampledText
+from strands_sglang.tool_parsers import ParsedTurn
+from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.qwen3_coder import Qwen3CoderToolParser
-from support.families import tokenizer
-from support.tool_parsers.checks import Conformance, Format
+from support.tool_parsers.checks import TYPED, Conformance, Format, rows, sampled
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-WORDS = (OPENING, CLOSING, "<function=", "</function>", "<parameter=", "</parameter>")
-PROPERTIES: dict[str, Any] = {
-    **{key: {"type": "string"} for key in ("s", "path", "text")},
-    **{"n": {"type": "integer"}, "x": {"type": "number"}, "b": {"type": "boolean"}, "z": {"type": "null"}},
-    **{"o": {"type": "object"}, "a": {"type": "array"}, "u": {"type": ["string", "null"]}},
-}
-SCHEMAS = {"f": {"type": "object", "properties": PROPERTIES}}
 CALL = "<tool_call>\n<function=f>\n<parameter=s>\n12*7+3\n</parameter>\n</function>\n</tool_call>"
-
-
-def call_of(name: str, arguments: dict[str, Any], python: bool = True) -> str:
-    """Write a call as the templates do."""
-    written = f"<tool_call>\n<function={name}>\n"
-    for key, value in arguments.items():
-        if not isinstance(value, str):
-            value = str(value) if python and not isinstance(value, (dict, list)) else json.dumps(value)
-        written += f"<parameter={key}>\n{value}\n</parameter>\n"
-    return f"{written}</function>\n</tool_call>"
 
 
 def body(inside: str) -> str:
     return f"<tool_call>\n<function=f>\n{inside}\n</function>\n</tool_call>"
 
 
-FORM = Format(Qwen3CoderToolParser(), schemas=SCHEMAS)
+FORM = Format(Qwen3CoderToolParser(), schemas=TYPED)
 parse, failed = FORM.parse, FORM.failed
-
-
-# --- what is read ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", ["qwen3-coder", "qwen3.6"])
-def test_template_output_is_parsed(family: str) -> None:
-    arguments: dict[str, Any] = {
-        **{"s": "123", "path": "", "text": "  def f():\n\n      return '<b>' & 1\n"},
-        **{"n": -7, "x": 1e-07, "b": True, "z": None, "u": None, "a": []},
-        **{"o": {"<é'&\"\n>": [1, 2.0, None, True, {"x": {}}]}},
-    }
-    calls = [{"function": {"name": "f", "arguments": chosen}} for chosen in (arguments, {})]
-    messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "Now.", "tool_calls": calls}]
-    text = tokenizer(family).apply_chat_template(messages, tokenize=False)
-    turn = parse(text[text.rindex("Now.") : text.rindex(CLOSING) + len(CLOSING)])
-    assert [repr(call.arguments) for call in turn.calls] == [repr(arguments), "{}"]
-    assert (turn.text, turn.failures) == ("Now.", ())
 
 
 @pytest.mark.parametrize(
@@ -77,22 +38,11 @@ def test_whitespace_between_tags_is_ignored(text: str) -> None:
 @pytest.mark.parametrize(
     ("between", "value"),
     [
-        ("", ""),
-        ("\n", ""),
-        ("\n\n", ""),
-        ("\n\n\n", "\n"),
-        ("\n\n\n\n", "\n\n"),
-        ("\n  x", "  x"),
-        ("x  \n", "x  "),
+        *rows("", "", "\n", "\n\n"),
+        *(("\n\n\n", "\n"), ("\n\n\n\n", "\n\n"), ("\n  x", "  x"), ("x  \n", "x  ")),
         ("\n    if a:\n        b\n\n", "    if a:\n        b\n"),
-        ("\n\tx\r\n", "\tx\r"),
-        ("\n123\n", "123"),
-        ("\ntrue\n", "true"),
-        ("\nnull\n", "null"),
-        ("\nNone\n", "None"),
-        ("\n 1 \n", " 1 "),
-        ('\n{"a": 1}\n', '{"a": 1}'),
-        ("\n<think>x</think>\n", "<think>x</think>"),
+        *(("\n\tx\r\n", "\tx\r"), ("\n123\n", "123"), ("\ntrue\n", "true"), ("\nnull\n", "null"), ("\nNone\n", "None")),
+        *(("\n 1 \n", " 1 "), ('\n{"a": 1}\n', '{"a": 1}'), ("\n<think>x</think>\n", "<think>x</think>")),
         ("\n<parameter>&lt;<function></func></parameter\n", "<parameter>&lt;<function></func></parameter"),
         ("\né😀\u2028\n", "é😀\u2028"),
     ],
@@ -104,91 +54,47 @@ def test_string_value_excludes_newlines_of_format(between: str, value: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("n", "12", 12),
-        ("n", "twelve", "twelve"),
-        ("x", "1e-07", 1e-07),
-        ("b", "True", True),
-        ("b", "false", False),
-        ("z", "None", None),
-        ("u", "null", None),
-        ("u", "nothing", "nothing"),
-        ("o", '{\n  "a": [1, null]\n}', {"a": [1, None]}),
-        ("a", '\n["\\u003c"]\n', ["<"]),
-    ],
-)
-def test_other_values_are_typed_by_schema(key: str, text: str, value: Any) -> None:
-    (call,) = parse(body(f"<parameter={key}>\n{text}\n</parameter>")).calls
-    assert repr(call.arguments) == repr({key: value})
-
-
-def test_values_are_text_without_schema() -> None:
-    text = call_of("g", {"n": 1, "o": {"a": 1}, "b": True})
-    for schemas in (None, {}, SCHEMAS):
-        (call,) = Qwen3CoderToolParser().parse(text, schemas=schemas).calls
-        assert call.arguments == {"n": "1", "o": '{"a": 1}', "b": "True"}
-
-
-# --- what is none ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
     ("inside", "failure"),
     [
-        ("", ParseFailure.MISSING_NAME),
-        ("\n", ParseFailure.MISSING_NAME),
-        ("f", ParseFailure.MISSING_NAME),
-        ('{"name": "f", "arguments": {}}', ParseFailure.MISSING_NAME),
-        ("<function f></function>", ParseFailure.MISSING_NAME),
-        ("<function=></function>", ParseFailure.MISSING_NAME),
-        ("<function= ></function>", ParseFailure.MISSING_NAME),
-        ("<function=f g></function>", ParseFailure.MISSING_NAME),
-        ('<function="f"></function>', ParseFailure.MISSING_NAME),
-        ("<function=f", ParseFailure.MISSING_NAME),
-        ("<function=f\n></function>", ParseFailure.MISSING_NAME),
-        ("<function=f<parameter=s>v</parameter></function>", ParseFailure.MISSING_NAME),
-        ("x <function=f></function>", ParseFailure.MISSING_NAME),
-        ("<parameter=s>v</parameter>", ParseFailure.MISSING_NAME),
-        ("<function=f>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v</parameter>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v</function>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v<parameter=path>w</parameter></function>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v</function></parameter></function>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v<function=g></parameter></function>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>\n<parameter=x>1</parameter>\n</parameter></function>", ParseFailure.UNCLOSED),
-        ("<function=f><parameter=s>v<tool_call></parameter></function>", ParseFailure.UNCLOSED),
-        ("<function=f><function=g></function>", ParseFailure.UNCLOSED),
-        ("<function=f></function>\n<tool_call><function=g></function>", ParseFailure.UNCLOSED),
-        ("<tool_call>", ParseFailure.UNCLOSED),
-        ("<function=f>hello</function>", ParseFailure.BAD_ARGUMENTS),
-        ('<function=f>{"s": "v"}</function>', ParseFailure.BAD_ARGUMENTS),
-        ("<function=f></parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=s>v</parameter>,<parameter=path>w</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=s>a</parameter>b</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=s>a</parameter></parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter= s>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ('<function=f><parameter="s">v</parameter></function>', ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter='s'>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=s\n>v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter name=s v</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=o>[1]</parameter></function>", ParseFailure.BAD_ARGUMENTS),
-        ("<function=f><parameter=o>{'a': 1}</parameter></function>", ParseFailure.INVALID_JSON),
-        ('<function=f><parameter=o>{"a": 1,}</parameter></function>', ParseFailure.INVALID_JSON),
-        ("<function=f><parameter=a>hello</parameter></function>", ParseFailure.INVALID_JSON),
-        ("<function=f><parameter=s>\ud800</parameter></function>", ParseFailure.INVALID_JSON),
-        ("<function=f\udfff></function>", ParseFailure.INVALID_JSON),
-        ('<function=f><parameter=o>{"a": 1, "a": 1}</parameter></function>', ParseFailure.DUPLICATE_KEY),
-        ("<function=f><parameter=s>v</parameter><parameter=s>v</parameter></function>", ParseFailure.DUPLICATE_KEY),
-        ("<function=f></function>x", ParseFailure.TRAILING_TEXT),
-        ("<function=f></function><function=g></function>", ParseFailure.TRAILING_TEXT),
-        ("<function=f></function></function>", ParseFailure.TRAILING_TEXT),
+        *rows(Failure.MISSING_NAME, "", "\n", "f", '{"name": "f", "arguments": {}}', "<function f></function>"),
+        *rows(Failure.MISSING_NAME, "<function=></function>", "<function= ></function>", "<function=f g></function>"),
+        *rows(Failure.MISSING_NAME, '<function="f"></function>', "<function=f", "<function=f\n></function>"),
+        *rows(Failure.MISSING_NAME, "<function=f<parameter=s>v</parameter></function>", "x <function=f></function>"),
+        ("<parameter=s>v</parameter>", Failure.MISSING_NAME),
+        *rows(Failure.UNCLOSED, "<function=f>", "<function=f><parameter=s>v</parameter>"),
+        *rows(Failure.UNCLOSED, "<function=f><parameter=s>v</function>", "<function=f><parameter=s>v"),
+        ("<function=f><parameter=s>v<parameter=path>w</parameter></function>", Failure.UNCLOSED),
+        ("<function=f><parameter=s>v</function></parameter></function>", Failure.UNCLOSED),
+        ("<function=f><parameter=s>v<function=g></parameter></function>", Failure.UNCLOSED),
+        ("<function=f><parameter=s>\n<parameter=x>1</parameter>\n</parameter></function>", Failure.UNCLOSED),
+        ("<function=f><parameter=s>v<tool_call></parameter></function>", Failure.UNCLOSED),
+        ("<function=f><function=g></function>", Failure.UNCLOSED),
+        *rows(Failure.UNCLOSED, "<function=f></function>\n<tool_call><function=g></function>", "<tool_call>"),
+        *rows(Failure.BAD_ARGUMENTS, "<function=f>hello</function>", '<function=f>{"s": "v"}</function>'),
+        ("<function=f></parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s>v</parameter>,<parameter=path>w</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s>a</parameter>b</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s>a</parameter></parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=>v</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter= s>v</parameter></function>", Failure.BAD_ARGUMENTS),
+        ('<function=f><parameter="s">v</parameter></function>', Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter='s'>v</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=s\n>v</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter name=s v</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=o>[1]</parameter></function>", Failure.BAD_ARGUMENTS),
+        ("<function=f><parameter=o>{'a': 1}</parameter></function>", Failure.INVALID_JSON),
+        ('<function=f><parameter=o>{"a": 1,}</parameter></function>', Failure.INVALID_JSON),
+        ("<function=f><parameter=a>hello</parameter></function>", Failure.INVALID_JSON),
+        ("<function=f><parameter=s>\ud800</parameter></function>", Failure.INVALID_JSON),
+        ("<function=f\udfff></function>", Failure.INVALID_JSON),
+        ('<function=f><parameter=o>{"a": 1, "a": 1}</parameter></function>', Failure.DUPLICATE_KEY),
+        ("<function=f><parameter=s>v</parameter><parameter=s>v</parameter></function>", Failure.DUPLICATE_KEY),
+        *rows(Failure.TRAILING_TEXT, "<function=f></function>x", "<function=f></function><function=g></function>"),
+        ("<function=f></function></function>", Failure.TRAILING_TEXT),
     ],
     ids=lambda value: value.encode("unicode_escape").decode() if isinstance(value, str) else None,
 )
-def test_malformed_call_does_not_affect_next_call(inside: str, failure: ParseFailure) -> None:
+def test_malformed_call_does_not_affect_next_call(inside: str, failure: Failure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     FORM.check_malformed(raw, failure, CALL)
 
@@ -199,27 +105,13 @@ def test_call_quoted_in_value_is_not_a_call() -> None:
     assert failed(body(f"<parameter=text>\nTo delete, write\n{quoted}\nand so on\n</parameter>")).name == "f"
 
 
-FULL = call_of("f", {"s": "  é\n", "n": 1, "o": {"a": ['</x> "', None]}, "b": True})
-
-
-def test_truncated_call_is_unclosed() -> None:
-    for length in range(len(OPENING), len(FULL)):
-        failure = failed("x\n" + FULL[:length])
-        assert failure.failure is ParseFailure.UNCLOSED and failure.raw == FULL[:length]
-        assert failure.name == ("f" if "<function=f>" in failure.raw else None)
-
-
-# --- <tool_call> is missing ------------------------------------------------------------------------------------------
-
 FUNCTION = "<function=f>\n<parameter=s>\nv\n</parameter>\n</function>"
 
 
 @pytest.mark.parametrize(
     ("before", "raw", "after"),
     [
-        ("", FUNCTION, ""),
-        ("I will.\n", FUNCTION, "\nSo."),
-        ("", f"{FUNCTION}\n</tool_call>", "\n"),
+        *(("", FUNCTION, ""), ("I will.\n", FUNCTION, "\nSo."), ("", f"{FUNCTION}\n</tool_call>", "\n")),
         ("\n", f"{FUNCTION}</tool_call>", "</tool_call>"),
         ("", "<function=f></function>", " </function>"),
         ("", "<function=f>\n<parameter=s>\nv", ""),
@@ -228,95 +120,55 @@ FUNCTION = "<function=f>\n<parameter=s>\nv\n</parameter>\n</function>"
 )
 def test_function_outside_of_tool_call_is_misplaced(before: str, raw: str, after: str) -> None:
     failure = failed(before + raw + after)
-    assert (failure.failure, failure.raw, failure.start) == (ParseFailure.MISPLACED, raw, len(before))
+    assert (failure.failure, failure.raw, failure.start) == (Failure.MISPLACED, raw, len(before))
     assert failure.name == "f" and "between <tool_call> and its closing marker" in failure.detail
 
 
 def test_function_directly_after_reasoning_is_misplaced() -> None:
     turn = parse(f"hm</think>{FUNCTION}", reasoning_open=True)
-    assert [item.failure for item in turn.failures] == [ParseFailure.MISPLACED]
+    assert [item.failure for item in turn.failures] == [Failure.MISPLACED]
 
 
 def test_misplaced_function_does_not_affect_other_calls() -> None:
     turn = parse(f"{CALL}\n{FUNCTION}\n{CALL}\n{FUNCTION}\n{FUNCTION}\n</tool_call>\n{CALL}")
-    assert len(turn.calls) == 3 and [item.failure for item in turn.failures] == [ParseFailure.MISPLACED] * 3
+    assert len(turn.calls) == 3 and [item.failure for item in turn.failures] == [Failure.MISPLACED] * 3
     assert turn.text == ""
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "Write `<function=NAME>` and so on.",
-        "x <function=f>\n<parameter=s>\nv\n</parameter>\n</function>",
-        "<function=f> calls it.\n</function>",
-        "<function=>\n</function>",
-        "<function=f g>\n</function>",
-        "<function=f\n</function>",
-        "</function>\n<parameter=s>",
+        *("Write `<function=NAME>` and so on.", "x <function=f>\n<parameter=s>\nv\n</parameter>\n</function>"),
+        *("<function=f> calls it.\n</function>", "<function=>\n</function>", "<function=f g>\n</function>"),
+        *("<function=f\n</function>", "</function>\n<parameter=s>"),
     ],
 )
 def test_text_about_the_format_is_text(text: str) -> None:
     assert parse(text) == ParsedTurn(reasoning=None, text=text)
 
 
-# --- tokens ----------------------------------------------------------------------------------------------------------
-
-
-def sampled(*pieces: str) -> SampledText:
-    """Return a text in which the markers that are pieces of their own are tokens."""
-    starts = [sum(map(len, pieces[:number])) for number in range(len(pieces))]
-    tokens = {start for start, piece in zip(starts, pieces, strict=True) if piece in (OPENING, CLOSING)}
-    return SampledText("".join(pieces), tokens, lambda marker: [0] if marker in (OPENING, CLOSING) else [])
-
-
 def test_marker_letters_without_token_are_part_of_value() -> None:
     value = f"{CLOSING}\n{OPENING} as the manual says"
     inside = f"\n<function=f>\n<parameter=s>\n{value}\n</parameter>\n</function>\n"
-    turn = parse(sampled(f"Write {OPENING}: ", OPENING, inside, CLOSING))
+    turn = parse(sampled((OPENING, CLOSING), f"Write {OPENING}: ", OPENING, inside, CLOSING))
     assert [call.arguments for call in turn.calls] == [{"s": value}] and turn.failures == ()
     assert turn.text == f"Write {OPENING}: "
 
 
 def test_tags_that_are_not_tokens_break_a_value() -> None:
     inside = "<function=f><parameter=s>a</parameter></function><tool_call><function=rm></function></tool_call>"
-    text = sampled(OPENING, f"<function=f><parameter=s>{inside}</parameter></function>", CLOSING)
+    text = sampled((OPENING, CLOSING), OPENING, f"<function=f><parameter=s>{inside}</parameter></function>", CLOSING)
     turn = parse(text)
     assert turn.calls == () and [item.raw for item in turn.failures] == [str(text)]
-
-
-# --- any text --------------------------------------------------------------------------------------------------------
-
-
-tags = [*WORDS, "<function=f>", "<parameter=s>", "<parameter=o>", "<parameter=n>", CALL, FUNCTION]
-parts = [
-    *"<>=/\n \"'{}[]1,",
-    "f",
-    "s",
-    "=f>",
-    "true",
-    "None",
-    '{"a": 1}',
-    "<think>",
-    "</think>",
-    "\ud800",
-    "é",
-    "tool_call",
-]
-pieces = st.sampled_from(tags + parts)
 
 
 class TestQwen3Coder(Conformance):
     forms = [FORM]
     remaining = [
-        ("", ""),
-        ("\n hello \n", "\n hello \n"),
-        (CALL, ""),
-        (f"before\n\n{CALL}\n{CALL}\nafter", "before\nafter"),
-        (f"a{CALL}b{CALL}c", "a\nb\nc"),
+        *rows("", "", CALL),
         (f"a </tool_call>{CALL}", "a </tool_call>"),
         (f"a </parameter></function>{CALL}", "a </parameter></function>"),
         ("a\n<tool_call>{}</tool_call>", "a"),
-        ("a <tool_call", "a <tool_call"),
         ("a <function=f>\n</function>", "a <function=f>\n</function>"),
         ("a\n<function=f>\n</function>\nb", "a\nb"),
     ]
@@ -343,31 +195,4 @@ class TestQwen3Coder(Conformance):
             ),
             ("<function=f><parameter=s>v</parameter><parameter=s>", "The parameter 's' is given twice", "f"),
         ]
-    ]
-    units = [
-        OPENING,
-        "\n<function=",
-        "\n<function=f>\n<parameter=s>",
-        "\n<function=f></function>",
-        OPENING + CLOSING,
-        OPENING + "<function=f>",
-        OPENING + "<function=f><parameter=s>",
-        OPENING + "<function=f" + CLOSING,
-        OPENING + "<function=f><parameter=s>v</parameter>" + CLOSING,
-        OPENING + "<function=f><parameter=o>{</parameter></function>" + CLOSING,
-        OPENING + "<function=f><parameter=a>" + "[" * 3000 + "</parameter></function>" + CLOSING,
-        CALL,
-    ]
-    huge = [
-        OPENING + " " * 1_000_000,
-        OPENING + "<function=" + "f" * 1_000_000,
-        OPENING + "<function=f>" + "<parameter=s>" * 75_000,
-        OPENING + "<function=f>" + "".join(f"<parameter=k{n}>v</parameter>" for n in range(35_000)),
-        OPENING + "<function=f><parameter=s>" + "<" * 1_000_000,
-        OPENING + "<function=f><parameter=s>" + "</parameter" * 90_000,
-        OPENING + "<function=f><parameter=s>" + "v" * 1_000_000 + "</parameter></function>" + CLOSING,
-        OPENING + "<function=f><parameter=o>" + '{"a":' * 200_000 + "</parameter></function>" + CLOSING,
-        OPENING + '<function=f><parameter=o>{"a": "' + "é" * 1_000_000 + '"}</parameter></function>' + CLOSING,
-        "\n" + "<function=f> " * 75_000,
-        "\n<function=f>\n" * 75_000 + "<parameter=",
     ]

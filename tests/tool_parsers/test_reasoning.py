@@ -62,8 +62,6 @@ def test_split_parts_are_from_the_text(text: str, reasoning_open: bool) -> None:
         assert reasoning in text and "</think>" not in reasoning
 
 
-# --- later blocks ----------------------------------------------------------------------------------------------------
-
 DRAFT = '<tool_call>{"name": "delete", "arguments": {"path": "/"}}</tool_call>'
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "<think>x"}}</tool_call>'
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -17,6 +18,11 @@ from support.tool_parsers.grammars import Call as Written
 from support.tool_parsers.written import WITH_TOOLS, bridge_of, most_of, read
 
 CASES = size(250, 1000)
+IDS = {
+    **dict.fromkeys(("kimi-k2", "kimi-k2-thinking"), r"functions\.(.*):\d+"),
+    **dict.fromkeys(("mistral-nemo", "mistral-small-3.2"), "[0-9a-z]{9}"),
+}
+"""Ids in the families whose calls have them."""
 
 
 def exact(value: Any) -> str:
@@ -38,6 +44,8 @@ def test_template_output_round_trips(family: str) -> None:
         assert same_calls(parsed, calls) and not parsed.failures, (seed, text, parsed)
         for call in parsed.calls:
             assert text[call.start :].startswith(call.raw)
+            assert (call.id is not None) == (family in IDS)
+            assert call.id is None or (call.id in call.raw and re.fullmatch(IDS[family], call.id))
 
 
 @pytest.mark.parametrize("family", long_families(WITH_TOOLS))

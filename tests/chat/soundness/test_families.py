@@ -155,10 +155,7 @@ def test_the_readable_report(capsys: pytest.CaptureFixture[str], folder_of_one: 
     assert name == folder_of_one.name
     assert proved == "  proved   user"
     assert [line.split(":")[0] for line in refused] == [
-        "  refused  tool",
-        "  refused  user after tool",
-        "  refused  answer after tool",
-        "  refused  parallel tools",
+        *("  refused  tool", "  refused  user after tool", "  refused  answer after tool", "  refused  parallel tools")
     ]
     assert advice.startswith("  advice   The template does not support tools")
 
@@ -196,8 +193,6 @@ def folder_of_one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer("smollm2").save_pretrained(folder)
     return folder
 
-
-# --- no model is known by name ---------------------------------------------------------------------------------------
 
 _NAMES = re.compile(
     r"qwen|glm|chatglm|llama|deepseek|kimi|moonshot|mistral|devstral|gpt.?oss|harmony|minimax|nemotron|smollm|gemma"

@@ -19,12 +19,8 @@ PLACEHOLDER, TEXT, DROPPED, REFUSED = WrittenImage
         ("qwen3.5", PLACEHOLDER, PLACEHOLDER),
         ("qwen3.6", PLACEHOLDER, PLACEHOLDER),
         ("kimi-k2-thinking", PLACEHOLDER, PLACEHOLDER),
-        ("kimi-k2", PLACEHOLDER, TEXT),
-        ("mistral-small-3.2", PLACEHOLDER, TEXT),
-        ("gemma-3", PLACEHOLDER, REFUSED),
-        ("qwen3", REFUSED, TEXT),
-        ("smollm3", DROPPED, DROPPED),
-        ("llama-3.1", TEXT, TEXT),
+        *(("kimi-k2", PLACEHOLDER, TEXT), ("mistral-small-3.2", PLACEHOLDER, TEXT), ("gemma-3", PLACEHOLDER, REFUSED)),
+        *(("qwen3", REFUSED, TEXT), ("smollm3", DROPPED, DROPPED), ("llama-3.1", TEXT, TEXT)),
     ],
 )
 def test_what_families_write(family: str, user: WrittenImage, tool: WrittenImage) -> None:

@@ -67,9 +67,6 @@ def test_advice(failure: FailureReason | None, advice: str) -> None:
     assert Soundness("0", verdicts, GOOD, False).advice.startswith(advice)
 
 
-# --- proved once -----------------------------------------------------------------------------------------------------
-
-
 def test_bridge_is_checked_once_per_tokenizer_template_and_arguments() -> None:
     tok = tokenizer("smollm2")
     assert sound_bridge(tok) is sound_bridge(tok) and soundness(tok) is sound_bridge(tok)[1]

@@ -66,11 +66,7 @@ class Family:
             text = self.official(messages, tools, generate=generate)
             return array("i", self.tokenizer(text, add_special_tokens=False)["input_ids"])
         ids = self.tokenizer.apply_chat_template(
-            fitted,
-            tools=tools,
-            add_generation_prompt=generate,
-            tokenize=True,
-            return_dict=False,
+            fitted, tools=tools, add_generation_prompt=generate, tokenize=True, return_dict=False
         )
         return array("i", ids)
 
@@ -129,29 +125,10 @@ def tool_name(number: int) -> str:
 # --- what people and tools write ------------------------------------------------------------------------------------
 
 _ODD = (
-    "",
-    " ",
-    "\n",
-    " \n\t ",
-    "\n\nа\n",
-    '{"a": [1, true, null], "b": "\\n"}',
-    "[]",
-    "87",
-    "-1.5e3",
-    "null",
-    "<tool_response>x</tool_response>",
-    "</think>",
-    "<think>x",
-    "<b>&amp;</b>",
-    "{{ messages }}{% if x %}",
-    "\\u0041 \\n C:\\new",
-    "e\u0301 \u0301 x\u0308\u0301",
-    "שלום עולם \u202eabc\u202c",
-    "👩‍👩‍👧‍👦🏳️‍🌈 ‼️",
-    "한국어 日本語 中文。",
-    "\U000f0000\U000f1234 \U00100000",
-    "\x00\x07\x1b[31m\u2028\ufeff",
-    "▁▁ ▁x",
+    *("", " ", "\n", " \n\t ", "\n\nа\n", '{"a": [1, true, null], "b": "\\n"}', "[]", "87", "-1.5e3", "null"),
+    *("<tool_response>x</tool_response>", "</think>", "<think>x", "<b>&amp;</b>", "{{ messages }}{% if x %}"),
+    *("\\u0041 \\n C:\\new", "e\u0301 \u0301 x\u0308\u0301", "שלום עולם \u202eabc\u202c", "👩‍👩‍👧‍👦🏳️‍🌈 ‼️"),
+    *("한국어 日本語 中文。", "\U000f0000\U000f1234 \U00100000", "\x00\x07\x1b[31m\u2028\ufeff", "▁▁ ▁x"),
     "xQzAnchorqZx xQzReplyqZx",
 )
 _LETTERS = st.characters(codec="utf-8", exclude_categories=("Cs", "Cn"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 from strands import Agent, ToolContext, tool
@@ -49,10 +50,16 @@ async def ask(question: str, tool_context: ToolContext) -> str:
     return str(tool_context.interrupt("human", reason=question))
 
 
+MADE: list[tuple[SGLangModel, ScriptedEngine]] = []
+"""The models of the test that runs, for the fixture that checks them after it."""
+
+
 def scripted_model(script: Script, family: str = "qwen3", **config: Any) -> tuple[SGLangModel, ScriptedEngine]:
     """Return a model and the scripted engine behind it."""
     engine = ScriptedEngine(tokenizer(family), script)
-    return SGLangModel(tokenizer=engine.tokenizer, client=engine, **config), engine
+    model = SGLangModel(tokenizer=engine.tokenizer, client=engine, **config)
+    MADE.append((model, engine))
+    return model, engine
 
 
 def agent_on(model: SGLangModel, **settings: Any) -> Agent:
@@ -60,6 +67,13 @@ def agent_on(model: SGLangModel, **settings: Any) -> Agent:
     settings.setdefault("tools", [calculator])
     settings.setdefault("conversation_manager", NullConversationManager())
     return Agent(model=model, callback_handler=None, **settings)
+
+
+def acting(script: Script, family: str = "qwen2.5", **settings: Any) -> tuple[Any, ScriptedEngine, TokenTree]:
+    """Return a quiet agent (see `agent_on`) on a model of its own, the scripted engine, and the tree of its episode."""
+    config = {key: settings.pop(key) for key in [*settings] if key not in signature(Agent).parameters}
+    model, engine = scripted_model(script, family, **config)
+    return agent_on(model, **settings), engine, model.current_episode.tree
 
 
 def outline(tree: TokenTree) -> list[tuple[int | None, str]]:

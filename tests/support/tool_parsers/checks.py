@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
 from hypothesis import strategies as st
 
+from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.base import ToolParser
 from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure, ToolCall
 from support.tool_parsers.grammars import GRAMMARS, Schemas
@@ -26,13 +27,32 @@ json_values = st.recursive(
 )
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    assert len({key for key, _ in pairs}) == len(pairs)
-    return dict(pairs)
+TYPED: Schemas = {
+    "f": {
+        "type": "object",
+        "properties": {
+            **{key: {"type": "string"} for key in ("s", "path", "text")},
+            **{"n": {"type": "integer"}, "o": {"type": "object"}, "a": {"type": "array"}},
+        },
+    }
+}
+"""A tool for the formats that write values bare."""
+
+
+def sampled(words: Collection[str], *pieces: str) -> SampledText:
+    """Return a text in which the words that are pieces of their own are tokens."""
+    starts = [sum(map(len, pieces[:number])) for number in range(len(pieces))]
+    tokens = {start for start, piece in zip(starts, pieces, strict=True) if piece in words}
+    return SampledText("".join(pieces), tokens, lambda marker: [0] if marker in words else [])
 
 
 def same(one: Any, other: Any) -> bool:
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def rows(outcome: Any, *texts: str) -> list[Any]:
+    """Return rows of a table: texts that all have one outcome, which is a tuple if it fills several columns."""
+    return [(text, *(outcome if isinstance(outcome, tuple) else (outcome,))) for text in texts]
 
 
 def shown(value: Any) -> str | None:
@@ -78,11 +98,6 @@ def least_seconds(work: Callable[[], object]) -> float:
         if least < SECONDS / 2:
             break
     return least
-
-
-def megabyte(unit: str, before: str = "") -> str:
-    """Return a megabyte of one text again and again."""
-    return (before + unit * (1_000_000 // len(unit) + 1))[:1_000_000]
 
 
 @dataclass(frozen=True)
@@ -155,10 +170,6 @@ class Conformance:
     """Texts, and what of them remains for the reader."""
     details: ClassVar[list[Any]] = []
     """Texts with one failed call and no other, a part of its detail, and its name if that is checked."""
-    units: ClassVar[list[Any]] = []
-    """Texts of which a megabyte, again and again, is parsed in seconds; in a pair, behind the first."""
-    huge: ClassVar[list[str]] = []
-    """Long texts that are parsed in seconds."""
 
     def test_remaining_text(self, form: Format, case: tuple[str, str]) -> None:
         text, remains = map(form.fill, case)
@@ -169,23 +180,10 @@ class Conformance:
         failure = form.failed(form.fill(text))
         assert form.fill(detail) in failure.detail and (not name or failure.name == name[0])
 
-    @pytest.mark.soak
-    def test_megabyte_is_parsed_in_seconds(self, form: Format, case: str | tuple[str, str]) -> None:
-        before, unit = ("", case) if isinstance(case, str) else case
-        text = megabyte(form.fill(unit), form.fill(before))
-        assert least_seconds(lambda: form.parser.parse(text, schemas=form.schemas)) < SECONDS
-
-    @pytest.mark.soak
-    def test_huge_call_is_parsed_in_seconds(self, form: Format, case: str) -> None:
-        text = form.fill(case)
-        assert least_seconds(lambda: form.parser.parse(text, schemas=form.schemas)) < SECONDS
-
 
 TABLES = {
     Conformance.test_remaining_text.__name__: "remaining",
     Conformance.test_detail_has_error_and_position.__name__: "details",
-    Conformance.test_megabyte_is_parsed_in_seconds.__name__: "units",
-    Conformance.test_huge_call_is_parsed_in_seconds.__name__: "huge",
 }
 
 

@@ -347,11 +347,7 @@ def write_glm(calls: list[Call], dice: Random) -> str:
 # --- minimax_m2 ------------------------------------------------------------------------------------------------------
 
 _MINIMAX = (
-    "<minimax:tool_call>",
-    "</minimax:tool_call>",
-    '<invoke name="',
-    "</invoke>",
-    '<parameter name="',
+    *("<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="', "</invoke>", '<parameter name="'),
     "</parameter>",
 )
 
@@ -603,10 +599,7 @@ def write_nemotron(calls: list[Call], dice: Random) -> str:
 
 # --- gemma -----------------------------------------------------------------------------------------------------------
 
-_GEMMA = {
-    "<start_function_call>": ("<end_function_call>", "<escape>"),
-    "<|tool_call>": ("<tool_call|>", '<|"|>'),
-}
+_GEMMA = {"<start_function_call>": ("<end_function_call>", "<escape>"), "<|tool_call>": ("<tool_call|>", '<|"|>')}
 _GEMMA_KEY = r"[^{}\[\],:<>=\"'`\x00-\x1f]+"
 
 
@@ -710,10 +703,7 @@ def pythonic_list(before: str, raw: str, after: str) -> bool:
 
 GRAMMARS: dict[str, Grammar] = {
     "hermes": Grammar(read_hermes, write_hermes, ("<tool_call>", "</tool_call>"), openings=("<tool_call>",)),
-    "qwen3_coder": Grammar(
-        *(read_qwen3_coder, write_qwen3_coder, (*_CODER, ">"), _CODER),
-        openings=("<tool_call>",),
-    ),
+    "qwen3_coder": Grammar(*(read_qwen3_coder, write_qwen3_coder, (*_CODER, ">"), _CODER), openings=("<tool_call>",)),
     "glm": Grammar(read_glm, write_glm, _GLM, _GLM, openings=("<tool_call>",)),
     "deepseek_v3": Grammar(
         *(read_deepseek_v3, write_deepseek_v3, (*_DEEPSEEK, "function", "```json\n", "\n```")),

@@ -79,10 +79,7 @@ PHI4 = ListFormat(
     tokens=("<|tool_call|>", "<|/tool_call|>"),
 )
 NEMOTRON = ListFormat(
-    parser=NemotronToolParser(),
-    opening="<TOOLCALL>",
-    closing="</TOOLCALL>",
-    tokens=("<TOOLCALL>", "</TOOLCALL>"),
+    parser=NemotronToolParser(), opening="<TOOLCALL>", closing="</TOOLCALL>", tokens=("<TOOLCALL>", "</TOOLCALL>")
 )
 MISTRAL = ListFormat(
     parser=MistralToolParser(),

@@ -8,7 +8,7 @@ gives the same inputs again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import Any, TypeVar
 
@@ -28,17 +28,7 @@ ATOMS = (
     *("0", "-0", "01", "1.0", "1e5", "1E400", "-1", "0x10", "1_000", "9" * 25, "1" * 5000, "1.", ".5", "--1", "1j"),
     *('"', "'", '\\"', "\\'", '"""', "'''", "\\", "\\\\", "\\n", "\\x41", "\\u0041", "\\ud83d", "\\u12"),
     *(
-        "\\ud83d\\ude00",
-        "\ud800",
-        "\udfff",
-        "é",
-        "e\u0301",
-        "😀",
-        "\u2028",
-        "\u00a0",
-        "\u200b",
-        "\ufeff",
-        "\x7f",
+        *("\\ud83d\\ude00", "\ud800", "\udfff", "é", "e\u0301", "😀", "\u2028", "\u00a0", "\u200b", "\ufeff", "\x7f"),
         "\x85",
     ),
     *("｜", "▁", "İ", "{}", "[]", '""', "''", '{"a": 1}', '{"a": 1, "a": 2}', "[1, 2]", '"a": 1', '"a"', "a=1", "a="),
@@ -150,11 +140,11 @@ def turn(dice: Random, grammar: Grammar) -> tuple[str, list[Call]]:
     return grammar.write(calls, dice), calls
 
 
-def tokens(dice: Random, grammar: Grammar, words: Iterable[str]) -> tuple[str, ...]:
+def tokens(dice: Random, grammar: Grammar, words: Iterable[str], chance: float = 0.7) -> tuple[str, ...]:
     """Return some words of a format, to be the tokens of a tokenizer: such that stand on their own."""
     known = sorted(words)
     single = [word for word in known if not any(other in word for other in known if other != word)]
-    drawn = {word for word in single if not word[0].isalnum() and dice.random() < 0.7}
+    drawn = {word for word in single if not word[0].isalnum() and dice.random() < chance}
     if drawn.intersection(grammar.dialects):
         drawn.update(grammar.dialects)
     return tuple(sorted(drawn))
@@ -281,3 +271,38 @@ class Mutator:
     def _case(self, text: str) -> str:
         start, end = self._word(text)
         return text[:start] + text[start:end].swapcase() + text[end:]
+
+
+def slow_shapes(dice: Random, grammar: Grammar, markers: Iterable[str]) -> Iterator[Callable[[int], str]]:
+    """Yield functions that make texts of a given size that may be slow to parse: a head, a repeated part, a tail."""
+    words = [*dict.fromkeys((*markers, *grammar.words))]
+    fills = [
+        *words,
+        *(word[:-1] for word in words if len(word) > 1),
+        *"a \n[{(\"'\\<1é|=",
+        *('{"a":', "[[", '{"a":"', "\\u00e9", '"a":1,', "1,", "a=1,", '"\\', "a='", "'''", "f(", "[f("),
+        *("{}", "[]", "[],", "{},", '""', '"",'),
+    ]
+
+    def repeated(head: str, unit: str, tail: str) -> Callable[[int], str]:
+        return lambda size: head + unit * ((size - len(head) - len(tail)) // len(unit) + 1) + tail
+
+    for word in words:
+        yield repeated("", word, "")
+        for follower in ('{"a":"', '["', "[" * 90, "f\n{"):
+            yield repeated("", word + follower, "")
+    for fill in fills:
+        yield repeated("", fill, "")
+    while True:
+        text, _ = turn(dice, grammar)
+        head, tail = text[: int(dice.random() * len(text))], text[int(dice.random() * len(text)) :]
+        unit = pick(dice, fills) if dice.random() < 0.6 else pick(dice, fills) + pick(dice, fills)
+        chance = dice.random()
+        if chance < 0.4:
+            yield repeated(head, unit, tail if dice.random() < 0.5 else "")
+        elif chance < 0.7:
+            yield repeated("", head + unit, tail)
+        elif chance < 0.85:
+            yield repeated("", head + tail or unit, "")
+        else:
+            yield repeated(head, head or unit, tail)
