@@ -4,8 +4,8 @@
 (`ServerHistory`): an address that never answered is probably wrong, so a call to it fails early; a server that did
 answer is down, and the call waits for it.
 
-The defaults are arguments of `SGLangClient`; control requests (`control.py`) and calls of paused episodes
-(`runs/recording/pausable_engine.py`) have their own.
+The defaults are arguments of `SGLangClient`, which `published/clients.py` repeats. Control requests (`control.py`),
+calls of paused episodes (`runs/recording/pausable_engine.py`) and other engines (`base.py`) have their own.
 
 Invariant: a call to a server that is known to work fails after `max_retries` failures in a row and no sooner; progress
 resets the count.

@@ -101,7 +101,10 @@ class CommittedTurn:
     text: SampledText
     parsed: ParsedTurn
     truncated: bool
-    """Whether the turn ended before the model ended it: the budget was used up, or the engine aborted it."""
+    """Whether the turn ended before the model ended it: the budget was used up, or the engine aborted it.
+
+    `chat/bridge.py` adds the missing end of the turn when the next messages are appended.
+    """
 
     def reject(self) -> None:
         """Mark the turn as rejected: its reply is not part of any conversation."""

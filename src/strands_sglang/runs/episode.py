@@ -38,7 +38,10 @@ OnTurn: TypeAlias = Callable[[TurnCounts], None]
 
 @dataclass(slots=True)
 class EpisodeMetrics:
-    """Counts and times of one episode, including sub-agents and rejected turns."""
+    """Counts and times of one episode, including sub-agents and rejected turns.
+
+    Rows of the viewer's table take values of ended episodes from here by name (`ledger/summary.py`).
+    """
 
     turns: int = 0
     branches: int = 0

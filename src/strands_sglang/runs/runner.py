@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Less common options of `rollout`.
+    """Less common options of `rollout`. Each is also an option of the command line (`cli/_run_options.py`).
 
     Example:
         >>> options = RunOptions(reward_timeout=60, on_metrics=lambda metrics: tracker.log(metrics.to_dict()))
