@@ -1,4 +1,4 @@
-"""The `TokenEngine` protocol: `SGLangClient` implements it for SGLang's `/generate`, `BaseEngine` is for any other."""
+"""The `TokenEngine` protocol: `SGLangClient` implements it for `/generate`, `BaseEngine` (`base.py`) is for others."""
 
 from strands_sglang.engine.base import BaseEngine
 from strands_sglang.engine.client import SGLangClient

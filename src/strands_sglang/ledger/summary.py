@@ -10,7 +10,8 @@ table of 10,000 episodes is read in a fraction of a second, without reading 50 m
 
 Invariants: rows are derived data. They are not part of the proof, `verify` ignores them, and the folder may be deleted
 at any time: a reader computes missing rows from the ledger. A row states how many events it covers, so a reader that
-has counted the events of an episode knows whether its row is current. Reading never raises on damaged lines.
+has counted the events of an episode knows whether its row is current. A row written before a column was added has the
+column's default. Reading never raises on damaged lines.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class SummaryRow(TypedDict):
     """Number of events that the row covers."""
 
 
-# The accepted types and the default of each declared type of a column.
+# The accepted types and the default of each declared type of a column. A column with another type needs a line here.
 _CHECKS: dict[str, tuple[tuple[type, ...], Any]] = {
     "str": ((str,), ""),
     "str | None": ((str,), None),

@@ -1,7 +1,7 @@
 """What an end reason means to a trainer: one table from `EndReason` to `TrainerStatus`.
 
 Every adapter reads this table, so that an end reason means the same to all trainers; what is meant for slime alone
-belongs into `slime/samples.py`. The status decides three things:
+belongs into `samples_of` (`slime/samples.py`). The status decides three things:
 
 =============  =======  ===================  ===============  ====================================================
 status         trained  slime, Miles         stop reason      meaning

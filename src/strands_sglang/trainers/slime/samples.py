@@ -110,6 +110,7 @@ def samples_of(
     """
     if experts is not None and expert_shape is None:
         raise ConfigurationError("expert_shape must be given with experts: slime needs (tokens - 1, layers, top k)")
+    # A status for slime alone is set here: what follows decides by it what is trained.
     status = status_of(episode)
     removed = _removal_reason(status, episode)
     given = rows(episode, Branches.MAIN if removed is not None else branches)
