@@ -88,7 +88,7 @@ def _ready(name: str, wanted: list[str], like: str | None, install: bool) -> str
     print(f"installing {name} into {folder} (once, some minutes)", file=sys.stderr, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        subprocess.run([_python312(), "-m", "venv", str(folder)], check=True)
+        subprocess.run([python312(), "-m", "venv", str(folder)], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         if like is not None:
             frozen = subprocess.run([like, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
@@ -105,8 +105,12 @@ def _ready(name: str, wanted: list[str], like: str | None, install: bool) -> str
     return str(python)
 
 
-def _python312() -> str:
-    """Return a Python 3.12."""
+def python312() -> str:
+    """Return a Python 3.12.
+
+    Raises:
+        Unavailable: There is none.
+    """
     pyenv = os.environ.get("PYENV_ROOT") or str(Path.home() / ".pyenv")
     found = [sys.executable, "python3.12", *sorted(glob.glob(f"{pyenv}/versions/3.12*/bin/python"))]
     for python in found:
@@ -115,7 +119,7 @@ def _python312() -> str:
                 return python
         except OSError:
             continue
-    raise Unavailable("the published package needs Python 3.12, and there is none on the PATH")
+    raise Unavailable("Python 3.12 is needed, and there is none on the PATH or in pyenv")
 
 
 def versions(environment: Environment, names: list[str]) -> dict[str, str]:
