@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
-from typing import Any
 
 import pytest
-from strands import Agent
 
 from strands_sglang.cli import _command
 from strands_sglang.cli.commands import doctor
 from strands_sglang.cli.main import main
 from strands_sglang.engine import retry
 from strands_sglang.runs.checks import CHECKS
-from support.families import FAMILIES, tokenizer
+from support.families import tokenizer, tokenizer_path
 from support.scripted_fleet import Engine
 
 FAMILY = "qwen2.5"
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
+TOKENIZER = tokenizer_path(FAMILY)
 
 
 @pytest.fixture(autouse=True)
 def no_known_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget which servers answered in earlier tests: ports are reused."""
     monkeypatch.setattr(retry, "_histories", {})
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, callback_handler=None)
 
 
 def arguments(url: str, *more: str) -> list[str]:

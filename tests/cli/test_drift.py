@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from strands import Agent
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.run_dir import read_run, write_run
 from strands_sglang.runs import rollout
-from support.families import FAMILIES, tokenizer
-from support.rollout.agent_kinds import step
+from support.families import tokenizer, tokenizer_path
+from support.rollout.agent_kinds import build
 from support.rollout.scripts import FAMILY, PromptEngine
 
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
+TOKENIZER = tokenizer_path(FAMILY)
 LOG: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5."}]
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, tools=[step], callback_handler=None)
 
 
 def script(prompt: str, before: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,12 @@ from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs import Limits, ReplayResult, ReplayVerdict, rollout
 from strands_sglang.runs.workers.spec import RunSpec
 from strands_sglang.tool_parsers import HermesToolParser
-from support.families import FAMILIES, tokenizer
+from support.families import tokenizer, tokenizer_path
 from support.ledger.episodes import RUN, plain_episode
-from support.rollout.agent_kinds import step
+from support.rollout.agent_kinds import build, step
 from support.rollout.scripts import FAMILY, PromptEngine, steps
 
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, tools=[step], callback_handler=None)
+TOKENIZER = tokenizer_path(FAMILY)
 
 
 def other_build(task: Any, model: Any) -> Agent:

@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strands import Agent
 
 from strands_sglang.cli.main import main
 from strands_sglang.runs import rollout
 from support.families import tokenizer
+from support.rollout.agent_kinds import build
 from support.rollout.scripts import FAMILY, PromptEngine, assert_proved, steps
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, callback_handler=None)
 
 
 def broken(episode: Any) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import orjson
 import pytest
-from strands import Agent
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.reader import Ledger
@@ -20,9 +18,9 @@ from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs import rollout
-from support.families import FAMILIES, tokenizer
+from support.families import tokenizer, tokenizer_path
 from support.ledger.episodes import RUN, plain_episode, rich_episode
-from support.rollout.agent_kinds import step
+from support.rollout.agent_kinds import build
 from support.rollout.scripts import FAMILY, PromptEngine, steps
 
 
@@ -126,12 +124,7 @@ def test_as_a_module(folder: Path) -> None:
     assert (done.returncode, done.stdout[:6]) == (0, "PROVED"), done.stderr
 
 
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, tools=[step], system_prompt="Go on.", callback_handler=None)
+TOKENIZER = tokenizer_path(FAMILY)
 
 
 @pytest.fixture(scope="module")

@@ -6,22 +6,16 @@ import asyncio
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.seal import check_seal, read_seal
-from strands_sglang.runs import Limits, Task
+from strands_sglang.runs import Limits
 from strands_sglang.runs.workers.spec import RunSpec
-from support.rollout.agent_kinds import plain
+from support.rollout.agent_kinds import build
 from support.rollout.scripts import PromptEngine, assert_proved, crashed, run, steps
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 async def test_run_json_and_seal_describe_run(tmp_path: Path) -> None:

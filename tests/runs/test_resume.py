@@ -29,7 +29,7 @@ from strands_sglang.provider import commit
 from strands_sglang.provider.stream_events import blocks_of
 from strands_sglang.runs import EndReason, Limits, Task
 from strands_sglang.runs.resume import directory_lock, read_previous_run
-from support.rollout.agent_kinds import KINDS, Kind, plain, step
+from support.rollout.agent_kinds import KINDS, Kind, build, plain, step
 from support.rollout.scripts import (
     RAN,
     PromptEngine,
@@ -50,10 +50,6 @@ TASK = Task("go", id="t")
 
 def score(episode: Any) -> float:
     return 0.5
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

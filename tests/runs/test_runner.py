@@ -27,7 +27,7 @@ from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.seal import read_seal
 from strands_sglang.runs import EndReason, Episode, Limits, Task, rewards_differ, rollout
 from strands_sglang.runs.workers import local
-from support.rollout.agent_kinds import blocking, plain, step
+from support.rollout.agent_kinds import blocking, build, plain, step
 from support.rollout.scripts import (
     PromptEngine,
     asked,
@@ -41,10 +41,6 @@ from support.rollout.scripts import (
     summaries,
 )
 from support.scripted_engine import Answer, Reply, assert_exact, tool_call
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 @tool

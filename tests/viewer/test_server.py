@@ -34,8 +34,8 @@ from support.ledger.episodes import Recorder
 from support.pictures import image_block, png
 from support.rollout.scripts import PromptEngine, run
 from support.scripted_engine import Answer
-from support.viewer.browser import gated_worker, tokenizer_path
-from support.viewer.recorded_run import FAMILY
+from support.viewer.browser import gated_worker
+from support.viewer.recorded_run import FAMILY, TOKENIZER
 from support.viewer.tampered import odd_run
 
 
@@ -295,7 +295,7 @@ async def test_the_table_does_not_wait_for_episodes(recorded_run: Path, monkeypa
 
 
 async def test_a_worker_answers_as_the_viewer_itself_does(recorded_run: Path) -> None:
-    viewer = RunViewer(recorded_run, tokenizer_path())
+    viewer = RunViewer(recorded_run, TOKENIZER)
     direct = RunViewer(recorded_run, tokenizer(FAMILY))
     direct.index.refresh()
     async with TestClient(TestServer(create_app(viewer), host="127.0.0.1")) as client:
@@ -318,7 +318,7 @@ async def test_an_episode_does_not_wait_for_the_tokenizer(
     """The tokenizer is loaded from the start; until then, messages and ids are shown."""
     gate = tmp_path / "gate"
     monkeypatch.setattr("strands_sglang.viewer.worker._PROGRAM", gated_worker(gate))
-    viewer = RunViewer(recorded_run, tokenizer_path())
+    viewer = RunViewer(recorded_run, TOKENIZER)
     async with TestClient(TestServer(create_app(viewer), host="127.0.0.1")) as client:
         async with client.get("/api/episode?id=algebra-601/0", timeout=ClientTimeout(30)) as response:
             first = await response.json()

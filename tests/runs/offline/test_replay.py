@@ -13,16 +13,12 @@ from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict, Task, replay
-from support.rollout.agent_kinds import KINDS, Kind, plain, slow, step
+from support.rollout.agent_kinds import KINDS, Kind, build, plain, slow, step
 from support.rollout.scripts import RAN, PromptEngine, crashed, last_step, record_of, run, steps
 from support.scripted_engine import Answer, tool_call
 
 TASK = Task("go", id="t")
 TOKENIZER = PromptEngine(steps(1)).tokenizer
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -94,6 +94,11 @@ def plain(model: SGLangModel, **settings: Any) -> Agent:
     return Agent(model=model, callback_handler=None, **settings)
 
 
+def build(task: Task, model: SGLangModel) -> Any:
+    """Return the agent of most tests."""
+    return plain(model)
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of agent."""
@@ -295,7 +300,7 @@ def build_structured(task: Task, model: SGLangModel) -> Any:
 
 
 KINDS = [
-    Kind("tools", lambda task, model: plain(model), steps(3)),
+    Kind("tools", build, steps(3)),
     Kind("parallel", build_parallel, parallel),
     Kind(
         "fragile",
@@ -312,14 +317,14 @@ KINDS = [
     Kind("overflow", build_overflow, overflow_script),
     Kind(
         "learning",
-        lambda task, model: plain(model),
+        build,
         steps(3),
         {"sampling_params": {"max_new_tokens": 90_000}},
         context=50_000,
     ),
     Kind("summary", build_summary, summary_script, {"context_window_limit": 700}),
-    Kind("malformed", lambda task, model: plain(model), malformed_script),
+    Kind("malformed", build, malformed_script),
     Kind("structured", build_structured, structured_script),
-    Kind("many", lambda task, model: plain(model), steps(9)),
+    Kind("many", build, steps(9)),
 ]
 """Every kind."""

@@ -215,14 +215,6 @@ def crashed(directory: Path, into: Path, kept: int | dict[str, int]) -> Path:
     return into
 
 
-def on_record(record: EpisodeRecord, kept: int) -> tuple[Counter[str], Counter[str]]:
-    """Return what a resumed agent is answered from the first events of a record: prompts, and tool calls by id."""
-    events = list(record.events[:kept])
-    prompts = Counter(event.data["prompt_digest"] for event in events if event.kind is EventKind.CALL)
-    tools = Counter(event.data["id"] for event in events if event.kind is EventKind.TOOL)
-    return prompts, tools
-
-
 @dataclass
 class Log:
     """What ran: the names of tools and whatever else a test wants to count."""
