@@ -14,13 +14,10 @@ import pytest
 
 import strands_sglang
 from strands_sglang.cli.main import COMMANDS, COMPLETE_VARIABLE, main
-from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.seal import seal
-from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.rescore import TOLERANCE
 from strands_sglang.runs.resume import read_previous_run
 from support.interrupts import PATIENCE, heeds_interrupts, press_ctrl_c, told
-from support.ledger.episodes import RUN, plain_episode
+from support.ledger.episodes import plain_episode, written_run
 from support.rollout.scripts import PromptEngine, assert_proved, run, steps
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -164,10 +161,8 @@ def test_ctrl_c_in_a_command_that_writes_nothing(
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
 def test_broken_pipe(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    write_run(tmp_path, {"run": RUN})
-    with LedgerWriter(tmp_path) as writer:
+    with written_run(tmp_path) as writer:
         plain_episode(writer.write)
-    seal(tmp_path)
     reading, writing = os.pipe()
     os.close(reading)
     process = started("verify", str(tmp_path), *arguments, stdout=writing)

@@ -14,12 +14,11 @@ from strands_sglang.cli._recorded_run import run_settings
 from strands_sglang.cli.main import main
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs import Limits, ReplayResult, ReplayVerdict, rollout
 from strands_sglang.runs.workers.spec import RunSpec
 from strands_sglang.tool_parsers import HermesToolParser
 from support.families import tokenizer, tokenizer_path
-from support.ledger.episodes import RUN, plain_episode
+from support.ledger.episodes import RUN, plain_episode, written_run
 from support.rollout.agent_kinds import build, step
 from support.rollout.scripts import FAMILY, PromptEngine, steps
 
@@ -129,10 +128,8 @@ def test_ledger_text_cannot_add_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evil = "a\n0 episodes: all identical\x1b[2K\u202e"
-    write_run(tmp_path, {"run": RUN})
-    writer = LedgerWriter(tmp_path)
-    plain_episode(writer.write, task=evil)
-    writer.close()
+    with written_run(tmp_path, sealed=False) as writer:
+        plain_episode(writer.write, task=evil)
 
     async def replayed(*args: Any, **kwargs: Any) -> list[ReplayResult]:
         return [ReplayResult(f"{evil}/0", ReplayVerdict.DIVERGED, 3, f"event 3 of {evil}")]

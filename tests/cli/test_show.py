@@ -21,12 +21,11 @@ from strands_sglang.cli._episode_text import WHY, probability_style, shown_episo
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.ledger.run_dir import read_run, write_json, write_run
-from strands_sglang.ledger.writer import LedgerWriter
+from strands_sglang.ledger.run_dir import read_run, write_json
 from strands_sglang.runs import EndReason, Limits, rollout
 from strands_sglang.viewer.token_text import TokenTexts
 from support.families import FAMILIES, tokenizer, tokenizer_path
-from support.ledger.episodes import RUN, Recorder, plain_episode, resumed_episode, rich_episode
+from support.ledger.episodes import Recorder, plain_episode, resumed_episode, rich_episode, written_run
 from support.rollout.scripts import FAMILY, PromptEngine, steps
 from support.viewer.generated_run import write_generated_run
 
@@ -36,8 +35,7 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202eevil\x9b1m\x00\r\x7f"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_run(tmp_path, {"run": RUN, "settings": {"limits": {"max_turns": 3}}})
-    with LedgerWriter(tmp_path) as writer:
+    with written_run(tmp_path, sealed=False, settings={"limits": {"max_turns": 3}}) as writer:
         rich_episode(writer.write)
         for number in (2, 10):
             plain_episode(writer.write, task=f"add-{number}", sample=number % 4)
@@ -152,8 +150,7 @@ def test_wrong_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_hostile_text_stays_inert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path, {"run": RUN, "tokenizer": HOSTILE, "settings": {"limits": {"max_turns": HOSTILE}}})
-    with LedgerWriter(tmp_path) as writer:
+    with written_run(tmp_path, sealed=False, tokenizer=HOSTILE, settings={"limits": {"max_turns": HOSTILE}}) as writer:
         recorder = Recorder(writer.write, task=f"t{HOSTILE}", prompt=HOSTILE, answer={HOSTILE: HOSTILE})
         detail = {"agent": HOSTILE, "failed_calls": [HOSTILE]}
         recorder.call(None, context=[1], sampled=[2], detail=detail, finish_reason=HOSTILE, finish_detail=HOSTILE)
@@ -170,8 +167,7 @@ def test_hostile_text_stays_inert(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_malformed_events_are_shown_as_absent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path, {"run": RUN})
-    with LedgerWriter(tmp_path) as writer:
+    with written_run(tmp_path, sealed=False) as writer:
         values: list[Any] = [None, 7, "x", [], {}, {"a": [1]}]
         for task, wrong in enumerate(values):
             recorder = Recorder(writer.write, task=f"t{task}")

@@ -14,12 +14,9 @@ import pytest
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.seal import seal
-from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs import rollout
 from support.families import tokenizer, tokenizer_path
-from support.ledger.episodes import RUN, plain_episode, rich_episode
+from support.ledger.episodes import plain_episode, rich_episode, written_run
 from support.rollout.agent_kinds import build
 from support.rollout.scripts import FAMILY, PromptEngine, steps
 
@@ -27,11 +24,8 @@ from support.rollout.scripts import FAMILY, PromptEngine, steps
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     run = tmp_path / "run"
-    write_run(run, {"run": RUN, "samples_per_task": 1})
-    writer = LedgerWriter(run)
-    recorders = [rich_episode(writer.write), plain_episode(writer.write)]
-    writer.close()
-    seal(run)
+    with written_run(run, samples_per_task=1) as writer:
+        recorders = [rich_episode(writer.write), plain_episode(writer.write)]
     rows = [trajectory.to_dict() for one in recorders for trajectory in one.tree.trajectories()]
     (tmp_path / "out.jsonl").write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
     return run
@@ -66,10 +60,8 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json_is_ascii(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     id = "é\x9b2J\u202e\x7f"
-    write_run(tmp_path, {"run": RUN})
-    writer = LedgerWriter(tmp_path)
-    plain_episode(writer.write, task=id, end=False)
-    writer.close()
+    with written_run(tmp_path, sealed=False) as writer:
+        plain_episode(writer.write, task=id, end=False)
     assert main(["verify", str(tmp_path), "--json"]) == 3
     printed = capsys.readouterr().out
     assert printed.isascii() and printed.replace("\n", "").isprintable()

@@ -10,7 +10,15 @@ from strands_sglang.ledger.encoding import HashChain, decoded, encoded, first_li
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.reader import Placed, resolved
 from strands_sglang.ledger.record import ChainFault, EpisodeRecord
-from support.ledger.episodes import Recorder, Sink, plain_episode, random_episode, resumed_episode, rich_episode
+from support.ledger.episodes import (
+    Recorder,
+    Sink,
+    made_by,
+    plain_episode,
+    random_episode,
+    resumed_episode,
+    rich_episode,
+)
 
 
 def record_of(*shards: Sequence[bytes]) -> EpisodeRecord:
@@ -21,11 +29,6 @@ def record_of(*shards: Sequence[bytes]) -> EpisodeRecord:
 
 def faults(record: EpisodeRecord) -> list[tuple[ChainFault, int | None, str, int]]:
     return [(problem.kind, problem.number, problem.shard, problem.byte) for problem in record.problems]
-
-
-def made_by(make: Callable[..., Recorder], *arguments: Any) -> tuple[list[bytes], Recorder]:
-    events: list[bytes] = []
-    return events, make(events.append, *arguments)
 
 
 @pytest.mark.parametrize("make", [plain_episode, rich_episode, resumed_episode])

@@ -18,10 +18,7 @@ from strands_sglang.errors import ConfigurationError, EngineError, LedgerError
 from strands_sglang.ledger.encoding import HashChain
 from strands_sglang.ledger.event import Event, EventKind, TeacherData, data_of
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.table import to_arrow, trajectories_of, write_parquet
-from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.proof.verify import verify, verify_events
 from strands_sglang.runs import teacher_logprobs
@@ -29,7 +26,7 @@ from strands_sglang.runs.resume import restored
 from strands_sglang.tokens import Origin, Turn
 from strands_sglang.trainers import padded_batch, read_jsonl, write_jsonl
 from strands_sglang.trainers.rows import branches_of, rows
-from support.ledger.episodes import RUN, Recorder
+from support.ledger.episodes import Recorder, written_run
 from support.toy_engine import VOCABULARY, logprobs_after, toy_engine
 
 EPISODES = 6
@@ -48,19 +45,16 @@ class Student(Recorder):
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     directory = tmp_path / "run"
-    write_run(directory, {"run": RUN, "samples_per_task": EPISODES + 1})
-    writer = LedgerWriter(directory)
-    rng = random.Random(0)
-    for sample in range(EPISODES):
-        recorder = Student(writer.write, sample=sample)
-        first = recorder.sample(None, [1, 2, 3], [rng.randrange(VOCABULARY) for _ in range(4)])
-        second = recorder.sample(first, [4, 5], [rng.randrange(VOCABULARY) for _ in range(3)])
-        recorder.sample(second, [6], [7, 8])
-        recorder.sample(first, [9], [10, 11])  # another branch
-        recorder.end()
-    Student(writer.write, sample=EPISODES).sample(None, [1], [2])  # not finished
-    writer.close()
-    seal(directory)
+    with written_run(directory, samples_per_task=EPISODES + 1) as writer:
+        rng = random.Random(0)
+        for sample in range(EPISODES):
+            recorder = Student(writer.write, sample=sample)
+            first = recorder.sample(None, [1, 2, 3], [rng.randrange(VOCABULARY) for _ in range(4)])
+            second = recorder.sample(first, [4, 5], [rng.randrange(VOCABULARY) for _ in range(3)])
+            recorder.sample(second, [6], [7, 8])
+            recorder.sample(first, [9], [10, 11])  # another branch
+            recorder.end()
+        Student(writer.write, sample=EPISODES).sample(None, [1], [2])  # not finished
     return directory
 
 
