@@ -11,10 +11,9 @@ import pytest
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.run_dir import read_run, write_run
-from strands_sglang.runs import rollout
 from support.families import tokenizer, tokenizer_path
 from support.rollout.agent_kinds import build
-from support.rollout.scripts import FAMILY, PromptEngine
+from support.rollout.scripts import FAMILY, PromptEngine, run
 
 TOKENIZER = tokenizer_path(FAMILY)
 LOG: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5."}]
@@ -29,16 +28,7 @@ def script(prompt: str, before: int) -> str:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drift") / "run"
     given = [{"prompt": f"task {number}", "id": f"t{number}"} for number in range(3)]
-    asyncio.run(
-        rollout(
-            build,
-            given,
-            client=PromptEngine(script),
-            tokenizer=tokenizer(FAMILY),
-            directory=folder,
-            chat_template_kwargs={"add_vision_id": False},
-        )
-    )
+    asyncio.run(run(build, given, PromptEngine(script), folder, chat_template_kwargs={"add_vision_id": False}))
     return folder
 
 

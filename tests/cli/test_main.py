@@ -81,7 +81,7 @@ except SystemExit:
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_a_help_page_takes_little_cpu_time(name: str) -> None:
+def test_every_command_has_a_help_page_that_takes_little_cpu_time(name: str) -> None:
     """0.3 seconds at most, 0.1 on an idle machine; the list of commands imports none of them."""
     arguments = [*filter(None, [name]), "--help"]
     fastest = math.inf
@@ -96,16 +96,9 @@ def test_a_help_page_takes_little_cpu_time(name: str) -> None:
     if not name:
         assert sorted(imported) == [f"strands_sglang.cli.{module}" for module in ("_command", "main")]
         assert all(f"  {command} " in done.stdout for command in COMMANDS)
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_help_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit:
-        main([name, "--help"])
-    printed = capsys.readouterr()
-    assert exit.value.code == 0 and not printed.err
-    assert f"  strands-sglang {name}" in printed.out.partition("Examples:")[2]
-    assert name == "completion" or "--json" in printed.out
+    else:
+        assert f"  strands-sglang {name}" in done.stdout.partition("Examples:")[2]
+        assert name == "completion" or "--json" in done.stdout
 
 
 def test_without_arguments_the_help_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ from strands_sglang.cli._recorded_run import run_settings
 from strands_sglang.cli.main import main
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.runs import Limits, ReplayResult, ReplayVerdict, rollout
+from strands_sglang.runs import Limits, ReplayResult, ReplayVerdict
 from strands_sglang.runs.workers.spec import RunSpec
 from strands_sglang.tool_parsers import HermesToolParser
-from support.families import tokenizer, tokenizer_path
+from support.families import tokenizer_path
 from support.ledger.episodes import RUN, plain_episode, written_run
 from support.rollout.agent_kinds import build, step
-from support.rollout.scripts import FAMILY, PromptEngine, steps
+from support.rollout.scripts import FAMILY, PromptEngine, run, steps
 
 TOKENIZER = tokenizer_path(FAMILY)
 
@@ -31,16 +32,9 @@ def other_build(task: Any, model: Any) -> Agent:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    import asyncio
-
-    engine = PromptEngine(steps(3))
-    asyncio.run(
-        rollout(
-            build, ["one", "two"], client=engine, tokenizer=tokenizer(FAMILY), directory=tmp_path / "run",
-            limits=Limits(max_turns=2, tool_timeout=30.0), sampling_params={"temperature": 0.5},
-            tool_parser=HermesToolParser(),
-        )
-    )  # fmt: skip
+    limits, sampling = Limits(max_turns=2, tool_timeout=30.0), {"temperature": 0.5}
+    options: dict[str, Any] = {"limits": limits, "sampling_params": sampling, "tool_parser": HermesToolParser()}
+    asyncio.run(run(build, ["one", "two"], PromptEngine(steps(3)), tmp_path / "run", **options))
     return tmp_path / "run"
 
 
@@ -162,8 +156,8 @@ def test_settings_from_run_json() -> None:
         "tool_parser": "hermes",
         "chat_template": "<|x|>{{ messages }}(<|y|>)",
     }
-    run = orjson.loads(orjson.dumps(recorded(limits, **options)))
-    settings = run_settings(run, None, {})
+    run_file = orjson.loads(orjson.dumps(recorded(limits, **options)))
+    settings = run_settings(run_file, None, {})
     assert (settings.limits, settings.model_options, settings.left_out) == (limits, options, ())
     assert run_settings(recorded(limits, tool_parser="qwen_xml"), None, {}).model_options == {"tool_parser": "qwen_xml"}
     not_plain = recorded(limits, tool_parser=HermesToolParser(), adapter=object(), path=Path("x"), enable_thinking=True)
@@ -171,7 +165,7 @@ def test_settings_from_run_json() -> None:
     assert settings.model_options == {"enable_thinking": True}
     assert settings.left_out == ("tool_parser", "adapter", "path")
     # Given values take precedence: limits as a whole, options by name, under either name.
-    settings = run_settings(run, {"max_tool_calls": 2}, {"params": {"temperature": 1.0}, "on_trim": "refuse"})
+    settings = run_settings(run_file, {"max_tool_calls": 2}, {"params": {"temperature": 1.0}, "on_trim": "refuse"})
     assert settings.limits == Limits(max_tool_calls=2)
     assert settings.model_options == {
         **{name: value for name, value in options.items() if name != "sampling_params"},

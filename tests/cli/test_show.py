@@ -22,11 +22,11 @@ from strands_sglang.cli.main import main
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.run_dir import read_run, write_json
-from strands_sglang.runs import EndReason, Limits, rollout
+from strands_sglang.runs import EndReason, Limits
 from strands_sglang.viewer.token_text import TokenTexts
 from support.families import FAMILIES, tokenizer, tokenizer_path
 from support.ledger.episodes import Recorder, plain_episode, resumed_episode, rich_episode, written_run
-from support.rollout.scripts import FAMILY, PromptEngine, steps
+from support.rollout.scripts import FAMILY, PromptEngine, run, steps
 from support.viewer.generated_run import write_generated_run
 
 TOKENIZER = tokenizer_path(FAMILY)
@@ -204,16 +204,9 @@ def build(task: Any, model: Any) -> Agent:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("show") / "run"
     reward = {"reward": 0.5, "format": 1.0}
-    run = rollout(
-        build,
-        [{"prompt": "one", "id": "one"}],
-        client=PromptEngine(steps(1, end="the end\nof it – 好 🙂")),
-        tokenizer=tokenizer(FAMILY),
-        directory=folder,
-        reward=lambda episode: reward,
-        limits=Limits(max_turns=5),
-    )
-    asyncio.run(run)
+    engine = PromptEngine(steps(1, end="the end\nof it – 好 🙂"))
+    tasks, limits = [{"prompt": "one", "id": "one"}], Limits(max_turns=5)
+    asyncio.run(run(build, tasks, engine, folder, reward=lambda episode: reward, limits=limits))
     return folder
 
 
@@ -254,11 +247,7 @@ def test_json_of_one_episode(recorded: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_tool_that_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = rollout(
-        build, ["go"], client=PromptEngine(steps(2)), tokenizer=tokenizer(FAMILY), directory=tmp_path / "run",
-        limits=Limits(max_turns=3),
-    )  # fmt: skip
-    asyncio.run(run)
+    asyncio.run(run(build, ["go"], PromptEngine(steps(2)), tmp_path / "run", limits=Limits(max_turns=3)))
     (id,) = Ledger(tmp_path / "run").ids()
     shown = lines(capsys, 0, str(tmp_path / "run"), id, "--ids")
     assert any(line.startswith("tool step  raised, ") or line.startswith("tool step  error, ") for line in shown)

@@ -14,11 +14,11 @@ import pytest
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.runs import rollout
 from support.families import tokenizer, tokenizer_path
 from support.ledger.episodes import plain_episode, rich_episode, written_run
 from support.rollout.agent_kinds import build
 from support.rollout.scripts import FAMILY, PromptEngine, steps
+from support.rollout.scripts import run as record
 
 
 @pytest.fixture
@@ -122,15 +122,7 @@ TOKENIZER = tokenizer_path(FAMILY)
 @pytest.fixture(scope="module")
 def rendered_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("templates") / "run"
-    run = rollout(
-        build,
-        ["one", "two", "three"],
-        client=PromptEngine(steps(3)),
-        tokenizer=tokenizer(FAMILY),
-        directory=made,
-        audit_share=1,  # audit all episodes
-    )
-    asyncio.run(run)
+    asyncio.run(record(build, ["one", "two", "three"], PromptEngine(steps(3)), made, audit_share=1))
     return made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from strands_sglang.ledger.encoding import decoded, decoded_head
-from strands_sglang.ledger.summary import INDEX_FOLDER, SummaryBuilder, checked_row, read_rows, row_line, run_rows
+from strands_sglang.ledger.summary import SummaryBuilder, checked_row, read_rows, row_line, run_rows
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.verify import verify
 from support.ledger.episodes import made_by, plain_episode, reopened_episode, resumed_episode, rich_episode
@@ -108,24 +108,6 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
         plain_episode(writer.write)
         writer.write_summary(checked_row("add/0", {}))
     assert sum(verify(tmp_path).episodes.values()) == 1
-
-
-def test_rows_of_a_run_are_read_where_they_are_current(tmp_path: Path) -> None:
-    with LedgerWriter(tmp_path) as writer:
-        for number in range(3):
-            plain_episode(writer.write, sample=number)
-        plain_episode(writer.write, sample=3, end=False)
-    computed = run_rows(tmp_path)
-    assert [row["id"] for row in computed] == [f"add/{number}" for number in range(4)]
-    assert [row["end_reason"] for row in computed] == ["answered"] * 3 + [None]
-    lines = []
-    for number, row in enumerate(computed[:3]):
-        marked = {**row, "text": f"from the index {number}", "events": row["events"] - (number == 1)}
-        lines += [row_line(checked_row(row["id"], marked)), row_line(checked_row(row["id"], {**marked, "events": 0}))]
-    (tmp_path / INDEX_FOLDER).mkdir(exist_ok=True)
-    gone = checked_row("gone/0", {"events": 9, "end_reason": "answered"})
-    (tmp_path / INDEX_FOLDER / "x.jsonl").write_bytes(b"".join([*lines, row_line(gone), b"damaged\n"]))
-    assert [row["text"] for row in run_rows(tmp_path)] == ["from the index 0", "It is 7.", "from the index 2", ""]
 
 
 def test_events_of_any_form_give_a_row(tmp_path: Path) -> None:

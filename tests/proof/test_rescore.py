@@ -77,6 +77,15 @@ class Scored(Recorder):
         return self.call(parent, context=context, sampled=sampled, logprobs=logprobs, **more)
 
 
+def two_tokens(folder: Path, **about: Any) -> Path:
+    """Record a run of one turn of two tokens."""
+    with written_run(folder, sealed=False, **about) as writer:
+        recorder = Scored(writer.write)
+        recorder.sample(None, [1, 2], [3, 4])
+        recorder.end()
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     with written_run(tmp_path, samples_per_task=3, settings={"sampling_params": {"max_new_tokens": 9}}) as writer:
@@ -141,10 +150,7 @@ async def test_changed_token_differs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [1, 0.0, None])
 async def test_logprobs_at_temperature_one_are_compared(tmp_path: Path, settings: float | None) -> None:
-    with written_run(tmp_path, sealed=False, settings={"sampling_params": {"temperature": settings}}) as writer:
-        recorder = Scored(writer.write)
-        recorder.sample(None, [1, 2], [3, 4])
-        recorder.end()
+    two_tokens(tmp_path, settings={"sampling_params": {"temperature": settings}})
     with engine() as server:
         report = await rescore(tmp_path, server.url)
         refused = await rescore(tmp_path, server.url, temperature=0.5)  # this engine has no likeliest ids
@@ -176,10 +182,7 @@ async def test_nan_tolerance_accepts_nothing(folder: Path) -> None:
 
 
 async def test_recorded_nan_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with written_run(tmp_path, sealed=False) as writer:
-        recorder = Scored(writer.write)
-        recorder.sample(None, [1, 2], [3, 4])
-        recorder.end()
+    two_tokens(tmp_path)
     run, found = rescore_module.prove_run(tmp_path, None)
     (proof,) = found
     proof.trajectories[0].logprobs[-1] = float("nan")
@@ -291,8 +294,7 @@ async def test_a_temperature_is_checked_with_the_likeliest_ids(tmp_path: Path, t
 
 
 async def test_bounds_that_are_too_wide_are_not_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = __import__("importlib").import_module("strands_sglang.proof.rescore")
-    monkeypatch.setattr(module, "_TOP", 4)
+    monkeypatch.setattr(rescore_module, "_TOP", 4)
     record(tmp_path, {"temperature": 1.5}, sets=False)
     with toy_engine() as server:
         report = await rescore(tmp_path, server.url)

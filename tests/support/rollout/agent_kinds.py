@@ -16,7 +16,7 @@ from strands.agent.conversation_manager import (
     SlidingWindowConversationManager,
     SummarizingConversationManager,
 )
-from strands.hooks import AfterModelCallEvent
+from strands.hooks import AfterModelCallEvent, AfterToolCallEvent
 from strands.multiagent import GraphBuilder
 
 from strands_sglang import SGLangModel
@@ -97,6 +97,26 @@ def plain(model: SGLangModel, **settings: Any) -> Agent:
 def build(task: Task, model: SGLangModel) -> Any:
     """Return the agent of most tests."""
     return plain(model)
+
+
+def other_prompt(task: Task, model: SGLangModel) -> Any:
+    return plain(model, system_prompt="You are another.")
+
+
+def other_tools(task: Task, model: SGLangModel) -> Any:
+    return plain(model, tools=[step, slow])
+
+
+def other_result(task: Task, model: SGLangModel) -> Any:
+    """Return an agent that edits the result of its second step."""
+    agent = plain(model)
+
+    def shout(event: AfterToolCallEvent) -> None:
+        if event.result["content"][0].get("text") == "step 2":
+            event.result = {**event.result, "content": [{"text": "step 2!"}]}
+
+    agent.hooks.add_callback(AfterToolCallEvent, shout)
+    return agent
 
 
 @dataclass(frozen=True)
