@@ -213,13 +213,6 @@ async def test_kept_sets_are_named(stack: ExitStack) -> None:
     assert found.status is Status.WARN and "top_p=0.8" in found.found and "biased" in found.advice
 
 
-async def test_a_server_without_kept_sets(stack: ExitStack) -> None:
-    url, sampling = served(stack), {"top_p": 0.8, "temperature": 1.0}
-    for wanted, status in (("auto", Status.WARN), (True, Status.FAIL), (False, Status.SKIP)):
-        found = (await checked(url, "kept sets", sampling_params=sampling, kept_sets=wanted))["kept sets"]
-        assert found.status is status, found
-
-
 async def test_a_run_raises_what_a_quick_check_finds(stack: ExitStack) -> None:
     url, limits = served(stack), Limits(max_context_tokens=8192)
     with pytest.raises(ConfigurationError) as caught:

@@ -11,6 +11,7 @@ from strands_sglang.cli.commands import doctor
 from strands_sglang.cli.main import main
 from strands_sglang.engine import retry
 from strands_sglang.runs.checks import CHECKS
+from support.cli import exit_code
 from support.families import tokenizer, tokenizer_path
 from support.scripted_fleet import Engine
 
@@ -69,9 +70,7 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
         printed = capsys.readouterr()
         assert words in printed.err and not printed.out
     for given in (["doctor"], arguments("http://x", "--only", "nothing")):
-        with pytest.raises(SystemExit) as exit:
-            main(given)
-        assert exit.value.code == 2
+        assert exit_code(given) == 2
 
 
 def test_names_of_checks_are_those_of_the_package() -> None:

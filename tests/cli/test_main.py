@@ -16,6 +16,7 @@ import strands_sglang
 from strands_sglang.cli.main import COMMANDS, COMPLETE_VARIABLE, main
 from strands_sglang.proof.rescore import TOLERANCE
 from strands_sglang.runs.resume import read_previous_run
+from support.cli import exit_code
 from support.interrupts import PATIENCE, heeds_interrupts, press_ctrl_c, told
 from support.ledger.episodes import plain_episode, written_run
 from support.rollout.scripts import PromptEngine, assert_proved, run, steps
@@ -102,18 +103,16 @@ def test_every_command_has_a_help_page_that_takes_little_cpu_time(name: str) -> 
 
 
 def test_without_arguments_the_help_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit:
-        main([])
+    code = exit_code([])
     printed = capsys.readouterr()
-    assert exit.value.code == 2 and not printed.out and "Commands:" in printed.err
+    assert code == 2 and not printed.out and "Commands:" in printed.err
 
 
 @pytest.mark.parametrize(("name", "words"), [("verfy", "did you mean 'verify'?"), ("x\x1b[2K", r"command 'x\x1b[2K'")])
 def test_an_unknown_command(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit:
-        main([name])
+    code = exit_code([name])
     printed = capsys.readouterr().err
-    assert exit.value.code == 2 and words in printed and "\x1b" not in printed
+    assert code == 2 and words in printed and "\x1b" not in printed
 
 
 def test_default_tolerance_in_the_help_is_true(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,9 +171,7 @@ def test_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_shell() -> None:
-    with pytest.raises(SystemExit) as exit:
-        main(["completion", "tcsh"])
-    assert exit.value.code == 2
+    assert exit_code(["completion", "tcsh"]) == 2
 
 
 def completed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> list[str]:

@@ -18,6 +18,7 @@ from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.runs import Limits, ReplayResult, ReplayVerdict
 from strands_sglang.runs.workers.spec import RunSpec
 from strands_sglang.tool_parsers import HermesToolParser
+from support.cli import exit_code
 from support.families import tokenizer_path
 from support.ledger.episodes import RUN, plain_episode, written_run
 from support.rollout.agent_kinds import build, step
@@ -113,9 +114,8 @@ def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert words in capsys.readouterr().err
     for text in ("{", "[1]"):
         for option in ("--limits", "--model-options"):
-            with pytest.raises(SystemExit) as exit:
-                main(arguments(folder, option, text))
-            assert exit.value.code == 2 and "not " in capsys.readouterr().err
+            code = exit_code(arguments(folder, option, text))
+            assert code == 2 and "not " in capsys.readouterr().err
 
 
 def test_ledger_text_cannot_add_lines(

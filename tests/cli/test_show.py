@@ -24,6 +24,7 @@ from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.run_dir import read_run, write_json
 from strands_sglang.runs import EndReason, Limits
 from strands_sglang.viewer.token_text import TokenTexts
+from support.cli import exit_code
 from support.families import FAMILIES, tokenizer, tokenizer_path
 from support.ledger.episodes import Recorder, plain_episode, resumed_episode, rich_episode, written_run
 from support.rollout.scripts import FAMILY, PromptEngine, run, steps
@@ -144,9 +145,7 @@ def test_wrong_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert main(["show", *arguments]) == 2
         printed = capsys.readouterr()
         assert words in printed.err and not printed.out
-    with pytest.raises(SystemExit) as exit:
-        main(["show", str(folder), "--ended", "never"])
-    assert exit.value.code == 2
+    assert exit_code(["show", str(folder), "--ended", "never"]) == 2
 
 
 def test_hostile_text_stays_inert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.reader import Ledger
+from support.cli import exit_code
 from support.families import tokenizer, tokenizer_path
 from support.ledger.episodes import plain_episode, rich_episode, written_run
 from support.rollout.agent_kinds import build
@@ -96,9 +95,7 @@ def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert r"has no episode 'nope\x1b'" in printed.err and not printed.out
     assert main(["verify", str(folder), "--exported", "nothing"]) == 2
     for arguments in (["verify"], ["prove"], [], ["verify", str(folder), "--tolerance", "x"]):
-        with pytest.raises(SystemExit) as exit:
-            main(arguments)
-        assert exit.value.code == 2
+        assert exit_code(arguments) == 2
 
 
 def test_unreachable_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,13 +104,6 @@ def test_unreachable_engine(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "NOTHING  http://127.0.0.1:9" in capsys.readouterr().out
     assert main([*arguments, "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["rescore"]["verdict"] == "nothing"
-
-
-def test_as_a_module(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "strands_sglang.cli", "verify", str(folder)], capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout[:6]) == (0, "PROVED"), done.stderr
 
 
 TOKENIZER = tokenizer_path(FAMILY)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from strands_sglang.cli.main import main
+from support.cli import exit_code
 from support.interrupts import PATIENCE, heeds_interrupts
 from support.ledger.episodes import plain_episode, written_run
 
@@ -66,6 +67,4 @@ def test_wrong_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert main(["view", *arguments]) == 2
         printed = capsys.readouterr()
         assert words in printed.err and not printed.out
-    with pytest.raises(SystemExit) as exit:
-        main(["view", str(folder), "--port", "70000"])
-    assert exit.value.code == 2
+    assert exit_code(["view", str(folder), "--port", "70000"]) == 2

@@ -82,18 +82,6 @@ def test_everything_of_a_rich_episode_is_there() -> None:
     assert len(view["branches"]) == 7 and sum(branch["main"] for branch in view["branches"]) == 1
 
 
-def test_takeovers_and_rollbacks_are_told() -> None:
-    recorder = resumed_episode(lambda data: None)
-    view = episode_view(EpisodeRecord(recorder.id, tuple(recorder.events), epoch=1))
-    assert [one["kind"] for one in view["others"]] == ["resume", "rollback"]
-    assert view["others"][1]["turns"] == 2
-
-
-def test_a_record_without_turns_is_shown() -> None:
-    view = episode_view(EpisodeRecord("a/0", ()))
-    assert view["turns"] == [] and view["branches"] == [] and view["end"] is None
-
-
 def test_turns_that_form_no_tree_are_a_problem_not_an_error() -> None:
     recorder = plain_episode(lambda data: None)
     broken = tuple(event for event in recorder.events if event.kind is not EventKind.CALL or event.data["turn"] != 1)
