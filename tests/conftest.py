@@ -39,6 +39,16 @@ def engine_logs() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the commands and code blocks of all pages read."""
+    from support.documented_run import record
+
+    folder = tmp_path_factory.mktemp("documented")
+    record(folder)
+    return folder
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run tests that compare times again when they fail; skip those of slime where it is missing, but not in CI."""
     without_slime = not slime_is_importable() and "CI" not in os.environ

@@ -11,7 +11,7 @@ import pytest
 
 from strands_sglang.cli._command import Command
 from strands_sglang.cli.main import COMMANDS, PROGRAM, main, program
-from support.documented_run import TOKENIZER, record, write_documented_run
+from support.documented_run import TOKENIZER, write_documented_run
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "examples").glob("**/*.md"))]
@@ -157,18 +157,11 @@ def commands() -> list[str]:
     return sorted(set(found))
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("documented")
-    record(folder)
-    return folder
-
-
 @pytest.mark.parametrize("line", commands())
 def test_command(
-    line: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, documented: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(recorded)
+    monkeypatch.chdir(documented)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     words = [TOKENIZER if word.startswith("Qwen/") else word for word in shlex.split(line)]
     code = main(words)
