@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,6 +36,16 @@ def engine_logs() -> Path:
     folder = Path(chosen) if chosen else Path(tempfile.mkdtemp(prefix="strands-sglang-logs-"))
     folder.mkdir(parents=True, exist_ok=True)
     _logs.append(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the commands and code blocks of all pages read."""
+    from support.documented_run import record
+
+    folder = tmp_path_factory.mktemp("documented")
+    record(folder)
     return folder
 
 
@@ -92,53 +103,33 @@ def _running(*processes: LabProcess, name: str = "") -> Iterator[None]:
             process.kill()
 
 
-def _served(model: str, logs: Path, name: str = "") -> Iterator[LabProcess]:
-    """Yield a running server of the lab."""
-    server = serve(model, logs)
-    for _ in _running(server, name=name):
-        yield server
+def _server_fixture(model: str, *, several: bool = True) -> Any:
+    """Return a fixture: a server of the lab; `several`: only some tests ask for it, and it is ended after the last."""
+    name = model.removeprefix("tool-policy-").replace("-", "_").replace(".", "")
+
+    @pytest.fixture(scope="session", name=name)
+    def server(engine_logs: Path) -> Iterator[LabProcess]:
+        server = serve(model, engine_logs)
+        for _ in _running(server, name=name if several else ""):
+            yield server
+
+    return server
 
 
-@pytest.fixture(scope="session")
-def tool_policy(engine_logs: Path) -> Iterator[LabProcess]:
-    """A server with the tool policy: 0.65M parameters, really calls a calculator, about a thousand tokens a second."""
-    yield from _served("tool-policy", engine_logs)
-
-
-@pytest.fixture(scope="session")
-def noncanonical(engine_logs: Path) -> Iterator[LabProcess]:
-    """A server with the tool policy that was taught to split digits in unusual ways."""
-    yield from _served("tool-policy-noncanonical", engine_logs, "noncanonical")
-
-
-@pytest.fixture(scope="session")
-def smollm2(engine_logs: Path) -> Iterator[LabProcess]:
-    """A server with SmolLM2-135M in fp32: real language, about ten tokens a second and sequence, 4 GB."""
-    yield from _served("smollm2", engine_logs, "smollm2")
-
-
-@pytest.fixture(scope="session")
-def tiny_qwen3(engine_logs: Path) -> Iterator[LabProcess]:
-    """A server with a tiny random Qwen3 and Qwen's real vocabulary."""
-    yield from _served("tiny-qwen3", engine_logs, "tiny_qwen3")
-
-
-@pytest.fixture(scope="session")
-def tiny_moe(engine_logs: Path) -> Iterator[LabProcess]:
-    """A server with a tiny mixture of experts (3 layers, 2 of 8 experts) that returns its routed experts."""
-    yield from _served("tiny-moe", engine_logs, "tiny_moe")
-
-
-@pytest.fixture(scope="session")
-def tiny_qwen3_vl(engine_logs: Path) -> Iterator[LabProcess]:
-    """A server with a small Qwen3-VL that calls `look` and says the colour of what it sees."""
-    yield from _served("tiny-qwen3-vl", engine_logs, "tiny_qwen3_vl")
-
-
-@pytest.fixture(scope="session")
-def tiny_qwen25_vl(engine_logs: Path) -> Iterator[LabProcess]:
-    """A server with a small Qwen2.5-VL, trained for the same."""
-    yield from _served("tiny-qwen2.5-vl", engine_logs, "tiny_qwen25_vl")
+tool_policy = _server_fixture("tool-policy", several=False)
+"""0.65M parameters, really calls a calculator, about a thousand tokens a second."""
+noncanonical = _server_fixture("tool-policy-noncanonical")
+"""The tool policy that was taught to split digits in unusual ways."""
+smollm2 = _server_fixture("smollm2")
+"""SmolLM2-135M in fp32: real language, about ten tokens a second and sequence, 4 GB."""
+tiny_qwen3 = _server_fixture("tiny-qwen3")
+"""A tiny random Qwen3 with Qwen's real vocabulary."""
+tiny_moe = _server_fixture("tiny-moe")
+"""A tiny mixture of experts (3 layers, 2 of 8 experts) that returns its routed experts."""
+tiny_qwen3_vl = _server_fixture("tiny-qwen3-vl")
+"""A small Qwen3-VL that calls `look` and says the colour of what it sees."""
+tiny_qwen25_vl = _server_fixture("tiny-qwen2.5-vl")
+"""A small Qwen2.5-VL, trained for the same."""
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from strands_sglang.runs import Task
-from support.documented_run import record
 from support.lab_servers import LabProcess
 from support.rollout.scripts import PromptEngine, asked, run
 from support.scripted_engine import Answer, tool_call
@@ -75,16 +74,9 @@ def test_block(mark: str, code: str) -> None:
     assert execute(code, ROOT)
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("documented")
-    record(folder)
-    return folder
-
-
 @pytest.mark.parametrize(("mark", "code"), blocks("recorded"))
-def test_block_with_a_recorded_run(mark: str, code: str, recorded: Path) -> None:
-    execute(code, recorded)
+def test_block_with_a_recorded_run(mark: str, code: str, documented: Path) -> None:
+    execute(code, documented)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

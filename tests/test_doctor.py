@@ -153,13 +153,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("mistake", "line", "status", "advice"), MISTAKES, ids=[one[0] for one in MISTAKES])
 async def test_a_planted_mistake_is_found(
-    mistake: str,
-    line: str,
-    status: Status,
-    advice: str,
-    stack: ExitStack,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    *, mistake: str, line: str, status: Status, advice: str, stack: ExitStack, monkeypatch: Any, tmp_path: Path
 ) -> None:
     url, given = planted(stack, mistake, monkeypatch, tmp_path)
     began = time.monotonic()
@@ -213,13 +207,6 @@ async def test_kept_sets_are_named(stack: ExitStack) -> None:
     assert found.status is Status.WARN and "top_p=0.8" in found.found and "biased" in found.advice
 
 
-async def test_a_server_without_kept_sets(stack: ExitStack) -> None:
-    url, sampling = served(stack), {"top_p": 0.8, "temperature": 1.0}
-    for wanted, status in (("auto", Status.WARN), (True, Status.FAIL), (False, Status.SKIP)):
-        found = (await checked(url, "kept sets", sampling_params=sampling, kept_sets=wanted))["kept sets"]
-        assert found.status is status, found
-
-
 async def test_a_run_raises_what_a_quick_check_finds(stack: ExitStack) -> None:
     url, limits = served(stack), Limits(max_context_tokens=8192)
     with pytest.raises(ConfigurationError) as caught:
@@ -246,12 +233,9 @@ async def test_a_check_that_raises_or_hangs_hides_no_other(stack: ExitStack, mon
     monkeypatch.setitem(CHECKS, "clock", raises)
     monkeypatch.setitem(CHECKS, "context", hangs)
     report = await checked(served(stack), "server", "clock", "context", "weight version", timeout=3.0)
-    assert {check.name: check.status for check in report.checks} == {
-        "server": Status.PASS,
-        "context": Status.FAIL,
-        "weight version": Status.PASS,
-        "clock": Status.FAIL,
-    }
+    failed = {check.name: check.status is Status.FAIL for check in report.checks}
+    assert failed == {"server": False, "context": True, "weight version": False, "clock": True}
+    assert report["server"].status is report["weight version"].status is Status.PASS
     assert "KeyError" in report["clock"].found
     assert "longer than 3 seconds" in report["context"].found
 

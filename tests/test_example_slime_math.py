@@ -139,12 +139,8 @@ async def test_a_wrong_answer_is_worth_less_whatever_was_tried(programs: tuple[s
 
 async def test_five_turns_with_the_tool_and_one_to_answer() -> None:
     good = await episode_of(solver(*["print(4950)"] * 5, says=r"\boxed{{}}"))
-    assert (good.end_reason, good.reward, good.metrics.turns, good.metrics.tool_calls) == (
-        EndReason.ANSWERED,
-        1.0,
-        6,
-        5,
-    )
+    assert (good.end_reason, good.reward) == (EndReason.ANSWERED, 1.0)
+    assert (good.metrics.turns, good.metrics.tool_calls) == (6, 5)
     endless = await episode_of(solver(*["print(4950)"] * 50, says=r"\boxed{{}}"))
     assert (endless.end_reason, endless.metrics.turns, endless.metrics.tool_calls) == (EndReason.TURN_LIMIT, 6, 5)
     assert endless.reward == pytest.approx(-0.6)

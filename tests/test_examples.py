@@ -14,8 +14,9 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from strands_sglang import SGLangClient
+from strands_sglang.errors import EngineUnavailableError
 from strands_sglang.proof import Verdict, verify
-from strands_sglang.runs import EndReason, Limits, Task, evaluate
+from strands_sglang.runs import EndReason, Limits, Task, evaluate, rollout
 from support.lab_servers import LabProcess
 from support.rollout.scripts import PromptEngine, asked, assert_proved, run
 from support.scripted_engine import Answer, Reply, ScriptedEngine, tool_call
@@ -32,16 +33,7 @@ def example(name: str) -> Any:
 
 
 def tasks_of(name: str) -> list[Task]:
-    rows = [json.loads(line) for line in (EXAMPLES / name / "tasks.jsonl").read_text().splitlines()]
-    return [
-        Task(
-            row["prompt"],
-            row["answer"],
-            {k: v for k, v in row.items() if k not in ("prompt", "answer", "id")},
-            row["id"],
-        )
-        for row in rows
-    ]
+    return [Task.of(json.loads(line)) for line in (EXAMPLES / name / "tasks.jsonl").read_text().splitlines()]
 
 
 def computes(prompt: str, before: int) -> Answer:
@@ -172,8 +164,6 @@ async def test_serving_streams_text_and_keeps_the_tokens() -> None:
 
 
 async def test_serving_reports_an_engine_that_fails() -> None:
-    from strands_sglang.errors import EngineUnavailableError
-
     server = example("serving.server")
     engine = ScriptedEngine(PromptEngine(computes).tokenizer, [EngineUnavailableError("no engine", attempts=3)])
     async with TestClient(TestServer(server.application(engine, engine.tokenizer))) as client:
@@ -195,8 +185,6 @@ def test_multi_agent_on_the_lab(tool_policy: LabProcess, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["calculator", "search_agent"])
 async def test_agents_on_the_lab(name: str, tool_policy: LabProcess, tmp_path: Path) -> None:
     agent = example(f"{name}.agent")
-    from strands_sglang.runs import rollout
-
     found = await rollout(
         agent.build,
         tasks_of(name),

@@ -23,14 +23,14 @@ from strands_sglang import (
 )
 from strands_sglang.tool_limits import ToolLimit
 from support.provider.agents import agent_on, ask, calculator, lookup, said, scripted_model
-from support.scripted_engine import Reply, assert_exact, tool_call
+from support.scripted_engine import Reply, ScriptedEngine, assert_exact, tool_call
 
 CALL = tool_call("calculator", expression="1 + 1")
 BROKEN = "<tool_call>broken</tool_call>"
 
 
-def calls_forever(prompt: str) -> str:
-    return CALL
+def several(count: int) -> str:
+    return "\n".join([CALL] * count)
 
 
 def ends_on_results(agent: Any, model: SGLangModel) -> None:
@@ -46,77 +46,67 @@ def ends_on_results(agent: Any, model: SGLangModel) -> None:
     assert int(trajectory.loss_mask.sum()) == sampled
 
 
-@pytest.mark.parametrize("limit", [1, 3, 10])
-async def test_max_tool_iters_stops_the_agent(limit: int) -> None:
-    model, engine = scripted_model(calls_forever)
-    limiter = ToolLimiter(max_tool_iters=limit)
+async def play(script: Any, limiter: ToolLimiter, **settings: Any) -> tuple[Any, Any, int]:
+    """Let an agent play under a limit, check its tokens and its last message, and return it, its result, and calls."""
+    model, engine = scripted_model(script, **settings)
     agent = agent_on(model, hooks=[limiter])
     result = await agent.invoke_async("go")
-    assert (limiter.tool_iter_count, limiter.tool_call_count, len(engine.calls)) == (limit, limit, limit)
-    assert limiter.reason is ToolLimit.TOOL_ITERATIONS and result.state["tool_limit"] == "tool_iterations"
-    assert result.stop_reason == "cancelled"
-    ends_on_results(agent, model)
+    assert (result.stop_reason == "cancelled") == (limiter.reason is not None)
+    if limiter.reason is not None:
+        assert result.state["tool_limit"] == limiter.reason.value
+        ends_on_results(agent, model)
     assert_exact(engine, model.current_episode)
+    return agent, result, len(engine.calls)
 
 
-async def test_parallel_calls_are_one_iteration() -> None:
-    model, _ = scripted_model(lambda _: "\n".join([CALL] * 4))
-    limiter = ToolIterationLimiter(max_iterations=2)
-    agent = agent_on(model, hooks=[limiter])
-    await agent.invoke_async("go")
-    assert (limiter.iteration_count, limiter.tool_iter_count, limiter.tool_call_count) == (2, 2, 8)
-    assert limiter.max_iterations == 2
-    ends_on_results(agent, model)
+ITERATIONS, CALLS = ToolLimit.TOOL_ITERATIONS, ToolLimit.TOOL_CALLS
 
 
-async def test_an_agent_below_the_limit_is_not_stopped() -> None:
-    model, _ = scripted_model([CALL, "2"])
-    limiter = ToolLimiter(max_tool_iters=2, max_tool_calls=2)
-    result = await agent_on(model, hooks=[limiter]).invoke_async("go")
-    assert result.stop_reason == "end_turn" and limiter.reason is None and limiter.tool_iter_count == 1
-    assert "tool_limit" not in result.state
+def forever(count: int = 1) -> Any:
+    """Return a script that makes so many calls at once, again and again."""
+    return lambda _: several(count)
+
+
+@pytest.mark.parametrize(
+    ("script", "limiter", "calls", "counts", "reason"),
+    [
+        *((forever(), ToolLimiter(max_tool_iters=limit), limit, (limit, limit), ITERATIONS) for limit in (1, 3, 10)),
+        (forever(4), ToolIterationLimiter(max_iterations=2), 2, (2, 8), ITERATIONS),  # parallel calls: one iteration
+        (forever(3), ToolLimiter(max_tool_calls=4), 2, (2, 4), CALLS),
+        (
+            lambda _: BROKEN,
+            ToolLimiter(max_tool_iters=3, max_tool_calls=1),
+            3,
+            (3, 0),
+            ITERATIONS,
+        ),  # malformed: no call
+        ([CALL, "2"], ToolLimiter(max_tool_iters=2, max_tool_calls=2), 2, (1, 1), None),
+    ],
+)
+async def test_a_limit_stops_the_agent(
+    script: Any, limiter: ToolLimiter, calls: int, counts: tuple[int, int], reason: ToolLimit | None
+) -> None:
+    agent, result, made = await play(script, limiter)
+    assert (made, limiter.tool_iter_count, limiter.tool_call_count, limiter.reason) == (calls, *counts, reason)
+    assert reason is not None or (result.stop_reason == "end_turn" and "tool_limit" not in result.state)
+    if reason is CALLS:
+        assert said(agent)[-3:] == ["success: 2"] + ["error: not executed: the limit of 4 tool calls is reached"] * 2
+    if isinstance(limiter, ToolIterationLimiter):
+        assert (limiter.iteration_count, limiter.max_iterations) == (2, 2)
 
 
 async def test_max_parallel_tool_calls_limits_the_calls_of_a_turn() -> None:
-    model, engine = scripted_model(["\n".join([CALL] * 3), CALL, "done"])
     limiter = pickle.loads(pickle.dumps(ToolLimiter(max_parallel_tool_calls=2)))
-    agent = agent_on(model, hooks=[limiter])
-    result = await agent.invoke_async("go")
-    assert result.stop_reason == "end_turn" and limiter.reason is None
+    agent, result, _ = await play([several(3), CALL, "done"], limiter)
+    assert result.stop_reason == "end_turn"
     assert (limiter.tool_iter_count, limiter.tool_call_count, limiter.cancelled_tool_call_count) == (2, 3, 1)
     refused = "error: not executed: at most 2 tool calls are run in one turn"
-    assert [line for line in said(agent) if line.startswith(("success", "error"))] == [
-        *["success: 2"] * 2,
-        refused,
-        "success: 2",
-    ]
-    assert_exact(engine, model.current_episode)
-
-
-async def test_max_tool_calls_limits_the_calls() -> None:
-    model, engine = scripted_model(lambda _: "\n".join([CALL] * 3))
-    limiter = ToolLimiter(max_tool_calls=4)
-    agent = agent_on(model, hooks=[limiter])
-    result = await agent.invoke_async("go")
-    assert (limiter.tool_iter_count, limiter.tool_call_count) == (2, 4)
-    assert limiter.reason is ToolLimit.TOOL_CALLS and result.state["tool_limit"] == "tool_calls"
-    assert said(agent)[-3:] == ["success: 2"] + ["error: not executed: the limit of 4 tool calls is reached"] * 2
-    ends_on_results(agent, model)
-    assert_exact(engine, model.current_episode)
-
-
-async def test_a_malformed_call_counts_as_a_turn_but_not_as_a_call() -> None:
-    model, _ = scripted_model(lambda _: BROKEN)
-    limiter = ToolLimiter(max_tool_iters=3, max_tool_calls=1)
-    agent = agent_on(model, hooks=[limiter])
-    await agent.invoke_async("go")
-    assert (limiter.tool_iter_count, limiter.tool_call_count) == (3, 0)
-    assert limiter.reason is ToolLimit.TOOL_ITERATIONS
-    ends_on_results(agent, model)
+    shown = [line for line in said(agent) if line.startswith(("success", "error"))]
+    assert shown == ["success: 2", "success: 2", refused, "success: 2"]
 
 
 async def test_a_new_question_resets_the_count_and_continuing_does_not() -> None:
-    model, engine = scripted_model(calls_forever)
+    model, engine = scripted_model(forever())
     limiter = ToolLimiter(max_tool_iters=3)
     agent = agent_on(model, hooks=[limiter])
     await agent.invoke_async("one", limits={"turns": 2})
@@ -131,16 +121,16 @@ async def test_a_new_question_resets_the_count_and_continuing_does_not() -> None
 
 
 async def test_agents_that_share_a_limiter_are_counted_separately() -> None:
-    model, _ = scripted_model(calls_forever)
+    model, _ = scripted_model(forever())
     limiter = ToolLimiter(max_tool_iters=4)
 
-    async def play(number: int) -> int:
+    async def one(number: int) -> int:
         with model.episode():
             agent = agent_on(model, hooks=[limiter])
             await agent.invoke_async("go")
             return len(agent.messages)
 
-    assert await asyncio.gather(*map(play, range(8))) == [9] * 8
+    assert await asyncio.gather(*map(one, range(8))) == [9] * 8
 
 
 async def test_a_turn_that_is_interrupted_counts_once() -> None:
@@ -173,12 +163,8 @@ async def test_a_call_that_a_hook_retries_counts_once() -> None:
 
 
 async def test_streaming_counts_the_same() -> None:
-    model, engine = scripted_model([Reply(f"Let me see.\n{CALL}")] * 5, streaming=True)
-    limiter = ToolLimiter(max_tool_iters=2)
-    agent = agent_on(model, hooks=[limiter])
-    await agent.invoke_async("go")
-    assert len(engine.calls) == 2
-    ends_on_results(agent, model)
+    script = [Reply(f"Let me see.\n{CALL}")] * 5
+    assert (await play(script, ToolLimiter(max_tool_iters=2), streaming=True))[2] == 2
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, "3", True])
@@ -229,7 +215,7 @@ async def test_a_call_cancelled_by_another_hook_does_not_count(order: int) -> No
 
 async def test_another_agent_with_the_same_state_has_no_limit_reason() -> None:
     state: dict[str, Any] = {}
-    model, _ = scripted_model(calls_forever)
+    model, _ = scripted_model(forever())
     result = await agent_on(model, hooks=[ToolLimiter(1)]).invoke_async("go", invocation_state=state)
     assert result.state["tool_limit"] == "tool_iterations"
     other, _ = scripted_model(["done"])
@@ -242,10 +228,6 @@ def test_a_limiter_can_be_sent_to_another_process() -> None:
         copy = pickle.loads(pickle.dumps(limiter))
         assert type(copy) is type(limiter) and copy.max_tool_iters == 2 and copy.tool_iter_count == 0
         assert copy.max_tool_calls == limiter.max_tool_calls
-
-
-def several(count: int) -> str:
-    return "\n".join([CALL] * count)
 
 
 def ends_whole(agent: Agent) -> None:
@@ -265,24 +247,25 @@ async def reached(agent: Agent, kind: type[LoopLimitReachedError]) -> None:
     assert type(error) is kind
 
 
-def limited(script: Any, **limits: int) -> tuple[Agent, LoopLimiter, SGLangModel]:
-    model, _ = scripted_model(script, "qwen2.5")
+def limited(script: Any, **limits: int) -> tuple[Agent, LoopLimiter, ScriptedEngine, SGLangModel]:
+    model, engine = scripted_model(script, "qwen2.5")
     limiter = LoopLimiter(**limits)
-    return agent_on(model, hooks=[limiter]), limiter, model
+    return agent_on(model, hooks=[limiter]), limiter, engine, model
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_max_tool_iters_raises(limit: int) -> None:
-    agent, limiter, model = limited(lambda _: several(2), max_tool_iters=limit)
+    agent, limiter, engine, model = limited(lambda _: several(2), max_tool_iters=limit)
     await reached(agent, MaxToolIterationsReachedError)
     assert (limiter.tool_iter_count, limiter.tool_call_count) == (limit, 2 * limit)
     assert limiter.message_count == len(agent.messages) == 1 + 2 * limit
     ends_whole(agent)
     assert len(model.current_episode.tree) == limit and model.token_manager.loss_mask[-1] == 1
+    assert_exact(engine, model.current_episode)
 
 
 async def test_all_calls_of_a_turn_are_answered_beyond_the_limit() -> None:
-    agent, limiter, _ = limited(lambda _: several(2), max_tool_calls=3)
+    agent, limiter, *_ = limited(lambda _: several(2), max_tool_calls=3)
     await reached(agent, MaxToolCallsReachedError)
     assert (limiter.tool_iter_count, limiter.tool_call_count, limiter.cancelled_tool_call_count) == (2, 4, 0)
     assert said(agent).count("success: 2") == 4
@@ -290,7 +273,7 @@ async def test_all_calls_of_a_turn_are_answered_beyond_the_limit() -> None:
 
 
 async def test_calls_beyond_the_limit_of_one_turn_are_answered_and_not_run() -> None:
-    agent, limiter, _ = limited([several(3), CALL, "done"], max_parallel_tool_calls=2)
+    agent, limiter, *_ = limited([several(3), CALL, "done"], max_parallel_tool_calls=2)
     result = await agent.invoke_async("go")
     assert result.stop_reason == "end_turn"
     assert (limiter.tool_call_count, limiter.cancelled_tool_call_count) == (4, 1)
@@ -298,26 +281,25 @@ async def test_calls_beyond_the_limit_of_one_turn_are_answered_and_not_run() -> 
     assert [line for line in said(agent) if line.startswith("error")] == [
         "error: not executed: at most 2 tool calls are run in one turn"
     ]
-    ends_whole_but_for_the_answer = agent.messages[:-1]
-    assert ends_whole_but_for_the_answer[-1]["role"] == "user"
+    assert agent.messages[-2]["role"] == "user"
 
 
 @pytest.mark.parametrize(("limit", "messages"), [(1, 1), (2, 3), (3, 3), (4, 5), (5, 5)])
 async def test_the_message_limit_is_checked_at_user_messages(limit: int, messages: int) -> None:
-    agent, limiter, _ = limited([CALL, CALL, "done"], max_messages=limit)
+    agent, limiter, *_ = limited([CALL, CALL, "done"], max_messages=limit)
     await reached(agent, MaxMessagesReachedError)
     assert limiter.message_count == len(agent.messages) == messages
     ends_whole(agent)
 
 
 async def test_an_answer_may_reach_the_message_limit() -> None:
-    agent, limiter, _ = limited([CALL, CALL, "done"], max_messages=6, max_tool_iters=3, max_tool_calls=3)
+    agent, limiter, *_ = limited([CALL, CALL, "done"], max_messages=6, max_tool_iters=3, max_tool_calls=3)
     assert (await agent.invoke_async("go")).stop_reason == "end_turn"
     assert limiter.message_count == 6
 
 
 async def test_it_counts_over_invocations_until_reset() -> None:
-    agent, limiter, _ = limited([CALL, "one", CALL, CALL, "two"], max_tool_iters=2)
+    agent, limiter, *_ = limited([CALL, "one", CALL, CALL, "two"], max_tool_iters=2)
     await agent.invoke_async("go")
     await reached(agent, MaxToolIterationsReachedError)
     limiter.reset()
@@ -328,7 +310,7 @@ async def test_it_counts_over_invocations_until_reset() -> None:
 
 
 async def test_limits_may_be_changed_while_it_runs() -> None:
-    agent, limiter, _ = limited([CALL, "one", "two"], max_messages=4)
+    agent, limiter, *_ = limited([CALL, "one", "two"], max_messages=4)
     await agent.invoke_async("go")
     limiter.max_messages = limiter.message_count + 2
     await agent.invoke_async("go on")
@@ -336,16 +318,10 @@ async def test_limits_may_be_changed_while_it_runs() -> None:
 
 
 async def test_without_limits_it_counts() -> None:
-    agent, limiter, model = limited([several(2), "done"])
+    agent, limiter, _, model = limited([several(2), "done"])
     await agent.invoke_async("go")
     assert (limiter.tool_iter_count, limiter.tool_call_count, limiter.message_count) == (1, 2, 4)
     assert len(model.current_episode.trajectories()) == 1
-
-
-async def test_the_tokens_of_a_limited_agent_are_exact() -> None:
-    model, engine = scripted_model(lambda _: CALL, "qwen2.5")
-    await reached(agent_on(model, hooks=[LoopLimiter(max_tool_iters=3)]), MaxToolIterationsReachedError)
-    assert_exact(engine, model.current_episode)
 
 
 def test_its_errors_share_a_base_class_and_pickle() -> None:

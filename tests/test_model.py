@@ -180,11 +180,8 @@ async def test_structured_output_is_a_side_turn() -> None:
 
     assert city == City(name="Paris", people=2)
     tree = model.current_episode.tree
-    assert [(turn.parent, turn.purpose) for turn in tree] == [
-        (None, TurnPurpose.EPISODE),
-        (0, TurnPurpose.SIDE),
-        (0, TurnPurpose.EPISODE),
-    ]
+    assert [turn.parent for turn in tree] == [None, 0, 0]
+    assert [turn.purpose for turn in tree] == [TurnPurpose.EPISODE, TurnPurpose.SIDE, TurnPurpose.EPISODE]
     assert orjson.loads(engine.calls[1].sampling["json_schema"])["title"] == "City"
     assert engine.calls[2].ids == official(agent, engine, 3)
     assert [one.turn_ids for one in tree.trajectories()] == [(0, 2)]

@@ -28,7 +28,6 @@ from strands_sglang import (
     SGLangHTTPError,
     SGLangModel,
     SGLangThrottledError,
-    ToolIterationLimiter,
     ToolLimiter,
     get_client,
     get_client_from_slime_args,
@@ -121,19 +120,6 @@ def test_parsers_by_their_published_names() -> None:
     assert QwenXMLToolParser is Qwen3CoderToolParser and GLMToolParser is GlmToolParser
     model = SGLangModel(tokenizer=tokenizer("qwen3-coder"), base_url="http://127.0.0.1:1", tool_parser="qwen_xml")
     assert isinstance(model.tool_parser, QwenXMLToolParser)
-
-
-async def test_the_calls_of_the_first_generation() -> None:
-    with answering("hi<|im_end|>") as server:
-        model = SGLangModel(tokenizer=tokenizer("qwen2.5"), base_url=server.url, model_id="m", params={"top_p": 0.5})
-        agent = agent_on(model, hooks=[ToolIterationLimiter(max_iterations=5)])
-        await agent.invoke_async("go")
-        tm = model.token_manager
-        assert model.tokenizer.decode(tm.token_ids[len(tm.segments[0]) :], skip_special_tokens=False) == "hi<|im_end|>"
-        assert tm.segment_info == [(False, len(tm.segments[0])), (True, len(tm.segments[1]))]
-        model.reset()
-        agent.cleanup()
-        assert server.generates()[0].json()["sampling_params"]["top_p"] == 0.5
 
 
 async def test_the_calls_of_the_second_generation() -> None:

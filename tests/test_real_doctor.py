@@ -10,7 +10,6 @@ import pytest
 from strands_sglang import SGLangClient
 from strands_sglang.doctor import Status, diagnose
 from strands_sglang.runs import Limits
-from support.families import tokenizer
 from support.lab_servers import LAB, LabProcess, Routed, route
 from support.rollout_agent import SAMPLING, TOKENIZER, build
 
@@ -33,27 +32,6 @@ async def test_a_healthy_server_passes(tool_policy: LabProcess) -> None:
         assert report[name].status is Status.PASS, report.text()
     assert report["abort"].status in (Status.PASS, Status.SKIP), report.text()
     assert await SGLangClient(tool_policy.url).health()
-
-
-async def test_wrong_tokenizer_and_template(tool_policy: LabProcess) -> None:
-    report = await diagnose(tool_policy.url, tokenizer("smollm2"), timeout=SECONDS)
-    assert report["tokenizer"].status is Status.FAIL and "canonical" in report["tokenizer"].advice
-    other = tokenizer("smollm2").chat_template
-    report = await diagnose(tool_policy.url, TOKENIZER, only=["template"], chat_template=other, timeout=SECONDS)
-    assert report["template"].status is Status.WARN and "chat_template=" in report["template"].advice
-    assert await SGLangClient(tool_policy.url).health()  # none of it did the server any harm
-
-
-async def test_a_paused_server(tool_policy: LabProcess) -> None:
-    async with SGLangClient(tool_policy.url) as client:
-        await client.control.pause()
-        try:
-            report = await diagnose(tool_policy.url, TOKENIZER, timeout=SECONDS)
-            assert report["sampling"].status in (Status.FAIL, Status.WARN)
-            assert "/continue_generation" in report["sampling"].advice, report.text()
-            assert report["logprobs"].status is Status.SKIP
-        finally:
-            await client.control.resume()
 
 
 async def test_too_small_a_context_and_another_number_format(tool_policy: LabProcess) -> None:

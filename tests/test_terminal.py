@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from strands_sglang._terminal import counted, escape_for_terminal
-from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.seal import seal
-from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof import verify
 from strands_sglang.proof.certificate import ExportedState
 from strands_sglang.runs.offline.template_check import TemplateReport
-from support.ledger.episodes import RUN, plain_episode
+from support.ledger.episodes import plain_episode, written_run
 
 
 def test_counted_chooses_singular_or_plural() -> None:
@@ -22,10 +19,8 @@ def test_counted_chooses_singular_or_plural() -> None:
 
 
 def test_reports_choose_singular_or_plural(tmp_path: Path) -> None:
-    write_run(tmp_path, {"run": RUN})
-    with LedgerWriter(tmp_path) as writer:
+    with written_run(tmp_path) as writer:
         plain_episode(writer.write)
-    seal(tmp_path)
     assert " in 1 trajectory\n" in verify(tmp_path).text()
     assert ExportedState("x", 1, 1, 1).text() == "1 of 1 trajectory agrees, 1 episode is left out"
     assert TemplateReport(1, 1).text().splitlines() == [

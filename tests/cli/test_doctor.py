@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
-from typing import Any
 
 import pytest
-from strands import Agent
 
 from strands_sglang.cli import _command
 from strands_sglang.cli.commands import doctor
 from strands_sglang.cli.main import main
 from strands_sglang.engine import retry
 from strands_sglang.runs.checks import CHECKS
-from support.families import FAMILIES, tokenizer
+from support.cli import exit_code
+from support.families import tokenizer, tokenizer_path
 from support.scripted_fleet import Engine
 
 FAMILY = "qwen2.5"
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
+TOKENIZER = tokenizer_path(FAMILY)
 
 
 @pytest.fixture(autouse=True)
 def no_known_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget which servers answered in earlier tests: ports are reused."""
     monkeypatch.setattr(retry, "_histories", {})
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, callback_handler=None)
 
 
 def arguments(url: str, *more: str) -> list[str]:
@@ -78,9 +70,7 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
         printed = capsys.readouterr()
         assert words in printed.err and not printed.out
     for given in (["doctor"], arguments("http://x", "--only", "nothing")):
-        with pytest.raises(SystemExit) as exit:
-            main(given)
-        assert exit.value.code == 2
+        assert exit_code(given) == 2
 
 
 def test_names_of_checks_are_those_of_the_package() -> None:

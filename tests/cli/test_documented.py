@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 
 from strands_sglang.cli._command import Command
 from strands_sglang.cli.main import COMMANDS, PROGRAM, main, program
-from support.documented_run import FAMILY, TOKENIZER, record, write_documented_run
-from support.families import FAMILIES
+from support.documented_run import TOKENIZER, write_documented_run
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").glob("**/*.md")), *sorted((ROOT / "examples").glob("**/*.md"))]
@@ -92,7 +90,6 @@ def test_every_command_is_on_the_page() -> None:
     assert all(f"`{name}`" in text for name in COMMANDS)
 
 
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
 BLOCKS = [
     block
     for page in ("cli.md", "drift.md")
@@ -103,11 +100,12 @@ BLOCKS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("documented")
-    if FIXTURES:
+    made, name = tmp_path_factory.mktemp("documented"), TOKENIZER
+    if Path(TOKENIZER).is_dir():
         (made / "Qwen").mkdir()
-        (made / "Qwen" / "Qwen3-8B").symlink_to(Path(FIXTURES) / FAMILY)
-    write_documented_run(made / "runs" / "first", str(made / "Qwen" / "Qwen3-8B") if FIXTURES else FAMILIES[FAMILY])
+        name = str(made / "Qwen" / "Qwen3-8B")
+        Path(name).symlink_to(TOKENIZER)
+    write_documented_run(made / "runs" / "first", name)
     return made
 
 
@@ -159,18 +157,11 @@ def commands() -> list[str]:
     return sorted(set(found))
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("documented")
-    record(folder)
-    return folder
-
-
 @pytest.mark.parametrize("line", commands())
 def test_command(
-    line: str, recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, documented: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(recorded)
+    monkeypatch.chdir(documented)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     words = [TOKENIZER if word.startswith("Qwen/") else word for word in shlex.split(line)]
     code = main(words)

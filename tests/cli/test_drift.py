@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from strands import Agent
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.run_dir import read_run, write_run
-from strands_sglang.runs import rollout
-from support.families import FAMILIES, tokenizer
-from support.rollout.agent_kinds import step
-from support.rollout.scripts import FAMILY, PromptEngine
+from support.families import tokenizer, tokenizer_path
+from support.rollout.agent_kinds import build
+from support.rollout.scripts import FAMILY, PromptEngine, run
 
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
+TOKENIZER = tokenizer_path(FAMILY)
 LOG: list[dict[str, Any]] = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "5."}]
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, tools=[step], callback_handler=None)
 
 
 def script(prompt: str, before: int) -> str:
@@ -36,16 +28,7 @@ def script(prompt: str, before: int) -> str:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drift") / "run"
     given = [{"prompt": f"task {number}", "id": f"t{number}"} for number in range(3)]
-    asyncio.run(
-        rollout(
-            build,
-            given,
-            client=PromptEngine(script),
-            tokenizer=tokenizer(FAMILY),
-            directory=folder,
-            chat_template_kwargs={"add_vision_id": False},
-        )
-    )
+    asyncio.run(run(build, given, PromptEngine(script), folder, chat_template_kwargs={"add_vision_id": False}))
     return folder
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,16 @@ from strands_sglang.cli._recorded_run import run_settings
 from strands_sglang.cli.main import main
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.runs import Limits, ReplayResult, ReplayVerdict, rollout
+from strands_sglang.runs import Limits, ReplayResult, ReplayVerdict
 from strands_sglang.runs.workers.spec import RunSpec
 from strands_sglang.tool_parsers import HermesToolParser
-from support.families import FAMILIES, tokenizer
-from support.ledger.episodes import RUN, plain_episode
-from support.rollout.agent_kinds import step
-from support.rollout.scripts import FAMILY, PromptEngine, steps
+from support.cli import exit_code
+from support.families import tokenizer_path
+from support.ledger.episodes import RUN, plain_episode, written_run
+from support.rollout.agent_kinds import build, step
+from support.rollout.scripts import FAMILY, PromptEngine, run, steps
 
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, tools=[step], callback_handler=None)
+TOKENIZER = tokenizer_path(FAMILY)
 
 
 def other_build(task: Any, model: Any) -> Agent:
@@ -38,16 +33,9 @@ def other_build(task: Any, model: Any) -> Agent:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    import asyncio
-
-    engine = PromptEngine(steps(3))
-    asyncio.run(
-        rollout(
-            build, ["one", "two"], client=engine, tokenizer=tokenizer(FAMILY), directory=tmp_path / "run",
-            limits=Limits(max_turns=2, tool_timeout=30.0), sampling_params={"temperature": 0.5},
-            tool_parser=HermesToolParser(),
-        )
-    )  # fmt: skip
+    limits, sampling = Limits(max_turns=2, tool_timeout=30.0), {"temperature": 0.5}
+    options: dict[str, Any] = {"limits": limits, "sampling_params": sampling, "tool_parser": HermesToolParser()}
+    asyncio.run(run(build, ["one", "two"], PromptEngine(steps(3)), tmp_path / "run", **options))
     return tmp_path / "run"
 
 
@@ -126,19 +114,16 @@ def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert words in capsys.readouterr().err
     for text in ("{", "[1]"):
         for option in ("--limits", "--model-options"):
-            with pytest.raises(SystemExit) as exit:
-                main(arguments(folder, option, text))
-            assert exit.value.code == 2 and "not " in capsys.readouterr().err
+            code = exit_code(arguments(folder, option, text))
+            assert code == 2 and "not " in capsys.readouterr().err
 
 
 def test_ledger_text_cannot_add_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evil = "a\n0 episodes: all identical\x1b[2K\u202e"
-    write_run(tmp_path, {"run": RUN})
-    writer = LedgerWriter(tmp_path)
-    plain_episode(writer.write, task=evil)
-    writer.close()
+    with written_run(tmp_path, sealed=False) as writer:
+        plain_episode(writer.write, task=evil)
 
     async def replayed(*args: Any, **kwargs: Any) -> list[ReplayResult]:
         return [ReplayResult(f"{evil}/0", ReplayVerdict.DIVERGED, 3, f"event 3 of {evil}")]
@@ -171,8 +156,8 @@ def test_settings_from_run_json() -> None:
         "tool_parser": "hermes",
         "chat_template": "<|x|>{{ messages }}(<|y|>)",
     }
-    run = orjson.loads(orjson.dumps(recorded(limits, **options)))
-    settings = run_settings(run, None, {})
+    run_file = orjson.loads(orjson.dumps(recorded(limits, **options)))
+    settings = run_settings(run_file, None, {})
     assert (settings.limits, settings.model_options, settings.left_out) == (limits, options, ())
     assert run_settings(recorded(limits, tool_parser="qwen_xml"), None, {}).model_options == {"tool_parser": "qwen_xml"}
     not_plain = recorded(limits, tool_parser=HermesToolParser(), adapter=object(), path=Path("x"), enable_thinking=True)
@@ -180,7 +165,7 @@ def test_settings_from_run_json() -> None:
     assert settings.model_options == {"enable_thinking": True}
     assert settings.left_out == ("tool_parser", "adapter", "path")
     # Given values take precedence: limits as a whole, options by name, under either name.
-    settings = run_settings(run, {"max_tool_calls": 2}, {"params": {"temperature": 1.0}, "on_trim": "refuse"})
+    settings = run_settings(run_file, {"max_tool_calls": 2}, {"params": {"temperature": 1.0}, "on_trim": "refuse"})
     assert settings.limits == Limits(max_tool_calls=2)
     assert settings.model_options == {
         **{name: value for name, value in options.items() if name != "sampling_params"},

@@ -24,20 +24,15 @@ from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.run_dir import read_run
 from strands_sglang.runs import Limits, RunOptions, rollout
 from strands_sglang.runs.monitoring.trackers import TRACKERS
-from support.families import FAMILIES
+from support.cli import exit_code
+from support.families import tokenizer_path
 from support.interrupts import heeds_interrupts, press_ctrl_c
-from support.rollout.agent_kinds import step
 from support.rollout.scripts import FAMILY, PromptEngine, asked, assert_proved, steps
 from support.scripted_engine import Answer
 
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
+TOKENIZER = tokenizer_path(FAMILY)
 TESTS = Path(__file__).resolve().parent.parent
 SEEN: list[Any] = []
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, tools=[step], callback_handler=None)
 
 
 def broken_build(task: Any, model: Any) -> Agent:
@@ -199,9 +194,7 @@ def test_wrong_usage(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
         printed = capsys.readouterr()
         assert words in printed.err and not printed.out
     for given in (["rollout", path, "--agent", "a:b"], base, [*base, "-n", "0"], [*base, "--limits", "{}"]):
-        with pytest.raises(SystemExit) as exit:
-            main(given)
-        assert exit.value.code == 2
+        assert exit_code(given) == 2
 
 
 def test_every_argument_of_rollout_has_an_option() -> None:

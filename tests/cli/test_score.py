@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strands import Agent
 
 from strands_sglang.cli.main import main
-from strands_sglang.runs import rollout
-from support.families import tokenizer
-from support.rollout.scripts import FAMILY, PromptEngine, assert_proved, steps
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, callback_handler=None)
+from support.rollout.agent_kinds import build
+from support.rollout.scripts import PromptEngine, assert_proved, run, steps
 
 
 def broken(episode: Any) -> float:
@@ -34,12 +28,7 @@ def only_one(episode: Any) -> float:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    engine = PromptEngine(steps(0))
-    asyncio.run(
-        rollout(
-            build, ["one", "two"], client=engine, tokenizer=tokenizer(FAMILY), directory=tmp_path / "run", reward=broken
-        )
-    )
+    asyncio.run(run(build, ["one", "two"], PromptEngine(steps(0)), tmp_path / "run", reward=broken))
     return tmp_path / "run"
 
 

@@ -21,24 +21,22 @@ from strands_sglang.cli._episode_text import WHY, probability_style, shown_episo
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.ledger.run_dir import read_run, write_json, write_run
-from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.runs import EndReason, Limits, rollout
+from strands_sglang.ledger.run_dir import read_run, write_json
+from strands_sglang.runs import EndReason, Limits
 from strands_sglang.viewer.token_text import TokenTexts
-from support.families import FAMILIES, tokenizer
-from support.ledger.episodes import RUN, Recorder, plain_episode, resumed_episode, rich_episode
-from support.rollout.scripts import FAMILY, PromptEngine, steps
+from support.cli import exit_code
+from support.families import FAMILIES, tokenizer, tokenizer_path
+from support.ledger.episodes import Recorder, plain_episode, resumed_episode, rich_episode, written_run
+from support.rollout.scripts import FAMILY, PromptEngine, run, steps
 from support.viewer.generated_run import write_generated_run
 
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
+TOKENIZER = tokenizer_path(FAMILY)
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202eevil\x9b1m\x00\r\x7f"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_run(tmp_path, {"run": RUN, "settings": {"limits": {"max_turns": 3}}})
-    with LedgerWriter(tmp_path) as writer:
+    with written_run(tmp_path, sealed=False, settings={"limits": {"max_turns": 3}}) as writer:
         rich_episode(writer.write)
         for number in (2, 10):
             plain_episode(writer.write, task=f"add-{number}", sample=number % 4)
@@ -147,14 +145,11 @@ def test_wrong_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert main(["show", *arguments]) == 2
         printed = capsys.readouterr()
         assert words in printed.err and not printed.out
-    with pytest.raises(SystemExit) as exit:
-        main(["show", str(folder), "--ended", "never"])
-    assert exit.value.code == 2
+    assert exit_code(["show", str(folder), "--ended", "never"]) == 2
 
 
 def test_hostile_text_stays_inert(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path, {"run": RUN, "tokenizer": HOSTILE, "settings": {"limits": {"max_turns": HOSTILE}}})
-    with LedgerWriter(tmp_path) as writer:
+    with written_run(tmp_path, sealed=False, tokenizer=HOSTILE, settings={"limits": {"max_turns": HOSTILE}}) as writer:
         recorder = Recorder(writer.write, task=f"t{HOSTILE}", prompt=HOSTILE, answer={HOSTILE: HOSTILE})
         detail = {"agent": HOSTILE, "failed_calls": [HOSTILE]}
         recorder.call(None, context=[1], sampled=[2], detail=detail, finish_reason=HOSTILE, finish_detail=HOSTILE)
@@ -171,8 +166,7 @@ def test_hostile_text_stays_inert(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_malformed_events_are_shown_as_absent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path, {"run": RUN})
-    with LedgerWriter(tmp_path) as writer:
+    with written_run(tmp_path, sealed=False) as writer:
         values: list[Any] = [None, 7, "x", [], {}, {"a": [1]}]
         for task, wrong in enumerate(values):
             recorder = Recorder(writer.write, task=f"t{task}")
@@ -209,22 +203,15 @@ def build(task: Any, model: Any) -> Agent:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("show") / "run"
     reward = {"reward": 0.5, "format": 1.0}
-    run = rollout(
-        build,
-        [{"prompt": "one", "id": "one"}],
-        client=PromptEngine(steps(1, end="the end\nof it – 好 🙂")),
-        tokenizer=tokenizer(FAMILY),
-        directory=folder,
-        reward=lambda episode: reward,
-        limits=Limits(max_turns=5),
-    )
-    asyncio.run(run)
+    engine = PromptEngine(steps(1, end="the end\nof it – 好 🙂"))
+    tasks, limits = [{"prompt": "one", "id": "one"}], Limits(max_turns=5)
+    asyncio.run(run(build, tasks, engine, folder, reward=lambda episode: reward, limits=limits))
     return folder
 
 
 def test_rollout_records_the_tokenizer(recorded: Path) -> None:
     name = (read_run(recorded) or {})["tokenizer"]
-    assert name == tokenizer(FAMILY).name_or_path and (not FIXTURES or Path(name).is_absolute())
+    assert name == tokenizer(FAMILY).name_or_path and (name == FAMILIES[FAMILY] or Path(name).is_absolute())
 
 
 def test_turns_as_text(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,11 +246,7 @@ def test_json_of_one_episode(recorded: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_tool_that_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = rollout(
-        build, ["go"], client=PromptEngine(steps(2)), tokenizer=tokenizer(FAMILY), directory=tmp_path / "run",
-        limits=Limits(max_turns=3),
-    )  # fmt: skip
-    asyncio.run(run)
+    asyncio.run(run(build, ["go"], PromptEngine(steps(2)), tmp_path / "run", limits=Limits(max_turns=3)))
     (id,) = Ledger(tmp_path / "run").ids()
     shown = lines(capsys, 0, str(tmp_path / "run"), id, "--ids")
     assert any(line.startswith("tool step  raised, ") or line.startswith("tool step  error, ") for line in shown)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from strands_sglang.cli.main import main
-from support.families import FAMILIES
+from support.families import tokenizer_path
 from support.rollout.scripts import FAMILY
 
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
+TOKENIZER = tokenizer_path(FAMILY)
 
 
 def test_a_template(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from strands import Agent
 
 from strands_sglang.cli.main import main
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.seal import seal
-from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.runs import rollout
-from support.families import FAMILIES, tokenizer
-from support.ledger.episodes import RUN, plain_episode, rich_episode
-from support.rollout.agent_kinds import step
+from support.cli import exit_code
+from support.families import tokenizer, tokenizer_path
+from support.ledger.episodes import plain_episode, rich_episode, written_run
+from support.rollout.agent_kinds import build
 from support.rollout.scripts import FAMILY, PromptEngine, steps
+from support.rollout.scripts import run as record
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     run = tmp_path / "run"
-    write_run(run, {"run": RUN, "samples_per_task": 1})
-    writer = LedgerWriter(run)
-    recorders = [rich_episode(writer.write), plain_episode(writer.write)]
-    writer.close()
-    seal(run)
+    with written_run(run, samples_per_task=1) as writer:
+        recorders = [rich_episode(writer.write), plain_episode(writer.write)]
     rows = [trajectory.to_dict() for one in recorders for trajectory in one.tree.trajectories()]
     (tmp_path / "out.jsonl").write_bytes(b"\n".join(orjson.dumps(row) for row in rows))
     return run
@@ -68,10 +59,8 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json_is_ascii(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     id = "é\x9b2J\u202e\x7f"
-    write_run(tmp_path, {"run": RUN})
-    writer = LedgerWriter(tmp_path)
-    plain_episode(writer.write, task=id, end=False)
-    writer.close()
+    with written_run(tmp_path, sealed=False) as writer:
+        plain_episode(writer.write, task=id, end=False)
     assert main(["verify", str(tmp_path), "--json"]) == 3
     printed = capsys.readouterr().out
     assert printed.isascii() and printed.replace("\n", "").isprintable()
@@ -106,9 +95,7 @@ def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert r"has no episode 'nope\x1b'" in printed.err and not printed.out
     assert main(["verify", str(folder), "--exported", "nothing"]) == 2
     for arguments in (["verify"], ["prove"], [], ["verify", str(folder), "--tolerance", "x"]):
-        with pytest.raises(SystemExit) as exit:
-            main(arguments)
-        assert exit.value.code == 2
+        assert exit_code(arguments) == 2
 
 
 def test_unreachable_engine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,33 +106,13 @@ def test_unreachable_engine(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out)["rescore"]["verdict"] == "nothing"
 
 
-def test_as_a_module(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "strands_sglang.cli", "verify", str(folder)], capture_output=True, text=True, timeout=120
-    )
-    assert (done.returncode, done.stdout[:6]) == (0, "PROVED"), done.stderr
-
-
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, tools=[step], system_prompt="Go on.", callback_handler=None)
+TOKENIZER = tokenizer_path(FAMILY)
 
 
 @pytest.fixture(scope="module")
 def rendered_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("templates") / "run"
-    run = rollout(
-        build,
-        ["one", "two", "three"],
-        client=PromptEngine(steps(3)),
-        tokenizer=tokenizer(FAMILY),
-        directory=made,
-        audit_share=1,  # audit all episodes
-    )
-    asyncio.run(run)
+    asyncio.run(record(build, ["one", "two", "three"], PromptEngine(steps(3)), made, audit_share=1))
     return made
 
 

@@ -12,16 +12,14 @@ from pathlib import Path
 import pytest
 
 from strands_sglang.cli.main import main
-from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.writer import LedgerWriter
+from support.cli import exit_code
 from support.interrupts import PATIENCE, heeds_interrupts
-from support.ledger.episodes import RUN, plain_episode
+from support.ledger.episodes import plain_episode, written_run
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_run(tmp_path / "run", {"run": RUN})
-    with LedgerWriter(tmp_path / "run") as writer:
+    with written_run(tmp_path / "run", sealed=False) as writer:
         for number in range(2):
             plain_episode(writer.write, sample=number)
     return tmp_path / "run"
@@ -69,6 +67,4 @@ def test_wrong_usage(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert main(["view", *arguments]) == 2
         printed = capsys.readouterr()
         assert words in printed.err and not printed.out
-    with pytest.raises(SystemExit) as exit:
-        main(["view", str(folder), "--port", "70000"])
-    assert exit.value.code == 2
+    assert exit_code(["view", str(folder), "--port", "70000"]) == 2

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from support.lab_servers import LAB, task
-from support.scripted_sglang import Served
+from support.scripted_fleet import Engine
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_help(command: str) -> None:
 
 @pytest.mark.parametrize(("command", "what"), [("serve", "tool-policy"), ("router", "http://127.0.0.1:9")])
 def test_an_occupied_port_is_refused_at_once(command: str, what: str) -> None:
-    about = Served(tokenizer=None, model_path="/models/of-somebody-else")
+    about = Engine(tokenizer=None, model_path="/models/of-somebody-else")
     with about.server() as server:
         result = subprocess.run(
             [sys.executable, LAB / command, what, "--port", str(server.port)],

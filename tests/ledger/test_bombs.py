@@ -19,13 +19,12 @@ from strands_sglang.ledger import shard as shard_module
 from strands_sglang.ledger.encoding import decoded
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import PortableRecord
-from strands_sglang.ledger.run_dir import MAGIC, read_json, write_run
+from strands_sglang.ledger.run_dir import MAGIC, read_json
 from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.shard import MARK, BlockKind, ShardReader, ShardVerdict
-from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import FindingKind, Verdict
-from support.ledger.episodes import RUN, Recorder
+from support.ledger.episodes import Recorder, written_run
 
 
 def packed(path: Path, blocks: Iterable[Iterable[bytes]]) -> Path:
@@ -53,13 +52,10 @@ def one_event(size: int, number: int = 0) -> Iterable[bytes]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    write_run(tmp_path, {"run": RUN, "samples_per_task": 1})
-    writer = LedgerWriter(tmp_path)
-    recorder = Recorder(writer.write)
-    recorder.call(None, context=[1], sampled=[2, 3])
-    recorder.end()
-    writer.close()
-    seal(tmp_path)
+    with written_run(tmp_path, samples_per_task=1) as writer:
+        recorder = Recorder(writer.write)
+        recorder.call(None, context=[1], sampled=[2, 3])
+        recorder.end()
     return tmp_path
 
 
@@ -86,15 +82,12 @@ def test_event_above_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 def test_events_beyond_the_buffer_are_read_again(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More concurrent episodes than fit in the buffer give the same certificate."""
     several = tmp_path / "several"
-    write_run(several, {"run": RUN, "samples_per_task": 7})
-    writer = LedgerWriter(several)
-    recorders = [Recorder(writer.write, sample=sample) for sample in range(7)]
-    for recorder in recorders:
-        recorder.call(None, context=list(range(200)), sampled=[2, 3])
-    for recorder in recorders:
-        recorder.end()
-    writer.close()
-    seal(several)
+    with written_run(several, samples_per_task=7) as writer:
+        recorders = [Recorder(writer.write, sample=sample) for sample in range(7)]
+        for recorder in recorders:
+            recorder.call(None, context=list(range(200)), sampled=[2, 3])
+        for recorder in recorders:
+            recorder.end()
     before = verify(several)
     monkeypatch.setattr(sys.modules["strands_sglang.proof.verify"], "MAX_BUFFERED_BYTES", 4000)
     assert before.verdict is Verdict.PROVED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 import struct
 import threading
 from array import array
@@ -33,8 +32,7 @@ from strands_sglang.ledger.encoding import (
     unpacked,
 )
 from strands_sglang.ledger.event import Event, EventKind
-from strands_sglang.tokens import TokenTree
-from support.ledger.episodes import random_episode, rich_episode
+from support.ledger.episodes import rich_episode
 
 INTEGERS = st.lists(
     st.one_of(
@@ -163,13 +161,9 @@ def test_events_are_decoded_unchanged(events: list[Event], previous: bytes) -> N
     for event, data in zip(events, written, strict=True):
         assert episode_of(data) == event.episode
         back, body, at = decoded(whole, at)
-        assert (back.episode, back.epoch, back.number, back.kind, back.data) == (
-            *(event.episode, event.epoch, event.number),
-            *(event.kind, event.data),
-        )
-        assert {name: (values.typecode, values.tobytes()) for name, values in back.arrays.items()} == {
-            name: (values.typecode, values.tobytes()) for name, values in event.arrays.items()
-        }
+        assert (back.episode, back.epoch, back.number) == (event.episode, event.epoch, event.number)
+        assert (back.kind, back.data) == (event.kind, event.data)
+        assert sorted(memory(dict(back.arrays))) == sorted(memory(dict(event.arrays)))
         assert back.digest == event.digest == link(previous, body)
     assert at == len(whole)
 
@@ -235,11 +229,8 @@ def test_trajectory_summary() -> None:
     for trajectory in recorder.tree.trajectories():
         summary = trajectory_summary(trajectory)
         trained = {t.id for t in recorder.tree.turns if t.id in summary["trained_turns"]}
-        assert (
-            summary["trained_tokens"]
-            == sum(len(recorder.tree[id].sampled) for id in trained)
-            == trajectory.loss_mask.sum()
-        )
+        sampled = sum(len(recorder.tree[id].sampled) for id in trained)
+        assert summary["trained_tokens"] == sampled == trajectory.loss_mask.sum()
         assert (summary["branch"], summary["tokens"]) == (trajectory.branch, len(trajectory))
         assert orjson.loads(orjson.dumps(summary)) == summary
         for name in ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins"):
@@ -249,13 +240,6 @@ def test_trajectory_summary() -> None:
             assert trajectory_digest(trajectory) != before
             values[-1] = kept
             assert trajectory_digest(trajectory) == before == summary["digest"]
-
-
-def test_trajectory_digest_survives_serialization() -> None:
-    for seed in range(20):
-        recorder = random_episode(lambda data: None, random.Random(seed))
-        again = TokenTree.from_dict(recorder.tree.to_dict())
-        assert [trajectory_summary(one) for one in again.trajectories()] == recorder.events[-1].data["trajectories"]
 
 
 def test_each_event_links_to_the_previous_one() -> None:

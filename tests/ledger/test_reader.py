@@ -15,7 +15,7 @@ from strands_sglang.ledger.record import ChainFault
 from strands_sglang.ledger.run_dir import shard_paths, write_run
 from strands_sglang.ledger.shard import ShardVerdict
 from strands_sglang.ledger.writer import LedgerWriter
-from support.ledger.episodes import plain_episode, random_episode, resumed_episode, rich_episode
+from support.ledger.episodes import made_by, plain_episode, random_episode, resumed_episode, rich_episode
 
 
 def test_run_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,8 +127,7 @@ def test_damage_is_reported_with_its_location(tmp_path: Path, monkeypatch: pytes
 
 def test_event_without_an_episode_id(tmp_path: Path) -> None:
     (tmp_path / "ledger").mkdir()
-    events: list[bytes] = []
-    plain_episode(events.append)
+    events, _ = made_by(plain_episode)
     without_episode = (2).to_bytes(4, "little") + bytes(4) + b"{}" + bytes(16)
     write(tmp_path / "ledger" / "0.ledger", [[*events[:4], without_episode], events[4:]])
     ledger = Ledger(tmp_path)

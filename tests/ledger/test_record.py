@@ -12,6 +12,7 @@ from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.record import ChainFault, ChainProblem, EpisodeRecord
 from support.ledger.episodes import (
     Recorder,
+    made_by,
     plain_episode,
     random_episode,
     reopened_episode,
@@ -33,8 +34,7 @@ def test_tree_is_restored() -> None:
 
 
 def test_events_by_kind() -> None:
-    events: list[bytes] = []
-    recorder = rich_episode(events.append)
+    events, recorder = made_by(rich_episode)
     record = record_of(events)
     assert (record.begin, record.end, record.finished) == (recorder.events[0], recorder.events[-1], True)
     assert record.reward is not None and record.reward.data["value"] == 0.25
@@ -48,16 +48,14 @@ def test_events_by_kind() -> None:
 
 
 def test_no_turn_is_rejected_before_the_end() -> None:
-    events: list[bytes] = []
-    rich_episode(events.append)
+    events, _ = made_by(rich_episode)
     record = record_of(events[:-1])
     assert record.end is None and not record.finished and record.reward is not None
     assert not any(turn.rejected for turn in record.tree())
 
 
 def test_last_end_of_a_reopened_episode_counts() -> None:
-    events: list[bytes] = []
-    recorder = reopened_episode(events.append)
+    events, recorder = made_by(reopened_episode)
     seen = []
     for count in range(1, len(events) + 1):
         record = record_of(events[:count])

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 
 from strands_sglang.ledger.encoding import decoded, decoded_head
-from strands_sglang.ledger.summary import INDEX_FOLDER, SummaryBuilder, checked_row, read_rows, row_line, run_rows
+from strands_sglang.ledger.summary import SummaryBuilder, checked_row, read_rows, row_line, run_rows
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.verify import verify
-from support.ledger.episodes import plain_episode, reopened_episode, resumed_episode, rich_episode
+from support.ledger.episodes import made_by, plain_episode, reopened_episode, resumed_episode, rich_episode
 
 
 def built(events: list[bytes], id: str) -> dict[str, object]:
@@ -22,8 +22,7 @@ def built(events: list[bytes], id: str) -> dict[str, object]:
 
 
 def test_head_equals_the_whole_event() -> None:
-    events: list[bytes] = []
-    rich_episode(events.append)
+    events, _ = made_by(rich_episode)
     for raw in events:
         event, head = decoded(raw)[0], decoded_head(raw)
         assert head[:5] == (event.episode, event.epoch, event.number, event.kind, event.data)
@@ -31,8 +30,7 @@ def test_head_equals_the_whole_event() -> None:
 
 
 def test_row_of_a_finished_episode() -> None:
-    events: list[bytes] = []
-    plain_episode(events.append, sample=2)
+    events, _ = made_by(plain_episode, sample=2)
     row = built(events, "add/2")
     assert row["task_id"] == "add" and row["sample"] == 2 and row["reward"] == 1.0 and row["end_reason"] == "answered"
     assert (row["turns"], row["tokens"], row["sampled_tokens"], row["branches"]) == (3, 60, 12, 1)
@@ -41,8 +39,7 @@ def test_row_of_a_finished_episode() -> None:
 
 
 def test_row_of_a_running_episode_counts_its_calls() -> None:
-    events: list[bytes] = []
-    recorder = plain_episode(events.append, end=False)
+    events, recorder = made_by(plain_episode, end=False)
     row = built(events[:-1], "add/0")  # without the reward
     assert row["end_reason"] is None and row["reward"] is None
     assert row["turns"] == 3 and row["sampled_tokens"] == 12 and row["tool_calls"] == 2
@@ -51,15 +48,13 @@ def test_row_of_a_running_episode_counts_its_calls() -> None:
 
 
 def test_events_of_a_process_that_lost_the_episode_do_not_count() -> None:
-    events: list[bytes] = []
-    recorder = resumed_episode(events.append)
+    events, recorder = made_by(resumed_episode)
     row = built(events, "resumed/0")
     assert row["turns"] == len(recorder.tree) and row["end_reason"] == "answered" and row["epoch"] == 1
 
 
 def test_reopened_episode_has_its_last_reward() -> None:
-    events: list[bytes] = []
-    reopened_episode(events.append)
+    events, _ = made_by(reopened_episode)
     assert built(events, "reopened/0")["reward"] == 1.0
     resumed = next(at for at, raw in enumerate(events) if decoded_head(raw).kind.value == "resume")
     row = built(events[: resumed + 1], "reopened/0")
@@ -113,24 +108,6 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
         plain_episode(writer.write)
         writer.write_summary(checked_row("add/0", {}))
     assert sum(verify(tmp_path).episodes.values()) == 1
-
-
-def test_rows_of_a_run_are_read_where_they_are_current(tmp_path: Path) -> None:
-    with LedgerWriter(tmp_path) as writer:
-        for number in range(3):
-            plain_episode(writer.write, sample=number)
-        plain_episode(writer.write, sample=3, end=False)
-    computed = run_rows(tmp_path)
-    assert [row["id"] for row in computed] == [f"add/{number}" for number in range(4)]
-    assert [row["end_reason"] for row in computed] == ["answered"] * 3 + [None]
-    lines = []
-    for number, row in enumerate(computed[:3]):
-        marked = {**row, "text": f"from the index {number}", "events": row["events"] - (number == 1)}
-        lines += [row_line(checked_row(row["id"], marked)), row_line(checked_row(row["id"], {**marked, "events": 0}))]
-    (tmp_path / INDEX_FOLDER).mkdir(exist_ok=True)
-    gone = checked_row("gone/0", {"events": 9, "end_reason": "answered"})
-    (tmp_path / INDEX_FOLDER / "x.jsonl").write_bytes(b"".join([*lines, row_line(gone), b"damaged\n"]))
-    assert [row["text"] for row in run_rows(tmp_path)] == ["from the index 0", "It is 7.", "from the index 2", ""]
 
 
 def test_events_of_any_form_give_a_row(tmp_path: Path) -> None:

@@ -162,14 +162,6 @@ def test_memory_of_writing_does_not_grow_with_the_run(tmp_path: Path, monkeypatc
     assert large < 2 * small
 
 
-def test_bytes_per_token(tmp_path: Path) -> None:
-    with LedgerWriter(tmp_path) as writer:
-        made = Realistic(writer.write, tasks=2)
-        made.record()
-    assert write_parquet(tmp_path, tmp_path / "x.parquet") == 16
-    print(f"\nParquet: {(tmp_path / 'x.parquet').stat().st_size / made.tokens:.2f} bytes a token")
-
-
 async def test_run_and_ledger_make_the_same_table(tmp_path: Path) -> None:
     made = await run(
         lambda _, model: plain(model), ["one", "two"], PromptEngine(steps(2)), tmp_path, reward=lambda episode: 0.5

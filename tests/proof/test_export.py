@@ -12,26 +12,22 @@ import orjson
 import pytest
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.seal import seal
-from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.certificate import Certificate
 from strands_sglang.proof.export import read_row
 from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.proof.verify import verify
 from strands_sglang.tokens import Trajectory
-from support.ledger.episodes import RUN, plain_episode, rich_episode
+from support.ledger.episodes import plain_episode, rich_episode, written_run
 
 COLUMNS = ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins")
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> tuple[Path, list[Trajectory]]:
-    write_run(tmp_path / "run", {"run": RUN, "samples_per_task": 1})
-    writer = LedgerWriter(tmp_path / "run")
-    recorders = [rich_episode(writer.write), plain_episode(writer.write), plain_episode(writer.write, task="more")]
-    plain_episode(writer.write, task="open", end=False)
-    writer.close()
+    with written_run(tmp_path / "run", sealed=False, samples_per_task=1) as writer:
+        recorders = [rich_episode(writer.write), plain_episode(writer.write), plain_episode(writer.write, task="more")]
+        plain_episode(writer.write, task="open", end=False)
     return tmp_path / "run", [trajectory for one in recorders for trajectory in one.tree.trajectories()]
 
 

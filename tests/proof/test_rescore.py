@@ -14,12 +14,10 @@ import pytest
 
 from strands_sglang.errors import EngineError
 from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.seal import seal
-from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.rescore import NotCompared, RescoreVerdict, rescore
 from strands_sglang.proof.verify import verify
 from strands_sglang.tokens import KeptSets, Turn, TurnPurpose
-from support.ledger.episodes import RUN, Recorder
+from support.ledger.episodes import RUN, Recorder, written_run
 from support.scripted import Received, ScriptedServer, Wire
 from support.toy_engine import VOCABULARY, logprobs_after, toy_engine
 
@@ -79,20 +77,26 @@ class Scored(Recorder):
         return self.call(parent, context=context, sampled=sampled, logprobs=logprobs, **more)
 
 
+def two_tokens(folder: Path, **about: Any) -> Path:
+    """Record a run of one turn of two tokens."""
+    with written_run(folder, sealed=False, **about) as writer:
+        recorder = Scored(writer.write)
+        recorder.sample(None, [1, 2], [3, 4])
+        recorder.end()
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_run(tmp_path, {"run": RUN, "samples_per_task": 3, "settings": {"sampling_params": {"max_new_tokens": 9}}})
-    writer = LedgerWriter(tmp_path)
-    for sample in range(3):
-        recorder = Scored(writer.write, sample=sample)
-        first = recorder.sample(None, [1, 2, 3], [10 + sample, 11, 12])
-        second = recorder.sample(first, [4], [13, 14, 15, 16], versions=[("v1", 0, 1), ("v2", 1, 4)])
-        recorder.sample(second, [5], [17, 18], purpose=TurnPurpose.CONSTRAINED)
-        recorder.sample(second, [6], [19])
-        recorder.sample(first, [7], [20, 21])  # another branch: the first turn is not compared again
-        recorder.end()
-    writer.close()
-    seal(tmp_path)
+    with written_run(tmp_path, samples_per_task=3, settings={"sampling_params": {"max_new_tokens": 9}}) as writer:
+        for sample in range(3):
+            recorder = Scored(writer.write, sample=sample)
+            first = recorder.sample(None, [1, 2, 3], [10 + sample, 11, 12])
+            second = recorder.sample(first, [4], [13, 14, 15, 16], versions=[("v1", 0, 1), ("v2", 1, 4)])
+            recorder.sample(second, [5], [17, 18], purpose=TurnPurpose.CONSTRAINED)
+            recorder.sample(second, [6], [19])
+            recorder.sample(first, [7], [20, 21])  # another branch: the first turn is not compared again
+            recorder.end()
     return tmp_path
 
 
@@ -116,13 +120,11 @@ async def test_other_versions_are_compared_on_request(folder: Path) -> None:
 
 
 async def test_constrained_tokens_are_not_compared(tmp_path: Path) -> None:
-    write_run(tmp_path, {"run": RUN})
-    writer = LedgerWriter(tmp_path)
-    recorder = Scored(writer.write)
-    middle = recorder.sample(None, [1], [2, 3], purpose=TurnPurpose.CONSTRAINED)
-    recorder.sample(middle, [4], [5])
-    recorder.end()
-    writer.close()
+    with written_run(tmp_path, sealed=False) as writer:
+        recorder = Scored(writer.write)
+        middle = recorder.sample(None, [1], [2, 3], purpose=TurnPurpose.CONSTRAINED)
+        recorder.sample(middle, [4], [5])
+        recorder.end()
     with engine() as server:
         report = await rescore(tmp_path, server.url)
     assert (report.tokens, report.not_compared[NotCompared.CONSTRAINED]) == (1, 2)
@@ -130,15 +132,13 @@ async def test_constrained_tokens_are_not_compared(tmp_path: Path) -> None:
 
 async def test_changed_token_differs(tmp_path: Path) -> None:
     """Recomputing every digest does not help, because the recorded logprob does not match the token."""
-    write_run(tmp_path, {"run": RUN})
-    writer = LedgerWriter(tmp_path)
-    recorder = Scored(writer.write)
-    first = recorder.sample(None, [1, 2], [3, 4])
-    whole = [1, 2, 3, 4, 5, 6, 8]
-    forged = [likely(whole, 5), likely([*whole[:-1], 7], 6)]  # 7 became 8, with the logprob of 7
-    recorder.call(first, context=[5], sampled=[6, 8], logprobs=forged, versions=[("v2", 0, 2)])
-    recorder.end()
-    writer.close()
+    with written_run(tmp_path, sealed=False) as writer:
+        recorder = Scored(writer.write)
+        first = recorder.sample(None, [1, 2], [3, 4])
+        whole = [1, 2, 3, 4, 5, 6, 8]
+        forged = [likely(whole, 5), likely([*whole[:-1], 7], 6)]  # 7 became 8, with the logprob of 7
+        recorder.call(first, context=[5], sampled=[6, 8], logprobs=forged, versions=[("v2", 0, 2)])
+        recorder.end()
     with engine() as server:
         report = await rescore(tmp_path, server.url)
         loose = await rescore(tmp_path, server.url, tolerance=100.0)
@@ -150,12 +150,7 @@ async def test_changed_token_differs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [1, 0.0, None])
 async def test_logprobs_at_temperature_one_are_compared(tmp_path: Path, settings: float | None) -> None:
-    write_run(tmp_path, {"run": RUN, "settings": {"sampling_params": {"temperature": settings}}})
-    writer = LedgerWriter(tmp_path)
-    recorder = Scored(writer.write)
-    recorder.sample(None, [1, 2], [3, 4])
-    recorder.end()
-    writer.close()
+    two_tokens(tmp_path, settings={"sampling_params": {"temperature": settings}})
     with engine() as server:
         report = await rescore(tmp_path, server.url)
         refused = await rescore(tmp_path, server.url, temperature=0.5)  # this engine has no likeliest ids
@@ -187,12 +182,7 @@ async def test_nan_tolerance_accepts_nothing(folder: Path) -> None:
 
 
 async def test_recorded_nan_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(tmp_path, {"run": RUN})
-    writer = LedgerWriter(tmp_path)
-    recorder = Scored(writer.write)
-    recorder.sample(None, [1, 2], [3, 4])
-    recorder.end()
-    writer.close()
+    two_tokens(tmp_path)
     run, found = rescore_module.prove_run(tmp_path, None)
     (proof,) = found
     proof.trajectories[0].logprobs[-1] = float("nan")
@@ -236,14 +226,11 @@ class Policy(Recorder):
 
 
 def record(folder: Path, sampling: dict[str, Any], *, sets: bool, change: Any = None) -> None:
-    write_run(folder, {"run": RUN, "settings": {"sampling_params": sampling}})
-    writer = LedgerWriter(folder)
-    recorder = Policy(writer.write)
-    first = recorder.sample(None, [1, 2, 3], 12, sampling, sets)
-    recorder.sample(first, [4, 5], 9, sampling, sets)
-    recorder.end()
-    writer.close()
-    seal(folder)
+    with written_run(folder, settings={"sampling_params": sampling}) as writer:
+        recorder = Policy(writer.write)
+        first = recorder.sample(None, [1, 2, 3], 12, sampling, sets)
+        recorder.sample(first, [4, 5], 9, sampling, sets)
+        recorder.end()
 
 
 SETS = [
@@ -307,8 +294,7 @@ async def test_a_temperature_is_checked_with_the_likeliest_ids(tmp_path: Path, t
 
 
 async def test_bounds_that_are_too_wide_are_not_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = __import__("importlib").import_module("strands_sglang.proof.rescore")
-    monkeypatch.setattr(module, "_TOP", 4)
+    monkeypatch.setattr(rescore_module, "_TOP", 4)
     record(tmp_path, {"temperature": 1.5}, sets=False)
     with toy_engine() as server:
         report = await rescore(tmp_path, server.url)

@@ -12,23 +12,20 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from strands_sglang.cli.main import main
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.run_dir import read_json, write_json, write_run
+from strands_sglang.ledger.run_dir import read_json, write_json
 from strands_sglang.ledger.seal import read_seal, seal
-from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof import verify
 from strands_sglang.proof.finding import FindingKind, Verdict
-from support.ledger.episodes import RUN, Recorder
+from support.ledger.episodes import Recorder, written_run
 
 
 def record(folder: Path, *, samples: int = 2, expected: int = 2, last: int = 5) -> Path:
-    write_run(folder, {"run": RUN, "samples_per_task": expected, "created": 1.0, "settings": {"temperature": 1.0}})
-    with LedgerWriter(folder) as writer:
+    with written_run(folder, samples_per_task=expected, created=1.0, settings={"temperature": 1.0}) as writer:
         for sample in range(samples):
             recorder = Recorder(writer.write, sample=sample)
             recorder.call(None, context=[1, 2], sampled=[4, last])
             recorder.reward(1.0)
             recorder.end()
-    seal(folder)
     return folder
 
 

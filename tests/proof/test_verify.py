@@ -32,11 +32,13 @@ from support.ledger.episodes import (
     FINGERPRINT,
     RUN,
     Recorder,
+    made_by,
     plain_episode,
     random_episode,
     reopened_episode,
     resumed_episode,
     rich_episode,
+    written_run,
 )
 from support.proof.tampering import LedgerEditor
 
@@ -53,12 +55,10 @@ SHARED = {
 
 
 def run_on_disk(folder: Path, *makers: Callable[..., Any], samples: int = 1, sealed: bool = True) -> Path:
-    write_run(folder, {"run": RUN, "samples_per_task": samples, "fingerprint": FINGERPRINT})
-    writer = LedgerWriter(folder)
-    for make in makers:
-        for sample in range(samples):
-            make(writer.write, task=make.__name__, sample=sample)
-    writer.close()
+    with written_run(folder, sealed=False, samples_per_task=samples, fingerprint=FINGERPRINT) as writer:
+        for make in makers:
+            for sample in range(samples):
+                make(writer.write, task=make.__name__, sample=sample)
     if sealed:
         seal(folder)
     return folder
@@ -69,7 +69,7 @@ def only(certificate: Certificate) -> Finding:
     return certificate.findings[0]
 
 
-def edited(recorder: Recorder, raws: list[bytes], number: int, edit: Callable[[Event], Any]) -> Certificate:
+def edited(raws: list[bytes], number: int, edit: Callable[[Event], Any]) -> Certificate:
     """Verify an episode with one event changed and all digests recomputed."""
     editor = LedgerEditor(raws).copy()
     edit(next(line.event for line in editor.events if line.event.number == number))
@@ -143,12 +143,10 @@ def test_proof_uses_no_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_running_run_is_unfinished(tmp_path: Path) -> None:
-    write_run(tmp_path, {"run": RUN, "samples_per_task": 2})
-    writer = LedgerWriter(tmp_path)
-    plain_episode(writer.write)
-    plain_episode(writer.write, sample=1, end=False)
-    plain_episode(writer.write, task="other")
-    writer.close()
+    with written_run(tmp_path, sealed=False, samples_per_task=2) as writer:
+        plain_episode(writer.write)
+        plain_episode(writer.write, sample=1, end=False)
+        plain_episode(writer.write, task="other")
     certificate = verify(tmp_path)
     assert certificate.verdict is Verdict.UNFINISHED and certificate.seal is SealState.NONE
     assert dict(certificate.episodes) == {Verdict.PROVED: 2, Verdict.UNFINISHED: 1}
@@ -218,18 +216,13 @@ def test_directory_without_a_run(tmp_path: Path) -> None:
     write_run(tmp_path, {"run": RUN})
     assert verify(tmp_path).verdict is Verdict.UNFINISHED  # nothing was recorded yet
     (tmp_path / "run.json").write_text("{")
-    assert only_kinds(verify(tmp_path)) == {FindingKind.FORM, FindingKind.UNSEALED}
-
-
-def only_kinds(certificate: Certificate) -> set[FindingKind]:
-    return set(certificate.found)
+    assert set(verify(tmp_path).found) == {FindingKind.FORM, FindingKind.UNSEALED}
 
 
 def test_findings_have_an_exact_location(tmp_path: Path) -> None:
     """A sampled token of one turn is changed on disk, with all digests and checksums recomputed."""
     folder = run_on_disk(tmp_path, rich_episode, sealed=False)
-    raws: list[bytes] = []
-    rich_episode(raws.append, task="rich_episode")
+    raws, _ = made_by(rich_episode, task="rich_episode")
     editor = LedgerEditor(raws)
 
     def change(event: Event) -> None:
@@ -278,7 +271,7 @@ def test_findings_have_an_exact_location(tmp_path: Path) -> None:
             -1,
             lambda e: e.data["trajectories"][0].update(trained_tokens=1),
             FindingKind.TRAJECTORY,
-            "trained_tokens of the trajectory is",
+            "trained_tokens of the",
         ),
         (-1, lambda e: e.data["trajectories"][0].update(digest="0"), FindingKind.TRAJECTORY, "has digest"),
         (-2, lambda e: setattr(e, "kind", EventKind.BEGIN), FindingKind.ORDER, "begins a second time"),
@@ -287,27 +280,17 @@ def test_findings_have_an_exact_location(tmp_path: Path) -> None:
     ],
 )
 def test_every_rule_has_a_message(number: int, edit: Any, kind: FindingKind, words: str) -> None:
-    raws: list[bytes] = []
-    recorder = rich_episode(raws.append)
-    certificate = edited(recorder, raws, number % len(raws), edit)
+    raws, _ = made_by(rich_episode)
+    certificate = edited(raws, number % len(raws), edit)
     matching = [finding for finding in certificate.findings if finding.kind is kind]
     assert matching and any(words in finding.message for finding in matching), certificate.text()
     assert certificate.verdict is Verdict.BROKEN
     assert all(finding.episode == "rich/0" for finding in matching)
 
 
-def test_episode_that_begins_twice() -> None:
-    raws: list[bytes] = []
-    plain_episode(raws.append)
-    rich_episode(raws.append, task="add")
-    certificate = verify_events(raws)
-    assert FindingKind.DUPLICATE in certificate.found and certificate.verdict is Verdict.BROKEN
-
-
 def reopened(edit: Callable[[LedgerEditor], Any]) -> Certificate:
     """Verify a reopened episode after an edit, with all digests recomputed."""
-    raws: list[bytes] = []
-    reopened_episode(raws.append)
+    raws, _ = made_by(reopened_episode)
     editor = LedgerEditor(raws).copy()
     edit(editor)
     return verify_events(editor.forged())
@@ -325,8 +308,7 @@ def test_reopened_episode_is_proved_by_its_last_end(tmp_path: Path) -> None:
     assert certificate.proved and certificate.seal is SealState.AGREES, certificate.text()
     assert (certificate.events["end"], certificate.turns, certificate.trajectories) == (4, 6, 2)
     assert (certificate.tokens.trained, certificate.tokens.rolled_back, certificate.tokens.rejected) == (12 + 5, 2, 0)
-    raws: list[bytes] = []
-    recorder = reopened_episode(raws.append)
+    raws, recorder = made_by(reopened_episode)
     proof = prove_episode(recorder.id, build_chain([RawEvent(raw) for raw in raws]))
     assert proof.finished and proof.reward == 1.0 and not proof.findings
     rows = [{**one.to_dict(), "reward": 1.0} for one in recorder.tree.trajectories()]
@@ -376,8 +358,7 @@ def test_episode_that_must_not_be_reopened() -> None:
             assert only(certificate).kind is FindingKind.ORDER
             assert f"a resume event after the end of the episode ({ended!r})" in only(certificate).message
     # The same with the old digests, and with lost events.
-    raws: list[bytes] = []
-    recorder = reopened_episode(raws.append)
+    raws, recorder = made_by(reopened_episode)
     resumes = [number for number, event in enumerate(recorder.events) if event.kind is EventKind.RESUME]
     for number in resumes:
         assert verify_events([*raws[:number], *raws[number + 1 :]]).verdict is Verdict.BROKEN
@@ -444,8 +425,7 @@ def test_ledger_text_cannot_add_lines_to_a_certificate(tmp_path: Path) -> None:
 
 def test_root_digest_detects_consistent_changes() -> None:
     """A tool's result is not covered by token checks; only a root digest kept elsewhere detects a change."""
-    raws: list[bytes] = []
-    recorder = plain_episode(raws.append)
+    raws, recorder = made_by(plain_episode)
     root = verify_events(raws).root
     editor = LedgerEditor(raws)
     editor.of(EventKind.TOOL)[0].event.data["result"]["content"][0]["text"] = "5"
@@ -483,8 +463,7 @@ def spoiled(value: Any, rng: random.Random) -> Any:
 
 def test_verify_never_raises_on_malformed_events(tmp_path: Path) -> None:
     rng = random.Random(5)
-    raws: list[bytes] = []
-    rich_episode(raws.append)
+    raws, _ = made_by(rich_episode)
     resumed_episode(raws.append)
     editor = LedgerEditor(raws)
     run = {"run": RUN, "samples_per_task": 1, "fingerprint": FINGERPRINT}

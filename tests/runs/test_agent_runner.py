@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -260,9 +259,9 @@ def test_failure_has_kind_message_and_traceback() -> None:
     assert deep is None
 
 
-async def test_four_hundred_tool_turns_with_a_crash(tmp_path: Path) -> None:
+async def test_three_hundred_and_twenty_tool_turns_with_a_crash(tmp_path: Path) -> None:
     """One exact branch of any length; the framework alone fails after about three hundred turns."""
-    count = 400
+    count = 320
 
     @tool
     async def go(where: str) -> str:
@@ -279,16 +278,10 @@ async def test_four_hundred_tool_turns_with_a_crash(tmp_path: Path) -> None:
     engine = PromptEngine(script)
     engine.tail = 60
 
-    began = time.monotonic()
     whole = await run(build, [TASK], engine, tmp_path / "whole")
-    print(f"{count} tool turns in {time.monotonic() - began:.1f} s")
     episode = whole[0]
-    assert (episode.end_reason, episode.metrics.turns, episode.metrics.tool_calls) == (
-        EndReason.ANSWERED,
-        count + 1,
-        count,
-    )
-    assert len(episode.trajectories) == 1
+    assert episode.end_reason is EndReason.ANSWERED and len(episode.trajectories) == 1
+    assert (episode.metrics.turns, episode.metrics.tool_calls) == (count + 1, count)
     tree = episode.tree
     sent = [tree.ids(tree[turn.id])[: turn.sampled_start] for turn in tree]
     assert engine.digests == Counter(map(ids_digest, sent))
@@ -297,9 +290,7 @@ async def test_four_hundred_tool_turns_with_a_crash(tmp_path: Path) -> None:
     folder = crashed(tmp_path / "whole", tmp_path / "crash", 2 * 280)
     again = PromptEngine(script)
     again.tail = 60
-    began = time.monotonic()
     resumed = await run(build, [TASK], again, folder)
-    print(f"resumed at turn 280 in {time.monotonic() - began:.1f} s")
     assert summaries(resumed) == summaries(whole)
     assert len(again.calls) == count + 1 - 280 and resumed[0].metrics.replayed_turns == 280
     assert_proved(folder)

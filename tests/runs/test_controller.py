@@ -6,22 +6,15 @@ import asyncio
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.seal import check_seal, read_seal
-from strands_sglang.runs import Limits, Task
-from strands_sglang.runs.workers.spec import RunSpec
-from support.rollout.agent_kinds import plain
+from strands_sglang.runs import Limits
+from support.rollout.agent_kinds import build
 from support.rollout.scripts import PromptEngine, assert_proved, crashed, run, steps
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 async def test_run_json_and_seal_describe_run(tmp_path: Path) -> None:
@@ -64,16 +57,3 @@ async def test_invalid_workers_raise_before_anything_is_written(
         with pytest.raises(ConfigurationError, match="workers"):
             await run(build, ["a"], PromptEngine(steps(1)), tmp_path, workers=wrong)
     assert not (tmp_path / "run.json").exists()
-
-
-def test_settings_are_json_data() -> None:
-    engine = PromptEngine(steps(1))
-    run_spec = RunSpec(
-        build,
-        None,
-        engine.tokenizer,
-        engine,
-        Limits(max_turns=3),
-        {"sampling_params": {"temperature": 1.0}, "odd": object()},
-    )
-    assert json.loads(json.dumps(run_spec.settings()))

@@ -90,12 +90,6 @@ def test_complete_and_failed_end_reasons() -> None:
     assert not any(ended.complete and ended.failed for ended in EndReason)
 
 
-def test_end_reasons_are_stored_by_name() -> None:
-    assert [EndReason(ended.value) for ended in EndReason] == list(EndReason)
-    assert EndReason("turn_limit") is EndReason.TURN_LIMIT
-    assert all(ended.value == ended.name.lower() for ended in EndReason)
-
-
 LIMITS = Limits()
 
 

@@ -132,17 +132,6 @@ async def test_episodes_are_counted_once_and_groups_filtered_once(
     assert collector.enough == (groups is not None and collector.kept >= groups)
 
 
-async def test_group_is_complete_with_all_episodes() -> None:
-    collector = GroupCollector(StopCriteria(1), GroupFilters([rewards_differ]))
-    task = Task("question", id="t")
-    collector.expect(task, 3)
-    rewards: list[Any] = [1.0, 0.0, None]
-    enough = [await collector.add(finished(task, sample, reward)) for sample, reward in enumerate(rewards)]
-    assert enough == [False, False, True]
-    (group,) = collector.groups(kept=True)
-    assert group.rewards == rewards
-
-
 async def test_episodes_after_completion_are_left_over() -> None:
     completed: list[str] = []
     collector = GroupCollector(StopCriteria(None, 2), GroupFilters(), lambda task: completed.append(task.id))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.encoding import encoded as encode_event
 from strands_sglang.ledger.encoding import first_link, trajectory_summary
@@ -21,16 +20,12 @@ from strands_sglang.runs import Limits, ReplayVerdict, Task, replay
 from strands_sglang.trainers.exports import read_jsonl, write_jsonl
 from strands_sglang.trainers.slime.kept_sets import KeptSetsForm
 from strands_sglang.trainers.slime.samples import RemovalReason, samples_of
-from support.rollout.agent_kinds import plain
+from support.rollout.agent_kinds import build
 from support.rollout.scripts import PromptEngine, assert_proved, assert_same, crashed, record_of, run, steps, summaries
 from support.trainers.slime_mirror import Sample
 
 TASK = Task("go", id="t")
 TOP_P: dict[str, Any] = {"sampling_params": {"top_p": 0.8}}
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from strands_sglang import SGLangModel
 from strands_sglang.engine import AbortPolicy, FinishReason, Generation
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import EventKind
@@ -244,7 +243,3 @@ async def test_changed_bytes_are_rejected() -> None:
 
     forged = PortableRecord(episode.record).to_bytes()  # recomputed digests are not detected here, but by the seal
     assert PortableRecord.from_bytes(forged).record.events[-1].digest == event.digest and encoded(event, b"")
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)

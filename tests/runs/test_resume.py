@@ -29,7 +29,7 @@ from strands_sglang.provider import commit
 from strands_sglang.provider.stream_events import blocks_of
 from strands_sglang.runs import EndReason, Limits, Task
 from strands_sglang.runs.resume import directory_lock, read_previous_run
-from support.rollout.agent_kinds import KINDS, Kind, plain, step
+from support.rollout.agent_kinds import KINDS, Kind, build, other_prompt, other_result, other_tools, plain
 from support.rollout.scripts import (
     RAN,
     PromptEngine,
@@ -50,10 +50,6 @@ TASK = Task("go", id="t")
 
 def score(episode: Any) -> float:
     return 0.5
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -267,29 +263,6 @@ async def test_crash_between_reward_and_end(tmp_path: Path) -> None:
     assert_proved(folder)
 
 
-def other_prompt(task: Task, model: SGLangModel) -> Any:
-    return plain(model, system_prompt="You are another.")
-
-
-def other_tools(task: Task, model: SGLangModel) -> Any:
-    from support.rollout.agent_kinds import slow
-
-    return plain(model, tools=[step, slow])
-
-
-def other_result(task: Task, model: SGLangModel) -> Any:
-    from strands.hooks import AfterToolCallEvent
-
-    agent = plain(model)
-
-    def shout(event: AfterToolCallEvent) -> None:
-        if event.result["content"][0].get("text") == "step 2":
-            event.result = {**event.result, "content": [{"text": "step 2 and more"}]}
-
-    agent.hooks.add_callback(AfterToolCallEvent, shout)
-    return agent
-
-
 @pytest.mark.parametrize(("changed", "turns"), [(other_prompt, 0), (other_tools, 0), (other_result, 2)])
 async def test_changed_agent_continues_on_the_engine_after_a_rollback(changed: Any, turns: int, tmp_path: Path) -> None:
     script = steps(4)
@@ -303,6 +276,7 @@ async def test_changed_agent_continues_on_the_engine_after_a_rollback(changed: A
         cuts = [event for event in record_of(folder).events if event.kind is EventKind.ROLLBACK]
         if recorded > turns:
             assert [event.data["turns"] for event in cuts] == [turns]
+            assert "another prompt" in cuts[0].data["reason"]
             assert cuts[0].data["event"] == [event.number for event in events if event.kind is EventKind.CALL][turns]
         else:
             assert not cuts

@@ -30,7 +30,6 @@ class FakeWorker:
         self.chance, self.rounds = random.Random(seed), rounds
         self.started: list[str] = []
         self.live = self.most = 0
-        self.error: BaseException | None = None
         self.hangs: set[str] = set()
 
     async def run(self, spec: EpisodeSpec, *, on_turn: Any = None, stop: asyncio.Event | None = None) -> Episode:
@@ -41,8 +40,6 @@ class FakeWorker:
             for _ in range(self.chance.randint(0, self.rounds)):
                 await asyncio.sleep(0)
             on_turn(TurnCounts(4, 2, 3))
-            if self.error is not None:
-                raise self.error
             while spec.id in self.hangs:
                 await asyncio.sleep(60)
             return finished(spec.task, spec.sample)
@@ -192,38 +189,6 @@ async def test_episode_in_on_end_is_not_stopped() -> None:
     assert sorted(ended_ids) == ["t0/0", "t1/0"]
 
 
-async def test_error_of_callback_or_worker_stops_run() -> None:
-    worker = FakeWorker()
-    worker.hangs = {"t1/0", "t2/0"}
-    run = Run(worker, groups(3, 1))
-
-    async def broken(episode: Episode, restored: bool) -> bool:
-        raise LookupError("error of the caller")
-
-    run.schedule._on_end = broken
-    with pytest.raises(LookupError):
-        await asyncio.wait_for(run.schedule.run(), 5)
-    assert worker.live == 0 and len(asyncio.all_tasks()) == 1
-    worker = FakeWorker()
-    worker.error = OSError("the ledger is full")
-    with pytest.raises(OSError, match="full"):
-        await asyncio.wait_for(Run(worker, groups(3, 1)).schedule.run(), 5)
-    assert worker.live == 0
-
-
-async def test_cancel_leaves_all_episodes_unfinished() -> None:
-    worker = FakeWorker()
-    worker.hangs = {f"t{task}/0" for task in range(6)}
-    run = Run(worker, groups(6, 1))
-    work = asyncio.ensure_future(run.schedule.run())
-    await asyncio.sleep(0.02)
-    assert worker.live == 4
-    work.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await work
-    assert worker.live == 0 and run.reported == [] and len(asyncio.all_tasks()) == 1
-
-
 async def test_cancel_waits_for_episodes_that_are_being_stopped() -> None:
     class SlowWorker(FakeWorker):
         async def run(self, spec: EpisodeSpec, *, on_turn: Any = None, stop: asyncio.Event | None = None) -> Episode:
@@ -244,33 +209,6 @@ async def test_cancel_waits_for_episodes_that_are_being_stopped() -> None:
     with pytest.raises(asyncio.CancelledError):
         await work
     assert worker.live == 0 and len(asyncio.all_tasks()) == 1
-
-
-async def test_episodes_of_previous_run_are_reported_and_not_run() -> None:
-    def specs() -> Iterator[list[EpisodeSpec]]:
-        for group in groups(2, 3):
-            for spec in group[:2]:
-                spec.finished = finished(spec.task, spec.sample)
-            yield group
-
-    worker = FakeWorker()
-    run = Run(worker, specs(), prefix_warmup=60.0)
-    await asyncio.wait_for(run.schedule.run(), 5)
-    assert worker.started == ["t0/2", "t1/2"] and len(run.ids) == 6
-
-
-async def test_tasks_are_read_as_slots_become_free() -> None:
-    taken: list[int] = []
-
-    def endless() -> Iterator[list[EpisodeSpec]]:
-        for number in range(10**9):
-            taken.append(number)
-            yield [EpisodeSpec(Task(f"question {number}", id=f"t{number}"), 0)]
-
-    worker = FakeWorker()
-    run = Run(worker, endless(), 20, concurrency=3)
-    await asyncio.wait_for(run.schedule.run(), 5)
-    assert len(taken) <= 24
 
 
 async def test_empty_groups_are_skipped() -> None:

@@ -101,24 +101,15 @@ def test_failure_line() -> None:
 
 
 @given(MAYBE, st.integers(1, 20), st.integers(0, 40))
-def test_complete_group_stays_complete(samples: int | None, per_task: int, done: int) -> None:
+def test_group_is_complete_with_its_samples(samples: int | None, per_task: int, done: int) -> None:
     criteria = StopCriteria(samples=samples)
     assert 1 <= criteria.needed(per_task) <= per_task
-    assert criteria.complete(per_task, per_task)
-    assert not criteria.complete(0, per_task)
-    if criteria.complete(done, per_task):
-        assert criteria.complete(done + 1, per_task)
     assert criteria.complete(done, per_task) == (done >= min(samples or per_task, per_task))
 
 
 @given(MAYBE, st.integers(0, 40))
-def test_enough_is_monotonic(groups: int | None, kept: int) -> None:
-    criteria = StopCriteria(groups=groups)
-    assert criteria.enough(kept) == (groups is not None and kept >= groups)
-    if criteria.enough(kept):
-        assert criteria.enough(kept + 1)
-    if groups is None:
-        assert not criteria.enough(10**9)
+def test_enough_groups(groups: int | None, kept: int) -> None:
+    assert StopCriteria(groups=groups).enough(kept) == (groups is not None and kept >= groups)
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, "4"])

@@ -100,18 +100,8 @@ def seen_by_hooks(agent: Agent) -> list[str]:
     def keep(event: Any) -> None:
         fields = {name: value for name, value in vars(event).items() if name not in ("agent", "invocation_state")}
         messages = copy.deepcopy(agent.messages) if "message" not in fields else None
-        seen.append(
-            plain(
-                (
-                    type(event).__name__,
-                    sorted(
-                        event.invocation_state if hasattr(event, "invocation_state") and event.invocation_state else ()
-                    ),
-                    fields,
-                    messages,
-                )
-            )
-        )
+        state = sorted(getattr(event, "invocation_state", None) or ())
+        seen.append(plain((type(event).__name__, state, fields, messages)))
 
     for kind in EVENTS:
         agent.add_hook(keep, kind)
@@ -155,6 +145,14 @@ def described(agent: Agent, model: SGLangModel, result: Any) -> dict[str, Any]:
         "traces": [names(one) for one in metrics.traces],
         "tokens": [(turn.parent, turn.status.value, list(turn.sampled), list(turn.context)) for turn in tree],
     }
+
+
+async def invoked(agent: Agent, model: SGLangModel, **options: Any) -> tuple[Any, Any]:
+    """Invoke an agent in an episode; return its result, and what hooks saw with everything that is left behind."""
+    seen = seen_by_hooks(agent)
+    with model.episode("e"):
+        result = await agent.invoke_async("go", **options)
+        return result, (seen, described(agent, model, result))
 
 
 SCRIPTS: dict[str, list[Any]] = {
@@ -249,13 +247,11 @@ async def test_retries_and_discarded_replies() -> None:
                 event.retry = True
 
         agent.add_hook(again, AfterModelCallEvent)
-        seen = seen_by_hooks(agent)
-        with model.episode("e"):
-            result = await agent.invoke_async("go")
-            assert [turn.status.value for turn in model.current_episode.tree] == ["kept", "rejected", "kept"]
-            return seen, described(agent, model, result), [list(call.ids) for call in engine.calls]
+        _, left = await invoked(agent, model)
+        return left, [list(call.ids) for call in engine.calls]
 
-    await same(run)
+    (_, left), _ = await same(run)
+    assert [status for _, status, *_ in left["tokens"]] == ["kept", "rejected", "kept"]
 
 
 @pytest.mark.parametrize("when", ["before", "in the model", "in a tool", "after the model"])
@@ -284,11 +280,9 @@ async def test_cancellations(when: str) -> None:
             agents[0].add_hook(lambda event: agents[0].cancel(), BeforeModelCallEvent)
         if when == "after the model":
             agents[0].add_hook(lambda event: agents[0].cancel(), AfterModelCallEvent)
-        seen = seen_by_hooks(agents[0])
-        with model.episode("e"):
-            result = await agents[0].invoke_async("go")
-            assert result.stop_reason == "cancelled"
-            return seen, described(agents[0], model, result)
+        result, left = await invoked(agents[0], model)
+        assert result.stop_reason == "cancelled"
+        return left
 
     await same(run)
 
@@ -316,12 +310,9 @@ async def test_interrupts() -> None:
 async def test_structured_output() -> None:
     async def run() -> Any:
         model, engine = scripted_model([tool_call("calculator", expression="1+1"), "it is 2", '{"value": 2}'])
-        agent = agent_on(model)
-        seen = seen_by_hooks(agent)
-        with model.episode("e"):
-            result = await agent.invoke_async("go", structured_output_model=Sum)
-            assert result.structured_output == Sum(value=2)
-            return seen, described(agent, model, result), [sorted(call.sampling) for call in engine.calls]
+        result, left = await invoked(agent_on(model), model, structured_output_model=Sum)
+        assert result.structured_output == Sum(value=2)
+        return left, [sorted(call.sampling) for call in engine.calls]
 
     await same(run)
 
@@ -330,9 +321,7 @@ async def test_structured_output() -> None:
 async def test_limits(limits: Any) -> None:
     async def run() -> Any:
         model, _ = scripted_model([tool_call("calculator", expression="1+1")] * 5)
-        agent = agent_on(model)
-        with model.episode("e"):
-            return described(agent, model, await agent.invoke_async("go", limits=limits))
+        return (await invoked(agent_on(model), model, limits=limits))[1]
 
     await same(run)
 
@@ -404,9 +393,10 @@ async def test_an_agent_invoked_inside_a_tool_of_another(in_thread: bool) -> Non
             result = await outer.invoke_async("go")
             assert str(result).strip() == "so it is 4"
             callers = [turn.caller and turn.caller[0] for turn in model.current_episode.tree]
-            return seen, described(outer, model, result), described(inner, model, result), callers, engine.prompts
+            assert callers == [None, 0, None, None, None]
+            return seen, described(outer, model, result), described(inner, model, result), engine.prompts
 
-    assert (await same(run))[3] == [None, 0, None, None, None]
+    await same(run)
 
 
 async def test_errors_have_the_types_of_the_sdk() -> None:
@@ -422,33 +412,29 @@ async def test_errors_have_the_types_of_the_sdk() -> None:
         await agent_on(model).invoke_async("go")
 
 
-@pytest.mark.parametrize("edit", ["text", "number", "drop", "insert", "replace the list", "append"])
-async def test_history_that_a_hook_edits_is_seen(edit: str) -> None:
+OTHER: Any = {"role": "user", "content": [{"text": "other"}]}
+EDITS: dict[str, Callable[[Any], Any]] = {
+    "text": lambda agent: agent.messages[0]["content"][0].update(text="GO"),
+    "number": lambda agent: agent.messages[1]["content"][-1]["toolUse"]["input"].update(expression=True),
+    "drop": lambda agent: agent.messages.__delitem__(slice(1, 3)),
+    "insert": lambda agent: agent.messages.insert(0, copy.deepcopy(OTHER)),
+    "replace the list": lambda agent: setattr(agent, "messages", [copy.deepcopy(OTHER), *agent.messages[1:]]),
+    "append": lambda agent: agent.messages[0]["content"].append({"text": "more"}),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+async def test_history_that_a_hook_edits_is_seen(edit: Callable[[Any], Any]) -> None:
     async def run() -> Any:
         model, engine = scripted_model([tool_call("calculator", expression="1+1")] * 3 + ["done"])
         agent = agent_on(model)
 
         def change(event: BeforeModelCallEvent) -> None:
-            if len(agent.messages) != 5:
-                return
-            if edit == "text":
-                agent.messages[0]["content"][0]["text"] = "GO"
-            elif edit == "number":
-                agent.messages[1]["content"][-1]["toolUse"]["input"]["expression"] = True
-            elif edit == "drop":
-                del agent.messages[1:3]
-            elif edit == "insert":
-                agent.messages.insert(0, {"role": "user", "content": [{"text": "first"}]})
-            elif edit == "replace the list":
-                agent.messages = [*agent.messages]
-                agent.messages[0] = {"role": "user", "content": [{"text": "other"}]}
-            else:
-                agent.messages[0]["content"].append({"text": "more"})
+            if len(agent.messages) == 5:
+                edit(agent)
 
         agent.add_hook(change, BeforeModelCallEvent)
-        with model.episode("e"):
-            result = await agent.invoke_async("go")
-            return described(agent, model, result), engine.prompts
+        return (await invoked(agent, model))[1], engine.prompts
 
     await same(run)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import random
 import re
 from array import array
@@ -23,13 +22,12 @@ from strands.agent.conversation_manager import NullConversationManager
 from strands_sglang.engine import Generation
 from strands_sglang.runs import Limits, RunResult, rollout
 from strands_sglang.trainers.exports import write_jsonl
-from support.families import FAMILIES
+from support.families import tokenizer_path
 from support.rollout.scripts import PromptEngine
 from support.scripted_engine import EngineCall, Reply
 
 FAMILY = "qwen3"
-FIXTURES = os.environ.get("STRANDS_SGLANG_FIXTURES")
-TOKENIZER = str(Path(FIXTURES) / FAMILY) if FIXTURES else FAMILIES[FAMILY]
+TOKENIZER = tokenizer_path(FAMILY)
 NUMBERS = (615, 616, 617)
 DIVIDES = {(615, 2), (616, 0), (616, 3)}
 """Tasks and samples in which the model divides, which the calculator cannot do."""

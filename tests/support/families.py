@@ -47,16 +47,20 @@ FAMILIES = {
 """Every family, with a name of it on the hub."""
 
 
+def tokenizer_path(family: str) -> str:
+    """Return the folder of a family's tokenizer; without `$STRANDS_SGLANG_FIXTURES`, its name on the hub."""
+    fixtures = os.environ.get("STRANDS_SGLANG_FIXTURES")
+    if not fixtures:
+        return FAMILIES[family]
+    folder = Path(fixtures) / family
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no tokenizer of {family} in {fixtures}; unset STRANDS_SGLANG_FIXTURES to use the hub")
+    return str(folder)
+
+
 @cache
 def tokenizer(family: str) -> Any:
     """Return the tokenizer of a family: the same object every time, so that a template is tried out once."""
     from transformers import AutoTokenizer
 
-    name = FAMILIES[family]
-    fixtures = os.environ.get("STRANDS_SGLANG_FIXTURES")
-    if not fixtures:
-        return AutoTokenizer.from_pretrained(name)
-    folder = Path(fixtures) / family
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no tokenizer of {family} in {fixtures}; unset STRANDS_SGLANG_FIXTURES to use the hub")
-    return AutoTokenizer.from_pretrained(str(folder))
+    return AutoTokenizer.from_pretrained(tokenizer_path(family))

@@ -54,7 +54,7 @@ Answer: TypeAlias = "Reply | str | Exception"
 Script: TypeAlias = "Iterable[Answer] | Callable[[str], Answer]"
 
 
-@dataclass
+@dataclass(eq=False)
 class EngineCall:
     """One call as the engine saw it."""
 

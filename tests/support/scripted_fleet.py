@@ -48,18 +48,28 @@ class Engine:
     has_tokenize: bool = True
     broken: str = ""
     vocabulary: int = 256
+    busy: bool = False
+    key: str | None = None
+    """The API key that it requires; None: none."""
+    workers: list[dict[str, Any]] | None = None
+    """The workers that it lists; None: it is no router."""
 
     def __post_init__(self) -> None:
         self._cached: set[bytes] = set()
         self._aborted: set[str] = set()
         self.sent: list[list[int]] = []
         """Prompts that reached it."""
+        self.asked: list[str] = []
+        """Paths of all requests."""
 
     def server(self) -> ScriptedServer:
         return ScriptedServer(self._handle)
 
     async def _handle(self, wire: Wire) -> None:
         received = await wire.read_body()
+        self.asked.append(received.path)
+        if self.key is not None and received.headers.get("authorization") != f"Bearer {self.key}":
+            return await self._reply(wire, b'{"error":"Unauthorized"}', 401)
         if received.path == self.broken:
             return await self._reply(wire, b"<html>", 200)
         if received.path == "/generate":
@@ -77,6 +87,8 @@ class Engine:
     def _about(self, received: Received) -> Any:
         path = received.path
         old = self.version is None or self.version.startswith("0.4")
+        if path == "/workers":
+            return None if self.workers is None else {"workers": self.workers}
         if path == ("/get_model_info" if old else "/model_info"):
             told = {"model_path": self.model_path, "tokenizer_path": self.model_path}
             return {**told, **({"weight_version": self.weight_version} if self.weight_version else {})}
@@ -86,7 +98,7 @@ class Engine:
         if path == "/v1/models":
             return {"data": [{"id": self.model_path, "max_model_len": self.context}]}
         if path == "/v1/loads":
-            return {"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]}
+            return {"loads": [{"num_running_reqs": int(self.busy), "num_waiting_reqs": 0}]}
         if path == "/tokenize" and self.has_tokenize and not old:
             return {"tokens": self._tokens(received.json())}
         if path == "/abort_request" and self.aborts:
@@ -118,7 +130,7 @@ class Engine:
         body = received.json()
         prompt, asked = list(body["input_ids"]), body.get("sampling_params") or {}
         self.sent.append(prompt)
-        if self.paused:
+        if self.paused or self.busy:
             await asyncio.sleep(60)
         ids, finish = await self._sample(prompt, asked, body.get("rid", ""))
         cached = self._lookup(prompt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ import pytest
 
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.viewer import export_html
-from support.viewer.browser import Watched, gated_worker, running_chromium, running_viewer, tokenizer_path, watched_page
+from support.viewer.browser import gated_worker, running_chromium, running_viewer, watched_page
 from support.viewer.generated_run import EpisodeGenerator
-from support.viewer.recorded_run import FAMILY
+from support.viewer.recorded_run import FAMILY, TOKENIZER
 from support.viewer.tampered import odd_run, tampered_run
 
 pytestmark = pytest.mark.browser
@@ -35,18 +35,13 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def address(recorded_run: Path) -> Iterator[str]:
-    with running_viewer(recorded_run, tokenizer_path()) as served:
+    with running_viewer(recorded_run, TOKENIZER) as served:
         yield served
-
-
-Opened = Callable[..., AbstractContextManager[Watched]]
 
 
 @pytest.fixture
 def opened(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
     """Return a function that opens the page at a hash; the page must be quiet at the end of the test."""
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
 
         def open_page(place: str = "", **options: Any) -> Any:
@@ -161,13 +156,10 @@ def test_reasoning_calls_results_and_closing_tokens(opened: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "key, mode, classes",
+    ("key", "mode", "classes"),
     [
-        ("2", "loss", ".k1"),
-        ("3", "logprob", "[class*=' p']"),
-        ("4", "weights", ".w0"),
-        ("5", "turn", ".u1"),
-        ("6", "drift", ".d0"),
+        *(("2", "loss", ".k1"), ("3", "logprob", "[class*=' p']"), ("4", "weights", ".w0")),
+        *(("5", "turn", ".u1"), ("6", "drift", ".d0")),
     ],
 )
 def test_colours(opened: Any, key: str, mode: str, classes: str) -> None:
@@ -248,7 +240,7 @@ def test_keyboard(opened: Any) -> None:
     page.keyboard.press("j")
     chosen = page.locator(".table-row.selected").get_attribute("data-id")
     page.keyboard.press("Enter")
-    open_episode_or_failure(page, chosen)
+    page.wait_for_selector(f"html[data-episode='{chosen}']")
     page.keyboard.press("?")
     page.wait_for_selector("#help[open]")
     assert "next, previous episode" in page.locator("#help").inner_text()
@@ -256,10 +248,6 @@ def test_keyboard(opened: Any) -> None:
     page.wait_for_selector("#help", state="hidden")
     page.keyboard.press("Escape")
     page.wait_for_selector("#main.view-run")
-
-
-def open_episode_or_failure(page: Any, id: str) -> None:
-    page.wait_for_selector(f"html[data-episode='{id}']")
 
 
 def test_deep_link_to_a_token(opened: Any) -> None:
@@ -270,7 +258,6 @@ def test_deep_link_to_a_token(opened: Any) -> None:
     assert page.locator(".modes .on").inner_text() == "logprob"
     page.keyboard.press("ArrowRight")
     wait_until(page, "location.hash.includes('t=241')")
-    page.go_back() if page.evaluate("history.length") > 2 else None
 
 
 def test_copy_as_json_and_as_script(opened: Any, recorded_run: Path) -> None:
@@ -291,7 +278,7 @@ def test_copy_as_json_and_as_script(opened: Any, recorded_run: Path) -> None:
 
 def test_the_failing_token_of_a_broken_proof(browser: Any, recorded_run: Path, tmp_path: Path) -> None:
     directory = tampered_run(recorded_run, tmp_path / "run", "algebra-601/0")
-    with running_viewer(directory, tokenizer_path()) as address, watched_page(browser, address) as watched:
+    with running_viewer(directory, TOKENIZER) as address, watched_page(browser, address) as watched:
         page = watched.page
         page.goto(f"{address}#e=algebra-601%2F0")
         page.wait_for_selector(".episode-head .verdict-broken")
@@ -306,7 +293,7 @@ def test_the_failing_token_of_a_broken_proof(browser: Any, recorded_run: Path, t
 
 def test_an_episode_is_shown_while_the_tokenizer_is_loading(browser: Any, recorded_run: Path, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with running_viewer(recorded_run, tokenizer_path(), worker=gated_worker(gate)) as address:
+    with running_viewer(recorded_run, TOKENIZER, worker=gated_worker(gate)) as address:
         with watched_page(browser, address) as watched:
             page = watched.page
             page.goto(f"{address}#e=algebra-601%2F0&t=240")
@@ -350,7 +337,7 @@ def test_hostile_text_stays_inert(opened: Any, place: str) -> None:
 @pytest.mark.parametrize("seed", [1, 5])
 def test_a_damaged_ledger_is_shown(browser: Any, recorded_run: Path, tmp_path: Path, seed: int) -> None:
     directory = odd_run(recorded_run, tmp_path / "run", seed=seed)
-    with running_viewer(directory, tokenizer_path()) as address, watched_page(browser, address) as watched:
+    with running_viewer(directory, TOKENIZER) as address, watched_page(browser, address) as watched:
         page = watched.page
         page.goto(address)
         page.wait_for_selector(READY)
@@ -387,9 +374,7 @@ def test_a_live_run_grows(browser: Any, tmp_path: Path) -> None:
 
 def test_export_works_from_a_file(browser: Any, recorded_run: Path, tmp_path: Path) -> None:
     path = tmp_path / "episodes.html"
-    export_html(
-        recorded_run, path, tokenizer=tokenizer_path(), episodes=["hostile-1/0", "algebra-601/0", "algebra-601/1"]
-    )
+    export_html(recorded_run, path, tokenizer=TOKENIZER, episodes=["hostile-1/0", "algebra-601/0", "algebra-601/1"])
     address = path.as_uri()
     with watched_page(browser, address) as watched:
         page = watched.page
@@ -460,7 +445,7 @@ def test_first_table_of_ten_thousand_episodes(browser: Any, large_run: Path) -> 
     """From asking for the page until rows are on the screen, each time with a viewer that has just started."""
     taken = []
     for _ in range(3):
-        with running_viewer(large_run, tokenizer_path()) as address, watched_page(browser, address) as watched:
+        with running_viewer(large_run, TOKENIZER) as address, watched_page(browser, address) as watched:
             started = time.monotonic()
             watched.page.goto(address, wait_until="commit")
             watched.page.wait_for_selector(ROW)
@@ -472,7 +457,7 @@ def test_first_table_of_ten_thousand_episodes(browser: Any, large_run: Path) -> 
 
 @pytest.fixture(scope="module")
 def large_address(large_run: Path) -> Iterator[str]:
-    with running_viewer(large_run, tokenizer_path()) as served:
+    with running_viewer(large_run, TOKENIZER) as served:
         yield served
 
 

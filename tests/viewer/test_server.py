@@ -34,15 +34,27 @@ from support.ledger.episodes import Recorder
 from support.pictures import image_block, png
 from support.rollout.scripts import PromptEngine, run
 from support.scripted_engine import Answer
-from support.viewer.browser import gated_worker, tokenizer_path
-from support.viewer.recorded_run import FAMILY
+from support.viewer.recorded_run import FAMILY, TOKENIZER
 from support.viewer.tampered import odd_run
+
+
+def serving(viewer: RunViewer) -> TestClient[Any, Any]:
+    return TestClient(TestServer(create_app(viewer), host="127.0.0.1"))
+
+
+async def answer(client: TestClient[Any, Any], path: str, **options: Any) -> Any:
+    async with client.get(path, **options) as response:
+        return await response.json()
+
+
+async def status(client: TestClient[Any, Any], path: str, **options: Any) -> int:
+    async with client.get(path, **options) as response:
+        return response.status
 
 
 @pytest.fixture
 async def client(recorded_run: Path) -> AsyncIterator[TestClient[Any, Any]]:
-    app = create_app(RunViewer(recorded_run, tokenizer(FAMILY)))
-    async with TestClient(TestServer(app, host="127.0.0.1")) as client:
+    async with serving(RunViewer(recorded_run, tokenizer(FAMILY))) as client:
         yield client
 
 
@@ -83,16 +95,13 @@ async def test_other_hosts_are_refused(client: TestClient[Any, Any], host: str) 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:4000", "localhost:1", "[::1]:9", "[::1]"])
 async def test_this_machine_is_served(client: TestClient[Any, Any], host: str) -> None:
-    async with client.get("/api/run", headers={"Host": host}) as response:
-        assert response.status == 200
+    assert await status(client, "/api/run", headers={"Host": host}) == 200
 
 
 async def test_requests_of_other_sites_are_refused(client: TestClient[Any, Any]) -> None:
-    async with client.get("/api/rows", headers={"Sec-Fetch-Site": "cross-site"}) as response:
-        assert response.status == 403
+    assert await status(client, "/api/rows", headers={"Sec-Fetch-Site": "cross-site"}) == 403
     headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-    async with client.get("/", headers=headers) as response:
-        assert response.status == 200, "a link to the page may be followed"
+    assert await status(client, "/", headers=headers) == 200, "a link to the page may be followed"
 
 
 @pytest.mark.parametrize(
@@ -103,23 +112,17 @@ async def test_requests_of_other_sites_are_refused(client: TestClient[Any, Any])
     ],
 )
 async def test_no_other_file_is_served(client: TestClient[Any, Any], name: str) -> None:
-    async with client.get(f"/static/{name}") as response:
-        assert response.status == 404
+    assert await status(client, f"/static/{name}") == 404
 
 
 async def test_rows_episode_and_verdict(client: TestClient[Any, Any]) -> None:
-    async with client.get("/api/rows?since=0") as response:
-        rows = await response.json()
+    rows = await answer(client, "/api/rows?since=0")
     assert len(rows["rows"]) == 44 and rows["version"] == 44
-    async with client.get(f"/api/rows?since={rows['version']}") as response:
-        assert (await response.json())["rows"] == []
-    async with client.get("/api/episode?id=algebra-601/0") as response:
-        assert (await response.json())["row"]["id"] == "algebra-601/0"
-    async with client.get("/api/verdict?id=algebra-601/0") as response:
-        assert (await response.json())["verdict"] == "proved"
+    assert (await answer(client, f"/api/rows?since={rows['version']}"))["rows"] == []
+    assert (await answer(client, "/api/episode?id=algebra-601/0"))["row"]["id"] == "algebra-601/0"
+    assert (await answer(client, "/api/verdict?id=algebra-601/0"))["verdict"] == "proved"
     for _ in range(300):
-        async with client.get("/api/verdict") as response:
-            state = await response.json()
+        state = await answer(client, "/api/verdict")
         if state["certificate"] is not None or state["error"]:
             break
         await asyncio.sleep(0.1)
@@ -195,18 +198,6 @@ def test_search_finds_everything_that_went_wrong(tmp_path: Path) -> None:
     assert not any(found(query) for query in ("failed_calls", "raised_at", "parts", "reward_error", "blake2b"))
 
 
-def test_the_verdict_names_the_token_that_fails(recorded_run: Path, tmp_path: Path) -> None:
-    from support.viewer.tampered import tampered_run
-
-    directory = tampered_run(recorded_run, tmp_path / "run", "algebra-601/0")
-    index = RunIndex(directory)
-    index.refresh()
-    verdict = episode_verdict(index, "algebra-601/0", None)
-    assert verdict["verdict"] == "broken"
-    assert any(finding["turn"] is not None and finding["token"] is not None for finding in verdict["findings"])
-    assert episode_verdict(index, "algebra-601/1", None)["verdict"] == "proved"
-
-
 async def test_serve_listens_on_this_machine_only(recorded_run: Path) -> None:
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
@@ -271,8 +262,7 @@ def files_of(directory: Path) -> dict[str, tuple[int, int]]:
 
 async def test_the_run_is_not_changed(recorded_run: Path) -> None:
     before = files_of(recorded_run)
-    app = create_app(RunViewer(recorded_run, tokenizer(FAMILY)))
-    async with TestClient(TestServer(app, host="127.0.0.1")) as client:
+    async with serving(RunViewer(recorded_run, tokenizer(FAMILY))) as client:
         for path in PATHS:
             async with client.get(path) as response:
                 await response.read()
@@ -282,7 +272,7 @@ async def test_the_run_is_not_changed(recorded_run: Path) -> None:
 async def test_the_table_does_not_wait_for_episodes(recorded_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     viewer = RunViewer(recorded_run)
     monkeypatch.setattr(RunIndex, "start", lambda self: None)  # the ledger is never read
-    async with TestClient(TestServer(create_app(viewer), host="127.0.0.1")) as client:
+    async with serving(viewer) as client:
         waiting = [asyncio.create_task(client.get(f"/api/episode?id=algebra-60{n}/0")) for n in range(6)]
         await asyncio.sleep(0.1)
         async with client.get("/api/rows", timeout=ClientTimeout(10)) as response:
@@ -295,46 +285,20 @@ async def test_the_table_does_not_wait_for_episodes(recorded_run: Path, monkeypa
 
 
 async def test_a_worker_answers_as_the_viewer_itself_does(recorded_run: Path) -> None:
-    viewer = RunViewer(recorded_run, tokenizer_path())
+    viewer = RunViewer(recorded_run, TOKENIZER)
     direct = RunViewer(recorded_run, tokenizer(FAMILY))
     direct.index.refresh()
-    async with TestClient(TestServer(create_app(viewer), host="127.0.0.1")) as client:
+    async with serving(viewer) as client:
         for id in ("hostile-1/0", "broken-1/0", "window-1/0"):
-            async with client.get("/api/episode", params={"id": id, "wait": "1"}) as response:
-                assert await response.json() == orjson.loads(direct.episode(id))
-            async with client.get("/api/drift", params={"id": id}) as response:
-                assert await response.json() == orjson.loads(direct.answer({"do": "drift", "id": id}))
-        async with client.get("/api/rendered?id=errors-1/0&branch=2") as response:
-            assert (await response.json())["spans"]
-        async with client.get("/api/episode?id=none/0") as response:
-            assert response.status == 404
-        async with client.get("/api/run") as response:
-            assert (await response.json())["tokenizer_error"] == ""
-
-
-async def test_an_episode_does_not_wait_for_the_tokenizer(
-    recorded_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tokenizer is loaded from the start; until then, messages and ids are shown."""
-    gate = tmp_path / "gate"
-    monkeypatch.setattr("strands_sglang.viewer.worker._PROGRAM", gated_worker(gate))
-    viewer = RunViewer(recorded_run, tokenizer_path())
-    async with TestClient(TestServer(create_app(viewer), host="127.0.0.1")) as client:
-        async with client.get("/api/episode?id=algebra-601/0", timeout=ClientTimeout(30)) as response:
-            first = await response.json()
-        assert first["loading"] and not first["decoded"] and first["row"]["id"] == "algebra-601/0"
-        items = [item["kind"] for turn in first["turns"] for row in turn["rows"] for item in row["items"]]
-        assert items[:3] == ["system", "tools", "text"], "messages are there"
-        waiting = asyncio.create_task(client.get("/api/episode?id=algebra-601/0&wait=1"))
-        async with client.get("/api/verdict?id=algebra-601/0", timeout=ClientTimeout(30)) as response:
-            assert (await response.json())["verdict"] == "proved", "nothing else waits"
-        assert not waiting.done()
-        gate.touch()
-        async with await waiting as response:
-            second = await response.json()
-        assert second["decoded"] and "loading" not in second and second["tokens"] == first["tokens"]
-        async with client.get("/api/episode?id=algebra-601/1") as response:
-            assert (await response.json())["decoded"], "now texts come at once"
+            assert await answer(client, "/api/episode", params={"id": id, "wait": "1"}) == orjson.loads(
+                direct.episode(id)
+            )
+            assert await answer(client, "/api/drift", params={"id": id}) == orjson.loads(
+                direct.answer({"do": "drift", "id": id})
+            )
+        assert (await answer(client, "/api/rendered?id=errors-1/0&branch=2"))["spans"]
+        assert await status(client, "/api/episode?id=none/0") == 404
+        assert (await answer(client, "/api/run"))["tokenizer_error"] == ""
 
 
 async def test_a_worker_that_dies_is_replaced(recorded_run: Path) -> None:
@@ -392,8 +356,7 @@ async def recorded(tmp_path: Path) -> Path:
 
 
 async def test_images_are_served_by_digest(recorded: Path) -> None:
-    app = create_app(RunViewer(recorded, tokenizer(VISION_FAMILY)))
-    async with TestClient(TestServer(app, host="127.0.0.1")) as client:
+    async with serving(RunViewer(recorded, tokenizer(VISION_FAMILY))) as client:
         for data in (SHOWN, RETURNED):
             async with client.get(f"/api/image?digest={file_digest(data)}") as response:
                 assert response.status == 200 and await response.read() == data
@@ -402,8 +365,7 @@ async def test_images_are_served_by_digest(recorded: Path) -> None:
         for wrong in ("", "0" * 64, "../run.json", "..%2Frun.json", "ab"):
             async with client.get(f"/api/image?digest={wrong}") as response:
                 assert response.status != 200
-        async with client.get("/api/episode?id=look/0") as response:
-            view = await response.json()
+        view = await answer(client, "/api/episode?id=look/0")
     items = [item for turn in view["turns"] for row in turn["rows"] for item in row["items"]]
     shown = [digest for item in items for digest in item.get("images", ())]
     assert shown == [file_digest(SHOWN), file_digest(RETURNED)]
@@ -412,8 +374,7 @@ async def test_images_are_served_by_digest(recorded: Path) -> None:
 async def test_a_file_that_was_changed_is_not_served(recorded: Path) -> None:
     digest = file_digest(SHOWN)
     (recorded / "files" / digest[:2] / f"{digest[2:]}.png").write_bytes(RETURNED)
-    app = create_app(RunViewer(recorded, tokenizer(VISION_FAMILY)))
-    async with TestClient(TestServer(app, host="127.0.0.1")) as client:
+    async with serving(RunViewer(recorded, tokenizer(VISION_FAMILY))) as client:
         async with client.get(f"/api/image?digest={digest}") as response:
             assert response.status != 200
 
@@ -442,12 +403,7 @@ def test_anything_in_an_event_is_shown_or_a_problem(recorded_run: Path, tmp_path
         for turn in shown["turns"]:
             assert isinstance(turn["detail"], dict) and isinstance(turn["versions"], list)
         orjson.loads(viewer.events(id))
-        assert episode_verdict(viewer.index, id, viewer.run)["verdict"] in (
-            "proved",
-            "broken",
-            "unfinished",
-            "data_lost",
-        )
+        assert episode_verdict(viewer.index, id, viewer.run)["verdict"] in VERDICTS
         for leaf in (0, 1, 10_000):
             try:
                 rendered_view(viewer.index.record(id), leaf, viewer.texts(), viewer.run)

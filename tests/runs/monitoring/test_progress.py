@@ -250,20 +250,6 @@ async def test_metrics_are_reported_periodically_and_at_the_end(monkeypatch: pyt
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_callback_that_raises_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
-    calls = 0
-
-    def broken(metrics: RunMetrics) -> None:
-        nonlocal calls
-        calls += 1
-        raise ValueError("cannot count")
-
-    with caplog.at_level(logging.WARNING):
-        async with Reporter(RunCounters(3), display_for("none"), broken, 0.01):
-            await asyncio.sleep(0.6)
-    assert calls == 1 and "not called again" in caplog.text
-
-
 async def test_error_in_block_propagates() -> None:
     reported: list[RunMetrics] = []
     with pytest.raises(LookupError):

@@ -7,22 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from strands.hooks import AfterToolCallEvent
 
 from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError, EngineUnavailableError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict, Task, replay
-from support.rollout.agent_kinds import KINDS, Kind, plain, slow, step
+from support.rollout.agent_kinds import KINDS, Kind, build, other_prompt, other_result, other_tools, plain, slow, step
 from support.rollout.scripts import RAN, PromptEngine, crashed, last_step, record_of, run, steps
 from support.scripted_engine import Answer, tool_call
 
 TASK = Task("go", id="t")
 TOKENIZER = PromptEngine(steps(1)).tokenizer
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -41,25 +36,6 @@ async def test_same_agent_is_identical(kind: Kind, tmp_path: Path) -> None:
         (one,) = await replay(kind.build, folder, tokenizer=TOKENIZER, **kind.options)
         assert one.verdict is ReplayVerdict.IDENTICAL, (kept, one)
         assert not RAN.taken()
-
-
-def other_prompt(task: Task, model: SGLangModel) -> Any:
-    return plain(model, system_prompt="You are another.")
-
-
-def other_tools(task: Task, model: SGLangModel) -> Any:
-    return plain(model, tools=[step, slow])
-
-
-def shouting(task: Task, model: SGLangModel) -> Any:
-    agent = plain(model)
-
-    def shout(event: AfterToolCallEvent) -> None:
-        if event.result["content"][0].get("text") == "step 2":
-            event.result = {**event.result, "content": [{"text": "step 2!"}]}
-
-    agent.hooks.add_callback(AfterToolCallEvent, shout)
-    return agent
 
 
 def shorter(task: Task, model: SGLangModel) -> Any:
@@ -87,7 +63,7 @@ def raising(task: Task, model: SGLangModel) -> Any:
 
 @pytest.mark.parametrize(
     ("changed", "event"),
-    [(other_prompt, 1), (other_tools, 1), (shouting, 5), (shorter, 5), (raising, 1)],
+    [(other_prompt, 1), (other_tools, 1), (other_result, 5), (shorter, 5), (raising, 1)],
     ids=lambda one: getattr(one, "__name__", ""),
 )
 async def test_changed_agent_diverges_at_an_event(changed: Any, event: int, tmp_path: Path) -> None:
@@ -118,7 +94,7 @@ def other_messages(task: Task, model: SGLangModel) -> Any:
         (other_prompt, "the system prompt was changed", " Qwen", " another."),
         (other_tools, "the tools were changed: 'slow' was added", "", "slow"),
         (other_description, "the tools were changed: description of 'step'", "", "Another."),
-        (shouting, "message 4 (a tool result) was edited", "", "!"),
+        (other_result, "message 4 (a tool result) was edited", "", "!"),
         (other_messages, "message 0 (the user's message) was edited", "go", "before"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
@@ -133,7 +109,7 @@ async def test_cause_of_a_prompt_difference(changed: Any, cause: str, recorded: 
     # An episode without an end has no recorded conversation: only the part of the prompt is named.
     folder = crashed(tmp_path, tmp_path / "crash", len(record_of(tmp_path).events) - 1)
     (one,) = await replay(changed, folder, tokenizer=TOKENIZER)
-    after_first = changed is shouting
+    after_first = changed is other_result
     assert one.difference is not None and one.difference.token == differs.token
     assert one.difference.cause.startswith(
         "something after the first turn" if after_first else "something in the first"

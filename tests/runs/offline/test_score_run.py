@@ -18,14 +18,10 @@ from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import InMemoryEvents, prove_episodes
 from strands_sglang.runs import EndReason, Limits, Task, score_run
 from strands_sglang.runs.resume import restored
-from support.rollout.agent_kinds import KINDS, Kind, plain
+from support.rollout.agent_kinds import KINDS, Kind, build, plain
 from support.rollout.scripts import PromptEngine, assert_proved, record_of, run, steps, summaries
 
 TASKS = [Task("go", id="a"), Task("go on", id="b")]
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 def broken(episode: Any) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,9 @@ import pytest
 from strands_sglang import SGLangClient
 from strands_sglang.cli.main import main
 from strands_sglang.errors import ConfigurationError, EngineError, LedgerError
-from strands_sglang.ledger.encoding import HashChain
-from strands_sglang.ledger.event import Event, EventKind, TeacherData, data_of
+from strands_sglang.ledger.event import EventKind, TeacherData, data_of
 from strands_sglang.ledger.reader import Ledger
-from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.table import to_arrow, trajectories_of, write_parquet
-from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.proof.verify import verify, verify_events
 from strands_sglang.runs import teacher_logprobs
@@ -29,7 +25,9 @@ from strands_sglang.runs.resume import restored
 from strands_sglang.tokens import Origin, Turn
 from strands_sglang.trainers import padded_batch, read_jsonl, write_jsonl
 from strands_sglang.trainers.rows import branches_of, rows
-from support.ledger.episodes import RUN, Recorder
+from support.ledger.episodes import Recorder, written_run
+from support.proof.tampering import LedgerEditor
+from support.rollout.scripts import raw
 from support.toy_engine import VOCABULARY, logprobs_after, toy_engine
 
 EPISODES = 6
@@ -48,19 +46,16 @@ class Student(Recorder):
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     directory = tmp_path / "run"
-    write_run(directory, {"run": RUN, "samples_per_task": EPISODES + 1})
-    writer = LedgerWriter(directory)
-    rng = random.Random(0)
-    for sample in range(EPISODES):
-        recorder = Student(writer.write, sample=sample)
-        first = recorder.sample(None, [1, 2, 3], [rng.randrange(VOCABULARY) for _ in range(4)])
-        second = recorder.sample(first, [4, 5], [rng.randrange(VOCABULARY) for _ in range(3)])
-        recorder.sample(second, [6], [7, 8])
-        recorder.sample(first, [9], [10, 11])  # another branch
-        recorder.end()
-    Student(writer.write, sample=EPISODES).sample(None, [1], [2])  # not finished
-    writer.close()
-    seal(directory)
+    with written_run(directory, samples_per_task=EPISODES + 1) as writer:
+        rng = random.Random(0)
+        for sample in range(EPISODES):
+            recorder = Student(writer.write, sample=sample)
+            first = recorder.sample(None, [1, 2, 3], [rng.randrange(VOCABULARY) for _ in range(4)])
+            second = recorder.sample(first, [4, 5], [rng.randrange(VOCABULARY) for _ in range(3)])
+            recorder.sample(second, [6], [7, 8])
+            recorder.sample(first, [9], [10, 11])  # another branch
+            recorder.end()
+        Student(writer.write, sample=EPISODES).sample(None, [1], [2])  # not finished
     return directory
 
 
@@ -189,17 +184,12 @@ async def test_exports_have_the_scores(folder: Path, tmp_path: Path) -> None:
     assert "teacher_logprobs" not in padded_batch(branches, pad_token_id=0, train_unscored=True)
 
 
-def rewritten(events: tuple[Event, ...], change: Any) -> list[bytes]:
-    """Return the events of an episode with its last one changed and all digests computed again."""
-    frames: list[bytes] = []
-    chain = HashChain(frames.append, events[0].episode)
-    for event in events:
-        data = json.loads(json.dumps(event.data))
-        arrays = {name: array(values.typecode, values) for name, values in event.arrays.items()}
-        if event is events[-1]:
-            change(data, arrays)
-        chain.append(event.kind, data, arrays)
-    return frames
+def tampered(editor: LedgerEditor, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Verdict:
+    """Return the verdict on an episode with its last event changed and all digests computed again."""
+    changed = editor.copy()
+    last = changed.events[-1].event
+    change(last.data, last.arrays)
+    return verify_events(changed.forged()).verdict
 
 
 async def test_a_thousand_tamperings_are_noticed(folder: Path) -> None:
@@ -207,7 +197,7 @@ async def test_a_thousand_tamperings_are_noticed(folder: Path) -> None:
         await teacher_logprobs(folder, server.url, top=4)
     record = Ledger(folder).episode("add/0")
     assert record.events[-1].kind is EventKind.TEACHER
-    rng = random.Random(1)
+    rng, editor = random.Random(1), LedgerEditor(raw(record.events))
 
     def token(data: dict[str, Any], arrays: dict[str, Any]) -> None:
         arrays["logprobs"][rng.randrange(len(arrays["logprobs"]))] += rng.choice([-1, 1]) * rng.uniform(0.01, 2.0)
@@ -239,20 +229,11 @@ async def test_a_thousand_tamperings_are_noticed(folder: Path) -> None:
         data[name] = rng.choice([None, "x", -1, [[0]], [["a", 1]]]) if name != "model" else None
 
     changes = [likeliest, foreign, lost, moved, branch, form]
-    unnoticed = []
-    for number in range(1000):
-        change = changes[number % len(changes)]
-        frames = rewritten(record.events, change)
-        if verify_frames(frames) is not Verdict.BROKEN:
-            unnoticed.append(change.__name__)
+    unnoticed = [one.__name__ for one in changes * 167 if tampered(editor, one) is not Verdict.BROKEN]
     assert not unnoticed, unnoticed
     # The logprob of a token alone is only bounded by the likeliest ids: what stays within is noticed by scoring again.
-    bounded = sum(verify_frames(rewritten(record.events, token)) is Verdict.BROKEN for _ in range(100))
+    bounded = sum(tampered(editor, token) is Verdict.BROKEN for _ in range(100))
     assert 0 < bounded < 100
-
-
-def verify_frames(frames: list[bytes]) -> Verdict:
-    return verify_events(frames).verdict
 
 
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

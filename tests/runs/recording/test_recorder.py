@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from strands_sglang.engine import FinishReason, Generation
-from strands_sglang.errors import CallCancelledError, DivergedError, EngineUnavailableError, LedgerError
+from strands_sglang.errors import CallCancelledError, EngineUnavailableError, LedgerError
 from strands_sglang.ledger.encoding import HashChain, decoded
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.runs.offline.replay import NoEngine
 from strands_sglang.runs.recording import replay_log as replay_log_module
-from strands_sglang.runs.recording.event_log import RecordingMode
 from strands_sglang.runs.recording.recorder import EpisodeRecorder, within
-from strands_sglang.runs.recording.replay_log import RecordEndedError, ReplayLog
+from strands_sglang.runs.recording.replay_log import ReplayLog
 from strands_sglang.tokens import Join, TokenTree, Turn, VersionSpan
 
 
@@ -145,19 +143,6 @@ async def recorded_turns(*prompts: list[int]) -> Written:
     return written
 
 
-async def test_unrecorded_prompt_rolls_back_the_record() -> None:
-    before = await recorded_turns([1], [2], [3])
-    written, engine, tree = Written(), Engine(), TokenTree("t/0")
-    recorder = EpisodeRecorder(engine, "t/0", chain=written.chain, replay_log=before.replay_log())
-    for prompt in ([1], [20], [3]):
-        await make_turn(recorder, tree, prompt)
-    assert written.summary() == [("rollback", 1), ("call", 1), ("call", 2)]
-    assert engine.prompts == [[20], [3]]
-    rollback = next(event for event in written.events if event.kind is EventKind.ROLLBACK)
-    assert rollback.data["event"] == 2 and "another prompt" in rollback.data["reason"]
-    assert isinstance(recorder.diverged, DivergedError) and recorder.diverged.event == 2
-
-
 async def test_uncommitted_answer_is_written_again_after_a_rollback() -> None:
     before = await recorded_turns([1], [2], [3])
     written, engine, tree = Written(), Engine(), TokenTree("t/0")
@@ -228,24 +213,6 @@ async def test_errors_are_written_and_repeated() -> None:
     assert (caught.value.attempts, caught.value.status, str(caught.value)) == (3, 503, "away")
     await make_turn(again, TokenTree("t/0"), [1])
     assert len(engine.prompts) == 4
-
-
-async def test_replay_calls_no_engine() -> None:
-    before = await recorded_turns([1], [2])
-    recorder = EpisodeRecorder(NoEngine(), "t/0", replay_log=before.replay_log(), mode=RecordingMode.REPLAY)
-    tree = TokenTree("t/0")
-    for prompt in ([1], [2]):
-        await make_turn(recorder, tree, prompt)
-    with pytest.raises(RecordEndedError):
-        await make_turn(recorder, tree, [3])
-    assert recorder.diverged is None and recorder.replays
-
-    recorder = EpisodeRecorder(NoEngine(), "t/0", replay_log=before.replay_log(), mode=RecordingMode.REPLAY)
-    await make_turn(recorder, TokenTree("t/0"), [1])
-    with pytest.raises(DivergedError, match="at event 2"):
-        await make_turn(recorder, TokenTree("t/0"), [3])
-    with pytest.raises(RecordEndedError):
-        await recorder.generate([2])
 
 
 async def test_closed_episode_rejects_calls_and_turns() -> None:

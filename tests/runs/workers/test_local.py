@@ -21,15 +21,11 @@ from strands_sglang.runs.episode import TurnCounts
 from strands_sglang.runs.workers import local
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
-from support.rollout.agent_kinds import plain
+from support.rollout.agent_kinds import build, plain
 from support.rollout.scripts import PromptEngine, Script, assert_same, record_of, steps
 from support.scripted_engine import Answer, tool_call
 
 TASK = Task("go", id="t")
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 def worker_on(script: Script, directory: Path | None, **settings: Any) -> tuple[LocalWorker, PromptEngine]:

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from strands import Agent, tool
-from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.errors import ConfigurationError
@@ -34,6 +33,7 @@ from strands_sglang.tokens import TokenTree
 from support.families import tokenizer
 from support.lab_servers import free_port
 from support.local_ray import ray_here
+from support.rollout.agent_kinds import build, plain
 from support.rollout.scripts import (
     FAMILY,
     PromptEngine,
@@ -55,12 +55,6 @@ def _ray() -> Iterator[None]:
 
 
 @tool
-async def step(number: int) -> str:
-    """Take a step."""
-    return f"step {number}"
-
-
-@tool
 async def note(number: int) -> str:
     """Take a step, after appending the process id to a file."""
     with open(os.environ["NOTES"], "a") as notes:
@@ -77,14 +71,6 @@ async def deadly(number: int) -> str:
     return ""
 
 
-def agent(model: SGLangModel, *tools: Any) -> Agent:
-    return Agent(model=model, tools=list(tools), callback_handler=None, conversation_manager=NullConversationManager())
-
-
-def build(task: Task, model: SGLangModel) -> Agent:
-    return agent(model, step)
-
-
 def reward(episode: Any) -> float:
     return float(len(episode.task.prompt))
 
@@ -98,37 +84,31 @@ def contents(episode: Episode) -> list[Any]:
 QUESTIONS = [f"question {number}" for number in range(6)]
 
 
-def broken_reward(episode: Any) -> float:
-    raise ValueError("a mistake")
+async def test_same_episodes_as_in_one_process_and_failed_rewards_are_computed_again(tmp_path: Path) -> None:
+    def some_rewards(episode: Any) -> float:
+        if episode.task.prompt in QUESTIONS[:3]:
+            raise ValueError("a mistake")
+        return reward(episode)
 
-
-async def test_failed_rewards_are_computed_again_by_workers(tmp_path: Path) -> None:
-    first = await run(build, QUESTIONS, PromptEngine(steps(1)), tmp_path, reward=broken_reward, workers=2)
-    assert {episode.reward for episode in first} == {None}
-    again = await run(build, QUESTIONS, PromptEngine(steps(1)), tmp_path, reward=reward, workers=2)
-    assert [episode.reward for episode in again] == [float(len(question)) for question in QUESTIONS]
-    assert all(episode.restored for episode in again) and again.metrics.turns == 0
-    assert summaries(again) == summaries(first)
-    assert_proved(tmp_path)
-
-
-async def test_same_episodes_as_in_one_process(tmp_path: Path) -> None:
     engine = PromptEngine(steps(3))
-    options: dict[str, Any] = {"reward": reward}
-    here = await run(build, QUESTIONS, PromptEngine(steps(3)), **options)
-    there = await run(build, QUESTIONS, engine, tmp_path, workers=2, **options)
+    here = await run(build, QUESTIONS, PromptEngine(steps(3)), reward=reward)
+    there = await run(build, QUESTIONS, engine, tmp_path, workers=2, reward=some_rewards)
     assert not any(isinstance(episode.source, TokenTree) for episode in there)
     assert summaries(there) == summaries(here)
     assert [contents(episode) for episode in there] == [contents(episode) for episode in here]
-    assert [episode.reward for episode in there] == [episode.reward for episode in here]
+    assert [episode.reward for episode in there] == [None] * 3 + [episode.reward for episode in here[3:]]
     assert [episode.id for episode in there] == [episode.id for episode in here]
-    assert not engine.calls  # this process made no engine call
     assert there.metrics.turns == here.metrics.turns == 6 * 4
     assert_proved(tmp_path)
     assert_same(tmp_path, there)
     assert len({path.name.partition("-")[0] for path in (tmp_path / "ledger").iterdir()}) == 2
-    again = await run(build, QUESTIONS, engine, tmp_path, **options)
-    assert summaries(again) == summaries(here) and again.metrics.restored == 6
+    scored = await run(build, QUESTIONS, engine, tmp_path, workers=1, reward=reward)
+    assert [episode.reward for episode in scored] == [episode.reward for episode in here]
+    assert all(episode.restored for episode in scored) and scored.metrics.turns == 0
+    assert_proved(tmp_path)
+    again = await run(build, QUESTIONS, engine, tmp_path, reward=reward)
+    assert summaries(again) == summaries(scored) == summaries(here) and again.metrics.restored == 6
+    assert not engine.calls  # this process made no engine call
 
 
 async def test_engine_outage_of_workers_is_in_metrics() -> None:
@@ -139,16 +119,11 @@ async def test_engine_outage_of_workers_is_in_metrics() -> None:
             seen.set()
 
     async with SGLangClient(f"http://127.0.0.1:{free_port()}", first_contact=300) as unreachable:
-        work = asyncio.ensure_future(
-            rollout(
-                build,
-                QUESTIONS,
-                client=unreachable,
-                tokenizer=tokenizer(FAMILY),
-                workers=2,
-                options=RunOptions(preflight=False, on_metrics=on_metrics, metrics_interval=0.2),
-            )
+        options: Any = {"preflight": False, "on_metrics": on_metrics, "metrics_interval": 0.2}
+        playing = rollout(
+            build, QUESTIONS, client=unreachable, tokenizer=tokenizer(FAMILY), workers=1, options=RunOptions(**options)
         )
+        work = asyncio.ensure_future(playing)
         waiting = asyncio.ensure_future(seen.wait())
         await asyncio.wait({work, waiting}, timeout=120, return_when=asyncio.FIRST_COMPLETED)
         assert seen.is_set() and not work.done()
@@ -162,7 +137,7 @@ async def test_episodes_of_dead_worker_continue_on_others(tmp_path: Path) -> Non
 
     def noting(task: Task, model: SGLangModel) -> Agent:
         os.environ["NOTES"] = str(notes)
-        return agent(model, note)
+        return plain(model, tools=[note])
 
     def script(prompt: str, before: int) -> Answer:
         done = last_step(prompt)
@@ -208,7 +183,7 @@ async def test_without_ledger_episodes_restart_and_errors_are_data(tmp_path: Pat
     def broken(task: Task, model: SGLangModel) -> Agent:
         if task.prompt == "question 2":
             raise ImportError("no such thing here")
-        return agent(model, once)
+        return plain(model, tools=[once])
 
     result = await run(broken, QUESTIONS[:3], PromptEngine(script), workers=1, limits=Limits(max_turns=5))
     assert [episode.end_reason for episode in result] == [EndReason.ANSWERED, EndReason.ANSWERED, EndReason.AGENT_ERROR]
@@ -232,7 +207,11 @@ async def test_only_the_episode_that_kills_workers_fails(tmp_path: Path) -> None
         return f"step {number}"
 
     result = await run(
-        lambda task, model: agent(model, slow_step, deadly), QUESTIONS[:3], PromptEngine(script), tmp_path, workers=1
+        lambda task, model: plain(model, tools=[slow_step, deadly]),
+        QUESTIONS[:3],
+        PromptEngine(script),
+        tmp_path,
+        workers=1,
     )
     assert [episode.end_reason.value for episode in result] == ["answered", "agent_error", "answered"]
     assert result[1].failure is not None and result[1].failure.kind == "WorkerDied"
@@ -255,7 +234,7 @@ async def test_remaining_episodes_are_stopped(tmp_path: Path) -> None:
         return "the end" if "question 0" in asked(prompt) else tool_call("endless", number=1)
 
     result = await run(
-        lambda task, model: agent(model, endless), QUESTIONS[:3], PromptEngine(script), tmp_path, workers=2,
+        lambda task, model: plain(model, tools=[endless]), QUESTIONS[:3], PromptEngine(script), tmp_path, workers=2,
         samples_per_task=20, stop_after_groups=1, min_samples_per_task=1, prefix_warmup=None,
     )  # fmt: skip
     assert [episode.end_reason for episode in result] == [EndReason.ANSWERED]

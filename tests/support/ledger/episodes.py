@@ -16,7 +16,9 @@ from __future__ import annotations
 import hashlib
 import random
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,9 @@ import orjson
 
 from strands_sglang.ledger.encoding import HashChain, ids_digest, trajectory_summary
 from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.ledger.run_dir import write_run
+from strands_sglang.ledger.seal import seal
+from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.tokens import Join, KeptSets, TokenTree, Turn, TurnPurpose, VersionSpan
 
 RUN = "5f2a" * 8
@@ -241,6 +246,22 @@ class Recorder:
             "trajectories": [trajectory_summary(trajectory) for trajectory in self.tree.trajectories()],
         }
         return self.append(EventKind.END, data)
+
+
+def made_by(make: Callable[..., Recorder], *arguments: Any, **options: Any) -> tuple[list[bytes], Recorder]:
+    """Return the events of an episode, and the recorder that wrote them."""
+    events: list[bytes] = []
+    return events, make(events.append, *arguments, **options)
+
+
+@contextmanager
+def written_run(directory: Path, *, sealed: bool = True, **about: Any) -> Iterator[LedgerWriter]:
+    """Write run.json, yield a writer of events, and seal the run."""
+    write_run(directory, {"run": RUN, **about})
+    with LedgerWriter(directory) as writer:
+        yield writer
+    if sealed:
+        seal(directory)
 
 
 def plain_episode(sink: Sink, *, task: str = "add", sample: int = 0, turns: int = 3, end: bool = True) -> Recorder:

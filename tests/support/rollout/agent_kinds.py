@@ -16,7 +16,7 @@ from strands.agent.conversation_manager import (
     SlidingWindowConversationManager,
     SummarizingConversationManager,
 )
-from strands.hooks import AfterModelCallEvent
+from strands.hooks import AfterModelCallEvent, AfterToolCallEvent
 from strands.multiagent import GraphBuilder
 
 from strands_sglang import SGLangModel
@@ -92,6 +92,31 @@ def plain(model: SGLangModel, **settings: Any) -> Agent:
     settings.setdefault("tools", [step])
     settings.setdefault("conversation_manager", NullConversationManager())
     return Agent(model=model, callback_handler=None, **settings)
+
+
+def build(task: Task, model: SGLangModel) -> Any:
+    """Return the agent of most tests."""
+    return plain(model)
+
+
+def other_prompt(task: Task, model: SGLangModel) -> Any:
+    return plain(model, system_prompt="You are another.")
+
+
+def other_tools(task: Task, model: SGLangModel) -> Any:
+    return plain(model, tools=[step, slow])
+
+
+def other_result(task: Task, model: SGLangModel) -> Any:
+    """Return an agent that edits the result of its second step."""
+    agent = plain(model)
+
+    def shout(event: AfterToolCallEvent) -> None:
+        if event.result["content"][0].get("text") == "step 2":
+            event.result = {**event.result, "content": [{"text": "step 2!"}]}
+
+    agent.hooks.add_callback(AfterToolCallEvent, shout)
+    return agent
 
 
 @dataclass(frozen=True)
@@ -295,7 +320,7 @@ def build_structured(task: Task, model: SGLangModel) -> Any:
 
 
 KINDS = [
-    Kind("tools", lambda task, model: plain(model), steps(3)),
+    Kind("tools", build, steps(3)),
     Kind("parallel", build_parallel, parallel),
     Kind(
         "fragile",
@@ -312,14 +337,14 @@ KINDS = [
     Kind("overflow", build_overflow, overflow_script),
     Kind(
         "learning",
-        lambda task, model: plain(model),
+        build,
         steps(3),
         {"sampling_params": {"max_new_tokens": 90_000}},
         context=50_000,
     ),
     Kind("summary", build_summary, summary_script, {"context_window_limit": 700}),
-    Kind("malformed", lambda task, model: plain(model), malformed_script),
+    Kind("malformed", build, malformed_script),
     Kind("structured", build_structured, structured_script),
-    Kind("many", lambda task, model: plain(model), steps(9)),
+    Kind("many", build, steps(9)),
 ]
 """Every kind."""

@@ -13,11 +13,11 @@ import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from strands_sglang.engine import FinishReason, Generation
+from strands_sglang.engine import Generation
 from strands_sglang.errors import ContextOverflowError
 from strands_sglang.ledger.encoding import encoded as encode_event
 from strands_sglang.ledger.encoding import ids_digest, trajectory_digest
@@ -28,7 +28,7 @@ from strands_sglang.ledger.shard import OpenShard
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.proof.verify import verify
 from strands_sglang.runs import Episode, RunOptions, RunResult, rollout
-from strands_sglang.tokens import TokenTree, VersionSpan
+from strands_sglang.tokens import TokenTree
 from support.families import tokenizer
 from support.scripted_engine import Answer, EngineCall, Reply, ScriptedEngine, tool_call
 
@@ -101,26 +101,10 @@ class PromptEngine(ScriptedEngine):
         return call, Reply(answer) if isinstance(answer, str) else answer
 
     def _generation(self, call: EngineCall, reply: Reply) -> Generation:
-        ids = self.encode(reply.text + (self.end if reply.ended else "")) if reply.ids is None else reply.ids
-        finish, detail = reply.finish, reply.detail
-        if detail is None and finish is FinishReason.STOP and ids:
-            detail = ids[-1]
-        budget = call.sampling.get("max_new_tokens")
-        if budget is not None and len(ids) > budget:
-            ids, finish, detail = ids[:budget], FinishReason.LENGTH, budget
-        key = f"{call.asked['prompt']}/{call.asked['nth']}"
+        made, key = super()._generation(call, reply), f"{call.asked['prompt']}/{call.asked['nth']}"
         first = int(hashlib.blake2b(key.encode(), digest_size=2).hexdigest(), 16) / 1024
-        return Generation(
-            token_ids=array("i", ids),
-            logprobs=array("d", [-first - at / 1024 for at in range(len(ids))]),
-            finish_reason=finish,
-            finish_detail=detail,
-            versions=(VersionSpan(reply.version, 0, len(ids)),) if ids else (),
-            prompt_tokens=call.asked["sent"],
-            cached_tokens=call.asked["sent"] // 2,
-            rid=f"rid-{key}",
-            routed_experts=reply.experts,
-        )
+        logprobs, sent = array("d", [-first - at / 1024 for at in range(len(made))]), call.asked["sent"]
+        return replace(made, logprobs=logprobs, prompt_tokens=sent, cached_tokens=sent // 2, rid=f"rid-{key}")
 
 
 def asked(prompt: str) -> str:
@@ -213,14 +197,6 @@ def crashed(directory: Path, into: Path, kept: int | dict[str, int]) -> Path:
         shard.append(b"".join(events), len(events))
         shard.abandon()
     return into
-
-
-def on_record(record: EpisodeRecord, kept: int) -> tuple[Counter[str], Counter[str]]:
-    """Return what a resumed agent is answered from the first events of a record: prompts, and tool calls by id."""
-    events = list(record.events[:kept])
-    prompts = Counter(event.data["prompt_digest"] for event in events if event.kind is EventKind.CALL)
-    tools = Counter(event.data["id"] for event in events if event.kind is EventKind.TOOL)
-    return prompts, tools
 
 
 @dataclass

@@ -11,9 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.families import FAMILIES
-from support.viewer.recorded_run import FAMILY
-
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
 _SERVE = """
@@ -22,12 +19,6 @@ from strands_sglang.viewer import view, worker
 worker._PROGRAM = sys.argv[3] or worker._PROGRAM
 view(sys.argv[1], tokenizer=sys.argv[2] or None, browser=False, ready=lambda address: print(address, flush=True))
 """
-
-
-def tokenizer_path() -> str:
-    """Return the path, or the name, of the tokenizer of the recorded run."""
-    fixtures = os.environ.get("STRANDS_SGLANG_FIXTURES")
-    return str(Path(fixtures) / FAMILY) if fixtures else FAMILIES[FAMILY]
 
 
 def gated_worker(gate: Path) -> str:

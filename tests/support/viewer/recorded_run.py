@@ -16,17 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from strands import Agent, tool
-from strands.agent.conversation_manager import NullConversationManager, SlidingWindowConversationManager
+from strands import tool
+from strands.agent.conversation_manager import SlidingWindowConversationManager
 
 from strands_sglang import SGLangModel
 from strands_sglang.engine import FinishReason, Generation
 from strands_sglang.runs import Limits, RunResult, Task
 from strands_sglang.tokens import VersionSpan
+from support.families import tokenizer_path
+from support.rollout.agent_kinds import plain
 from support.rollout.scripts import PromptEngine, run
 from support.scripted_engine import Answer, EngineCall, Reply, tool_call
 
 FAMILY = "qwen3"
+TOKENIZER = tokenizer_path(FAMILY)
 HOSTILE = (
     "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'> </script> \u202egnp.exe\u202c "
     "\u200b\u2066hidden\u2069 \x1b[31mred\x1b[0m \x00 \ufeff"
@@ -61,10 +64,7 @@ async def fetch(page: str) -> str:
     return HOSTILE if page == "hostile" else f"{page}: naïve café – ✓ 東京 🙂"
 
 
-def plain(model: SGLangModel, **settings: Any) -> Agent:
-    settings.setdefault("tools", [calculator, fetch])
-    settings.setdefault("conversation_manager", NullConversationManager())
-    return Agent(model=model, callback_handler=None, **settings)
+TOOLS = [calculator, fetch]
 
 
 def build(task: Task, model: SGLangModel) -> Any:
@@ -72,13 +72,13 @@ def build(task: Task, model: SGLangModel) -> Any:
     system = f"You compute with care, topic: {kind}."
     if kind == "window":
         manager = SlidingWindowConversationManager(window_size=4, per_turn=True)
-        return plain(model, system_prompt=system, conversation_manager=manager)
+        return plain(model, system_prompt=system, tools=TOOLS, conversation_manager=manager)
     if kind == "helper":
         helper = plain(model, name="helper", system_prompt="You help.", description="Helps.", tools=[calculator])
         return plain(model, system_prompt=system, tools=[helper.as_tool()])
     if kind == "broken":
         raise RuntimeError(f"no agent for this task {HOSTILE}")
-    return plain(model, system_prompt=system)
+    return plain(model, system_prompt=system, tools=TOOLS)
 
 
 def script(prompt: str, before: int) -> Answer:

@@ -33,7 +33,7 @@ from support.families import tokenizer
 from support.rollout.agent_kinds import build_helper, helper_script
 from support.rollout.scripts import PromptEngine, steps
 from support.scripted_engine import Answer, Reply, tool_call
-from support.scripted_sglang import Served
+from support.scripted_fleet import Engine
 from support.trainers.slime_mirror import Sample, Status
 from support.trainers.slime_validation import validate_batch, validate_sample
 
@@ -527,7 +527,7 @@ async def test_no_attempt_starts_after_an_abort(state: State) -> None:
 
 async def test_unsuitable_engine_is_refused_at_the_first_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_sglang.engine.retry._histories", {})
-    served = Served(tokenizer("smollm2"))
+    served = Engine(tokenizer("smollm2"))
     with served.server() as server:
         async with SGLangClient(server.url) as client:
             common: dict[str, Any] = {"reward": score, "client": client, "tokenizer": tokenizer("qwen3")}

@@ -22,7 +22,7 @@ from support.families import tokenizer
 from support.rollout.agent_kinds import plain
 from support.rollout.scripts import FAMILY, PromptEngine, Script, asked, assert_proved, steps
 from support.scripted_engine import Answer
-from support.scripted_sglang import Served
+from support.scripted_fleet import Engine
 from support.trainers.trl_doubles import Accelerator, Trainer, Weights, arguments
 
 ROWS = [{"prompt": f"Question {number}", "answer": number} for number in range(6)]
@@ -304,7 +304,7 @@ def trainer_of(name: str | None) -> Trainer:
     ],
 )
 def test_served_model_must_be_the_trained_one(served: str, trained: str | None, fits: bool) -> None:
-    with Served(tokenizer("smollm2"), model_path=served).server() as server:
+    with Engine(tokenizer("smollm2"), model_path=served).server() as server:
         engine = EngineThread(SGLangClient(server.url), owned=True)
         try:
             if fits:
@@ -317,7 +317,7 @@ def test_served_model_must_be_the_trained_one(served: str, trained: str | None, 
 
 
 def test_wrong_server_gets_no_weights(tmp_path: Path) -> None:
-    served = Served(tokenizer("smollm2"), model_path="somebody/elses")
+    served = Engine(tokenizer("smollm2"), model_path="somebody/elses")
     trainer = trainer_of("our/model")
     prompts: list[Any] = [[{"role": "user", "content": "hello"}]]
     with served.server() as server:
