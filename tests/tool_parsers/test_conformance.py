@@ -154,6 +154,9 @@ def test_draft_in_reasoning_is_not_a_call(name: str) -> None:
         parsed = form.parse(text, reasoning_open=is_open)
         assert parsed.reasoning == f"maybe {draft}" and parsed.reasoning_closed
         assert [call.name for call in parsed.calls] == ["real"] and (parsed.failures, parsed.text) == ((), "")
+    if name not in (*ALONE, "mistral"):  # behind a later block, too
+        parsed = form.parse(f"Hm.{opening}{draft}{closing}No. {real}")
+        assert [call.name for call in parsed.calls] == ["real"] and not parsed.failures
     parsed = form.parse(f"{opening}{draft}{closing}done")
     assert (parsed.reasoning, parsed.text, parsed.calls, parsed.failures) == (draft, "done", (), ())
     for text, is_open in ((f"{opening}{draft}", False), (draft, True), (f"\n{draft}\n", True)):
