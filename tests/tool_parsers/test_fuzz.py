@@ -237,7 +237,7 @@ def fuzz(*arguments: str) -> tuple[subprocess.CompletedProcess[str], dict[str, A
 
 
 def test_command_finds_no_errors() -> None:
-    result, summary = fuzz("--seconds", "2", "--seed", "5")
+    result, summary = fuzz("--seconds", "3", "--seed", "5")
     assert result.returncode == 0, result.stderr[-3000:]
     assert summary["inputs"] > 1000 and summary["parsers"] == NAMES and summary["seed"] == 5
     bad = ("crashes", "wrong_calls", "wrong_failures", "missed_calls", "hangs")
@@ -253,7 +253,7 @@ def test_command_finds_broken_parser_and_replays_finding(tmp_path: Path) -> None
         "from strands_sglang.tool_parsers import HermesToolParser, ParsedTurn, ToolCall\n\n\n"
         + inspect.getsource(Sloppy)
     )
-    result, summary = fuzz("--seconds", "3", "--seed", "5", "--jobs", "1", "--parser", f"hermes={file}:Sloppy")
+    result, summary = fuzz("--seconds", "4", "--seed", "5", "--jobs", "1", "--parser", f"hermes={file}:Sloppy")
     assert result.returncode == 1 and summary["wrong_calls"] > 0
     kept = re.search(r"replay: scripts/fuzz --replay (\S+wrong_call\S+)", result.stderr)
     assert kept is not None
@@ -271,7 +271,7 @@ def test_command_finds_slow_parser(tmp_path: Path) -> None:
         "        sum(1 for at in range(0, len(text), 50) if text[at:].count('<') < 0)\n"
         "        return super().parse(text, **options)\n"
     )
-    result, summary = fuzz("--seconds", "3", "--seed", "5", "--jobs", "1", "--parser", f"hermes={file}:Slow")
+    result, summary = fuzz("--seconds", "4", "--seed", "5", "--jobs", "1", "--parser", f"hermes={file}:Slow")
     assert result.returncode == 1 and summary["hangs"] > 0
     assert "a megabyte took" in result.stderr or "was stopped after" in result.stderr
 
