@@ -5,8 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from attack import control, random_conversations
+from attack.awkward import AWKWARD
 from attack.budgets import budgets, in_a_run
 from attack.reply_tracking import attack_reply_tracking, quiet
+from attack.streaming import differences
+from support.examples import long_families
+from support.families import FAMILIES, tokenizer
 from support.rollout.scripts import assert_proved
 
 
@@ -26,3 +33,34 @@ def test_ledger_of_agents_stopped_at_a_limit_is_proved(tmp_path: Path) -> None:
         for seed in range(200, 206):
             assert not asyncio.run(in_a_run(seed, tmp_path / str(seed)))
             assert_proved(tmp_path / str(seed))
+
+
+@pytest.mark.parametrize("family", ["minimax-m2", "qwen3-coder", "nemotron-3-nano", "phi-4-mini"])
+def test_no_control_token_comes_from_data(family: str) -> None:
+    """Text that the template completes, keys and roles that it puts in brackets."""
+    counted = control.attack(family, quick=True, seed=1)
+    assert counted["texts"] > 1000 and counted["control_tokens"] == 0
+
+
+def test_no_control_token_comes_from_data_that_a_template_truncates() -> None:
+    counted = control.cutting(quick=True, seed=1)
+    assert counted["texts"] > 80 and counted["control_tokens"] == 0
+
+
+@pytest.mark.parametrize("family", ["qwen3", "glm-4.6", "deepseek-v3.1", "mistral-small-3.2", "gpt-oss", "minimax-m2"])
+def test_streamed_turn_equals_message_of_whole_turn(family: str) -> None:
+    assert differences(family, 150, seed=1) == {"messages": 150, "differences": 0}
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_awkward_templates(name: str) -> None:
+    subject = random_conversations.Subject(name, tokenizer("qwen2.5"), AWKWARD[name])
+    found = random_conversations.attack(subject, 3, seed=3, turns=8)
+    assert not found.counts["differences"] or found.withdrawn, found.examples
+
+
+@pytest.mark.parametrize("family", long_families(FAMILIES))
+def test_families(family: str) -> None:
+    subject = random_conversations.Subject(family, tokenizer(family))
+    found = random_conversations.attack(subject, 2, seed=4, turns=8)
+    assert not found.counts["differences"], found.examples

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
+from chat.test_bridge import ENDS
 from strands_sglang.chat.conversation_shape import ConversationShape
 from strands_sglang.chat.differences import first_difference
 from strands_sglang.chat.messages import TemplateMessage
@@ -38,29 +39,11 @@ from support.chat.conversations import (
 
 _TIMES = int(os.environ.get("STRANDS_SGLANG_EXAMPLES", "1"))
 
-# The token that ends a turn, as read in each template; None: the header of the next role.
-END_OF_TURN: dict[str, str | None] = {
-    "deepseek-v3": "<｜end▁of▁sentence｜>",
-    "deepseek-v3.1": "<｜end▁of▁sentence｜>",
-    "deepseek-v4": "<｜end▁of▁sentence｜>",
-    "devstral-2507": "</s>",
-    "gemma-3": "<end_of_turn>",
-    "glm-4.5": None,
-    "glm-4.7-flash": None,
-    "gpt-oss": "<|end|>",
-    "kimi-k2": "<|im_end|>",
-    "kimi-k2-thinking": "<|im_end|>",
-    "llama-3.1": "<|eot_id|>",
-    "minimax-m2": "[e~[",
-    "mistral-nemo": "</s>",
-    "nemotron-3-nano": "<|im_end|>",
-    "phi-4-mini": "<|end|>",
-    "qwen2.5": "<|im_end|>",
-    "qwen3": "<|im_end|>",
-    "qwen3-coder": "<|im_end|>",
-    "qwen3.5": "<|im_end|>",
-    "smollm2": "<|im_end|>",
-}
+FAMILIES = (
+    *("deepseek-v3", "deepseek-v3.1", "deepseek-v4", "devstral-2507", "gemma-3", "glm-4.5", "glm-4.7-flash", "gpt-oss"),
+    *("kimi-k2", "kimi-k2-thinking", "llama-3.1", "minimax-m2", "mistral-nemo", "nemotron-3-nano", "phi-4-mini"),
+    *("qwen2.5", "qwen3", "qwen3-coder", "qwen3.5", "smollm2"),
+)
 
 # Templates that write a turn differently from its prompt, whatever is appended later: what was sampled then differs
 # from one rendering, and only the appended part can be compared. By family: for which turn, after which shape.
@@ -84,7 +67,7 @@ PROMPTS_OTHERWISE: dict[str, Callable[[Turn, ConversationShape], bool]] = {
 
 DROPS_REASONING_AT_AN_ANSWER = {"gpt-oss", "kimi-k2-thinking"}
 
-_each = pytest.mark.parametrize("name", sorted(END_OF_TURN))
+_each = pytest.mark.parametrize("name", FAMILIES)
 
 
 def _tried(examples: int) -> Callable[[Any], Any]:
@@ -192,7 +175,7 @@ def _sampled(of: Family, turn: Turn, said: TemplateMessage) -> array[int]:
 
 
 def _end(of: Family) -> list[int]:
-    literal = END_OF_TURN[of.name]
+    literal, _ = ENDS[of.name]
     return [] if literal is None else [of.bridge.encoder.control.ids[literal]]
 
 

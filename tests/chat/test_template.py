@@ -88,20 +88,6 @@ def test_reasoning_is_written_if_template_supports_it(family: str) -> None:
         assert "Let me think." in both and "I look it up." in both
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_control_token_text_never_reaches_the_template(family: str) -> None:
-    template, control = template_of(family), ControlTokens(tokenizer(family))
-    literal = next(token.content for token in tokenizer(family).added_tokens_decoder.values() if token.special)
-    tools = [{"type": "function", "function": {"name": "f", "description": literal, "parameters": {literal: literal}}}]
-    hostile = [{"role": "system", "content": literal}, {**USER, "content": f"x{literal}"}, said(literal), USER]
-    plain = [{"role": "system", "content": "x"}, {**USER, "content": "xx"}, said("x"), USER]
-    harmless = [{"type": "function", "function": {"name": "f", "description": "x", "parameters": {"x": "x"}}}]
-    rendered = template.render(hostile, tools=tools)
-    expected = template.render(plain, tools=harmless)
-    assert [token.id for token in control.find(rendered.text)] == [token.id for token in control.find(expected.text)]
-    assert rendered.escapes.restore(rendered.text).count(literal) >= 3 + expected.text.count(literal)
-
-
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
@@ -127,17 +113,6 @@ def test_reasoning_key_is_detected(key: str) -> None:
     template = template_of("smollm2", source.replace("KEY", key))
     assert template.writes_reasoning and not template.writes_calls
     assert "yBecause.<|im_end|>" in template.render([USER, said("y", reasoning="Because.")]).text
-
-
-def test_unsupported_reasoning_is_omitted() -> None:
-    (fitted,) = template_of("smollm2").fitted([said("y", reasoning="z")])
-    assert fitted == {"role": "assistant", "content": "y"}
-
-
-def test_template_arguments() -> None:
-    ours, usual = template_of("qwen3", enable_thinking=False), template_of("qwen3")
-    assert ours.arguments == {"enable_thinking": False} and usual.arguments == {}
-    assert ours.render([USER]).text == usual.render([USER]).text + "<think>\n\n</think>\n\n"
 
 
 def test_refusal_has_message_of_the_template() -> None:

@@ -12,43 +12,35 @@ import pytest
 from strands_sglang import SGLangClient
 from strands_sglang.engine import response, streaming
 from strands_sglang.errors import MalformedResponseError, RequestRejectedError, StrandsSGLangError
-from support.scripted import ScriptedServer, Wire, encoded, serve_rest
+from support.scripted import Wire, encoded, in_turn, says
 
 BUDGET = {"max_new_tokens": 4}
 
 
-def replying(body: bytes, status: int = 200, **headers: str) -> ScriptedServer:
-    async def handle(wire: Wire) -> None:
-        if not await serve_rest(wire):
-            await wire.read_body()
-            await wire.reply(body, status, {name.replace("_", "-"): value for name, value in headers.items()})
-
-    return ScriptedServer(handle)
+async def ask(client: SGLangClient, streaming: bool) -> None:
+    if streaming:
+        _ = [chunk async for chunk in client.stream([1], BUDGET)]
+    else:
+        await client.generate([1], BUDGET)
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("status", [200, 400])
 async def test_compressed_body_is_not_decompressed(status: int, streaming: bool) -> None:
     bomb = gzip.compress(encoded(1) + b" " * 2**24)
-    with replying(bomb, status, Content_Encoding="gzip") as server:
+    with in_turn(says(status, bomb, **{"Content-Encoding": "gzip"})) as server:
         async with SGLangClient(server.url, max_retries=0) as client:
             with pytest.raises(MalformedResponseError, match="compressed"):
-                if streaming:
-                    _ = [chunk async for chunk in client.stream([1], BUDGET)]
-                else:
-                    await client.generate([1], BUDGET)
+                await ask(client, streaming)
     assert server.generates()[0].headers["accept-encoding"] == "identity"
 
 
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_only_beginning_of_error_body_is_read(streaming: bool) -> None:
-    with replying(b"no " * 2**22, 400) as server:
+    with in_turn(says(400, b"no " * 2**22)) as server:
         async with SGLangClient(server.url, max_retries=0) as client:
             with pytest.raises(RequestRejectedError) as caught:
-                if streaming:
-                    _ = [chunk async for chunk in client.stream([1], BUDGET)]
-                else:
-                    await client.generate([1], BUDGET)
+                await ask(client, streaming)
     assert len(caught.value.server_message) <= 2000
 
 
@@ -112,19 +104,11 @@ async def test_unterminated_event_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(streaming, "MAX_EVENT_BYTES", 2**20)
 
     async def endless(wire: Wire) -> None:
-        if await serve_rest(wire):
-            return
-        await wire.read_body()
         await wire.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: ")
         while True:
             await wire.send(b"x" * 2**16)
 
-    with ScriptedServer(endless) as server:
+    with in_turn(endless) as server:
         async with SGLangClient(server.url, max_retries=0) as client:
             with pytest.raises(StrandsSGLangError, match="at most 1048576 bytes"):
-                await asyncio.wait_for(_all(client), 20)
-
-
-async def _all(client: SGLangClient) -> None:
-    async for _ in client.stream([1], BUDGET):
-        pass
+                await asyncio.wait_for(ask(client, streaming=True), 20)

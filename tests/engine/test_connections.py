@@ -10,17 +10,17 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from strands_sglang import SGLangClient
-from support.scripted import encoded, scripted
+from strands_sglang import SGLangClient, SGLangModel
+from support.families import tokenizer
+from support.provider.agents import agent_on
+from support.scripted import Received, Reply, ScriptedServer, Wire, answer, encoded, in_turn, scripted
 
 BUDGET = {"max_new_tokens": 10}
 
@@ -31,7 +31,7 @@ async def several(client: SGLangClient, count: int = 20) -> int:
 
 
 def test_two_event_loops_in_sequence() -> None:
-    with scripted(lambda request: encoded(request)) as server, warnings.catch_warnings():
+    with scripted(encoded) as server, warnings.catch_warnings():
         warnings.simplefilter("error", ResourceWarning)
         client = SGLangClient(server.url)
         assert [asyncio.run(several(client)) for _ in range(3)] == [60, 60, 60]
@@ -40,7 +40,7 @@ def test_two_event_loops_in_sequence() -> None:
 
 
 def test_loop_closed_without_shutdown() -> None:
-    with scripted(lambda request: encoded(request)) as server:
+    with scripted(encoded) as server:
         client = SGLangClient(server.url)
         for _ in range(2):
             loop = asyncio.new_event_loop()
@@ -53,7 +53,7 @@ def test_loop_that_ends_during_a_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left of the close is thrown away, and awaits nothing on a loop that is gone."""
     raised: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", raised.append)
-    with scripted(lambda request: encoded(request)) as server:
+    with scripted(encoded) as server:
         client, loop = SGLangClient(server.url), asyncio.new_event_loop()
         loop.run_until_complete(several(client))
         pool = loop.run_until_complete(client._pools.open())
@@ -68,7 +68,7 @@ def test_loop_that_ends_during_a_close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_four_threads_at_once() -> None:
-    with scripted(lambda request: encoded(request)) as server:
+    with scripted(encoded) as server:
         client = SGLangClient(server.url)
         together = threading.Barrier(4)
 
@@ -87,7 +87,7 @@ def _in_child(client: SGLangClient, queue: multiprocessing.Queue[int]) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_fork_after_use() -> None:
-    with scripted(lambda request: encoded(request)) as server:
+    with scripted(encoded) as server:
         client = SGLangClient(server.url)
 
         async def main() -> tuple[int, int, int]:
@@ -106,7 +106,7 @@ def test_fork_after_use() -> None:
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_plain_fork_does_not_affect_parents_connections() -> None:
-    with scripted(lambda request: encoded(request)) as server:
+    with scripted(encoded) as server:
         client = SGLangClient(server.url)
 
         async def main() -> int:
@@ -132,94 +132,65 @@ def test_plain_fork_does_not_affect_parents_connections() -> None:
 
 def test_synchronous_agent_calls_in_sequence() -> None:
     """The SDK runs each synchronous call on a new loop in a new thread."""
-    with scripted(lambda request: encoded(request)) as server:
-        client = SGLangClient(server.url)
-
-        def call() -> int:
-            with ThreadPoolExecutor(1) as pool:
-                return pool.submit(lambda: asyncio.run(several(client, 2))).result()
-
-        assert [call() for _ in range(5)] == [6] * 5
+    tok = tokenizer("qwen2.5")
+    ids = tok.encode("hello<|im_end|>")
+    with scripted(lambda request: encoded(request, ids)) as server:
+        agent = agent_on(SGLangModel(tokenizer=tok, client=SGLangClient(server.url, max_retries=0)), tools=[])
+        assert [str(agent("hello")).strip() for _ in range(3)] == ["hello"] * 3
 
 
-@dataclass
 class Fleet:
-    """A router in front of two workers, scripted: it drops what it does not know, unless told otherwise."""
+    """A router in front of two workers: it drops what it does not know, unless told otherwise."""
 
-    workers: list[TestServer] = field(default_factory=list)
-    router: TestServer | None = None
-    drops: bool = True
-    healthy: dict[str, bool] = field(default_factory=dict)
-    asked: Counter[str] = field(default_factory=Counter)
-    probes: int = 0
+    def __init__(self) -> None:
+        self.drops, self.probes, self.asked = True, 0, Counter[str]()
+        self.workers = [in_turn(self._worker(f"worker {number}")) for number in range(2)]
+        self.router = ScriptedServer(self._route)
+        self.gone: set[str] = set()
 
     @property
     def url(self) -> str:
-        assert self.router is not None
-        return str(self.router.make_url("")).rstrip("/")
+        return self.router.url
 
-    async def start(self) -> Fleet:
-        for number in range(2):
-            app = web.Application()
-            app.router.add_post("/generate", self._worker(f"worker {number}"))
-            app.router.add_post("/abort_request", self._nothing)
-            server = TestServer(app, host="127.0.0.1")
-            await server.start_server()
-            self.workers.append(server)
-            self.healthy[str(server.make_url("")).rstrip("/")] = True
-        app = web.Application()
-        app.router.add_post("/generate", self._route)
-        app.router.add_get("/workers", self._list)
-        self.router = TestServer(app, host="127.0.0.1")
-        await self.router.start_server()
-        return self
+    async def _route(self, wire: Wire) -> None:
+        body = (await wire.read_body()).body
+        if wire.received.path == "/workers":
+            up = [f"worker {number}" not in self.gone for number in range(2)]
+            listed = [{"url": one.url, "is_healthy": is_up} for one, is_up in zip(self.workers, up, strict=True)]
+            await wire.reply(orjson.dumps({"workers": listed}))
+        elif wire.received.path == "/generate":
+            self.probes += orjson.loads(body)["input_ids"] == [1]
+            self.asked["router"] += 1
+            await wire.reply(_answer(wire.received, complete=not self.drops))
+        else:
+            await wire.reply(b"", 404)
 
-    async def close(self) -> None:
-        for server in (*self.workers, self.router):
-            if server is not None:
-                await server.close()
-
-    async def _nothing(self, request: web.Request) -> web.Response:
-        return web.json_response({})
-
-    async def _list(self, request: web.Request) -> web.Response:
-        return web.json_response({"workers": [{"url": url, "is_healthy": up} for url, up in self.healthy.items()]})
-
-    async def _route(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        self.probes += body["input_ids"] == [1]
-        self.asked["router"] += 1
-        return web.json_response(_answer(body, complete=not self.drops))
-
-    def _worker(self, name: str) -> Any:
-        async def generate(request: web.Request) -> web.Response:
+    def _worker(self, name: str) -> Reply:
+        async def generate(wire: Wire) -> None:
+            if name in self.gone:
+                await wire.reset()
+                return
             self.asked[name] += 1
-            return web.json_response(_answer(await request.json(), complete=True))
+            await wire.reply(_answer(wire.received, complete=True))
 
         return generate
 
 
-def _answer(body: dict[str, Any], *, complete: bool) -> dict[str, Any]:
-    meta: dict[str, Any] = {
-        "finish_reason": {"type": "stop"},
-        "prompt_tokens": len(body["input_ids"]),
-        "completion_tokens": 1,
-        "output_token_logprobs": [[-0.5, 7, None]],
-        "weight_version": "1",
-    }
-    answer: dict[str, Any] = {"text": "", "output_ids": [7], "meta_info": meta}
+def _answer(received: Received, *, complete: bool) -> bytes:
+    body, more = received.json(), dict[str, Any]()
     if complete and body.get("return_sampling_mask"):
-        meta |= {"output_token_sampling_mask": [[7, 8]], "output_token_sampling_logprobs": [-0.1]}
+        more = {"output_token_sampling_mask": [[7, 8]], "output_token_sampling_logprobs": [-0.1]}
+    told = answer(len(body["input_ids"]), [7], [-0.5], **more)
     if complete and body.get("return_prompt_token_ids"):
-        answer["prompt_token_ids"] = body["input_ids"]
-    return answer
+        told["prompt_token_ids"] = body["input_ids"]
+    return orjson.dumps(told)
 
 
 @pytest.fixture
-async def fleet() -> AsyncIterator[Fleet]:
-    made = await Fleet().start()
-    yield made
-    await made.close()
+def fleet() -> Iterator[Fleet]:
+    made = Fleet()
+    with made.workers[0], made.workers[1], made.router:
+        yield made
 
 
 async def test_calls_with_the_same_key_go_to_the_same_worker(fleet: Fleet) -> None:
@@ -254,20 +225,13 @@ async def test_an_episode_moves_when_its_worker_is_gone(fleet: Fleet) -> None:
     async with SGLangClient(fleet.url, retry_delay=0.01) as client:
         await client.generate([2, 3], {"max_new_tokens": 4}, routing_key="e", kept_sets=True)
         (used,) = (name for name in fleet.asked if name.startswith("worker"))
-        server = fleet.workers[int(used[-1])]
-        gone = str(server.make_url("")).rstrip("/")
-        await server.close()
-        fleet.healthy[gone] = False
+        fleet.gone.add(used)
         turn = await client.generate([2, 3], {"max_new_tokens": 4}, routing_key="e", kept_sets=True)
     assert turn.kept is not None
     assert fleet.asked[used] == 1 and sum(fleet.asked[name] for name in ("worker 0", "worker 1")) == 2
 
 
-async def test_a_server_without_a_router_is_not_probed() -> None:
-    fleet = await Fleet().start()
-    try:
-        async with SGLangClient(str(fleet.workers[0].make_url("")).rstrip("/")) as client:
-            await client.generate([2, 3], {"max_new_tokens": 4}, kept_sets=True)
-        assert fleet.asked == Counter({"worker 0": 1})
-    finally:
-        await fleet.close()
+async def test_a_server_without_a_router_is_not_probed(fleet: Fleet) -> None:
+    async with SGLangClient(fleet.workers[0].url) as client:
+        await client.generate([2, 3], {"max_new_tokens": 4}, kept_sets=True)
+    assert fleet.asked == Counter({"worker 0": 1})

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_sglang.engine import AbortPolicy, FinishReason, Generation, RoutedExperts, SpecInfo, VersionSpan
+from strands_sglang.engine import FinishReason, Generation, RoutedExperts, SpecInfo, VersionSpan
 from strands_sglang.engine.continuation import Continuation, NextStep
 from strands_sglang.errors import CountMismatchError
 
@@ -80,18 +80,6 @@ def test_part_that_cannot_be_continued_is_discarded_and_counted(cut: list[tuple[
     assert (generation.requests, generation.continuations) == (len(cut) + 1, 0)
 
 
-def test_single_complete_part_is_the_turn() -> None:
-    part = leg([1, 2], reason=FinishReason.STOP)
-    continuation = Continuation({"max_new_tokens": 9})
-    assert continuation.add(part) is NextStep.WHOLE and continuation.turn() is part
-
-
-def test_aborted_part_is_returned_on_request() -> None:
-    continuation = Continuation({"max_new_tokens": 9, "stop": ["x"]}, on_abort=AbortPolicy.RETURN)
-    assert continuation.add(leg([1, 2])) is NextStep.WHOLE
-    assert continuation.turn().finish_reason is FinishReason.ABORT and continuation.turn().discarded_tokens == 0
-
-
 def test_kept_part_is_unchanged_until_more_is_sampled() -> None:
     kept = leg([1, 2])
     continuation = Continuation({"max_new_tokens": 9}, kept=kept)
@@ -108,14 +96,6 @@ def test_turn_interrupted_at_budget_ends_by_length() -> None:
     assert (generation.finish_reason, generation.finish_detail) == (FinishReason.LENGTH, 3)
     assert list(generation.token_ids) == [1, 2, 3] and generation.continuations == 1
     assert Continuation({"max_new_tokens": 3}, kept=generation).spent
-
-
-def test_limit_of_truncated_turn_is_for_the_whole_turn() -> None:
-    continuation = Continuation({"max_new_tokens": 5}, kept=leg([1, 2]))
-    last = leg([3, 4, 5], reason=FinishReason.LENGTH)
-    last.finish_detail = 3
-    continuation.add(last)
-    assert continuation.turn().finish_detail == 5
 
 
 def test_text_of_last_part_is_not_used() -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import pickle
 import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from typing import Any
 
-import orjson
 import pytest
 
 from strands_sglang import SGLangClient
@@ -21,7 +20,7 @@ from strands_sglang.engine import retry
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.engine.retry import ServerHistory, server_history
 from strands_sglang.errors import ConfigurationError, ConnectionLostError, EngineFailingError, EngineUnreachableError
-from support.scripted import ScriptedServer, Wire, encoded, scripted, serve_rest
+from support.scripted import ScriptedServer, answers, encoded, in_turn, refuses, scripted
 
 QUICK: dict[str, Any] = {"retry_delay": 0.001, "max_retry_delay": 0.002}
 BUDGET = {"max_new_tokens": 4}
@@ -56,7 +55,11 @@ async def test_call_to_address_that_drops_connections_fails_early() -> None:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         address = full.getsockname()
-        with socket.create_connection(address), SGLangsQueue(address):
+        with socket.create_connection(address), ExitStack() as queue:
+            for _ in range(4):
+                one = queue.enter_context(socket.socket())
+                one.setblocking(False)
+                one.connect_ex(address)
             async with SGLangClient(f"http://127.0.0.1:{address[1]}", first_contact=0.5) as client:
                 began = time.monotonic()
                 with pytest.raises(EngineUnreachableError):
@@ -64,28 +67,10 @@ async def test_call_to_address_that_drops_connections_fails_early() -> None:
                 assert time.monotonic() - began < 9  # one connect timeout alone is 10 s
 
 
-class SGLangsQueue:
-    """Fills a listening socket's queue."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self._address, self._sockets = address, list[socket.socket]()
-
-    def __enter__(self) -> None:
-        for _ in range(4):
-            one = socket.socket()
-            one.setblocking(False)
-            one.connect_ex(self._address)
-            self._sockets.append(one)
-
-    def __exit__(self, *_: object) -> None:
-        for one in self._sockets:
-            one.close()
-
-
 def switched() -> tuple[ScriptedServer, list[bool]]:
     """Return a server, and a list: while it is not empty, the server resets every connection."""
     down: list[bool] = []
-    server = scripted(lambda received: encoded(received))
+    server = scripted(encoded)
     server.reset_on_accept = lambda number: bool(down)
     return server, down
 
@@ -126,30 +111,14 @@ async def test_first_contact_none_waits_for_starting_server() -> None:
 
 
 async def test_https_request_to_http_server() -> None:
-    with scripted(lambda received: encoded(received)) as server:
+    with scripted(encoded) as server:
         async with SGLangClient(server.url.replace("http", "https"), first_contact=0.2) as client:
             with pytest.raises(EngineUnreachableError, match=f"then base_url is {server.url};"):
                 await client.generate([1], BUDGET)
 
 
-def failing(words: str, numbers: range) -> ScriptedServer:
-    """Return a server that answers 500 in the same words to some of its requests, counted from 0."""
-    count = itertools.count()
-
-    async def handle(wire: Wire) -> None:
-        if await serve_rest(wire):
-            return
-        received = await wire.read_body()
-        if next(count) in numbers:
-            await wire.reply(orjson.dumps({"error": {"message": words}}), 500)
-        else:
-            await wire.reply(encoded(received))
-
-    return ScriptedServer(handle)
-
-
 async def test_repeated_error_of_server_that_never_served_fails_early() -> None:
-    with failing("unexpected keyword", range(10**9)) as server:
+    with in_turn(refuses(500, "unexpected keyword")) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             with pytest.raises(EngineFailingError, match=r"repeats the same error.*sampling parameters"):
                 await client.generate([1], BUDGET)
@@ -157,13 +126,13 @@ async def test_repeated_error_of_server_that_never_served_fails_early() -> None:
 
 
 async def test_transient_error_is_retried() -> None:
-    with failing("warming up", range(3)) as server:
+    with in_turn(*[refuses(500, "warming up")] * 3, answers()) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             assert len(await client.generate([1], BUDGET)) == 3
 
 
 async def test_repeated_error_of_server_that_served_is_retried() -> None:
-    with failing("out of memory", range(1, 31)) as server:
+    with in_turn(answers(), *[refuses(500, "out of memory")] * 30, answers()) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             await client.generate([1], BUDGET)
             assert len(await client.generate([1], BUDGET)) == 3

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang import SGLangClient
@@ -19,18 +19,13 @@ from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.response import parse
 from strands_sglang.errors import CountMismatchError, KeptSetsMissingError, MalformedResponseError
 from strands_sglang.tokens import KeptSets, VersionSpan
-from support.scripted import ScriptedServer, Wire, serve_rest
+from support.examples import examples
+from support.scripted import Reply, ScriptedServer, Wire, in_turn, says
+from support.scripted import answer as scripted_answer
 
 
 def answer(**meta: Any) -> dict[str, Any]:
-    known = {
-        "finish_reason": {"type": "stop"},
-        "prompt_tokens": 3,
-        "completion_tokens": 2,
-        "output_token_logprobs": [-0.5, 1, None, -0.25, 2, None],
-        "weight_version": "1",
-    }
-    return {"output_ids": [1, 2], "meta_info": {**known, **meta}}
+    return scripted_answer(3, [1, 2], **{"output_token_logprobs": [-0.5, 1, None, -0.25, 2, None], **meta})
 
 
 SETS = {"output_token_sampling_mask": [[1, 5], [2]], "output_token_sampling_logprobs": [-0.1, 0.0]}
@@ -50,14 +45,7 @@ async def read(answer: dict[str, Any], option: int = 0) -> Generation:
 
 def answering(*bodies: bytes) -> ScriptedServer:
     """Return a server that answers with these bodies, one after the other."""
-    rest = list(bodies)
-
-    async def handle(wire: Wire) -> None:
-        if not await serve_rest(wire):
-            await wire.read_body()
-            await wire.reply(rest.pop(0) if len(rest) > 1 else rest[0], 200, {})
-
-    return ScriptedServer(handle)
+    return in_turn(*(says(200, body) for body in bodies))
 
 
 @pytest.mark.parametrize("option", [0, orjson.OPT_INDENT_2], ids=["as the engine writes", "written again by a proxy"])
@@ -118,22 +106,29 @@ async def test_a_partial_turn_without_sets_is_returned_as_it_is() -> None:
     assert turn.finish_reason is FinishReason.ABORT and turn.token_ids.tolist() == [4, 5] and turn.kept is None
 
 
-async def test_large_sets_are_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[str] = []
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Return a list of the threads in which sets are decoded, with how many."""
+    found: list[tuple[str, int]] = []
     decode = kept_sets._decoded
 
     def noted(received: list[kept_sets.SetsText]) -> KeptSets:
-        threads.append(threading.current_thread().name)
+        found.append((threading.current_thread().name, sum(len(orjson.loads(text.sets)) for text in received)))
         return decode(received)
 
     monkeypatch.setattr(kept_sets, "_decoded", noted)
+    return found
+
+
+async def test_large_sets_are_decoded_beside_the_event_loop(decoded: list[tuple[str, int]]) -> None:
     large = [[1, *range(5, 70_000)], [2]]
     turn = await read(answer(**{**SETS, "output_token_sampling_mask": large}))
     assert turn.kept == KeptSets.of(large, [-0.1, 0.0])
     await read(answer(**SETS))
-    assert threads[0].startswith("strands-sglang") and threads[1] == threading.current_thread().name
+    assert decoded[0][0].startswith("strands-sglang") and decoded[1][0] == threading.current_thread().name
 
 
+@settings(max_examples=examples(100))
 @given(st.lists(st.lists(st.integers(0, 9999), min_size=1, max_size=4), max_size=40), st.integers(1, 60))
 def test_sets_are_the_same_however_they_are_cut(sets: list[list[int]], size: int) -> None:
     text = kept_sets.SetsText(orjson.dumps(sets), orjson.dumps([-0.5] * len(sets)))
@@ -163,20 +158,19 @@ def streamed(incremental: bool, count: int) -> list[dict[str, Any]]:
 
 
 def streaming(*attempts: list[bytes], apart: bool = True) -> ScriptedServer:
-    rest = list(attempts)
+    def sends(events: list[bytes]) -> Reply:
+        pieces = [b"data: " + one + b"\n\n" for one in events]
 
-    async def handle(wire: Wire) -> None:
-        if await serve_rest(wire):
-            return
-        await wire.read_body()
-        pieces = [b"data: " + one + b"\n\n" for one in rest.pop(0)]
-        await wire.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
-        for piece in pieces if apart else [b"".join(pieces)]:
-            await wire.send(piece)
-            await asyncio.sleep(0.01)
-        await wire.close()
+        async def send(wire: Wire) -> None:
+            await wire.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+            for piece in pieces if apart else [b"".join(pieces)]:
+                await wire.send(piece)
+                await asyncio.sleep(0.01)
+            await wire.close()
 
-    return ScriptedServer(handle)
+        return send
+
+    return in_turn(*map(sends, attempts))
 
 
 async def stream(server: ScriptedServer, **options: Any) -> Generation:
@@ -191,22 +185,14 @@ async def stream(server: ScriptedServer, **options: Any) -> Generation:
 @pytest.mark.parametrize("incremental", [False, True])
 @pytest.mark.parametrize("apart", [False, True])
 async def test_sets_of_a_stream_are_decoded_once(
-    incremental: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
+    incremental: bool, apart: bool, decoded: list[tuple[str, int]]
 ) -> None:
-    decoded: list[int] = []
-    decode = kept_sets._decoded
-
-    def noted(received: list[kept_sets.SetsText]) -> KeptSets:
-        decoded.append(sum(len(orjson.loads(text.sets)) for text in received))
-        return decode(received)
-
-    monkeypatch.setattr(kept_sets, "_decoded", noted)
     events = streamed(incremental, 5)
     events[-1]["meta_info"]["finish_reason"] = {"type": "stop"}
     with streaming([*map(orjson.dumps, events), b"[DONE]"], apart=apart) as server:
         turn = await stream(server)
     assert turn.kept == KeptSets.of([[token, 99] for token in range(5)], [-0.1] * 5)
-    assert decoded == [5]
+    assert [count for _, count in decoded] == [5]
     assert not turn.meta.keys() & SETS.keys()
 
 

@@ -12,7 +12,7 @@ import pytest
 from strands_sglang import SGLangClient
 from strands_sglang.engine.prefill import prefill, vocabulary_size
 from strands_sglang.errors import ConfigurationError, EngineError, EngineUnavailableError, MalformedResponseError
-from support.scripted import ScriptedServer, Wire
+from support.scripted import always
 from support.toy_engine import VOCABULARY, logprobs_after, toy_engine
 
 module = importlib.import_module("strands_sglang.engine.prefill")
@@ -52,11 +52,7 @@ async def test_the_vocabulary_is_learnt_from_a_refusal() -> None:
 
 @pytest.mark.parametrize("status", [200, 400, 500])
 async def test_an_unknown_vocabulary_is_none(status: int) -> None:
-    async def handle(wire: Wire) -> None:
-        await wire.read_body()
-        await wire.reply(b"{}", status)
-
-    with ScriptedServer(handle) as server:
+    with always(status, b"{}") as server:
         async with SGLangClient(server.url) as client:
             assert await vocabulary_size(client.control) is None
 
@@ -107,11 +103,7 @@ NESTED = [None, [[-0.1, 5, None]]]
     ],
 )
 async def test_wrong_answers_are_refused(meta: dict[str, Any]) -> None:
-    async def handle(wire: Wire) -> None:
-        await wire.read_body()
-        await wire.reply(orjson.dumps({"meta_info": meta}))
-
-    with ScriptedServer(handle) as server:
+    with always(200, orjson.dumps({"meta_info": meta})) as server:
         async with SGLangClient(server.url) as client:
             with pytest.raises(MalformedResponseError) as caught:
                 await prefill(client.control, [3, 1], 1, top=1)

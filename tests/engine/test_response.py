@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_sglang.engine import Generation, RoutedExperts, response
+from strands_sglang.engine import Generation, RoutedExperts, SpecInfo, response
 from strands_sglang.engine import response as faults
 from strands_sglang.engine.protocol import FinishReason, VersionSpan
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.errors import ContextOverflowError, CountMismatchError, MalformedResponseError, RequestRejectedError
+from support.examples import examples
 from support.scripted import answer, encoded
 
 tokens = st.lists(
@@ -26,6 +27,7 @@ tokens = st.lists(
 texts = st.one_of(st.none(), st.text(), st.sampled_from(["]]", "null]]", '"output_token_logprobs":[[1,2,null]]', '"']))
 
 
+@settings(max_examples=examples(100))
 @given(tokens, texts, texts, st.booleans(), st.booleans())
 def test_fast_and_plain_decoding_agree(
     pairs: list[tuple[int, float]], text: str | None, extra: str | None, spaces: bool, with_texts: bool
@@ -69,24 +71,6 @@ def test_finish_reasons(finish: object, reason: FinishReason, detail: object) ->
     assert (turn.finish_reason, turn.finish_detail) == (reason, detail)
 
 
-def test_optional_fields_may_be_missing() -> None:
-    body = answer(
-        5, drop=("cached_tokens", "weight_versions", "weight_version", "completion_tokens", "prompt_tokens", "id")
-    )
-    del body["text"]
-    turn = response.parse(body, 5)
-    assert turn.cached_tokens is None
-    assert turn.versions == (VersionSpan(None, 0, 3),)
-
-
-def test_optional_fields_may_be_null() -> None:
-    body = answer(5, cached_tokens=None, weight_version=None, weight_versions=None, completion_tokens=None)
-    body["output_ids"] = None
-    turn = response.parse(body, 5)
-    assert list(turn.token_ids) == [11, 12, 13]
-    assert turn.versions == (VersionSpan(None, 0, 3),)
-
-
 def test_spans_of_versions() -> None:
     spans = [{"version": "1", "start": 0, "end": 1}, {"version": 2, "start": 1, "end": 3}]
     turn = response.parse(answer(5, weight_versions=spans), 5)
@@ -96,11 +80,6 @@ def test_spans_of_versions() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"output_token_logprobs": [[-0.1, 11, None]]},
-        {"output_token_logprobs": [[-0.1, 11, None], [-0.1, 99, None], [-0.1, 13, None]]},
-        {"output_token_logprobs": None},
-        {"completion_tokens": 2},
-        {"prompt_tokens": 4},
         {"weight_versions": [{"version": "1", "start": 0, "end": 2}]},
         {"weight_versions": [{"version": "1", "start": 1, "end": 3}]},
         {"weight_versions": [{"version": "1", "start": 0, "end": 2}, {"version": "2", "start": 1, "end": 3}]},
@@ -130,7 +109,7 @@ def test_wrong_types(wrong: dict[str, Any]) -> None:
         response.parse(response.loads(orjson.dumps(answer(5, **wrong))), 5)
 
 
-@pytest.mark.parametrize("body", [None, [], "text", 1, {}, {"meta_info": None}, {"error": "x"}])
+@pytest.mark.parametrize("body", ["text", 1, {}, {"error": "x"}])
 def test_answers_without_meta_info(body: object) -> None:
     with pytest.raises(MalformedResponseError):
         response.parse(body, 5)
@@ -152,11 +131,7 @@ def test_no_list_of_lists_is_kept() -> None:
 
 def test_spec_info() -> None:
     turn = response.parse(answer(5, spec_verify_ct=4, spec_accept_token_num=6, spec_draft_token_num=12), 5)
-    assert turn.spec is not None and (turn.spec.verify_count, turn.spec.accepted_tokens, turn.spec.drafted_tokens) == (
-        4,
-        6,
-        12,
-    )
+    assert turn.spec == SpecInfo(verify_count=4, accepted_tokens=6, drafted_tokens=12)
 
 
 @pytest.mark.parametrize(

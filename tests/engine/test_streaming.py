@@ -22,7 +22,7 @@ from strands_sglang.errors import (
     RequestRejectedError,
     StreamInterruptedError,
 )
-from support.scripted import ScriptedServer, Wire, answer, serve_rest
+from support.scripted import Wire, answer, in_turn, refuses, until
 
 QUICK: dict[str, Any] = {"retry_delay": 0.001, "max_retry_delay": 0.002}
 BUDGET = {"max_new_tokens": 10}
@@ -54,29 +54,20 @@ def events(
     return made
 
 
-def streaming(*scripts: Callable[[Wire], Any]) -> ScriptedServer:
-    number = 0
-
-    async def handle(wire: Wire) -> None:
-        nonlocal number
-        if await serve_rest(wire):
-            return
-        await wire.read_body()
-        script = scripts[min(number, len(scripts) - 1)]
-        number += 1
-        await script(wire)
-        await wire.close()
-
-    return ScriptedServer(handle)
-
-
 def sends(pieces: Iterable[bytes]) -> Callable[[Wire], Any]:
     async def script(wire: Wire) -> None:
         await wire.send(HEAD)
         for piece in pieces:
             await wire.send(piece)
+        await wire.close()
 
     return script
+
+
+async def stalls(wire: Wire) -> None:
+    """Send one token, and nothing more."""
+    await wire.send(HEAD + events(1, [1], None)[0])
+    await asyncio.sleep(60)
 
 
 def cut(prompt: int, ids: list[int], version: str = "v1") -> Callable[[Wire], Any]:
@@ -110,7 +101,7 @@ def test_events_split_anywhere_give_the_same_tokens(data: st.DataObject) -> None
         async with SGLangClient(server.url) as client:
             return await collect(client)
 
-    with streaming(sends(pieces)) as server:
+    with in_turn(sends(pieces)) as server:
         streamed, generation = asyncio.run(main())
     assert streamed == list(generation.token_ids) == ids
     assert list(generation.logprobs) == [-0.5 * i for i in range(len(ids))]
@@ -119,7 +110,7 @@ def test_events_split_anywhere_give_the_same_tokens(data: st.DataObject) -> None
 
 async def test_broken_stream_continues_after_delivered_tokens() -> None:
     scripts = (cut(1, [1, 2], "a"), cut(3, [3], "b"), sends(events(4, [4, 5], STOP, version="c")))
-    with streaming(*scripts) as server:
+    with in_turn(*scripts) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             streamed, generation = await collect(client)
     assert streamed == list(generation.token_ids) == [1, 2, 3, 4, 5]
@@ -129,11 +120,11 @@ async def test_broken_stream_continues_after_delivered_tokens() -> None:
 
 async def test_aborted_stream_continues() -> None:
     abort = {"type": "abort", "message": "Aborted"}
-    with streaming(sends(events(1, [1, 2], abort)), sends(events(3, [3], STOP))) as server:
+    with in_turn(sends(events(1, [1, 2], abort)), sends(events(3, [3], STOP))) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             streamed, generation = await collect(client)
             assert streamed == list(generation.token_ids) == [1, 2, 3]
-    with streaming(sends(events(1, [1, 2], abort))) as server:
+    with in_turn(sends(events(1, [1, 2], abort))) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             streamed, generation = await collect(client, on_abort=AbortPolicy.RETURN)
             assert streamed == [1, 2] and generation.finish_reason is FinishReason.ABORT
@@ -147,25 +138,23 @@ async def test_tokens_keep_the_version_they_came_with() -> None:
         await wire.send(HEAD + before)
         await asyncio.sleep(0.05)  # so that the two are read one by one
         await wire.send(after)
+        await wire.close()
 
-    with streaming(script, sends(events(3, [3], STOP, version="b"))) as server:
+    with in_turn(script, sends(events(3, [3], STOP, version="b"))) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             _, generation = await collect(client)
     assert generation.versions == (VersionSpan("a", 0, 1), VersionSpan("b", 1, 3))
 
 
 async def test_stream_raises_if_continuation_is_not_exact() -> None:
-    with streaming(cut(1, [1, 2])) as server:
+    with in_turn(cut(1, [1, 2])) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             with pytest.raises(StreamInterruptedError, match="cannot be continued exactly"):
                 await collect(client, params={"max_new_tokens": 9, "stop": ["x"]})
 
 
 async def test_stream_that_breaks_before_first_token_restarts() -> None:
-    async def refuse(wire: Wire) -> None:
-        await wire.reply(b"busy", 503)
-
-    with streaming(refuse, sends([b"data: {"]), sends([]), sends(events(1, [1], STOP))) as server:
+    with in_turn(refuses(503), sends([b"data: {"]), sends([]), sends(events(1, [1], STOP))) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             streamed, generation = await collect(client, params={"max_new_tokens": 9, "stop": ["x"]})
     assert streamed == [1] and generation.requests == 4
@@ -174,24 +163,20 @@ async def test_stream_that_breaks_before_first_token_restarts() -> None:
 async def test_errors_inside_a_stream() -> None:
     words = "The input (9 tokens) is longer than the model's context length (8 tokens)."
     error = {"error": {"message": words, "code": 400}}
-    with streaming(sends([event(error), b"data: [DONE]\n\n"])) as server:
+    with in_turn(sends([event(error), b"data: [DONE]\n\n"])) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             with pytest.raises(ContextOverflowError):
                 await collect(client)
         assert len(server.generates()) == 1
     fault = {"type": "abort", "message": "oom", "status_code": 503}
-    with streaming(sends([event(answer(1, [], finish_reason=fault))]), sends(events(1, [1], STOP))) as server:
+    with in_turn(sends([event(answer(1, [], finish_reason=fault))]), sends(events(1, [1], STOP))) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             assert (await collect(client))[0] == [1]
 
 
 @pytest.mark.parametrize("params", [BUDGET, {"max_new_tokens": 9, "stop": ["x"]}])
 async def test_deadline_during_stream(params: dict[str, Any]) -> None:
-    async def endless(wire: Wire) -> None:
-        await wire.send(HEAD + events(1, [1], None)[0])
-        await asyncio.sleep(60)
-
-    with streaming(endless) as server:
+    with in_turn(stalls) as server:
         async with SGLangClient(server.url, max_retries=0, retry_delay=0.0) as client:
             with pytest.raises(DeadlineExceededError):
                 await collect(client, params=params, deadline=0.2)
@@ -199,19 +184,24 @@ async def test_deadline_during_stream(params: dict[str, Any]) -> None:
 
 
 async def test_deadline_applies_without_waiting() -> None:
-    with streaming(sends(events(1, list(range(40)), STOP))) as server:
+    first, *rest = events(1, list(range(40)), STOP)
+
+    async def script(wire: Wire) -> None:
+        await wire.send(HEAD + first)
+        await asyncio.sleep(0.05)  # the rest arrives while the consumer is busy
+        await wire.send(b"".join(rest))
+        await wire.close()
+
+    with in_turn(script) as server:
         async with SGLangClient(server.url) as client:
             with pytest.raises(DeadlineExceededError):
-                async for _ in client.stream([9], BUDGET, deadline=0.1):
-                    time.sleep(0.15)  # a slow consumer, while all the events are already here
-                    break
                 async for _ in client.stream([9], BUDGET, deadline=0.1):
                     time.sleep(0.15)
 
 
 async def test_engine_that_only_aborts_streams_fails() -> None:
     abort = {"type": "abort", "message": "Aborted"}
-    with streaming(sends(events(1, [], abort))) as server:
+    with in_turn(sends(events(1, [], abort))) as server:
         async with SGLangClient(server.url, max_retries=2, **QUICK) as client:
             with pytest.raises(EngineUnavailableError, match="aborted"):
                 await collect(client)
@@ -224,8 +214,9 @@ async def test_stream_that_withdraws_tokens_is_refused() -> None:
         await wire.send(HEAD + second)
         await asyncio.sleep(0.05)
         await wire.send(first)
+        await wire.close()
 
-    with streaming(script) as server:
+    with in_turn(script) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             with pytest.raises(CountMismatchError, match="withdrew tokens"):
                 await collect(client)
@@ -237,7 +228,7 @@ async def test_stream_error_without_status(code: Any) -> None:
         ("The input (9 tokens) is longer than the model's context length (8 tokens).", ContextOverflowError),
         ("no", RequestRejectedError),
     ):
-        with streaming(sends([event({"error": {"message": words, "code": code}})])) as server:
+        with in_turn(sends([event({"error": {"message": words, "code": code}})])) as server:
             async with SGLangClient(server.url, **QUICK) as client:
                 with pytest.raises(kind) as caught:
                     await collect(client)
@@ -248,14 +239,14 @@ async def test_abort_in_queue_of_incremental_stream() -> None:
     cut_short = answer(1, [1, 2, 3], finish_reason={"type": "abort", "message": "Aborted"})
     cut_short["output_ids"] = [3]  # as the engine sends it: the last id, and all logprobs
     wire = [*events(1, [1, 2, 3], None, incremental=True), event(cut_short)]
-    with streaming(sends([b"".join(wire)]), sends(events(4, [4], STOP))) as server:
+    with in_turn(sends([b"".join(wire)]), sends(events(4, [4], STOP))) as server:
         async with SGLangClient(server.url, **QUICK) as client:
             streamed, generation = await collect(client)
     assert streamed == list(generation.token_ids) == [1, 2, 3, 4]
 
 
 async def test_stream_retries_are_limited() -> None:
-    with streaming(sends([])) as server:
+    with in_turn(sends([])) as server:
         async with SGLangClient(server.url, max_retries=2, **QUICK) as client:
             with pytest.raises(EngineUnavailableError):
                 await collect(client)
@@ -266,39 +257,23 @@ async def test_timeout_applies_to_each_attempt_of_stream() -> None:
     async def silent(wire: Wire) -> None:
         await asyncio.sleep(60)
 
-    async def stalls(wire: Wire) -> None:
-        await wire.send(HEAD + events(1, [1], None)[0])
-        await asyncio.sleep(60)
-
-    with streaming(silent, stalls, sends(events(2, [2], STOP))) as server:
-        async with SGLangClient(server.url, timeout=1.0, **QUICK) as client:
+    with in_turn(silent, stalls, sends(events(2, [2], STOP))) as server:
+        async with SGLangClient(server.url, timeout=0.4, **QUICK) as client:
             streamed, generation = await collect(client)
     assert streamed == list(generation.token_ids) == [1, 2] and generation.requests == 3
 
 
 async def test_leaving_stream_early_aborts() -> None:
-    async def endless(wire: Wire) -> None:
-        await wire.send(HEAD + events(1, [1], None)[0])
-        await asyncio.sleep(60)
-
-    with streaming(endless) as server:
+    with in_turn(stalls) as server:
         async with SGLangClient(server.url) as client:
             chunks = client.stream([9], BUDGET)
             assert list((await chunks.__anext__()).token_ids) == [1]
             await chunks.aclose()
-            for _ in range(200):
-                if "/abort_request" in server.paths():
-                    break
-                await asyncio.sleep(0.01)
-            assert "/abort_request" in server.paths()
+            await until(lambda: "/abort_request" in server.paths())
 
 
 async def test_deadline_does_not_interrupt_callers_code() -> None:
-    async def endless(wire: Wire) -> None:
-        await wire.send(HEAD + events(1, [1], None)[0])
-        await asyncio.sleep(60)
-
-    with streaming(endless) as server:
+    with in_turn(stalls) as server:
         async with SGLangClient(server.url) as client:
             chunks = client.stream([9], BUDGET, deadline=0.2)
             await chunks.__anext__()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import fields
 from typing import Any, get_type_hints
 
@@ -58,6 +57,8 @@ def test_sampling_params_are_copied() -> None:
         ({"sampling_params": {"n": 4}}, "n must be 1"),
         ({"on_trim": "drop"}, "'keep', 'fork', 'refuse'"),
         ({"on_abort": "raise"}, "'continue', 'return'"),
+        ({"on_failed_call": "repair"}, "on_failed_call must be one of 't"),
+        ({"arguments_checked_by": "repair"}, "arguments_checked_by must be one of 't"),
         ({"max_episode_tokens": 0}, "must be an int >= 1 or None"),
         ({"max_episode_tokens": 10.5}, "must be an int >= 1 or None"),
         ({"context_window_limit": "8k"}, "must be an int >= 1 or None"),
@@ -100,7 +101,10 @@ def test_unread_template_arguments_are_warned_of_once_per_process(caplog: pytest
     for _ in range(3):
         assert template_arguments(READS, {"chat_template_kwargs": {"unread_one": 1}}) == {"unread_one": 1}
     template_arguments(READS, {"chat_template_kwargs": {"unread_two": 1}})
+    # A template whose variables are unknown: no warning.
+    assert template_arguments("{% generation %}", {"enable_thinking": True}) == {"enable_thinking": True}
     assert [record.args for record in caplog.records] == [("unread_one",), ("unread_two",)]
+    assert "argument=<unread_one>" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -115,16 +119,6 @@ def test_unread_template_arguments_are_warned_of_once_per_process(caplog: pytest
 def test_invalid_template_arguments_raise(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         template_arguments(READS, options)
-
-
-def test_a_template_argument_that_is_not_read_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        template_arguments(READS, {"chat_template_kwargs": {"enable_thoughts": True}})
-        assert "argument=<enable_thoughts>" in caplog.text
-        caplog.clear()
-        # A template whose variables are unknown: no warning.
-        assert template_arguments("{% generation %}", {"enable_thinking": True}) == {"enable_thinking": True}
-        assert caplog.text == ""
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

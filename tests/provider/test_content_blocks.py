@@ -51,12 +51,6 @@ def test_reasoning_text_and_calls_in_this_order(text: str, made: list[Block]) ->
     assert blocks(text) == made
 
 
-def test_a_truncated_turn_keeps_its_calls_as_text() -> None:
-    assert blocks(f"See:\n{CALL}", truncated=True) == [{"text": f"See:\n{CALL}"}]
-    assert blocks(f"<think>\nhm\n</think>\n\n{CALL}", truncated=True, raw=CALL) == [reasoning("hm"), {"text": CALL}]
-    assert blocks("no calls", truncated=True, raw="never used") == [{"text": "no calls"}]
-
-
 def test_a_failed_call_is_between_valid_calls_with_its_error() -> None:
     made = blocks(f"See:\n{CALL}\n<tool_call>broken</tool_call>\n{CALL}")
     assert [made[0], made[1], made[3]] == [{"text": "See:"}, use(0), use(2)]

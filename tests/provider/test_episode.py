@@ -13,7 +13,7 @@ import pytest
 from strands_sglang import EpisodeTokens
 from strands_sglang.engine import RoutedExperts
 from strands_sglang.errors import CountMismatchError
-from support.provider.agents import agent_on, outline, scripted_model
+from support.provider.agents import acting, agent_on, outline, scripted_model
 from support.scripted_engine import Reply, assert_exact, tool_call
 
 pytestmark = pytest.mark.usefixtures("exact")
@@ -207,10 +207,10 @@ async def test_experts_that_do_not_fit_the_branch_raise() -> None:
 
 async def test_the_question_identifies_the_calling_tool_call() -> None:
     calls = "\n".join(tool_call("calculator", expression=str(number)) for number in (1, 2, 1))
-    model, _ = scripted_model([calls], "qwen2.5")
-    agent = agent_on(model)
+
+    agent, _, _ = acting([calls])
     await agent.invoke_async("go", limits={"turns": 1})
-    episode = model.current_episode
+    episode = agent.model.current_episode
     uses = [block["toolUse"]["toolUseId"] for block in agent.messages[1]["content"]]
 
     # In the task of the turn itself only the text identifies the call.
@@ -224,5 +224,5 @@ async def test_the_question_identifies_the_calling_tool_call() -> None:
     assert await asyncio.create_task(within()) == [(0, uses[1]), (0, None), None]
     own = episode.index.get(0)
     assert episode.caller("2", own) is None
-    with model.episode() as other:
+    with agent.model.episode() as other:
         assert other.caller("2") is None

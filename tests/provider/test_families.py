@@ -1,4 +1,7 @@
-"""An agent loop in every family with tools: calls in its own tokens are run, answered and continued exactly."""
+"""An agent loop in families with tools: calls in their own tokens are run, answered and continued exactly.
+
+In CI one family for each format of calls.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from strands import tool
 
 from strands_sglang import SGLangModel
 from strands_sglang.tokens import Join
+from support.examples import long_families
 from support.families import tokenizer
 from support.provider.agents import agent_on, said
 from support.scripted_engine import Reply, ScriptedEngine, assert_exact
@@ -50,7 +54,7 @@ def thought(family: str) -> list[int]:
     return list(encoder.encode(f"hm{closing}")) if prompt.rstrip().endswith(opening) else []
 
 
-@pytest.mark.parametrize("family", WITH_TOOLS)
+@pytest.mark.parametrize("family", long_families(WITH_TOOLS, "deepseek-v3", "deepseek-v3.2", "minimax-m2"))
 async def test_calls_run_and_a_malformed_one_is_answered(family: str) -> None:
     ran: list[tuple[str, int]] = []
 

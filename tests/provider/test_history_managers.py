@@ -12,7 +12,7 @@ from strands.types.exceptions import ContextWindowOverflowException, EventLoopEx
 
 from strands_sglang.errors import BridgeRefusedError
 from strands_sglang.provider.config import RewritePolicy
-from strands_sglang.tokens import TurnPurpose
+from strands_sglang.tokens import TokenTree, TurnPurpose
 from support.provider.agents import (
     Asked,
     acting,
@@ -25,7 +25,7 @@ from support.provider.agents import (
     said,
     scripted_model,
 )
-from support.scripted_engine import thought, tool_call
+from support.scripted_engine import Script, ScriptedEngine, thought, tool_call
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -42,18 +42,17 @@ async def read(name: str) -> str:
     return f"{name}: " + "line of text. " * 60
 
 
-def windowed(model: Any, size: int, **settings: Any) -> Agent:
-    manager = SlidingWindowConversationManager(window_size=size, per_turn=True)
-    return agent_on(model, conversation_manager=manager, **settings)
+def windowed(script: Script, family: str = "qwen2.5", **settings: Any) -> tuple[Any, ScriptedEngine, TokenTree]:
+    """Act with a window of four messages."""
+    manager = SlidingWindowConversationManager(window_size=4, per_turn=True)
+    return acting(script, family, conversation_manager=manager, **settings)
 
 
 async def test_row_02_a_sliding_window_trims_and_history_starts_with_a_call() -> None:
-    model, engine = scripted_model([SUM, SUM, "done"], "qwen2.5")
     asked = Asked()
-    agent = windowed(model, 4, hooks=[asked])
+    agent, engine, tree = windowed([SUM, SUM, "done"], hooks=[asked])
     await agent.invoke_async("go")
 
-    tree = model.current_episode.tree
     assert asked.messages[2][0]["role"] == "assistant"
     assert outline(tree) == [(None, "root"), (0, "proved"), (None, "forked")]
     assert tree[2].forked_from == 1
@@ -62,11 +61,9 @@ async def test_row_02_a_sliding_window_trims_and_history_starts_with_a_call() ->
 
 
 async def test_row_02_policy_keep_ignores_a_trim() -> None:
-    model, engine = scripted_model([SUM, SUM, SUM, "done"], "qwen2.5", on_trim="keep")
-    agent = windowed(model, 4)
+    agent, engine, tree = windowed([SUM, SUM, SUM, "done"], on_trim="keep")
     await agent.invoke_async("go")
 
-    tree = model.current_episode.tree
     # One branch with everything in it, and the turns that were joined so say it.
     assert outline(tree) == [(None, "root"), (0, "proved"), (1, "kept"), (2, "kept")]
     assert len(tree.trajectories()) == 1
@@ -86,21 +83,18 @@ async def test_row_02_policy_keep_ignores_a_trim_without_calls() -> None:
 
 
 async def test_row_02_messages_left_after_a_trim_must_be_unchanged() -> None:
-    model, _ = scripted_model([SUM, SUM, "done", "more"], "qwen2.5", on_trim="keep")
-    agent = windowed(model, 4)
+    agent, _, tree = windowed([SUM, SUM, "done", "more"], on_trim="keep")
     await agent.invoke_async("go")
     agent.messages[0]["content"][0]["toolUse"]["input"] = {"expression": "2+2"}
     await agent.invoke_async("and?")
 
-    tree = model.current_episode.tree
     assert outline(tree)[3] == (None, "forked")
     assert tree[3].forked_from == 2
 
 
 @pytest.mark.parametrize("reply", [SUM, "yes"])
 async def test_row_02_a_trim_may_be_refused(reply: str) -> None:
-    model, engine = scripted_model(lambda prompt: reply, "qwen2.5", on_trim=RewritePolicy.REFUSE)
-    agent = windowed(model, 4)
+    agent, engine, tree = windowed(lambda prompt: reply, on_trim=RewritePolicy.REFUSE)
     with pytest.raises((BridgeRefusedError, EventLoopException)) as caught:
         for number in range(4):
             await agent.invoke_async(f"question {number}")
@@ -110,7 +104,7 @@ async def test_row_02_a_trim_may_be_refused(reply: str) -> None:
     assert isinstance(refusal, BridgeRefusedError) and refusal.step == "trim"
     assert "NullConversationManager" in str(refusal)
     # An error leaves the tree as it was.
-    assert len(model.current_episode.tree) == len(engine.calls) == 2
+    assert len(tree) == len(engine.calls) == 2
 
 
 async def test_row_03_overflow_truncates_a_result_before_it_was_sent() -> None:
@@ -260,9 +254,10 @@ async def test_row_05_the_model_shortens_its_own_context() -> None:
 
 
 async def test_row_02_reasoning_survives_a_trim_that_is_kept() -> None:
-    model, engine = scripted_model([thought("a", SUM), thought("b", SUM), thought("c", "done")], on_trim="keep")
-    agent = windowed(model, 4)
+    agent, engine, tree = windowed(
+        [thought("a", SUM), thought("b", SUM), thought("c", "done")], "qwen3", on_trim="keep"
+    )
     await agent.invoke_async("go")
 
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "kept")]
+    assert outline(tree) == [(None, "root"), (0, "proved"), (1, "kept")]
     assert "<think>\na\n</think>" in engine.prompts[2]

@@ -33,7 +33,7 @@ from support.provider.agents import (
     said,
     scripted_model,
 )
-from support.scripted_engine import Reply, ScriptedEngine, assert_exact, thought, tool_call
+from support.scripted_engine import ScriptedEngine, assert_exact, tool_call
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -90,16 +90,6 @@ async def test_row_15_the_model_is_stateless() -> None:
     await agent.invoke_async("first")
     assert agent.messages == []
     assert_exact(engine, model.current_episode, clearing.current_episode)
-
-
-@pytest.mark.parametrize("family", ["qwen2.5", "qwen3"])
-async def test_row_17_blank_replies_are_replaced_by_the_sdk(family: str) -> None:
-    """The SDK replaces them with "[blank text]" in model calls only: the branch keeps what was sampled."""
-    agent, engine, tree = acting([" \n", thought("", " "), "", "words"], family)
-    for prompt in ("one", "two", "three", "four"):
-        await agent.invoke_async(prompt)
-    assert [turn.parent for turn in tree] == [None, 0, 1, 2]
-    assert "[blank text]" not in engine.prompts[3] and agent.messages[5]["content"] == []
 
 
 async def test_row_17_a_name_that_no_tool_can_have() -> None:
@@ -169,21 +159,17 @@ async def test_row_18_middleware_sends_a_call_to_another_model() -> None:
 
     assert outline(model.current_episode.tree) == [(None, "root"), (0, "kept")]
     assert engine.calls[1].ids == official(agent, engine, 5)
-    assert_exact(engine, model.current_episode)
-    assert_exact(other_engine, other.current_episode)
 
 
 @pytest.mark.parametrize("trigger", ["userTurn", "everyTurn"])
 async def test_row_19_injected_context_stays_in_the_branch(trigger: Any) -> None:
     """The prompt is recorded as sent, and the conversation continues after it."""
-    model, engine = scripted_model([SUM, "two", "three", "four"], "qwen2.5")
     clock = ContextInjector(lambda _: f"<now>{len(engine.calls)}</now>", trigger=trigger)
-    agent = agent_on(model, plugins=[clock])
+    agent, engine, tree = acting([SUM, "two", "three", "four"], plugins=[clock])
     await agent.invoke_async("1+1?")
     await agent.invoke_async("and 1?")
     await agent.invoke_async("and 1?")
 
-    tree = model.current_episode.tree
     joins = {"userTurn": ["root", "kept", "proved", "kept"], "everyTurn": ["root", "kept", "kept", "kept"]}
     assert [turn.parent for turn in tree] == [None, 0, 1, 2]
     assert [turn.join.value for turn in tree] == joins[trigger]
@@ -191,7 +177,7 @@ async def test_row_19_injected_context_stays_in_the_branch(trigger: Any) -> None
     shown = [f"<now>{number}</now>" in last for number in range(4)]
     assert shown == [True, trigger == "everyTurn", True, True]
     assert not any("<now>" in str(message) for message in agent.messages)
-    assert len(model.current_episode.trajectories()) == 1
+    assert len(agent.model.current_episode.trajectories()) == 1
 
 
 async def test_row_19_many_reminders_fork_only_where_history_is_rewritten() -> None:
@@ -203,19 +189,19 @@ async def test_row_19_many_reminders_fork_only_where_history_is_rewritten() -> N
             return "THE SUMMARY"
         return "done" if next(calls) % 12 == 0 else tool_call("lookup", word="word " * 20)
 
-    model, engine = scripted_model(answer, "qwen2.5", context_window_limit=6000)
     manager = SummarizingConversationManager(summary_ratio=0.8, summarization_system_prompt="You sum up.")
     reminder = ContextInjector(lambda _: f"<left>{90 - len(engine.calls)}</left>", trigger="everyTurn")
-    agent = agent_on(model, tools=[lookup], conversation_manager=manager, plugins=[reminder])
+    agent, engine, tree = acting(
+        answer, context_window_limit=6000, tools=[lookup], conversation_manager=manager, plugins=[reminder]
+    )
     for part in range(6):
         await agent.invoke_async(f"part {part}")
 
-    tree = model.current_episode.tree
     forks = [turn for turn in tree if turn.join is Join.FORKED and turn.purpose is TurnPurpose.EPISODE]
     rewrites = sum(turn.purpose is TurnPurpose.SIDE for turn in tree)
     assert len(tree) > 60 and rewrites > 0
     assert len(forks) == rewrites and all("THE SUMMARY" in context(turn, engine) for turn in forks)
-    trajectories = model.current_episode.trajectories()
+    trajectories = agent.model.current_episode.trajectories()
     assert len(trajectories) == 1 + rewrites
     sampled = sum(len(turn.sampled) for turn in tree if turn.purpose is TurnPurpose.EPISODE)
     assert sum(int(trajectory.loss_mask.sum()) for trajectory in trajectories) == sampled
@@ -223,7 +209,6 @@ async def test_row_19_many_reminders_fork_only_where_history_is_rewritten() -> N
 
 async def test_row_19_a_retried_call_has_its_own_reminder() -> None:
     """A retry with other text injected: another turn after the same question, and the first one is rejected."""
-    model, engine = scripted_model(["bad", "good", "on"], "qwen2.5")
     clock = ContextInjector(lambda _: f"<now>{len(engine.calls)}</now>")
     retried: list[str] = []
 
@@ -232,11 +217,10 @@ async def test_row_19_a_retried_call_has_its_own_reminder() -> None:
             retried.append("once")
             event.retry = True
 
-    agent = agent_on(model, plugins=[clock], hooks=[retry])
+    agent, engine, tree = acting(["bad", "good", "on"], plugins=[clock], hooks=[retry])
     await agent.invoke_async("hi")
     await agent.invoke_async("and?")
 
-    tree = model.current_episode.tree
     assert [turn.parent for turn in tree] == [None, None, 1]
     assert [turn.rejected for turn in tree] == [True, False, False]
     assert "<now>1</now>" in engine.prompts[2] and "<now>0</now>" not in engine.prompts[2]
@@ -267,13 +251,11 @@ async def test_row_19_injected_context_can_be_refused() -> None:
 
 @pytest.mark.parametrize("trigger", ["userTurn", "everyTurn"])
 async def test_row_19_policy_fork_drops_injected_context(trigger: Any) -> None:
-    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5", on_reminder="fork")
     clock = ContextInjector(lambda _: f"<now>{len(engine.calls)}</now>", trigger=trigger)
-    agent = agent_on(model, plugins=[clock])
+    agent, engine, tree = acting([SUM, "two", "three"], on_reminder="fork", plugins=[clock])
     await agent.invoke_async("1+1?")
     await agent.invoke_async("and 1?")
 
-    tree = model.current_episode.tree
     # Turn 1 does not see what turn 0 was shown: another branch.
     assert [turn.parent for turn in tree][:2] == [None, None]
     assert tree[1].forked_from == 0
@@ -396,11 +378,3 @@ async def test_row_20_thinking_can_be_turned_off_for_the_whole_model() -> None:
     assert engine.calls[0].ids == official(agent, engine, 1, enable_thinking=False)
     assert [turn.parent for turn in tree] == [None, 0]
     assert said(agent)[-1] == "assistant: two"
-
-
-async def test_row_17_control_text_in_a_reply_stays_as_sampled() -> None:
-    agent, _, tree = acting([Reply("a <|im_start|> b"), "ok"])
-    await agent.invoke_async("go")
-    await agent.invoke_async("on")
-
-    assert outline(tree) == [(None, "root"), (0, "proved")]

@@ -21,7 +21,6 @@ from strands_sglang.tokens import TurnStatus
 from support.provider.agents import (
     Asked,
     acting,
-    agent_on,
     calculator,
     context,
     official,
@@ -177,24 +176,6 @@ async def test_row_06_middleware_that_calls_twice_keeps_the_second_reply() -> No
     assert said(agent)[1::2] == ["assistant: second", "assistant: fourth"]
     assert [turn.rejected for turn in tree] == [True, False, True, False]
     assert [turn.parent for turn in tree] == [None, None, 1, 1]
-
-
-async def test_row_06_a_retry_of_one_of_two_equal_agents_affects_only_it() -> None:
-    def again(event: AfterModelCallEvent) -> None:
-        if len(engine.calls) == 3:
-            event.retry = True
-
-    model, engine = scripted_model(lambda prompt: "hello", "qwen2.5")
-    one, other = agent_on(model, hooks=[again]), agent_on(model)
-    await one.invoke_async("hi")
-    await other.invoke_async("hi")
-    await one.invoke_async("next")
-    await other.invoke_async("next")
-
-    tree = model.current_episode.tree
-    assert [(turn.parent, turn.rejected) for turn in tree] == [
-        *((None, False), (None, False), (0, True), (0, False), (1, False)),
-    ]
 
 
 async def test_row_07_a_hook_resumes_the_agent() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from strands import Agent
 from strands.hooks import AfterToolsEvent, BeforeModelCallEvent, BeforeToolCallEvent
 from strands.types.exceptions import MaxTokensReachedException
 
@@ -20,7 +19,6 @@ from support.provider.agents import (
     acting,
     agent_on,
     ask,
-    calculator,
     closing,
     context,
     official,
@@ -209,20 +207,3 @@ async def test_row_10_a_tool_interrupts_and_another_agent_answers_for_the_human(
     tree = model.current_episode.tree
     assert [turn.parent for turn in tree] == [None, None, 0]
     assert said(agent)[2] == "success: three"
-
-
-async def test_row_10_nothing_sampled_at_all() -> None:
-    agent, engine, tree = acting([Reply(ids=[]), "something"])
-    await agent.invoke_async("go")
-    await agent.invoke_async("say something")
-    assert [turn.parent for turn in tree] == [None, 0]
-    assert len(tree[0].sampled) == 0 and closing(tree[1], engine) == "<|im_end|>"
-
-
-async def test_row_10_a_failed_tool_is_a_result_like_any_other() -> None:
-    model, engine = scripted_model([tool_call("calculator", expression="1/0"), "oh"], "qwen2.5")
-    agent = Agent(model=model, tools=[calculator], callback_handler=None)
-    await agent.invoke_async("go")
-
-    assert said(agent)[2] == "error: Error: ZeroDivisionError - division by zero"
-    assert engine.calls[1].ids == official(agent, engine, 3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -174,31 +173,27 @@ def jpeg(seed: int) -> bytes:
     return written.getvalue()
 
 
-async def test_conversion_does_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, main, threads = scripted("x"), threading.get_ident(), list[int]()
-    real = image_files._converted
-
-    def slow(source: bytes) -> Any:
-        threads.append(threading.get_ident())
-        time.sleep(0.05)
-        return real(source)
-
-    monkeypatch.setattr(image_files, "_converted", slow)
-    await Agent(model=model_of(engine), callback_handler=None).invoke_async([image_block(jpeg(77), "jpeg")])
-    assert threads and main not in threads
-    assert len(threads) == 1, "converted once"
-
-
-async def test_images_in_older_messages_are_converted_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as those of a conversation that another process began."""
-    main, threads = threading.get_ident(), list[int]()
-    real = image_files._converted
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list of the threads in which images are converted."""
+    found, real = list[int](), image_files._converted
 
     def noted(source: bytes) -> Any:
-        threads.append(threading.get_ident())
+        found.append(threading.get_ident())
         return real(source)
 
     monkeypatch.setattr(image_files, "_converted", noted)
+    return found
+
+
+async def test_conversion_does_not_block_the_event_loop(threads: list[int]) -> None:
+    await Agent(model=model_of(scripted("x")), callback_handler=None).invoke_async([image_block(jpeg(77), "jpeg")])
+    assert len(threads) == 1 and threading.get_ident() not in threads, "converted once, beside the loop"
+
+
+async def test_images_in_older_messages_are_converted_beside_the_event_loop(threads: list[int]) -> None:
+    """Such as those of a conversation that another process began."""
+    main = threading.get_ident()
     before: Any = [
         {"role": "user", "content": [image_block(jpeg(81), "jpeg"), {"text": "first"}]},
         {"role": "assistant", "content": [{"text": "seen"}]},

@@ -12,7 +12,7 @@ from strands_sglang.provider import audit as alarm
 from strands_sglang.provider.audit import ParserAlarm
 from strands_sglang.tool_parsers import ToolParser, get_tool_parser, register_tool_parser
 from support.families import tokenizer
-from support.provider.agents import agent_on, scripted_model
+from support.provider.agents import acting, agent_on, scripted_model
 from support.scripted_engine import Reply, tool_call
 
 HERMES = tool_call("calculator", expression="1+1")
@@ -82,8 +82,8 @@ async def test_markers_sampled_as_letters_are_warned_of(caplog: pytest.LogCaptur
     caplog.set_level(logging.WARNING, "strands_sglang.provider.audit")
     pieces = ("<", "tool_call>", HERMES.removeprefix("<tool_call>").removesuffix("</tool_call>"), "</", "tool_call>")
     ids = [token for piece in pieces for token in tokenizer("qwen3").encode(piece, add_special_tokens=False)]
-    model, _ = scripted_model(lambda _: Reply(ids=ids), alarm_after=1)
-    agent = agent_on(model)
+
+    agent, _, _ = acting(lambda _: Reply(ids=ids), "qwen3", alarm_after=1)
     await agent.invoke_async("1+1?")
     assert agent.messages[-1]["content"] == [{"text": HERMES}]
     assert "not sampled as the tokenizer's tokens" in caplog.text

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang.chat.tokenization import Encoder
-from strands_sglang.engine import FinishReason
 from strands_sglang.errors import EngineError
 from strands_sglang.provider.stream_events import Block, LiveEvents, LiveText, blocks_of, calls_as_blocks
 from strands_sglang.tool_parsers import HermesToolParser
 from support.families import tokenizer
-from support.provider.agents import acting, agent_on, said, scripted_model
+from support.provider.agents import acting, said
 from support.scripted_engine import Reply, tool_call
 
 pytestmark = pytest.mark.usefixtures("exact")
@@ -84,28 +83,6 @@ def test_blocks_do_not_depend_on_how_the_stream_is_split(
         assert said.startswith(told)
 
 
-@settings(max_examples=100, deadline=None)
-@given(TEXTS, SPLITS)
-def test_blocks_are_opened_and_closed_in_order(text: str, splits: list[int]) -> None:
-    live = LiveEvents(LiveText(encoder(), HermesToolParser(), reasoning_open=False))
-    ids, at, events = encode(text), 0, []
-    for size in [*splits, len(ids)]:
-        events += live.feed(ids[at : at + size])
-        at += size
-    events += live.finish(live.reconcile(plain(decode(ids[:-1] if ids and ids[-1] in ends() else ids), False)))
-    opened = False
-    for event in events:
-        if "contentBlockStart" in event:
-            assert not opened
-            opened = True
-        elif "contentBlockDelta" in event:
-            assert opened
-        elif "contentBlockStop" in event:
-            assert opened
-            opened = False
-    assert not opened
-
-
 def test_text_is_emitted_while_sampled_and_calls_are_not() -> None:
     _, shown = follow(encode(f"<think>\nhm hm\n</think>\n\nHello there.\n{CALL}"), [1] * 100, False)
     assert [kind for kind, _ in shown] == sorted(kind for kind, _ in shown)
@@ -158,12 +135,3 @@ async def test_a_cancelled_stream_ends_without_a_turn() -> None:
     assert result.stop_reason == "cancelled"
     assert len(tree) == 0
     await agent.invoke_async("again")
-
-
-async def test_a_truncated_turn_emits_its_call_as_text() -> None:
-    truncated = Reply(f"See:\n{CALL}", ended=False, finish=FinishReason.LENGTH)
-    model, _ = scripted_model([truncated], "qwen2.5", streaming=True)
-    agent = agent_on(model)
-    with pytest.raises(Exception, match="maximum token limit"):
-        await agent.invoke_async("go")
-    assert said(agent)[1] == f"assistant: See:\n{CALL}"

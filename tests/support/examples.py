@@ -28,6 +28,7 @@ def examples(count: int) -> int:
     return size(max(count // 4, 50), count)
 
 
-def long_families(families: Iterable[str]) -> list[Any]:
-    """Return parameters for a long property: eight families in CI, all of them in a soak."""
-    return [name if name in LONG_FAMILIES else pytest.param(name, marks=pytest.mark.soak) for name in families]
+def long_families(families: Iterable[str], *more: str) -> list[Any]:
+    """Return parameters for a long property: eight families (and `more`) in CI, all of them in a soak."""
+    chosen = {*LONG_FAMILIES, *more}
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.soak) for name in families]

@@ -9,6 +9,7 @@ import asyncio
 import socket
 import struct
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -187,3 +188,55 @@ def scripted(reply: Callable[[Received], Awaitable[bytes] | bytes]) -> ScriptedS
         await wire.reply(body if isinstance(body, bytes) else await body)
 
     return ScriptedServer(handle)
+
+
+Reply = Callable[[Wire], Awaitable[None]]
+
+
+def in_turn(*replies: Reply) -> ScriptedServer:
+    """Return a server whose n-th `/generate` is answered by the n-th reply, the last one again and again."""
+    number = 0
+
+    async def handle(wire: Wire) -> None:
+        nonlocal number
+        if await serve_rest(wire):
+            return
+        reply = replies[min(number, len(replies) - 1)]
+        number += 1
+        await wire.read_body()
+        await reply(wire)
+
+    return ScriptedServer(handle)
+
+
+def says(status: int, body: bytes, **headers: str) -> Reply:
+    """Return a reply with this body."""
+    return lambda wire: wire.reply(body, status, headers)
+
+
+def refuses(status: int, words: str = "words", **headers: str) -> Reply:
+    """Return a reply with SGLang's error message."""
+    return says(status, orjson.dumps({"error": {"message": words}}), **headers)
+
+
+def answers(*args: Any, **meta: Any) -> Reply:
+    """Return a reply with an answer like SGLang's (see `answer`)."""
+    return lambda wire: wire.reply(encoded(wire.received, *args, **meta))
+
+
+def always(status: int, body: bytes = b"", **headers: str) -> ScriptedServer:
+    """Return a server that says the same to every request, whatever its path."""
+
+    async def handle(wire: Wire) -> None:
+        await wire.read_body()
+        await wire.reply(body, status, headers)
+
+    return ScriptedServer(handle)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 3.0) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        await asyncio.sleep(0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strands_sglang.errors import TreeError
-from strands_sglang.tokens import Origin, TokenManager, TokenTree, TurnPurpose
+from strands_sglang.tokens import Origin, TokenManager, TokenTree
 from support.token_trees import forked, grow
 
 
@@ -40,20 +40,6 @@ def test_one_branch_as_lists() -> None:
     assert manager.trajectory() == tree.trajectory(tree[1])
     assert all(type(value) is int for value in manager.token_ids + manager.loss_mask)
     assert all(type(value) is float for value in manager.logprobs)
-
-
-def test_latest_branch_is_followed() -> None:
-    tree = TokenTree()
-    manager = TokenManager(tree)
-    a = grow(tree, None, [1], [2])
-    b = grow(tree, a, [3], [4])
-    assert manager.leaf is b
-    grow(tree, b, [5], [6], purpose=TurnPurpose.SIDE)
-    assert manager.leaf is b
-    tree.reject(b)
-    assert manager.leaf is a
-    retry = grow(tree, a, [3], [7])
-    assert manager.leaf is retry and manager.token_ids == [1, 2, 3, 7]
 
 
 def test_follow_other_branch() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strands_sglang.errors import CountMismatchError, RecordError
-from strands_sglang.tokens import Origin, TokenTree, Trajectory, TurnPurpose
+from strands_sglang.tokens import Origin, TokenTree, Trajectory
 from support.token_trees import forked, grow
 
 C, S, X = int(Origin.CONTEXT), int(Origin.SAMPLED), int(Origin.CLOSING)
@@ -34,38 +34,6 @@ def test_every_token_of_a_branch() -> None:
     types = {name: str(getattr(flat, name).dtype) for name in ("token_ids", "loss_mask", "logprobs", "versions")}
     assert types == {"token_ids": "int32", "loss_mask": "int8", "logprobs": "float64", "versions": "int32"}
     assert (str(flat.turns.dtype), str(flat.origins.dtype)) == ("int32", "int8")
-
-
-def masks(tree: TokenTree, **choice: object) -> list[list[int]]:
-    trajectories = tree.trajectories(**choice)  # type: ignore[arg-type]
-    for one in trajectories:
-        one.validate()
-    return [one.token_ids[one.loss_mask == 1].tolist() for one in trajectories]
-
-
-def test_shared_turns_are_trained_in_the_first_branch_only() -> None:
-    tree, _ = forked()
-    assert masks(tree) == [[10, 11, 12, 13, 14, 21, 22, 23], [40], [51]]
-    second = tree.trajectories()[1]
-    assert second.token_ids.tolist() == [1, 2, 3, 10, 11, 9, 40]
-    assert second.origins.tolist() == [C, C, C, S, S, C, S]
-    assert second.logprobs.tolist() == [0, 0, 0, -1.0, -1.1, 0, -4.0]  # known, though not trained here
-
-
-def test_rejected_and_side_turns_are_trained_on_request() -> None:
-    tree, _ = forked()
-    assert masks(tree, rejected=True) == [[10, 11, 12, 13, 14, 20], [21, 22, 23], [40], [51]]
-    assert masks(tree, purpose=TurnPurpose.SIDE) == [[30, 31]]
-    assert masks(tree, purpose=None) == [[10, 11, 12, 13, 14, 21, 22, 23], [30, 31], [40], [51]]
-
-
-def test_rejected_turn_inside_branch() -> None:
-    tree, turns = forked()
-    tree.reject(turns["b"])
-    assert masks(tree) == [[10, 11, 21, 22, 23], [40], [51]]
-    alone = tree.trajectory(turns["d"])
-    assert alone.token_ids[alone.loss_mask == 1].tolist() == [10, 11, 21, 22, 23]
-    assert not tree.trajectory(turns["retry"]).loss_mask[-1]
 
 
 def test_branch_without_sampled_tokens() -> None:

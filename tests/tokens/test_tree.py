@@ -19,17 +19,6 @@ from strands_sglang.tokens import Join, PreparedTurn, TokenTree, Turn, TurnPurpo
 from support.token_trees import forked, grow
 
 
-def test_prompt_is_branch_plus_closing_plus_context() -> None:
-    tree, turns = forked()
-    before = tree.to_dict()
-    prepared = tree.prepare(turns["c"], context=[7, 8], closing=[99], join=Join.PROVED)
-    assert prepared.ids == tree.ids(turns["c"]) + array("i", [99, 7, 8]) and len(prepared) == len(prepared.ids)
-    assert tree.to_dict() == before
-    turn = tree.commit(prepared, [1], [-1.0], prompt_tokens=len(prepared.ids))
-    assert prepared.turn is turn and turn.sampled_start == len(prepared.ids)
-    assert (turn.id, turn.parent, turn.start) == (8, turns["c"].id, turns["c"].end)
-
-
 def test_committed_fields_are_kept() -> None:
     tree, _ = forked()
     detail = {"rid": "r", "nested": {"list": [1, None]}, "pair": (1, 2)}
@@ -204,16 +193,6 @@ def test_ten_thousand_turns() -> None:
     assert twin.to_dict() == tree.to_dict() == TokenTree.from_dict(tree.to_dict()).to_dict()
 
 
-def test_reading() -> None:
-    tree, turns = forked()
-    a, b, c, d = (turns[name] for name in "abcd")
-    assert len(tree) == 8 and tree.turns == tuple(tree) and all(tree[turn.id] is turn for turn in tree)
-    assert tree.path(d) == [a, b, c, d]
-    assert tree.children(b) == [turns["retry"], c, turns["side"]] and tree.children(d) == []
-    assert tree.ids(d).tolist() == [1, 2, 3, 10, 11, 4, 12, 13, 14, 5, 21, 99, 6, 7, 22, 23]
-    assert tree.ids(b).tolist() == [1, 2, 3, 10, 11, 4, 12, 13, 14]
-
-
 def test_ids_are_a_copy() -> None:
     tree, turns = forked()
     for turn in (turns["d"], turns["b"]):
@@ -251,10 +230,6 @@ def test_copies_are_complete_and_independent(copied: Any) -> None:
     grow(twin, twin[turns["d"].id], [1], [2])
     twin.reject(twin[0])
     assert len(twin) == 9 and tree.to_dict() == before and tree.children(turns["d"]) == []
-
-
-def test_names() -> None:
-    assert TokenTree("episode-1").id == "episode-1" and TokenTree().id != TokenTree().id
 
 
 def test_branches_that_are_not_kept_flat() -> None:

@@ -31,6 +31,7 @@ from strands_sglang.tokens import (
     TurnPurpose,
     VersionSpan,
 )
+from support.examples import size
 
 Place: TypeAlias = tuple[int, int, Origin, int | None]
 
@@ -300,5 +301,5 @@ class Growing(RuleBasedStateMachine):
 
 TestGrowing = Growing.TestCase
 TestGrowing.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=size(30, 60), stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
 
 from strands_sglang.tool_parsers import ParseFailure as Failure
-from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.deepseek import DeepSeekV32ToolParser
 from support.tool_parsers.checks import Conformance, Format, rows
 
@@ -206,30 +204,6 @@ def test_call_outside_of_block_is_misplaced(before: str, raw: str, after: str) -
     failure = failed(before + raw + after)
     assert (failure.failure, failure.raw, failure.start) == (Failure.MISPLACED, raw, len(before))
     assert failure.name == "f" and f"between {OPENING} or {OPENING_4} and its closing marker" in failure.detail
-
-
-# --- tokens ----------------------------------------------------------------------------------------------------------
-
-
-def sampled(*pieces: str) -> SampledText:
-    """Return a text in which the word of the format is a token, but for the pieces that begin with `!`."""
-    text, tokens = "", set()
-    for piece in pieces:
-        written = piece.removeprefix("!")
-        if written == piece:
-            tokens |= {len(text) + found.start() for found in re.finditer("｜DSML｜", written)}
-        text += written
-    return SampledText(text, tokens, lambda marker: [marker.find("｜DSML｜")])
-
-
-def test_tag_letters_without_token_are_part_of_value() -> None:
-    quoted = f"!{PARAMETER_END}{END}{CALL}"
-    text = sampled(
-        f"!{CALL}", OPENING, f'{BEGIN}{PARAMETER}s" string="true">', quoted, f"{PARAMETER_END}{END}{CLOSING}"
-    )
-    turn = parse(text)
-    assert [call.arguments for call in turn.calls] == [{"s": quoted[1:]}] and turn.failures == ()
-    assert turn.text == CALL
 
 
 class TestDeepSeekV32(Conformance):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, NamedTuple
 
 import pytest
 
-from strands_sglang.tool_parsers import ParsedTurn, SampledText
+from strands_sglang.tool_parsers import ParsedTurn
 from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.gemma import GemmaToolParser
 from support.tool_parsers.checks import Conformance, Format, rows, same
@@ -116,20 +115,6 @@ def test_name_is_verbatim(dialect: Dialect, name: str) -> None:
     assert [call.name for call in parse(dialect.call(name, {})).calls] == [name]
 
 
-def test_only_marker_tokens_are_markers() -> None:
-    """Also inside a call: letters that look like a string mark are part of the string."""
-    inner = 'say <|"|> and <tool_call|>'
-    text = f'{CALL}<|tool_call>call:f{{a:<|"|>{inner}<|"|>}}<tool_call|>'
-    words = re.compile("|".join(map(re.escape, GEMMA_4)))
-    at = len(CALL)
-    sampled = {found.start() for found in words.finditer(text, at)} - {
-        found.start() + text.index(inner) for found in words.finditer(inner)
-    }
-    turn = GemmaToolParser().parse(SampledText(text, sampled, lambda marker: [0] if words.match(marker) else []))
-    assert [(call.name, call.arguments, call.start) for call in turn.calls] == [("f", {"a": inner}, at)]
-    assert (turn.failures, turn.text) == ((), CALL)
-
-
 # --- reasoning -------------------------------------------------------------------------------------------------------
 
 
@@ -200,17 +185,6 @@ def test_malformed_call_does_not_affect_next_call(dialect: Dialect, body: str, f
 def test_mixed_or_missing_closing_markers_fail(text: str, failure: Failure, name: str | None) -> None:
     item = failed(text)
     assert (item.failure, item.name, item.raw, item.start) == (failure, name, text, 0)
-
-
-@both
-def test_call_text_inside_malformed_call_is_part_of_it(dialect: Dialect) -> None:
-    inner = dialect.string(f"{dialect.closing}{dialect.call('rm', {})}")
-    for broken in (
-        *(f"a:1,a:{inner}", f"a:x,b:{inner}", f"{inner}:1", f"a:1 {inner}", f"a:[{inner}", f"a:{inner}{inner}"),
-    ):
-        raw = dialect.raw(f"call:f{{{broken}}}")
-        turn = parse(f"{raw}{CALL}")
-        assert [item.raw for item in turn.failures] == [raw] and [call.name for call in turn.calls] == ["calculator"]
 
 
 @both

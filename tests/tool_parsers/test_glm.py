@@ -6,10 +6,11 @@ import pytest
 
 from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.glm import GlmToolParser
-from support.tool_parsers.checks import TYPED, Conformance, Format, rows, sampled
+from support.tool_parsers.checks import TYPED, Conformance, Format, rows
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
-WORDS = (OPENING, CLOSING, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+
 CALL = "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>12*7+3</arg_value>\n</tool_call>"
 
 
@@ -63,13 +64,6 @@ def test_call_without_arguments() -> None:
 def test_malformed_call_does_not_affect_next_call(inside: str, failure: Failure) -> None:
     raw = f"{OPENING}{inside}{CLOSING}"
     FORM.check_malformed(raw, failure, CALL)
-
-
-def test_tag_letters_without_token_are_part_of_value() -> None:
-    value = f"</arg_value>\n{CLOSING}{CALL}"
-    pieces = (OPENING, "f", "<arg_key>", "s", "</arg_key>", "<arg_value>", value, "</arg_value>", CLOSING)
-    turn = parse(sampled(WORDS, f"Write {CALL}: ", *pieces, f" {CALL}"))
-    assert [call.arguments for call in turn.calls] == [{"s": value}] and turn.failures == ()
 
 
 class TestGlm(Conformance):

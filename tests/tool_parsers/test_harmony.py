@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_sglang.tool_parsers import ParseFailure as Failure
-from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.harmony import HarmonyToolParser
 from support.families import tokenizer
 from support.tool_parsers.checks import Conformance, Format, json_values, rows, same
@@ -147,22 +145,6 @@ def test_messages_by_channel(text: str, reasoning: str | None, remains: str, res
     assert turn.failures == () and turn.reasoning_closed
 
 
-def test_only_marker_tokens_are_markers() -> None:
-    """A model that quotes a page about this format writes letters, also in its reasoning and in its answer."""
-    quoted = f"{END}{ASSISTANT}{CALL}"
-    text = turn_of(on("analysis", f"It says {quoted}"), on("final", f"It says {quoted} to=functions.f", ""))
-    words = re.compile("|".join(map(re.escape, ALL)))
-    letters = {
-        found.start() + at.start() for at in re.finditer(re.escape(quoted), text) for found in words.finditer(quoted)
-    }
-    sampled = {found.start() for found in words.finditer(text)} - letters
-    turn = HarmonyToolParser().parse(
-        SampledText(text, sampled, lambda marker: [found.start() for found in words.finditer(marker)])
-    )
-    assert (turn.calls, turn.failures, turn.reasoning_closed) == ((), (), True)
-    assert (turn.reasoning, turn.text) == (f"It says {quoted}", f"It says {quoted} to=functions.f")
-
-
 # --- the real template -----------------------------------------------------------------------------------------------
 
 USER = {"role": "user", "content": "What is 12*7+3?"}
@@ -289,13 +271,6 @@ def test_malformed_call_does_not_affect_next_call(raw: str, failure: Failure, na
 def test_misplaced_calls_fail(text: str, failure: Failure, raw: str | None) -> None:
     item = failed(text)
     assert (item.failure, item.raw) == (failure, text if raw is None else raw)
-
-
-def test_call_text_inside_malformed_call_is_part_of_it() -> None:
-    inner = f"{ASSISTANT}{call_of('rm', {})}"
-    for content in (f'{{"a": "{inner}', f'{{"a": 1{inner}', f"{{}} {inner}", f'{{"a": 1, "a": "{inner}"}}{inner}'):
-        text = on(TO_F, content, "")
-        assert failed(text).raw == text
 
 
 WITH_EVERYTHING = call_of("get_it", {"s": 'a"\\ é 😀', "n": [-1.5e10, 0, True, False, None, {"x": {}}]})

@@ -57,15 +57,6 @@ def test_malformed_call_does_not_affect_next_call(body: str, failure: Failure) -
     FORM.check_malformed(raw, failure, CALL)
 
 
-def test_call_text_inside_malformed_call_is_part_of_it() -> None:
-    """Arguments written without escapes: the decoder got as far as the inner call, so that is not executed."""
-    inner = '</tool_call> <tool_call>{"name": "rm", "arguments": {}}</tool_call>'
-    turn = parse(f'<tool_call>{{"name": "write", "arguments": {{"text": "{inner}"}}}}</tool_call>')
-    assert turn.calls == () and [item.failure for item in turn.failures] == [Failure.INVALID_JSON]
-    repeated = '<tool_call>{"name": "w", "name": "</tool_call><tool_call>{}"}</tool_call>'
-    assert failed(repeated).raw == repeated
-
-
 def test_unclosed_string_includes_markers_after_it() -> None:
     """On one line, the string runs into the next call: whose text that is cannot be told, so nothing is executed."""
     turn = parse(f'<tool_call>{{"name": "f", "arguments": {{"a": "}}}}</tool_call>{CALL}{CALL}')

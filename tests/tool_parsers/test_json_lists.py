@@ -138,16 +138,6 @@ def test_unclosed_string_includes_markers_after_it(form: ListFormat) -> None:
     assert len(turn.failures) == 1 and turn.failures[0].raw.endswith(form.call) and len(turn.calls) == 1
 
 
-@each_format
-def test_call_text_inside_malformed_call_is_part_of_it(form: ListFormat) -> None:
-    """Written without escapes: the decoder got as far as the inner call, so that is not executed."""
-    inner = form.fill('{CLOSING}{OPENING}[{"name": "rm", "arguments": {}}]{CLOSING}')
-    turn = form.parse(form.listed(f'{{"name": "write", "arguments": {{"text": "{inner}"}}}}'))
-    assert turn.calls == () and turn.failures[0].failure is Failure.INVALID_JSON
-    repeated = form.fill('{OPENING}[{"name": "w", "name": "{CLOSING}{OPENING}[]"}]{CLOSING}')
-    assert form.failed(repeated).failure is Failure.DUPLICATE_KEY
-
-
 EVERYTHING = json.dumps(
     [{"name": "f", "arguments": {"s": 'a"\\ é 😀', "n": [-1.5e10, 0, True, False, None, {"x": {}}]}}]
 )

@@ -1,4 +1,4 @@
-"""Calls in a section: what every format of sections reads and refuses alike."""
+"""Calls in a section: what every format of sections reads and refuses alike, and what is special to one family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
 from support.tool_parsers.checks import Conformance, rows, shown
-from support.tool_parsers.sections import SECTION_FORMATS, SectionFormat
+from support.tool_parsers.sections import DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, SECTION_FORMATS, SectionFormat
 
 each_format = pytest.mark.parametrize("form", SECTION_FORMATS, ids=lambda form: form.name)
 
@@ -161,3 +161,119 @@ class TestSections(Conformance):
         ('{BEGIN}{CALL_BEGIN}{HEAD}{"a', "The turn ended in the middle of the JSON", "f"),
         ("{BEGIN}{CALL_BEGIN}f", "The turn ended before the {SEPARATOR}", None),
     ]
+
+
+# --- what is special to a family -------------------------------------------------------------------------------------
+
+DEEPSEEK_NAMES = [" f", "a.b:0", "function", "ü", '{"name": "f"}']
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        *((DEEPSEEK_V3, name) for name in (*DEEPSEEK_NAMES, "f ", "```json", "f\r")),  # the rest of a line
+        *((DEEPSEEK_V31, name) for name in (*DEEPSEEK_NAMES, "f\n", "<|tool_call|>")),  # what stands between markers
+    ],
+)
+def test_name_is_verbatim(form: SectionFormat, name: str) -> None:
+    (call,) = form.parse(form.section(form.call_of(name, {}))).calls
+    assert call.name == name
+
+
+@pytest.mark.parametrize(
+    ("call_id", "name"),
+    [
+        *rows("f", "functions.f:0", "functions.f:007", "functions.f:" + "9" * 5000),
+        *(("functions.a.b:12", "a.b"), ("functions.a:b:1", "a:b"), ("functions.a:1:2", "a:1")),
+        *(("functions.functions.f:0", "functions.f"), ("functions. f :0", " f "), ("functions..:0", ".")),
+    ],
+)
+def test_id_is_verbatim_and_has_the_name(call_id: str, name: str) -> None:
+    (call,) = KIMI_K2.parse(KIMI_K2.fill(f"{{BEGIN}}{{CALL_BEGIN}}{call_id}{{SEPARATOR}}{{}}{{CALL_END}}{{END}}")).calls
+    assert (call.name, call.id) == (name, call_id)
+
+
+DEEPSEEK_V3_CALLS = [
+    *(
+        (f"{{CALL_BEGIN}}{word}{{SEPARATOR}}f\n```json\n{{}}\n```{{CALL_END}}", Failure.MISSING_NAME)
+        for word in ("", "f", "Function", " function", "function ", "function\n", "functions", "tool", "f\n")
+    ),
+    *(
+        (f"{{CALL_BEGIN}}function{{SEPARATOR}}{body}{{CALL_END}}", failure)
+        for body, failure in [
+            *rows(Failure.MISSING_NAME, "", "\n```json\n{}\n```", " \n```json\n{}\n```", "\nf\n```json\n{}\n```"),
+            *rows(Failure.BAD_ARGUMENTS, "f", "f\n", "f\n{}", "f{}", "f\n```\n{}\n```", "f\n```python\n{}\n```"),
+            *rows(Failure.BAD_ARGUMENTS, "f\n```jsonc\n{}\n```", "f\n```JSON\n{}\n```", "f\n```json{}\n```"),
+            *rows(Failure.BAD_ARGUMENTS, "f\n```json {}\n```", "f\n\n```json\n{}\n```", "f\n ```json\n{}\n```"),
+            *rows(Failure.BAD_ARGUMENTS, "f ```json\n{}\n```", "f\r\n ```json\n{}\n```"),
+            *rows(Failure.BAD_ARGUMENTS, 'f\n{"a": "{CALL_END}{CALL_BEGIN}"}', "f{SEPARATOR}\n```json\n{}\n```"),
+            *rows(Failure.INVALID_JSON, "f\n```json\n```", "f\n```json\n```json\n{}\n```"),
+            *rows(Failure.UNCLOSED, "f\n```json\n{}", "f\n```json\n{}\n"),
+            *rows(Failure.TRAILING_TEXT, "f\n```json\n{}```", "f\n```json\n{} ```", "f\n```json\n{}\n ```"),
+            *rows(Failure.TRAILING_TEXT, "f\n```json\n{}\n```\n", "f\n```json\n{}\n````", "f\n```json\n{}\n``"),
+            ("f\n```json\n{}\nx\n```", Failure.TRAILING_TEXT),
+        ]
+    ),
+]
+DEEPSEEK_V31_CALLS = [
+    ("{CALL_BEGIN}{SEPARATOR}{}{CALL_END}", Failure.MISSING_NAME),
+    ("{CALL_BEGIN} \n\u00a0{SEPARATOR}{}{CALL_END}", Failure.MISSING_NAME),
+    ("{CALL_BEGIN}function{SEPARATOR}f\n```json\n{}\n```{CALL_END}", Failure.INVALID_JSON),
+    ("{CALL_BEGIN}f{SEPARATOR}g{SEPARATOR}{}{CALL_END}", Failure.INVALID_JSON),
+    ("{CALL_BEGIN}f{SEPARATOR}```json\n{}\n```{CALL_END}", Failure.INVALID_JSON),
+    ("{CALL_BEGIN}f{SEPARATOR}{}{SEPARATOR}{CALL_END}", Failure.TRAILING_TEXT),
+]
+KIMI_K2_CALLS = [
+    *(
+        (f"{{CALL_BEGIN}}{call_id}{{SEPARATOR}}{{}}{{CALL_END}}", Failure.MISSING_NAME)
+        for call_id in [
+            *("", " ", "f", "f:0", "functions.f", "functions.f:", "functions.f:x", "functions.f:-1"),
+            *("functions.f:1.5", "functions.f: 0", "functions.f:0 ", " functions.f:0", "\nfunctions.f:0\n"),
+            *("functions.:0", "functions. :0", "functions:f:0", "Functions.f:0", "functions.f:٣", "functions.f:²"),
+            *("call00001", "functions.f:0:", ":0", "."),
+        ]
+    ),
+    ("{CALL_BEGIN}functions.f:0{SEPARATOR}{SEPARATOR}{}{CALL_END}", Failure.INVALID_JSON),
+    ("{CALL_BEGIN}functions.f:0{SEPARATOR}{}{SEPARATOR}{CALL_END}", Failure.TRAILING_TEXT),
+]
+
+
+@pytest.mark.parametrize(
+    ("form", "raw", "failure"),
+    [
+        pytest.param(form, raw, failure, id=f"{form.name}-{shown(raw)}")
+        for form, calls in (
+            *((DEEPSEEK_V3, DEEPSEEK_V3_CALLS), (DEEPSEEK_V31, DEEPSEEK_V31_CALLS)),
+            (KIMI_K2, KIMI_K2_CALLS),
+        )
+        for raw, failure in calls
+    ],
+)
+def test_malformed_call_of_one_family_does_not_affect_other_calls(
+    form: SectionFormat, raw: str, failure: Failure
+) -> None:
+    form.check_bad_call(raw, failure)
+
+
+class TestDeepSeekV3(Conformance):
+    forms = [DEEPSEEK_V3]
+    details = [
+        ("{BEGIN}{CALL_BEGIN}f{SEPARATOR}{}{CALL_END}{END}", "there must be the word function", None),
+        (
+            "{BEGIN}{CALL_BEGIN}function{SEPARATOR}f\n{}{CALL_END}{END}",
+            "a line ```json must open its arguments, at",
+            None,
+        ),
+        ("{BEGIN}{CALL_BEGIN}function{SEPARATOR}{CALL_END}{END}", "The name of a tool must directly follow", None),
+        ("{BEGIN}{CALL_BEGIN}{HEAD}{}{CALL_END}{END}", "not closed by ``` on a line of its own", "f"),
+    ]
+
+
+class TestDeepSeekV31(Conformance):
+    forms = [DEEPSEEK_V31]
+    details = [("{BEGIN}{CALL_BEGIN}{SEPARATOR}{}{CALL_END}{END}", "and {SEPARATOR} there must be the name", None)]
+
+
+class TestKimiK2(Conformance):
+    forms = [KIMI_K2]
+    details = [("{BEGIN}{CALL_BEGIN}f{SEPARATOR}{}{CALL_END}{END}", "there must be functions.NAME:INDEX", None)]

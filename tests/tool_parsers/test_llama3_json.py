@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.base import Schemas
 from strands_sglang.tool_parsers.llama3_json import Llama3JsonToolParser
 from strands_sglang.tool_parsers.parsed import ParsedTurn
@@ -129,13 +128,6 @@ def test_tag_after_text_is_misplaced(before: str, remains: str) -> None:
 def test_tag_inside_string_of_answer_is_data() -> None:
     for text in (f'{{"a": "{TAG}"}}', f'{{"a": "{TAG}{{}}'):
         assert parse(text) == ParsedTurn(reasoning=None, text=text)
-
-
-def test_marker_letters_without_token_are_text() -> None:
-    text = f"{TAG}{CALL}"
-    turn = PARSER.parse(SampledText(text, set(), lambda marker: [0] if marker == TAG else []))
-    assert turn == ParsedTurn(reasoning=None, text=text)
-    assert len(PARSER.parse(SampledText(text, {0}, lambda marker: [0] if marker == TAG else [])).calls) == 1
 
 
 EVERYTHING = json.dumps(

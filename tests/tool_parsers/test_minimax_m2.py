@@ -10,7 +10,7 @@ import pytest
 from strands_sglang.tool_parsers import ParsedTurn
 from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.minimax_m2 import MiniMaxM2ToolParser
-from support.tool_parsers.checks import TYPED, Conformance, Format, rows, sampled
+from support.tool_parsers.checks import TYPED, Conformance, Format, rows
 
 OPENING, CLOSING = "<minimax:tool_call>", "</minimax:tool_call>"
 INVOKE = '<invoke name="f">\n<parameter name="s">12*7+3</parameter>\n</invoke>'
@@ -147,28 +147,6 @@ def test_call_outside_of_block_is_misplaced(before: str, raw: str, after: str) -
 )
 def test_text_about_the_format_is_text(text: str) -> None:
     assert parse(text) == ParsedTurn(reasoning=None, text=text)
-
-
-def test_marker_letters_without_token_are_part_of_value() -> None:
-    value = f"{CLOSING}\n{OPENING} as the manual says"
-    turn = parse(
-        sampled((OPENING, CLOSING), f"Write {OPENING}: ", OPENING, invoke_of("f", {"s": value}), INVOKE, CLOSING)
-    )
-    assert [call.arguments["s"] for call in turn.calls] == [value, "12*7+3"] and turn.failures == ()
-    assert turn.text == f"Write {OPENING}: "
-
-
-def test_tags_that_are_not_tokens_break_a_value() -> None:
-    """The value quotes a whole block: its calls are never executed, and nothing beside them either."""
-    text = sampled(
-        (OPENING, CLOSING),
-        OPENING,
-        invoke_of("f", {"s": f"See:\n{block(INVOKE, invoke_of('rm', {}))}\n"}),
-        INVOKE,
-        CLOSING,
-    )
-    turn = parse(text)
-    assert turn.calls == () and [item.raw for item in turn.failures] == [str(text)]
 
 
 class TestMiniMaxM2(Conformance):

@@ -89,14 +89,6 @@ def test_malformed_named_call_does_not_affect_other_calls(raw: str, failure: Fai
     assert [call.name for call in turn.calls] == ["calculator"] * 3 and turn.text == "a"
 
 
-CUT = '[TOOL_CALLS]f[CALL_ID]call00001[ARGS]{"s": "a\\"\\u00e9", "n": [-1.5e10, 0, true, null]}'
-
-
-@pytest.mark.parametrize("length", range(len(OPENING), len(CUT)))
-def test_truncated_named_call_is_unclosed(length: int) -> None:
-    assert FORM.found(f"x\n{NAMED}{CUT[:length]}") == (["calculator"], [(Failure.UNCLOSED, CUT[:length])], "x")
-
-
 def test_unclosed_string_includes_markers_after_it() -> None:
     """Cut or forgotten: whose text that is cannot be told, so nothing behind is executed."""
     raw = '[TOOL_CALLS]f[ARGS]{"a": "x}[TOOL_CALLS]rm[ARGS]{}'

@@ -17,20 +17,14 @@ UNSEEN = [
 
 
 @pytest.mark.parametrize("name", UNSEEN)
-def test_call_with_unprintable_name_fails(name: str) -> None:
-    call = json.dumps({"name": f"step{name}", "arguments": {}})
+@pytest.mark.parametrize(("arguments", "failure"), [({}, Failure.MISSING_NAME), (5, Failure.BAD_ARGUMENTS)])
+def test_call_with_unprintable_name_fails(name: str, arguments: object, failure: Failure) -> None:
+    call = json.dumps({"name": f"step{name}", "arguments": arguments})
     turn = reject_unprintable_names(HermesToolParser().parse(f"so\n<tool_call>\n{call}\n</tool_call>"))
     assert not turn.calls and turn.text == "so"
     (failed,) = turn.failures
-    assert failed.failure is Failure.MISSING_NAME and failed.name is None
+    assert failed.failure is failure and failed.name is None
     assert failed.detail.isprintable()
-
-
-@pytest.mark.parametrize("name", UNSEEN)
-def test_failed_call_has_no_unprintable_name(name: str) -> None:
-    call = json.dumps({"name": f"step{name}", "arguments": 5})
-    (failed,) = reject_unprintable_names(HermesToolParser().parse(f"<tool_call>\n{call}\n</tool_call>")).failures
-    assert failed.name is None
 
 
 @pytest.mark.parametrize("name", UNSEEN)

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from strands_sglang.tool_parsers.parsed import ParseFailure
+from strands_sglang.tool_parsers.parsed import ParseFailure as Failure
 from support.tool_parsers.checks import Conformance
 from support.tool_parsers.json_lists import ONE, call_of
 from support.tool_parsers.json_lists import PHI4 as FORM
-
-Failure = ParseFailure
 
 
 @pytest.mark.parametrize("before", ["", "\n \t", "<think>hm</think>", "<think>hm</think>\n\n"])

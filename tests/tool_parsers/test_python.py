@@ -21,7 +21,7 @@ from strands_sglang.tool_parsers._json import MAX_DEPTH, MAX_DIGITS
 from strands_sglang.tool_parsers._python import PythonReader, skip_blanks
 from strands_sglang.tool_parsers.parsed import CallFault
 from support.examples import examples
-from support.tool_parsers.checks import SECONDS, least_seconds, rows
+from support.tool_parsers.checks import SECONDS, json_values, least_seconds, rows
 
 
 def read(text: str) -> Any:
@@ -255,11 +255,6 @@ def test_other_errors_were_not_cut(text: str) -> None:
 
 # --- any text ---------------------------------------------------------------------------------------------------------
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
 pieces = st.sampled_from(
     [
         *"'\"[]{}(),:=+-.\\ \n\r\t\f\0019eExuUNrb#_",
@@ -289,7 +284,7 @@ def spelled(value: Any, draw: Callable[[Any], Any]) -> str:
 
 
 @settings(deadline=None, max_examples=examples(200))
-@given(values, st.data())
+@given(json_values, st.data())
 def test_written_values_are_parsed(value: Any, data: st.DataObject) -> None:
     text = spelled(value, data.draw)
     assert same(python(text), value)
@@ -297,7 +292,7 @@ def test_written_values_are_parsed(value: Any, data: st.DataObject) -> None:
 
 
 @settings(deadline=None, max_examples=examples(300))
-@given(values, st.data())
+@given(json_values, st.data())
 def test_damaged_literal_equals_pythons_or_fails(value: Any, data: st.DataObject) -> None:
     text = spelled(value, data.draw)
     for _ in range(data.draw(st.integers(1, 4))):

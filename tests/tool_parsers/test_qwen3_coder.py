@@ -7,7 +7,7 @@ import pytest
 from strands_sglang.tool_parsers import ParsedTurn
 from strands_sglang.tool_parsers import ParseFailure as Failure
 from strands_sglang.tool_parsers.qwen3_coder import Qwen3CoderToolParser
-from support.tool_parsers.checks import TYPED, Conformance, Format, rows, sampled
+from support.tool_parsers.checks import TYPED, Conformance, Format, rows
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 CALL = "<tool_call>\n<function=f>\n<parameter=s>\n12*7+3\n</parameter>\n</function>\n</tool_call>"
@@ -145,21 +145,6 @@ def test_misplaced_function_does_not_affect_other_calls() -> None:
 )
 def test_text_about_the_format_is_text(text: str) -> None:
     assert parse(text) == ParsedTurn(reasoning=None, text=text)
-
-
-def test_marker_letters_without_token_are_part_of_value() -> None:
-    value = f"{CLOSING}\n{OPENING} as the manual says"
-    inside = f"\n<function=f>\n<parameter=s>\n{value}\n</parameter>\n</function>\n"
-    turn = parse(sampled((OPENING, CLOSING), f"Write {OPENING}: ", OPENING, inside, CLOSING))
-    assert [call.arguments for call in turn.calls] == [{"s": value}] and turn.failures == ()
-    assert turn.text == f"Write {OPENING}: "
-
-
-def test_tags_that_are_not_tokens_break_a_value() -> None:
-    inside = "<function=f><parameter=s>a</parameter></function><tool_call><function=rm></function></tool_call>"
-    text = sampled((OPENING, CLOSING), OPENING, f"<function=f><parameter=s>{inside}</parameter></function>", CLOSING)
-    turn = parse(text)
-    assert turn.calls == () and [item.raw for item in turn.failures] == [str(text)]
 
 
 class TestQwen3Coder(Conformance):

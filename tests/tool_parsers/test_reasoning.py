@@ -6,10 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import HermesToolParser, ParseFailure, ToolParser
-from strands_sglang.tool_parsers.deepseek import DeepSeekV31ToolParser
-from strands_sglang.tool_parsers.glm import GlmToolParser
-from strands_sglang.tool_parsers.kimi_k2 import KimiK2ToolParser
+from strands_sglang.tool_parsers import HermesToolParser, ParseFailure
 from strands_sglang.tool_parsers.parsed import split_reasoning
 
 OPEN, NOT_OPEN = True, False
@@ -91,24 +88,3 @@ def test_draft_in_later_reasoning_is_not_a_call(text: str, calls: list[str], fai
 def test_later_reasoning_stays_in_text() -> None:
     text = f"Hm.<think>draft: {DRAFT} no</think>I will not."
     assert HermesToolParser().parse(text).text == text
-
-
-@pytest.mark.parametrize(
-    ("parser", "draft"),
-    [
-        (GlmToolParser(), "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"),
-        (
-            DeepSeekV31ToolParser(),
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        ),
-        (
-            KimiK2ToolParser(),
-            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}"
-            "<|tool_call_end|><|tool_calls_section_end|>",
-        ),
-    ],
-)
-def test_drafts_of_other_families(parser: ToolParser, draft: str) -> None:
-    assert len(parser.parse(draft).calls) == 1
-    parsed = parser.parse(f"Hm.<think>{draft}</think>No. {draft}")
-    assert len(parsed.calls) == 1 and not parsed.failures and parsed.calls[0].start > parsed.text.index("</think>")

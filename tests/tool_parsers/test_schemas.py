@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from strands_sglang.tool_parsers.parsed import CallFault, ParseFailure, quoted
 from strands_sglang.tool_parsers.schemas import Values, type_of
 from support.examples import examples
+from support.tool_parsers.checks import json_values
 
 STRING, INTEGER, NUMBER, BOOLEAN, NULL, OBJECT, ARRAY = (
     {"type": name} for name in ("string", "integer", "number", "boolean", "null", "object", "array")
@@ -289,11 +290,6 @@ def test_recursive_schema_terminates(schema: Any, definitions: Any) -> None:
 # --- any schema, any text --------------------------------------------------------------------------------------------
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-json_values = st.recursive(
-    scalars | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
 words = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "nullable", "properties", "additionalProperties")
 names = ("string", "integer", "number", "boolean", "null", "object", "array", "any", "#", "#/$defs/A", "#/properties/p")
 any_schema: st.SearchStrategy[Any] = st.recursive(

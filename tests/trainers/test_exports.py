@@ -52,16 +52,6 @@ def test_random_episodes_are_restored_bit_for_bit(tmp_path: Path) -> None:
     assert 0 < kept == sum(one.reward is None for one in expected)
 
 
-def test_logprobs_of_every_magnitude(tmp_path: Path) -> None:
-    tree = TokenTree("t")
-    values = [-0.0, -5e-324, -1e-300, -0.1, -1 / 3, float(np.float32(-0.1)), np.nextafter(-1.0, -2.0), -1e300]
-    prepared = tree.prepare(None, context=[1])
-    tree.commit(prepared, list(range(len(values))), values)
-    write_jsonl([episode_of(tree)], tmp_path / "rows.jsonl")
-    [found] = read_jsonl(tmp_path / "rows.jsonl")
-    assert found.trajectory.logprobs[1:].tobytes() == np.array(values).tobytes()
-
-
 async def test_run_and_ledger_write_the_same_file_and_verify_accepts_it(tmp_path: Path) -> None:
     directory, path = tmp_path / "run", tmp_path / "rows.jsonl"
     made = await run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,14 +14,11 @@ from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.runs import Episode, Task
 from strands_sglang.tokens import ImageSpan
 from strands_sglang.trainers.images import ImageFeatures, images_within, pictures_of
-from strands_sglang.trainers.rows import Branches, plain_rows, rows
 from strands_sglang.trainers.slime.samples import samples_of
 from support.pictures import image_block, png
 from support.rollout.scripts import PromptEngine, run
 from support.scripted_engine import Answer
 from support.trainers.slime_mirror import Sample
-from support.trainers.verl_mirror import AgentLoopOutput
-from support.trainers.verl_mirror import adapter as verl
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -97,16 +93,6 @@ def test_samples_have_the_images_of_their_tokens(episode: Episode) -> None:
     assert sample.tokens.count(pad) == 12 + 6 + 6
 
 
-def test_a_sample_that_was_cut_has_only_the_images_it_kept(episode: Episode) -> None:
-    first = rows(episode)[0]
-    ends = [turn.end for turn in episode.tree]
-    limit = ends[1] - len(first.prompt_ids)  # the first two turns
-    (sample,) = samples_of(Sample(), episode, decode=str, response_limit=limit, images=ImageFeatures(Processor()))
-    assert sample.multimodal_inputs is not None
-    assert len(sample.multimodal_inputs["images"]) == 2
-    assert len(sample.tokens) == ends[1]
-
-
 def test_text_only_samples_have_none(episode: Episode) -> None:
     sample = Sample(multimodal_inputs={"images": ["old"]})
     (filled,) = samples_of(
@@ -119,16 +105,6 @@ def test_another_grid_than_in_the_rollout_is_refused(episode: Episode) -> None:
     processor = Processor(**{"64x96": [1, 8, 4]})
     with pytest.raises(CountMismatchError, match="use the image processor of the served model"):
         samples_of(Sample(), episode, decode=str, images=ImageFeatures(processor))
-
-
-def test_verl_gets_the_images(episode: Episode) -> None:
-    (row,) = plain_rows(episode, pad_id=0, scored=True, branches=Branches.MAIN)
-    row = replace(row, versions=[None] * len(row.versions))  # verl's own are numbers
-    fields = verl.output_fields(row, episode, prompt_length=4096, response_length=4096, logprobs=True, steps=0)
-    output = AgentLoopOutput(**fields)
-    assert output.multi_modal_data is not None
-    assert [image.size for image in output.multi_modal_data["images"]] == [(140, 84), (64, 96), (64, 96)]
-    assert len(output.response_ids) == len(output.response_mask)
 
 
 def test_an_image_must_not_be_cut_in_two() -> None:

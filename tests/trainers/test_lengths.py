@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger import table
 from strands_sglang.runs import Episode
 from strands_sglang.tokens import ImageSpan, KeptSets, Trajectory
@@ -21,7 +20,6 @@ from strands_sglang.trainers.images import ImageFeatures, whole_images
 from strands_sglang.trainers.rows import Branches, PlainRow, plain_rows, rows
 from strands_sglang.trainers.slime.kept_sets import KeptSetsForm
 from strands_sglang.trainers.slime.samples import samples_of
-from strands_sglang.trainers.trl.batch import Completion, batch_of
 from support.trainers.areal_mirror import areal_installed
 from support.trainers.grown_episodes import ENDS, PLACEHOLDER, VOCABULARY, episode_of, grown, text_of
 from support.trainers.skyrl_mirror import adapter as skyrl
@@ -109,16 +107,6 @@ def test_arrow(episodes: list[Episode]) -> None:
         check_trajectory(trajectory)
 
 
-def test_rows(episodes: list[Episode]) -> None:
-    for episode in episodes:
-        for row in rows(episode, Branches.ALL):
-            count = len(row.response_ids)
-            assert count == len(row.loss_mask) == len(row.logprobs) == len(row.versions)
-            sampled = (row.trajectory.origins == 1)[len(row.prompt_ids) :][:count].tolist()
-            check_kept(row.kept, row.response_ids.tolist(), sampled)
-            check_images(row.images, row.token_ids.tolist())
-
-
 @pytest.mark.parametrize("side", list(Side))
 def test_padded_batches(episodes: list[Episode], side: Side) -> None:
     sources = [row for episode in episodes for row in rows(episode, Branches.ALL)]
@@ -179,18 +167,6 @@ def test_verl(episodes: list[Episode]) -> None:
         assert ids == row.token_ids[: len(ids)]
         shown = (made.multi_modal_data or {"images": []})["images"]
         assert ids.count(PLACEHOLDER) == placeholders(shown)
-
-
-def test_trl(episodes: list[Episode]) -> None:
-    for episode in episodes:
-        completion = Completion.of(episode)
-        if completion.row is not None and completion.row.images:
-            with pytest.raises(ConfigurationError, match="must not have images"):
-                batch_of([completion], pad=PAD, longest=None)
-            continue
-        batch = batch_of([completion], pad=PAD, longest=None)
-        (ids,), (mask,), (logprobs,) = (batch[name] for name in ("completion_ids", "env_mask", "logprobs"))
-        assert len(ids) == len(mask) == len(logprobs) >= 1
 
 
 def test_skyrl(episodes: list[Episode]) -> None:

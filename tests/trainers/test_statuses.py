@@ -46,9 +46,3 @@ def test_all_adapters_use_the_same_status(ended: EndReason) -> None:
     assert output["stop_reasons"] == [status.stop_reason]
     unscored = padded_batch([episode_of(tree, ended, None)], pad_token_id=0, train_unscored=True)
     assert bool(unscored["loss_mask"].any()) is status.trained
-
-
-def test_episode_without_its_reward_is_not_trained() -> None:
-    tree, _ = forked()
-    episode = episode_of(tree, EndReason.ANSWERED, None)
-    assert is_trainable(episode, scored=False) and not is_trainable(episode, scored=True)

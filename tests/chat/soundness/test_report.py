@@ -53,20 +53,6 @@ def test_several_calls_are_a_separate_check() -> None:
     assert found.refused == {"parallel tools": "there"}
 
 
-@pytest.mark.parametrize(
-    ("failure", "advice"),
-    [
-        (None, "Tool results are appended exactly."),
-        (FailureReason.LACKS, "The template does not support tools"),
-        (FailureReason.REWRITES, "Appending tool results is not proved"),
-        (FailureReason.TOKENS, "Appending tool results is not proved"),
-    ],
-)
-def test_advice(failure: FailureReason | None, advice: str) -> None:
-    verdicts = {(step, False): StepResult(failure, "w") for step in Step}
-    assert Soundness("0", verdicts, GOOD, False).advice.startswith(advice)
-
-
 def test_bridge_is_checked_once_per_tokenizer_template_and_arguments() -> None:
     tok = tokenizer("smollm2")
     assert sound_bridge(tok) is sound_bridge(tok) and soundness(tok) is sound_bridge(tok)[1]

@@ -54,9 +54,11 @@ MADE: list[tuple[SGLangModel, ScriptedEngine]] = []
 """The models of the test that runs, for the fixture that checks them after it."""
 
 
-def scripted_model(script: Script, family: str = "qwen3", **config: Any) -> tuple[SGLangModel, ScriptedEngine]:
+def scripted_model(
+    script: Script, family: str = "qwen3", *, end: str = "<|im_end|>", **config: Any
+) -> tuple[SGLangModel, ScriptedEngine]:
     """Return a model and the scripted engine behind it."""
-    engine = ScriptedEngine(tokenizer(family), script)
+    engine = ScriptedEngine(tokenizer(family), script, end)
     model = SGLangModel(tokenizer=engine.tokenizer, client=engine, **config)
     MADE.append((model, engine))
     return model, engine

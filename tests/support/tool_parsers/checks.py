@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
 from hypothesis import strategies as st
 
-from strands_sglang.tool_parsers import SampledText
 from strands_sglang.tool_parsers.base import ToolParser
 from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure, ToolCall
 from support.tool_parsers.grammars import GRAMMARS, Schemas
@@ -37,13 +36,6 @@ TYPED: Schemas = {
     }
 }
 """A tool for the formats that write values bare."""
-
-
-def sampled(words: Collection[str], *pieces: str) -> SampledText:
-    """Return a text in which the words that are pieces of their own are tokens."""
-    starts = [sum(map(len, pieces[:number])) for number in range(len(pieces))]
-    tokens = {start for start, piece in zip(starts, pieces, strict=True) if piece in words}
-    return SampledText("".join(pieces), tokens, lambda marker: [0] if marker in words else [])
 
 
 def same(one: Any, other: Any) -> bool:

@@ -29,10 +29,6 @@ class ListFormat(Format):
 
     opening: str
     closing: str
-    tokens: tuple[str, ...]
-    """The markers that are tokens of their own."""
-    think: str = "<think>"
-    thought: str = "</think>"
 
     def listed(self, *objects: str) -> str:
         return f"{self.opening}[{', '.join(objects)}]{self.closing}"
@@ -46,12 +42,8 @@ class ListFormat(Format):
         return {
             "OPENING": self.opening,
             "CLOSING": self.closing,
-            "THINK": self.think,
-            "THOUGHT": self.thought,
             "ONE": ONE,
             "CALL": self.call,
-            "NAMED": NAMED,
-            "CUT_OPENING": self.opening[:-1],
             "CUT_CLOSING": self.closing[:-1],
         }
 
@@ -72,23 +64,9 @@ class ListFormat(Format):
         assert self.found(f"a\n{self.call}{raw}{self.call}") == (["calculator", "calculator"], [(failure, raw)], "a")
 
 
-PHI4 = ListFormat(
-    parser=Phi4ToolParser(),
-    opening="<|tool_call|>",
-    closing="<|/tool_call|>",
-    tokens=("<|tool_call|>", "<|/tool_call|>"),
-)
-NEMOTRON = ListFormat(
-    parser=NemotronToolParser(), opening="<TOOLCALL>", closing="</TOOLCALL>", tokens=("<TOOLCALL>", "</TOOLCALL>")
-)
-MISTRAL = ListFormat(
-    parser=MistralToolParser(),
-    opening="[TOOL_CALLS]",
-    closing="",
-    tokens=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
-    think="[THINK]",
-    thought="[/THINK]",
-)
+PHI4 = ListFormat(parser=Phi4ToolParser(), opening="<|tool_call|>", closing="<|/tool_call|>")
+NEMOTRON = ListFormat(parser=NemotronToolParser(), opening="<TOOLCALL>", closing="</TOOLCALL>")
+MISTRAL = ListFormat(parser=MistralToolParser(), opening="[TOOL_CALLS]", closing="")
 CLOSED_FORMATS = [PHI4, NEMOTRON]
 """Those with a marker behind a list."""
 LIST_FORMATS = [*CLOSED_FORMATS, MISTRAL]

@@ -31,13 +31,13 @@ class SectionFormat(Format):
     inner_head: str
     """A head that fits into a JSON string as it is."""
 
-    def call_of(self, name: str, arguments: Any, number: int = 0, *, ascii_only: bool = False) -> str:
-        written = json.dumps(arguments, ensure_ascii=ascii_only)
-        head = self.head.format(name=name, number=number)
+    def call_of(self, name: str, arguments: Any) -> str:
+        written = json.dumps(arguments, ensure_ascii=False)
+        head = self.head.format(name=name)
         return f"{self.call_begin}{head}{written}{self.tail}{self.call_end}"
 
-    def section(self, *calls: str, between: str = "") -> str:
-        return f"{self.begin}{between.join(calls)}{self.end}"
+    def section(self, *calls: str) -> str:
+        return f"{self.begin}{''.join(calls)}{self.end}"
 
     @cached_property
     def call(self) -> str:
@@ -45,7 +45,7 @@ class SectionFormat(Format):
 
     @cached_property
     def words(self) -> Mapping[str, str]:
-        head = self.head.format(name="f", number=0)
+        head = self.head.format(name="f")
         return {
             "BEGIN": self.begin,
             "END": self.end,
@@ -61,8 +61,6 @@ class SectionFormat(Format):
             "INNER": f"{self.call_begin}{self.inner_head}{{}}{self.call_end}",
             "CALL": self.call,
             "SECTION": self.section(self.call),
-            "CUT_BEGIN": self.begin[:-1],
-            "CUT_CALL_END": self.call_end[1:],
         }
 
     def check_bad_call(self, raw: str, failure: ParseFailure) -> None:
@@ -109,7 +107,7 @@ KIMI_K2 = SectionFormat(
     call_begin="<|tool_call_begin|>",
     separator="<|tool_call_argument_begin|>",
     call_end="<|tool_call_end|>",
-    head="functions.{name}:{number}<|tool_call_argument_begin|>",
+    head="functions.{name}:0<|tool_call_argument_begin|>",
     tail="",
     bad_head="f<|tool_call_argument_begin|>",
     inner_head="functions.calculator:0<|tool_call_argument_begin|>",

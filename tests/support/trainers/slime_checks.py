@@ -9,7 +9,7 @@ from typing import Any
 
 from support.engine_probes import prefill_logprobs
 from support.trainers.slime_wire import Request
-from support.trainers.slime_world import Batch, slime
+from support.trainers.slime_world import Batch, SlimeWorld, slime
 
 Run = tuple[int, int]
 """Where trained tokens without a gap begin and end in the tokens of a sample."""
@@ -44,6 +44,13 @@ def _is_sampled(sample: Any, at: int) -> bool:
     offsets = sample.rollout_top_p_token_offsets
     kept = offsets is not None and offsets[at] < offsets[at + 1]  # a token without alternatives has logprob 0
     return bool(sample.rollout_log_probs[at] != 0.0 or sample.loss_mask[at] or kept)
+
+
+def checked_step(world: SlimeWorld, rollouts: int, number: int = 0) -> Batch:
+    """Do a training step, and check its batch."""
+    batch = world.step(number)
+    check_batch(batch, rollouts)
+    return batch
 
 
 def check_batch(batch: Batch, rollouts: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
@@ -91,3 +92,18 @@ def slime_args(**changed: Any) -> SimpleNamespace:
         "rollout_batch_size": 2, "global_batch_size": 1,
     }  # fmt: skip
     return SimpleNamespace(**{**plain, **changed})
+
+
+class State:
+    """slime's state of a rollout, as far as it is read."""
+
+    def __init__(self) -> None:
+        self.raised = threading.Event()
+
+    @property
+    def aborted(self) -> bool:
+        return self.raised.is_set()
+
+    @aborted.setter
+    def aborted(self, value: bool) -> None:
+        (self.raised.set if value else self.raised.clear)()

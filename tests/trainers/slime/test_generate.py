@@ -6,12 +6,11 @@ import asyncio
 import copy
 import inspect
 import pickle
-import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,37 +30,14 @@ from strands_sglang.trainers.slime import grpo_by_group, slime_rollout
 from strands_sglang.trainers.slime.samples import METADATA_KEY, SampleGroup
 from support.families import tokenizer
 from support.rollout.agent_kinds import build_helper, helper_script
-from support.rollout.scripts import PromptEngine, steps
+from support.rollout.scripts import PromptEngine, Script, steps
 from support.scripted_engine import Answer, Reply, tool_call
 from support.scripted_fleet import Engine
-from support.trainers.slime_mirror import Sample, Status
+from support.trainers.slime_mirror import Sample, State, Status
 from support.trainers.slime_validation import validate_batch, validate_sample
 
 SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "max_new_tokens": 400, "stop": None, "no_stop_trim": True}
 WAITING = threading.Event()
-
-
-class State:
-    """slime's state, as far as it is read."""
-
-    def __init__(self) -> None:
-        self.raised = threading.Event()
-
-    @property
-    def aborted(self) -> bool:
-        return self.raised.is_set()
-
-    @aborted.setter
-    def aborted(self, value: bool) -> None:
-        (self.raised.set if value else self.raised.clear)()
-
-
-@pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> State:
-    one, module = State(), ModuleType("slime.rollout.sglang_rollout")
-    module.GenerateState = lambda args: one  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return one
 
 
 @tool
@@ -108,6 +84,13 @@ def generator(engine: Any, **settings: Any) -> Any:
     inner = getattr(engine, "inner", engine)
     given = {"reward": score, "client": engine, "tokenizer": inner.tokenizer, **settings}
     return slime_rollout(given.pop("build", build), **given)
+
+
+def interrupting(script: Script, after: dict[int, int], state: State) -> InterruptingEngine:
+    """Return an engine that raises slime's flag during some requests, after so many tokens."""
+    engine = InterruptingEngine(PromptEngine(script), after.get)
+    engine.pause = state.raised
+    return engine
 
 
 def checked(one: Any) -> Any:
@@ -229,8 +212,7 @@ async def test_abort_before_the_first_turn(state: State) -> None:
 @pytest.mark.parametrize("branches", ["main", "all"])
 async def test_resumed_sample_is_the_same_episode(state: State, tmp_path: Path, masked: bool, branches: str) -> None:
     whole = await generator(PromptEngine(steps(3)))(arguments(), sample(), dict(SAMPLING))
-    engine = InterruptingEngine(PromptEngine(steps(3)), {1: 4, 2: 3, 3: 2, 5: 5}.get)
-    engine.pause = state.raised
+    engine = interrupting(steps(3), {1: 4, 2: 3, 3: 2, 5: 5}, state)
     generate = generator(engine, directory=tmp_path, branches=branches)
     args = arguments(mask_offpolicy_in_partial_rollout=masked)
     one, times, kept = sample(), 0, 0
@@ -295,18 +277,14 @@ async def test_without_a_reward_function_slime_scores() -> None:
     assert done.reward is None and not done.remove_sample
 
 
-async def test_rewards_by_name() -> None:
-    args = arguments(reward_key="score")
-    generate = generator(PromptEngine(steps(1)), reward=lambda episode: {"score": 0.5, "length": 3.0})
-    assert (await generate(args, sample(), dict(SAMPLING))).reward["score"] == 0.5
-
-
 async def test_invalid_arguments_are_refused() -> None:
     generate = generator(PromptEngine(steps(1)))
     with pytest.raises(ConfigurationError, match="--apply-chat-template"):
         await generate(arguments(apply_chat_template=True), sample(), dict(SAMPLING))
+    without = arguments()
+    without.hf_checkpoint = "/no/such/folder"  # of another name, the hub would be asked
     with pytest.raises(ConfigurationError, match="--hf-checkpoint a folder"):
-        await slime_rollout(build, client=PromptEngine(steps(1)))(arguments(), sample(), dict(SAMPLING))
+        await slime_rollout(build, client=PromptEngine(steps(1)))(without, sample(), dict(SAMPLING))
     with pytest.raises(ConfigurationError, match="'main' or 'all'"):
         slime_rollout(build, branches="some")
     with pytest.raises(ConfigurationError, match="sampling parameters"):
@@ -352,8 +330,7 @@ def test_every_event_loop_has_its_own_worker() -> None:
 
 
 async def test_changed_record_is_refused(state: State) -> None:
-    engine = InterruptingEngine(PromptEngine(steps(2)), {1: 2}.get)
-    engine.pause = state.raised
+    engine = interrupting(steps(2), {1: 2}, state)
     generate = generator(engine)
     one = await generate(arguments(), sample(), dict(SAMPLING))
     assert one.status is Status.ABORTED
@@ -481,8 +458,7 @@ async def test_failed_sample_is_run_again(state: State, tmp_path: Path) -> None:
             return EngineUnavailableError("gone", attempts=3)
         return steps(2)(prompt, before)
 
-    engine = InterruptingEngine(PromptEngine(script), {0: 2}.get)
-    engine.pause = state.raised
+    engine = interrupting(script, {0: 2}, state)
     generate = generator(engine, directory=tmp_path)
     one = await generate(arguments(), sample(), dict(SAMPLING))
     state.aborted = False
@@ -499,6 +475,7 @@ async def test_failed_sample_is_run_again(state: State, tmp_path: Path) -> None:
     assert certificate.verdict is not Verdict.BROKEN, certificate.text()
 
 
+@pytest.mark.timing
 async def test_no_attempt_starts_after_an_abort(state: State) -> None:
     """The engine is unreachable and the client retries until slime aborts."""
     tried: list[float] = []

@@ -18,8 +18,8 @@ from strands_sglang.trainers.slime.kept_sets import KeptSetsForm, engine_samplin
 from strands_sglang.trainers.slime.samples import samples_of
 from support.rollout.scripts import PromptEngine, steps
 from support.trainers.grown_episodes import episode_of, grown, text_of
-from support.trainers.slime_mirror import Sample
-from trainers.slime.test_generate import SAMPLING, State, arguments, build, score
+from support.trainers.slime_mirror import Sample, State
+from trainers.slime.test_generate import SAMPLING, arguments, build, score
 from trainers.slime.test_miles import miles_input
 
 

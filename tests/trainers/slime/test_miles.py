@@ -13,9 +13,9 @@ from runs.test_pause import InterruptingEngine
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.trainers.slime import SampleGroup, miles_rollout, slime_rollout
 from support.rollout.scripts import PromptEngine, steps
-from support.trainers.slime_mirror import Status
+from support.trainers.slime_mirror import State, Status
 from support.trainers.slime_validation import validate_sample
-from trainers.slime.test_generate import SAMPLING, State, arguments, build, sample, score
+from trainers.slime.test_generate import SAMPLING, arguments, build, sample, score
 
 
 def miles_sample() -> SimpleNamespace:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,9 +21,9 @@ from strands_sglang.trainers.slime import slime_rollout
 from strands_sglang.trainers.slime.samples import METADATA_KEY
 from support.local_ray import ray_here
 from support.rollout.scripts import PromptEngine, steps
-from support.trainers.slime_mirror import Sample, Status
+from support.trainers.slime_mirror import Sample, State, Status
 from support.trainers.slime_validation import validate_sample
-from trainers.slime.test_generate import SAMPLING, State, arguments, sample
+from trainers.slime.test_generate import SAMPLING, arguments, sample
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,10 +47,7 @@ def score(episode: Episode) -> float:
     return float(os.getpid())
 
 
-async def test_episodes_on_ray_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, module = State(), ModuleType("slime.rollout.sglang_rollout")
-    module.GenerateState = lambda args: state  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+async def test_episodes_on_ray_workers(tmp_path: Path, state: State) -> None:
     engine = PromptEngine(steps(5))
     generate = slime_rollout(
         build, reward=score, client=engine, tokenizer=engine.tokenizer, workers=2, directory=tmp_path

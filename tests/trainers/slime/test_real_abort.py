@@ -12,7 +12,7 @@ from strands_sglang.runs import Episode
 from strands_sglang.trainers.slime import slime_rollout
 from support.rollout_agent import build, score
 from support.trainers.slime_agents import Seen, Slow
-from support.trainers.slime_checks import check_batch, check_sample, leaves
+from support.trainers.slime_checks import check_sample, checked_step, leaves
 from support.trainers.slime_validation import Stage, validate_sample
 from support.trainers.slime_wire import Fault, Request
 from support.trainers.slime_world import SlimeWorld
@@ -34,13 +34,12 @@ def request_delays(world: SlimeWorld) -> list[float]:
 @pytest.mark.parametrize("branches", ["main", "all"])
 @pytest.mark.parametrize("blocking", [False, True])
 @pytest.mark.timing
-def test_abort_while_tools_run(slime_world: SlimeWorld, blocking: bool, branches: str) -> None:
-    world, seen, slow = slime_world, Seen(), Slow(4.0, blocking)
+def test_abort_while_tools_run(world: SlimeWorld, blocking: bool, branches: str) -> None:
+    seen, slow = Seen(), Slow(4.0, blocking)
     generate = seen.around(slime_rollout(slow.build, reward=score, branches=branches))
     prompts = world.prompts(mark=lambda number: {"slow": number >= 2})
     world.configure(generate, "--over-sampling-batch-size", 6, "--prompt-data", prompts, groups=2, samples=2)
-    batch = world.step()
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4)
     assert batch.since_abort < 1.0
     assert not request_delays(world)
     assert not any(at > world.aborted_at + ON_THE_WAY for at in slow.calls), "nor is a tool called any more"
@@ -56,14 +55,13 @@ def test_abort_while_tools_run(slime_world: SlimeWorld, blocking: bool, branches
 
 @pytest.mark.parametrize("branches", ["main", "all"])
 @pytest.mark.timing
-def test_abort_during_turns(slime_world: SlimeWorld, branches: str) -> None:
-    world, seen = slime_world, Seen()
+def test_abort_during_turns(world: SlimeWorld, branches: str) -> None:
+    seen = Seen()
     generate = seen.around(slime_rollout(build, reward=score, branches=branches), **LONG)
     prompts = world.prompts(mark=lambda number: {"long": number >= 2})
     flags: list[Any] = ["--over-sampling-batch-size", 5, "--prompt-data", prompts, "--rollout-max-response-len", LIMIT]
     world.configure(generate, *flags, groups=2, samples=2)
-    batch = world.step()
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4)
     assert batch.since_abort < 1.5
     assert not request_delays(world)
     stopped = [one for one in leaves(seen.results) if one.status.value == "aborted"]
@@ -79,9 +77,9 @@ def test_abort_during_turns(slime_world: SlimeWorld, branches: str) -> None:
 
 
 @pytest.mark.timing
-def test_abort_while_the_engine_is_busy(slime_world: SlimeWorld) -> None:
+def test_abort_while_the_engine_is_busy(world: SlimeWorld) -> None:
     """A refused request is not retried after the abort."""
-    world, seen = slime_world, Seen()
+    seen = Seen()
 
     def fault(number: int, request: Request) -> Fault | None:
         unlucky = {call["session"] for call in seen.given if call["metadata"].get("unlucky")}
@@ -95,8 +93,7 @@ def test_abort_while_the_engine_is_busy(slime_world: SlimeWorld) -> None:
         groups=2,
         samples=2,
     )
-    batch = world.step()
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4)
     assert Fault.BUSY in {one.fault for one in world.wire.generates}
     assert batch.since_abort < 1.0
     assert not request_delays(world)
@@ -108,8 +105,8 @@ def test_abort_while_the_engine_is_busy(slime_world: SlimeWorld) -> None:
 
 @pytest.mark.parametrize("blocking", [False, True])
 @pytest.mark.timing
-def test_abort_while_rewards_are_computed(slime_world: SlimeWorld, blocking: bool) -> None:
-    world, seen = slime_world, Seen()
+def test_abort_while_rewards_are_computed(world: SlimeWorld, blocking: bool) -> None:
+    seen = Seen()
 
     async def slow_score(episode: Episode) -> float:
         if episode.task.data.get("slow"):
@@ -128,15 +125,14 @@ def test_abort_while_rewards_are_computed(slime_world: SlimeWorld, blocking: boo
         groups=2,
         samples=2,
     )
-    batch = world.step()
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4)
     assert batch.since_abort < 1.0
     for sample in leaves(seen.results):
         check_sample(sample, partial=sample.status.value == "aborted")
 
 
-def test_next_rollout_is_unaffected(slime_world: SlimeWorld) -> None:
-    world, slow = slime_world, Slow(4.0)
+def test_next_rollout_is_unaffected(world: SlimeWorld) -> None:
+    slow = Slow(4.0)
     prompts = world.prompts(mark=lambda number: {"slow": 2 <= number < 6})
     world.configure(
         slime_rollout(slow.build, reward=score),
@@ -145,6 +141,5 @@ def test_next_rollout_is_unaffected(slime_world: SlimeWorld) -> None:
         samples=2,
     )
     world.step(0)
-    batch = world.step(1)
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4, number=1)
     assert not any(sample.remove_sample for sample in batch.samples)

@@ -14,7 +14,7 @@ from strands_sglang.trainers.slime import slime_rollout
 from support.lab_servers import Routed
 from support.rollout_agent import TOKENIZER, WAYS, build, score
 from support.trainers.slime_agents import Seen, second_thoughts
-from support.trainers.slime_checks import check_batch, check_sample, check_witnessed, leaves
+from support.trainers.slime_checks import check_sample, check_witnessed, checked_step, leaves
 from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_world import SlimeWorld
 
@@ -43,8 +43,8 @@ def tools_take_time() -> Any:
 
 
 @pytest.mark.parametrize("branches", ["main", "all"])
-def test_rollouts_over_weight_updates(slime_world: SlimeWorld, routed: Routed, branches: str) -> None:
-    world, seen = slime_world, Seen()
+def test_rollouts_over_weight_updates(world: SlimeWorld, routed: Routed, branches: str) -> None:
+    seen = Seen()
     agent = build if branches == "main" else second_thoughts
     flags: list[Any] = [*ASYNC]
     if branches == "all":
@@ -55,8 +55,7 @@ def test_rollouts_over_weight_updates(slime_world: SlimeWorld, routed: Routed, b
     samples: list[Any] = []
     indices: list[int] = []
     for number in range(3):
-        batch = world.step(number)
-        check_batch(batch, rollouts=8)
+        batch = checked_step(world, rollouts=8, number=number)
         validate_batch(batch.groups, args)
         samples += batch.samples
         indices += {sample.index for sample in batch.samples}
@@ -71,9 +70,9 @@ def test_rollouts_over_weight_updates(slime_world: SlimeWorld, routed: Routed, b
 
 @pytest.mark.parametrize("branches", ["main", "all"])
 @pytest.mark.timing
-def test_aborted_groups_are_finished_later(slime_world: SlimeWorld, branches: str) -> None:
+def test_aborted_groups_are_finished_later(world: SlimeWorld, branches: str) -> None:
     """Groups with an aborted rollout (a sample or a list) go back into slime's buffer and are finished later."""
-    world, seen = slime_world, Seen()
+    seen = Seen()
     WAYS.tool_seconds = 0.5
     agent = build if branches == "main" else second_thoughts
     flags: list[Any] = [*ASYNC]
@@ -98,8 +97,7 @@ def test_aborted_groups_are_finished_later(slime_world: SlimeWorld, branches: st
     WAYS.tool_seconds = 0.0
     assert before
     for number in range(1, 15):  # in the order in which groups happen to be done
-        batch = world.step(number)
-        check_batch(batch, rollouts=4)
+        batch = checked_step(world, rollouts=4, number=number)
         for sample in reversed(batch.samples):  # the main branch is the first of a rollout
             tokens = before.get(sample.index)
             assert tokens is None or branches == "all" or sample.tokens[: len(tokens)] == tokens

@@ -14,7 +14,7 @@ from strands_sglang.trainers.slime import slime_rollout
 from support.lab_servers import Routed
 from support.rollout_agent import build, score
 from support.trainers.slime_agents import second_thoughts
-from support.trainers.slime_checks import check_batch, check_rescored, check_witnessed
+from support.trainers.slime_checks import check_rescored, check_witnessed, checked_step
 from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_world import Batch, SlimeWorld, slime
 
@@ -38,8 +38,7 @@ def check_advantages(batch: Batch) -> None:
         assert math.isclose(advantage, (sample.reward - statistics.fmean(worth)) / scale, abs_tol=1e-5)
 
 
-def test_every_branch_is_trained_once(slime_world: SlimeWorld, routed: Routed) -> None:
-    world = slime_world
+def test_every_branch_is_trained_once(world: SlimeWorld, routed: Routed) -> None:
     numbers = itertools.count()
 
     def alternating(episode: Episode) -> float:
@@ -49,8 +48,7 @@ def test_every_branch_is_trained_once(slime_world: SlimeWorld, routed: Routed) -
     generate = slime_rollout(second_thoughts, reward=alternating, branches="all")
     prompts = world.prompts(mark=lambda number: {"flat": number % 4 == 3})
     args = world.configure(generate, *POST_PROCESS, *FILTER, "--prompt-data", prompts)
-    batch = world.step()
-    check_batch(batch, rollouts=16)
+    batch = checked_step(world, rollouts=16)
     validate_batch(batch.groups, args)
     check_rescored(batch.samples, routed.workers[0].url)
     sizes = [len(rollout) for group in batch.groups for rollout in group]
@@ -70,23 +68,19 @@ def test_every_branch_is_trained_once(slime_world: SlimeWorld, routed: Routed) -
         assert len({rollout[0].reward for rollout in group}) > 1, "the filter keeps only groups that differ"
 
 
-def test_main_branch_only(slime_world: SlimeWorld) -> None:
-    world = slime_world
+def test_main_branch_only(world: SlimeWorld) -> None:
     args = world.configure(slime_rollout(second_thoughts, reward=score))
-    batch = world.step()
-    check_batch(batch, rollouts=16)
+    batch = checked_step(world, rollouts=16)
     validate_batch(batch.groups, args)
     assert all(isinstance(one, slime("utils.types").Sample) for group in batch.groups for one in group)
     used = check_witnessed(batch.samples, world.wire.generates)
     assert sum(used.values()) < sum(len(one.sampled) for one in world.wire.generates)
 
 
-def test_lists_of_one_sample_equal_samples(slime_world: SlimeWorld) -> None:
+def test_lists_of_one_sample_equal_samples(world: SlimeWorld) -> None:
     """If no episode has a second branch, both settings give the same training data."""
-    world = slime_world
     args = world.configure(slime_rollout(build, reward=score, branches="all"), *POST_PROCESS)
-    batch = world.step()
-    check_batch(batch, rollouts=16)
+    batch = checked_step(world, rollouts=16)
     validate_batch(batch.groups, args)
     assert len(batch.samples) == 16
     kinds = {type(rollout) for group in batch.groups for rollout in group}
@@ -96,31 +90,27 @@ def test_lists_of_one_sample_equal_samples(slime_world: SlimeWorld) -> None:
     )
 
 
-def test_slime_scores_branches(slime_world: SlimeWorld) -> None:
+def test_slime_scores_branches(world: SlimeWorld) -> None:
     """The reward function of slime gets all samples of a rollout at once."""
 
     async def scored(args: Any, samples: Any, **more: Any) -> list[float]:
         assert isinstance(samples, list)
         return [float(f"The answer is {sample.label}." in sample.response) for sample in samples]
 
-    world = slime_world
     generate = slime_rollout(second_thoughts, branches="all")
     world.configure(generate, "--custom-rm-path", world.path(scored), *POST_PROCESS, groups=2)
-    batch = world.step()
-    check_batch(batch, rollouts=8)
+    batch = checked_step(world, rollouts=8)
     assert set(batch.train["raw_reward"]) == {0.0, 1.0}
 
 
-def test_slime_scores_groups_of_branches(slime_world: SlimeWorld) -> None:
+def test_slime_scores_groups_of_branches(world: SlimeWorld) -> None:
     """With --group-rm slime computes one reward per rollout and writes it to all samples of the rollout."""
 
     async def scored(args: Any, group: Any, **more: Any) -> list[float]:
         assert len(group) == 4
         return [float(f"The answer is {rollout[0].label}." in rollout[0].response) for rollout in group]
 
-    world = slime_world
     generate = slime_rollout(second_thoughts, branches="all")
     world.configure(generate, "--group-rm", "--custom-rm-path", world.path(scored), *POST_PROCESS, groups=2)
-    batch = world.step()
-    check_batch(batch, rollouts=8)
+    batch = checked_step(world, rollouts=8)
     assert all(len({sample.reward for sample in rollout}) == 1 for group in batch.groups for rollout in group)

@@ -18,7 +18,7 @@ from strands_sglang.trainers.slime import slime_rollout
 from support.engine_probes import some_tokens_later
 from support.lab_servers import LabProcess, engine
 from support.rollout_agent import agent_for
-from support.trainers.slime_checks import check_batch
+from support.trainers.slime_checks import checked_step
 from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_world import SlimeWorld
 
@@ -98,8 +98,7 @@ async def test_one_row_per_token_of_a_sample(moe_world: SlimeWorld, tiny_moe: La
         num_layers=LAYERS,
         moe_router_topk=TOP_K,
     )
-    batch = world.step()
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4)
     validate_batch(batch.groups, args)
     async with SGLangClient(tiny_moe.url) as client:
         for sample, rows in zip(batch.samples, batch.train["rollout_routed_experts"], strict=True):

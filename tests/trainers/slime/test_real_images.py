@@ -19,7 +19,7 @@ import pytest
 from strands_sglang.trainers.slime import slime_rollout
 from support.lab_servers import LAB, LabProcess, engine
 from support.rollout_agent import TOKENIZER, build, score
-from support.trainers.slime_checks import check_batch
+from support.trainers.slime_checks import checked_step
 from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_world import Batch, SlimeWorld, slime_trainer
 from trainers.slime.test_contract_images import micro_batches
@@ -77,8 +77,7 @@ def test_truncated_sampling(truncated_world: SlimeWorld, temperature: float, mon
     world = truncated_world
     flags = ["--rollout-top-p", 0.8, "--rollout-temperature", temperature]
     args = world.configure(slime_rollout(build, reward=score), *flags, groups=2)
-    batch = world.step()
-    check_batch(batch, rollouts=8)
+    batch = checked_step(world, rollouts=8)
     validate_batch(batch.groups, args)
     assert not any(sample.remove_sample for sample in batch.samples)
     for one in world.wire.generates:
@@ -115,8 +114,7 @@ def test_images(vision_world: SlimeWorld, monkeypatch: pytest.MonkeyPatch) -> No
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     generate = slime_rollout(example.build, reward=example.reward)
     args = world.configure(generate, "--prompt-data", file, groups=2, samples=2)
-    batch = world.step()
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4)
     validate_batch(batch.groups, args)
     model = transformers.AutoModelForImageTextToText.from_pretrained(VISION, dtype=torch.float32).eval()
     pad, shown = model.config.image_token_id, 0

@@ -17,7 +17,7 @@ from strands_sglang.trainers.slime import slime_rollout
 from support.lab_servers import Routed
 from support.rollout_agent import TOKENIZER, build, score
 from support.trainers.slime_agents import Seen, Slow, second_thoughts
-from support.trainers.slime_checks import check_batch, check_sample, check_witnessed, leaves
+from support.trainers.slime_checks import check_sample, check_witnessed, checked_step, leaves
 from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_wire import Request
 from support.trainers.slime_world import SlimeWorld
@@ -45,8 +45,8 @@ def buffered_in(world: SlimeWorld) -> dict[int, Any]:
 
 @pytest.mark.parametrize("branches", ["main", "all"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_turns_over_three_weight_versions(slime_world: SlimeWorld, routed: Routed, masked: bool, branches: str) -> None:
-    world, seen = slime_world, Seen()
+def test_turns_over_three_weight_versions(world: SlimeWorld, routed: Routed, masked: bool, branches: str) -> None:
+    seen = Seen()
     generate = seen.around(slime_rollout(build, reward=score, branches=branches), **LONG)
     # Groups 2 and 3 do not end while `seen.long`; the others are done soon.
     prompts = world.prompts(mark=lambda number: {"long": number in (2, 3)})
@@ -64,8 +64,7 @@ def test_turns_over_three_weight_versions(slime_world: SlimeWorld, routed: Route
     for number, version in enumerate(("one", "two")):
         new_weights(routed, version)
         others_done, began = len(seen.results) + 3, time.monotonic()
-        batch = world.step(number)
-        check_batch(batch, rollouts=4)
+        batch = checked_step(world, rollouts=4, number=number)
         buffered = buffered_in(world)
         kept.append({index: (list(one.tokens), list(one.rollout_log_probs)) for index, one in buffered.items()})
         assert set(range(4, 8)) <= set(buffered), "groups 2 and 3 were stopped"
@@ -76,8 +75,7 @@ def test_turns_over_three_weight_versions(slime_world: SlimeWorld, routed: Route
     seen.long = False
     new_weights(routed, "three")
     args.over_sampling_batch_size = 2  # just what is in the buffer
-    batch = world.step(2)
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4, number=2)
     validate_batch(batch.groups, args)
     assert [sample.index for sample in batch.samples] == [4, 5, 6, 7]
     for sample in batch.samples:
@@ -112,8 +110,8 @@ def wait_for(world: SlimeWorld, seen: Seen, ready: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("branches", ["main", "all"])
-def test_paused_in_a_tool(slime_world: SlimeWorld, routed: Routed, branches: str) -> None:
-    world, seen, slow = slime_world, Seen(), Slow(120.0)
+def test_paused_in_a_tool(world: SlimeWorld, routed: Routed, branches: str) -> None:
+    seen, slow = Seen(), Slow(120.0)
     # Each of the four slow episodes is in its tool, or came to its end without.
     wait_for(world, seen, lambda: slow.waiting + len(seen.results) >= 4)
     generate = seen.around(slime_rollout(slow.build, reward=score, branches=branches, directory=world.folder / "runs"))
@@ -126,8 +124,7 @@ def test_paused_in_a_tool(slime_world: SlimeWorld, routed: Routed, branches: str
     slow.now = False
     count = len(world.wire.generates)
     args.over_sampling_batch_size = 2  # just what is in the buffer
-    batch = world.step(1)
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4, number=1)
     validate_batch(batch.groups, args)
     check_witnessed(batch.samples, world.wire.generates)
     finished = [sample for sample in batch.samples if sample.index in before]
@@ -142,9 +139,9 @@ def test_paused_in_a_tool(slime_world: SlimeWorld, routed: Routed, branches: str
     assert certificate.episodes == {Verdict.PROVED: 8}, certificate.text()
 
 
-def test_group_with_some_finished_episodes(slime_world: SlimeWorld) -> None:
+def test_group_with_some_finished_episodes(world: SlimeWorld) -> None:
     """Whole groups are put back: finished episodes in them are returned unchanged and not run again."""
-    world, seen, slow = slime_world, Seen(), Slow(120.0)
+    seen, slow = Seen(), Slow(120.0)
     wait_for(world, seen, lambda: slow.waiting + len(seen.results) >= 4)
     calls: list[int] = []
 
@@ -162,17 +159,16 @@ def test_group_with_some_finished_episodes(slime_world: SlimeWorld) -> None:
     slow.now = False
     given = len(seen.given)
     args.over_sampling_batch_size = 2  # just what is in the buffer
-    batch = world.step(1)
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4, number=1)
     after = {sample.index: sample.tokens for sample in batch.samples}
     assert done and all(after[index] == tokens for index, tokens in done.items() if index in after)
     assert not {call["index"] for call in seen.given[given:]} & set(done)
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_finished_branches_are_returned_unchanged(slime_world: SlimeWorld, masked: bool) -> None:
+def test_finished_branches_are_returned_unchanged(world: SlimeWorld, masked: bool) -> None:
     """A finished episode in such a group may be several samples of different lengths; slime writes to all of them."""
-    world, seen, slow = slime_world, Seen(), Slow(120.0)
+    seen, slow = Seen(), Slow(120.0)
     wait_for(world, seen, lambda: slow.waiting + len(seen.results) >= 4)
     begun: list[int] = []
 
@@ -194,7 +190,6 @@ def test_finished_branches_are_returned_unchanged(slime_world: SlimeWorld, maske
     tokens = {id(sample): list(sample.tokens) for rollout in done for sample in rollout}
     slow.now = False
     args.over_sampling_batch_size = 2  # just what is in the buffer
-    batch = world.step(1)
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4, number=1)
     kept = [sample for sample in batch.samples if id(sample) in tokens]
     assert kept and all(sample.tokens == tokens[id(sample)] for sample in kept)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from strands_sglang.proof.rescore import RescoreVerdict
 from strands_sglang.trainers.slime import slime_rollout
 from support.lab_servers import LabProcess
 from support.rollout_agent import TOKENIZER, build, score, tasks
-from support.trainers.slime_mirror import Sample, Status
+from support.trainers.slime_mirror import Sample, State, Status
 from support.trainers.slime_validation import validate_batch, validate_sample
 
 pytestmark = pytest.mark.engine
@@ -33,20 +32,6 @@ ROUNDS = 8
 EPISODES = 48
 RESPONSE = 160
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": RESPONSE, "stop": None}
-
-
-class State:
-    """slime's state, as far as it is read."""
-
-    aborted = False
-
-
-@pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> State:
-    one, module = State(), ModuleType("slime.rollout.sglang_rollout")
-    module.GenerateState = lambda args: one  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return one
 
 
 def other_weights(folder: Path, number: int) -> Path:

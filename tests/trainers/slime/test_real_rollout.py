@@ -14,15 +14,21 @@ from strands_sglang.trainers.slime import slime_rollout
 from support.lab_servers import Routed
 from support.rollout_agent import build, score
 from support.trainers.slime_agents import Seen
-from support.trainers.slime_checks import check_batch, check_rescored, check_sample, check_witnessed, statuses
+from support.trainers.slime_checks import (
+    check_batch,
+    check_rescored,
+    check_sample,
+    check_witnessed,
+    checked_step,
+    statuses,
+)
 from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_world import SlimeWorld, slime
 
 pytestmark = [pytest.mark.slime, pytest.mark.engine]
 
 
-def test_tool_turns_become_training_data(slime_world: SlimeWorld, routed: Routed) -> None:
-    world = slime_world
+def test_tool_turns_become_training_data(world: SlimeWorld, routed: Routed) -> None:
     args = world.configure(slime_rollout(build, reward=score))
     for number in range(2):  # the second time with everything slime and we keep for a process
         before = len(world.wire.generates)
@@ -52,8 +58,7 @@ def test_tool_turns_become_training_data(slime_world: SlimeWorld, routed: Routed
         assert any(0 in sample.loss_mask for sample in batch.samples), "tool results are not trained"
 
 
-def test_sampling_parameters_reach_the_engine(slime_world: SlimeWorld) -> None:
-    world = slime_world
+def test_sampling_parameters_reach_the_engine(world: SlimeWorld) -> None:
     flags: list[Any] = ["--rollout-temperature", 0.8, "--rollout-top-k", 20, "--rollout-stop", "</nothing>"]
     # With kept sets, requests would go to the workers themselves: the router drops the request for them.
     generate = slime_rollout(build, reward=score, kept_sets=False)
@@ -68,33 +73,29 @@ def test_sampling_parameters_reach_the_engine(slime_world: SlimeWorld) -> None:
     assert seeds == {42, 43}
 
 
-def test_conversations_as_prompts(slime_world: SlimeWorld) -> None:
+def test_conversations_as_prompts(world: SlimeWorld) -> None:
     """A dataset of conversations: the agent gets the last message."""
-    world = slime_world
     lines = [json.loads(line) for line in world.prompts().read_text().splitlines()]
     file = world.folder / "messages.jsonl"
     chats = [{**line, "text": [{"role": "user", "content": line["text"]}]} for line in lines]
     file.write_text("".join(json.dumps(line) + "\n" for line in chats))
     world.configure(slime_rollout(build, reward=score), "--prompt-data", file, groups=2)
-    batch = world.step()
-    check_batch(batch, rollouts=8)
+    batch = checked_step(world, rollouts=8)
     assert sum(batch.train["raw_reward"]) > 0
     assert isinstance(batch.samples[0].prompt, list)
 
 
-def test_hooks_and_dumps(slime_world: SlimeWorld) -> None:
+def test_hooks_and_dumps(world: SlimeWorld) -> None:
     """Hooks get every sample, and slime's debug dumps can be loaded again."""
     seen: list[int] = []
 
     def hook(args: Any, sample: Any) -> None:
         seen.append(sample.index)
 
-    world = slime_world
     dump = str(world.folder / "dump-{rollout_id}.pt")
     flags: list[Any] = ["--rollout-sample-hook-path", world.path(hook), "--save-debug-rollout-data", dump]
     world.configure(slime_rollout(build, reward=score), *flags, groups=2, samples=2)
-    batch = world.step()
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4)
     assert sorted(seen) == [0, 1, 2, 3]
     read = slime("observability.rollout_data_utils").load_debug_rollout_data(dump, rollout_id=0)
     assert [(one.tokens, one.loss_mask, one.status) for one in read] == [
@@ -102,22 +103,19 @@ def test_hooks_and_dumps(slime_world: SlimeWorld) -> None:
     ]
 
 
-def test_run_is_recorded(slime_world: SlimeWorld) -> None:
+def test_run_is_recorded(world: SlimeWorld) -> None:
     """With a directory, the samples that slime trains are proved."""
-    world = slime_world
     folder = world.folder / "run"
     world.configure(slime_rollout(build, reward=score, directory=folder), groups=2)
-    batch = world.step()
-    check_batch(batch, rollouts=8)
+    batch = checked_step(world, rollouts=8)
     (run,) = folder.iterdir()  # one for each start of slime
     certificate = verify(run)
     assert certificate.episodes == {Verdict.PROVED: 8}, certificate.text()
     assert certificate.tokens.trained == sum(sum(mask) for mask in batch.train["loss_masks"])
 
 
-def test_slimes_normalisation_of_groups(slime_world: SlimeWorld) -> None:
+def test_slimes_normalisation_of_groups(world: SlimeWorld) -> None:
     """The reward is a plain number, so slime's own group normalisation works."""
-    world = slime_world
     world.configure(slime_rollout(build, reward=score))
     train = world.step().train
     for begin in range(0, 16, 4):
@@ -127,11 +125,9 @@ def test_slimes_normalisation_of_groups(slime_world: SlimeWorld) -> None:
         assert [reward for _, reward in order] == sorted(rewards)
 
 
-def test_response_budget_covers_the_whole_episode(slime_world: SlimeWorld) -> None:
-    world = slime_world
+def test_response_budget_covers_the_whole_episode(world: SlimeWorld) -> None:
     args = world.configure(slime_rollout(build, reward=score), "--rollout-max-response-len", 60)
-    batch = world.step()
-    check_batch(batch, rollouts=16)
+    batch = checked_step(world, rollouts=16)
     validate_batch(batch.groups, args)
     assert max(sample.response_length for sample in batch.samples) <= 60
     assert statuses(batch.samples)["truncated"]
@@ -141,11 +137,9 @@ def test_response_budget_covers_the_whole_episode(slime_world: SlimeWorld) -> No
         assert requested <= by_session[one.key] + 60
 
 
-def test_context_budget(slime_world: SlimeWorld) -> None:
-    world = slime_world
+def test_context_budget(world: SlimeWorld) -> None:
     args = world.configure(slime_rollout(build, reward=score), "--rollout-max-context-len", 80)
-    batch = world.step()
-    check_batch(batch, rollouts=16)
+    batch = checked_step(world, rollouts=16)
     validate_batch(batch.groups, args)
     assert max(len(sample.tokens) for sample in batch.samples) <= 80
     assert statuses(batch.samples)["truncated"]
@@ -157,46 +151,40 @@ def parts(episode: Episode) -> dict[str, float]:
     return {"score": score(episode), "turns": float(episode.metrics.turns)}
 
 
-def test_rewards_with_parts_and_a_key(slime_world: SlimeWorld) -> None:
-    world = slime_world
+def test_rewards_with_parts_and_a_key(world: SlimeWorld) -> None:
     args = world.configure(slime_rollout(build, reward=parts), "--reward-key", "score")
-    batch = world.step()
-    check_batch(batch, rollouts=16)
+    batch = checked_step(world, rollouts=16)
     validate_batch(batch.groups, args)
     assert set(batch.train["raw_reward"]) == {0.0, 1.0}
     assert all(sample.reward["turns"] >= 1 for sample in batch.samples)
 
 
-def test_slime_scores_without_a_reward_function(slime_world: SlimeWorld) -> None:
+def test_slime_scores_without_a_reward_function(world: SlimeWorld) -> None:
     scored_indices: list[Any] = []
 
     async def scored(args: Any, sample: Any, **more: Any) -> float:
         scored_indices.append(sample.index)
         return float(f"The answer is {sample.label}." in sample.response)
 
-    world = slime_world
     world.configure(slime_rollout(build), "--custom-rm-path", world.path(scored))
-    batch = world.step()
-    check_batch(batch, rollouts=16)
+    batch = checked_step(world, rollouts=16)
     assert sorted(scored_indices) == list(range(16))
     assert set(batch.train["raw_reward"]) == {0.0, 1.0}
 
 
-def test_slime_scores_groups(slime_world: SlimeWorld) -> None:
+def test_slime_scores_groups(world: SlimeWorld) -> None:
     async def ranked(args: Any, samples: list[Any], **more: Any) -> list[float]:
         lengths = sorted(sample.response_length for sample in samples)
         return [float(lengths.index(sample.response_length)) for sample in samples]
 
-    world = slime_world
     world.configure(slime_rollout(build), "--group-rm", "--custom-rm-path", world.path(ranked))
-    batch = world.step()
-    check_batch(batch, rollouts=16)
+    batch = checked_step(world, rollouts=16)
     assert set(batch.train["raw_reward"]) <= {0.0, 1.0, 2.0, 3.0} and 0.0 in batch.train["raw_reward"]
 
 
 @pytest.mark.parametrize("branches", ["main", "all"])
-def test_evaluation(slime_world: SlimeWorld, branches: str) -> None:
-    world, seen = slime_world, Seen()
+def test_evaluation(world: SlimeWorld, branches: str) -> None:
+    seen = Seen()
     flags = ["--eval-prompt-data", "lab", world.prompts(6), "--n-samples-per-eval-prompt", 3]
     world.configure(
         seen.around(slime_rollout(build, reward=score, branches=branches)), *flags, "--eval-max-response-len", 200
@@ -215,8 +203,7 @@ def test_evaluation(slime_world: SlimeWorld, branches: str) -> None:
     assert None not in keys and len(set(keys)) == 18, "slime gives no session in an evaluation: we make one up"
 
 
-def test_evaluation_has_its_own_budget(slime_world: SlimeWorld) -> None:
-    world = slime_world
+def test_evaluation_has_its_own_budget(world: SlimeWorld) -> None:
     flags = ["--eval-prompt-data", "lab", world.prompts(4), "--eval-max-response-len", 10]
     world.configure(slime_rollout(build, reward=score), *flags, "--n-samples-per-eval-prompt", 2)
     found = world.evaluate()["lab"]

@@ -14,7 +14,7 @@ from strands_sglang.trainers.slime import slime_rollout
 from support.lab_servers import Routed
 from support.rollout_agent import build, score
 from support.trainers.slime_agents import Seen, Slow
-from support.trainers.slime_checks import check_batch, check_rescored, check_sample, check_witnessed, leaves
+from support.trainers.slime_checks import check_rescored, check_sample, check_witnessed, checked_step, leaves
 from support.trainers.slime_validation import validate_batch
 from support.trainers.slime_world import SlimeWorld
 
@@ -33,13 +33,11 @@ def _ray() -> Iterator[None]:
     ray.shutdown()
 
 
-def test_episodes_on_workers(slime_world: SlimeWorld, routed: Routed) -> None:
-    world = slime_world
+def test_episodes_on_workers(world: SlimeWorld, routed: Routed) -> None:
     args = world.configure(slime_rollout(build, reward=score, workers=2), groups=3)
     for number in range(2):
         before = len(world.wire.generates)
-        batch = world.step(number)
-        check_batch(batch, rollouts=12)
+        batch = checked_step(world, rollouts=12, number=number)
         validate_batch(batch.groups, args)
         made = world.wire.generates[before:]
         assert sum(check_witnessed(batch.samples, made).values()) == sum(len(one.sampled) for one in made)
@@ -49,14 +47,13 @@ def test_episodes_on_workers(slime_world: SlimeWorld, routed: Routed) -> None:
 
 @pytest.mark.parametrize("branches", ["main", "all"])
 @pytest.mark.timing
-def test_episodes_paused_on_workers_are_resumed(slime_world: SlimeWorld, branches: str) -> None:
-    world, seen = slime_world, Seen()
+def test_episodes_paused_on_workers_are_resumed(world: SlimeWorld, branches: str) -> None:
+    seen = Seen()
     generate = seen.around(slime_rollout(Slow(3.0).build, reward=score, workers=2, branches=branches))
     prompts = world.prompts(mark=lambda number: {"slow": number in (2, 3)})
     flags: list[Any] = ["--partial-rollout", "--over-sampling-batch-size", 4, "--prompt-data", prompts]
     args = world.configure(generate, *flags, groups=2, samples=2)
-    batch = world.step(0)
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4, number=0)
     assert batch.since_abort < 2.0
     buffered = {one.index: one for one in leaves(world.source.buffer)}
     assert set(buffered) == set(range(4, 8))
@@ -65,8 +62,7 @@ def test_episodes_paused_on_workers_are_resumed(slime_world: SlimeWorld, branche
         check_sample(one, partial=True)
         assert one.status.value == "aborted" and one.response_length > 5
     args.over_sampling_batch_size = 2  # just what is in the buffer
-    batch = world.step(1)
-    check_batch(batch, rollouts=4)
+    batch = checked_step(world, rollouts=4, number=1)
     check_witnessed(batch.samples, world.wire.generates)
     for sample in batch.samples:
         assert sample.tokens[: len(before[sample.index])] == before[sample.index]

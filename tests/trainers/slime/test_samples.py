@@ -188,17 +188,6 @@ def test_rewards() -> None:
     assert broken.reward == {"score": 0.0}
 
 
-def test_experts_are_aligned_with_tokens() -> None:
-    tree, _ = forked()
-    for sample in filled(
-        episode_of(tree), branches=Branches.ALL, experts=experts_of(tree), expert_shape=(LAYERS, TOP_K)
-    ):
-        assert sample.rollout_routed_experts.dtype == np.int32 and sample.rollout_routed_experts.flags.writeable
-        assert np.array_equal(sample.rollout_routed_experts, expected_experts(sample.tokens[:-1]))
-        assert not sample.remove_sample
-    assert one(episode_of(tree)).rollout_routed_experts is None
-
-
 @pytest.mark.parametrize(
     "known",
     [None, RoutedExperts(("!",), (12,)), RoutedExperts(("AAAA",), (12,)), RoutedExperts((), (), 0)],

@@ -68,12 +68,6 @@ def test_tokens_of_other_weights_are_masked() -> None:
     assert Completion.of(episode_of(two_turns("7", "7")), "7").masked is None
 
 
-def test_failed_episode_is_masked_and_keeps_its_tokens() -> None:
-    batch = batch_of([Completion.of(episode_of(two_turns(), EndReason.AGENT_ERROR, 1.0))], pad=PAD, longest=None)
-    assert batch["completion_ids"] == [[3, 4, 5, 6, 7]] and batch["env_mask"] == [[0] * 5]
-    assert batch["strands_reward"] == [None]
-
-
 def test_long_completion_is_truncated() -> None:
     batch = batch_of([Completion.of(episode_of(two_turns()))], pad=PAD, longest=3)
     assert batch["completion_ids"] == [[3, 4, 5]] and batch["env_mask"] == [[1, 1, 0]]

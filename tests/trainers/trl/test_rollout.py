@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,9 +37,22 @@ def score(episode: Any) -> float:
     return float(episode.task.answer)
 
 
-def rollouts(script: Script, **settings: Any) -> TrlRollout:
-    plain_ones: dict[str, Any] = {"reward": score, "client": PromptEngine(script), "sync": "none", "drift_rows": 0}
-    return trl_rollout(build, **{**plain_ones, **settings})
+Rollouts = Callable[..., TrlRollout]
+
+
+@pytest.fixture
+def rollouts() -> Iterator[Rollouts]:
+    """Return a function that makes rollouts on a scripted engine; they are closed behind the test."""
+    made: list[TrlRollout] = []
+
+    def make(script: Script, **settings: Any) -> TrlRollout:
+        plain_ones: dict[str, Any] = {"reward": score, "client": PromptEngine(script), "sync": "none", "drift_rows": 0}
+        made.append(trl_rollout(settings.pop("build", build), **{**plain_ones, **settings}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
 
 
 def trainer(**given: Any) -> Trainer:
@@ -49,7 +63,7 @@ def prompts(*numbers: int) -> list[str]:
     return [f"Question {number}" for number in numbers]
 
 
-def test_one_completion_per_prompt_in_order(tmp_path: Path) -> None:
+def test_one_completion_per_prompt_in_order(rollouts: Rollouts, tmp_path: Path) -> None:
     func = rollouts(steps(2), directory=tmp_path)
     requested = prompts(3, 3, 1, 1, 3, 0, 0, 1)
     batch = func(requested, trainer())
@@ -66,10 +80,9 @@ def test_one_completion_per_prompt_in_order(tmp_path: Path) -> None:
         assert "<tool_response>" not in trained and trained.count("<tool_call>") == 2 and "the end" in trained
         assert all(logprob < 0 for logprob, one in zip(logprobs, mask, strict=True) if one)
     assert_proved(tmp_path / "step-000000")
-    func.close()
 
 
-def test_every_call_has_a_new_directory(tmp_path: Path) -> None:
+def test_every_call_has_a_new_directory(rollouts: Rollouts, tmp_path: Path) -> None:
     func, train = rollouts(steps(0), directory=tmp_path), trainer(eval_dataset=ROWS)
     for step in (0, 0, 1):
         train.state.global_step = step
@@ -82,17 +95,15 @@ def test_every_call_has_a_new_directory(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == names
     for name in names:
         assert_proved(tmp_path / name)
-    func.close()
 
 
-def test_completion_length_covers_all_turns() -> None:
+def test_completion_length_covers_all_turns(rollouts: Rollouts) -> None:
     func = rollouts(steps(50), limits=Limits(max_turns=40))
     for longest in (5, 60, 100):
         batch = func(prompts(0), trainer(args=arguments(max_completion_length=longest)))
         assert len(batch["completion_ids"][0]) <= longest and any(batch["env_mask"][0])
         assert batch["episode"][0].end_reason in (EndReason.TOKEN_LIMIT, EndReason.TURN_TRUNCATED)
     assert len(batch["completion_ids"][0]) > 60
-    func.close()
 
 
 def test_failed_episode_is_a_masked_row(caplog: pytest.LogCaptureFixture) -> None:
@@ -118,24 +129,22 @@ def test_failed_episode_is_a_masked_row(caplog: pytest.LogCaptureFixture) -> Non
     func.close()
 
 
-def test_reward_error_leaves_no_reward() -> None:
+def test_reward_error_leaves_no_reward(rollouts: Rollouts) -> None:
     def broken(episode: Any) -> float:
         raise ZeroDivisionError
 
     func = rollouts(steps(0), reward=broken)
     batch = func(prompts(0, 1), trainer())
     assert batch["strands_reward"] == [None, None] and all(any(mask) for mask in batch["env_mask"])
-    func.close()
 
 
-async def test_call_inside_a_running_loop() -> None:
+async def test_call_inside_a_running_loop(rollouts: Rollouts) -> None:
     func = rollouts(steps(1))
     assert asyncio.get_running_loop()
     assert len(func(prompts(0, 0), trainer())["prompt_ids"]) == 2
-    func.close()
 
 
-def test_sampling_parameters_reach_the_engine() -> None:
+def test_sampling_parameters_reach_the_engine(rollouts: Rollouts) -> None:
     engine = PromptEngine(steps(0))
     func = rollouts(steps(0), client=engine, sampling_params={"stop_token_ids": [7]})
     func(prompts(0), trainer(args=arguments(temperature=0.5, top_k=9)))
@@ -143,17 +152,15 @@ def test_sampling_parameters_reach_the_engine() -> None:
     assert (sampling["temperature"], sampling["top_k"], sampling["stop_token_ids"]) == (0.5, 9, [7])
     with pytest.raises(ConfigurationError, match="temperature=2"):
         rollouts(steps(0), sampling_params={"temperature": 2})(prompts(0), trainer())
-    func.close()
 
 
-def test_tokenizer_of_a_processor_is_used() -> None:
+def test_tokenizer_of_a_processor_is_used(rollouts: Rollouts) -> None:
     func = rollouts(steps(0))
     batch = func(prompts(0), trainer(processing_class=SimpleNamespace(tokenizer=tokenizer(FAMILY))))
     assert any(batch["env_mask"][0])
-    func.close()
 
 
-def test_no_prompts_no_episodes() -> None:
+def test_no_prompts_no_episodes(rollouts: Rollouts) -> None:
     batch = rollouts(steps(0))([], trainer())
     assert {"prompt_ids", "completion_ids", "logprobs"} <= set(batch) and not batch["prompt_ids"]
 
@@ -167,7 +174,7 @@ def test_no_prompts_no_episodes() -> None:
         ({"sync": "disk"}, "must be an SGLangClient to update weights, got a PromptEngine"),
     ],
 )
-def test_invalid_arguments_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_invalid_arguments_are_refused(rollouts: Rollouts, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         rollouts(steps(0), **settings)
 
@@ -217,7 +224,7 @@ def test_given_client_is_not_closed(weights: Weights) -> None:
         asyncio.run(still())
 
 
-def test_kept_sets_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_kept_sets_are_logged(rollouts: Rollouts, caplog: pytest.LogCaptureFixture) -> None:
     for top_p, expected in ((1.0, 0), (0.9, 1)):
         caplog.clear()
         func = rollouts(steps(1))
