@@ -23,13 +23,14 @@ from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.table import to_arrow, trajectories_of, write_parquet
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.finding import FindingKind, Verdict
-from strands_sglang.proof.verify import verify, verify_events
+from strands_sglang.proof.verify import verify
 from strands_sglang.runs import teacher_logprobs
 from strands_sglang.runs.resume import restored
 from strands_sglang.tokens import Origin, Turn
 from strands_sglang.trainers import padded_batch, read_jsonl, write_jsonl
 from strands_sglang.trainers.rows import branches_of, rows
 from support.ledger.episodes import RUN, Recorder
+from support.proof.in_memory import verify_events
 from support.toy_engine import VOCABULARY, logprobs_after, toy_engine
 
 EPISODES = 6
