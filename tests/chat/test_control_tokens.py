@@ -75,7 +75,7 @@ _CONTROL = control_of("<|end|>", AddedToken("<call>", special=False))
 def test_value_without_literals_is_returned_unchanged() -> None:
     escapes, text = Escapes(_CONTROL), "plain < text | 🙂"
     assert escapes.escape(text) is text and escapes.restore(text) is text
-    assert not escapes and not escapes.present(text)
+    assert not escapes._texts and not escapes.present(text)
 
 
 def test_nested_values_are_escaped() -> None:
