@@ -66,11 +66,10 @@ def check_number(
     maximum: float | None = None,
     finite: bool = False,
     optional: bool = True,
-    hint: str = "",
 ) -> None:
     """Raise ConfigurationError unless `value` is an int or a float in a range; NaN is in none. None: no bound.
 
-    `finite`: whether infinity is refused. `optional`: None is accepted. `hint`: what else to say, such as the unit.
+    `finite`: whether infinity is refused. `optional`: None is accepted.
     """
     if optional and value is None:
         return
@@ -87,10 +86,10 @@ def check_number(
         f"{sign} {bound:g}" for sign, bound in ((">", above), (">=", minimum), ("<=", maximum)) if bound is not None
     ]
     kind = f"a {'finite ' if finite else ''}number {' and '.join(bounds)}".rstrip()
-    raise ConfigurationError(_message(name, kind, optional, value, hint))
+    raise ConfigurationError(_message(name, kind, optional, value))
 
 
-def _message(name: str, kind: str, optional: bool, value: Any, hint: str) -> str:
+def _message(name: str, kind: str, optional: bool, value: Any, hint: str = "") -> str:
     expected = f"{kind} or None" if optional else kind
     return f"{name} must be {expected}{f' ({hint})' if hint else ''}, got {value!r:.200}"
 

@@ -29,6 +29,7 @@ from strands.hooks import (
 from strands_sglang._checks import check_int
 from strands_sglang.chat.failed_call import FAILED_CALL
 
+_LIMITS = ("max_tool_iters", "max_tool_calls", "max_parallel_tool_calls")
 STATE_KEY = "tool_limit"  # key in an agent's result state that names the limit that stopped it
 
 
@@ -80,16 +81,11 @@ class ToolLimiter(HookProvider):
             max_tool_calls: Tool calls in total. Calls beyond it in the last turn are answered, not run; None: no limit.
             max_parallel_tool_calls: Tool calls of one turn that are run, the others are only answered; None: no limit.
         """
-        self._limits = {
-            "max_tool_iters": max_tool_iters,
-            "max_tool_calls": max_tool_calls,
-            "max_parallel_tool_calls": max_parallel_tool_calls,
-        }
-        for name, limit in self._limits.items():
-            check_int(name, limit, hint="an agent without tools needs no limit")
         self.max_tool_iters = max_tool_iters
         self.max_tool_calls = max_tool_calls
         self.max_parallel_tool_calls = max_parallel_tool_calls
+        for name in _LIMITS:
+            check_int(name, getattr(self, name), hint="an agent without tools needs no limit")
         self._counts: weakref.WeakKeyDictionary[Any, _Counts] = weakref.WeakKeyDictionary()
         self._latest = _Counts()
 
@@ -128,7 +124,7 @@ class ToolLimiter(HookProvider):
 
     def __getstate__(self) -> dict[str, Any]:
         # Counts belong to agents of this process.
-        return {name: getattr(self, name) for name in self._limits}
+        return {name: getattr(self, name) for name in _LIMITS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         ToolLimiter.__init__(self, **state)

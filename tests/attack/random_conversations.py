@@ -278,8 +278,8 @@ class RandomConversation:
 def attack(subject: Subject, conversations: int, seed: int, turns: int = 12) -> Found:
     """Run random conversations with a template."""
     found, rng = Found(), random.Random(f"{subject.name} {seed}")
-    before = subject.planner.appender.soundness.counts.withdrawn
+    before = len(subject.planner.appender.soundness.withdrawn)
     for _ in range(conversations):
         RandomConversation(subject, rng, found).run(rng.randint(1, turns))
-    found.withdrawn = subject.planner.appender.soundness.counts.withdrawn > before
+    found.withdrawn = len(subject.planner.appender.soundness.withdrawn) > before
     return found

@@ -75,7 +75,7 @@ _CONTROL = control_of("<|end|>", AddedToken("<call>", special=False))
 def test_value_without_literals_is_returned_unchanged() -> None:
     escapes, text = Escapes(_CONTROL), "plain < text | 🙂"
     assert escapes.escape(text) is text and escapes.restore(text) is text
-    assert not escapes and not escapes.present(text)
+    assert not escapes._texts and not escapes.present(text)
 
 
 def test_nested_values_are_escaped() -> None:
@@ -203,10 +203,9 @@ def test_six_thousand_control_tokens_in_a_megabyte_take_one_pass(text: str) -> N
 @given(
     st.lists(st.sampled_from(["<a>", "<ab>", "b>", "x", "é", "\U000f0001", "\U00100001", "\ud801", "🙂"]), max_size=9)
 )
-def test_spans_and_escaping_equal_the_slow_way(pieces: list[str]) -> None:
+def test_escaping_equals_the_slow_way(pieces: list[str]) -> None:
     control = control_of("<a>", "<ab>", "b>")
     text = "".join(pieces)
-    assert control.spans(text) == [tuple(token) for token in control.find(text)]
     assert control.needs_escape(text) == (control.all_guarded.search(text) is not None)
 
 

@@ -15,8 +15,8 @@ from strands_sglang.ledger.event import EventKind
 from strands_sglang.proof.call import KeptFacts
 from strands_sglang.proof.certificate import Certificate
 from strands_sglang.proof.finding import FindingKind, Verdict
-from strands_sglang.proof.verify import verify_events
 from support.ledger.episodes import plain_episode
+from support.proof.in_memory import verify_events
 from support.proof.tampering import LedgerEditor
 from support.rollout.agent_kinds import Kind, plain
 from support.rollout.scripts import raw, record_of, steps

@@ -23,7 +23,7 @@ from strands_sglang.ledger.shard import ShardReader
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.certificate import Certificate
 from strands_sglang.proof.finding import FindingKind, Verdict
-from strands_sglang.proof.verify import verify, verify_events
+from strands_sglang.proof.verify import verify
 from support.ledger.episodes import (
     FINGERPRINT,
     RUN,
@@ -33,6 +33,7 @@ from support.ledger.episodes import (
     resumed_episode,
     rich_episode,
 )
+from support.proof.in_memory import verify_events
 from support.proof.tampering import CHANGES, LedgerEditor
 
 RUN_FILE = {"run": RUN, "samples_per_task": 1, "fingerprint": FINGERPRINT}

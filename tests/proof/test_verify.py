@@ -26,7 +26,7 @@ from strands_sglang.proof.chain import RawEvent, build_chain
 from strands_sglang.proof.episode import prove_episode
 from strands_sglang.proof.finding import Finding, FindingKind, Verdict
 from strands_sglang.proof.rescore import RescoreReport, TurnScore
-from strands_sglang.proof.verify import verify, verify_events
+from strands_sglang.proof.verify import verify
 from strands_sglang.tokens import TokenTree, TurnPurpose
 from support.ledger.episodes import (
     FINGERPRINT,
@@ -40,6 +40,7 @@ from support.ledger.episodes import (
     rich_episode,
     written_run,
 )
+from support.proof.in_memory import verify_events
 from support.proof.tampering import LedgerEditor
 
 PROOF = Path(__file__).resolve().parents[2] / "src" / "strands_sglang" / "proof"

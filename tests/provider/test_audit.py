@@ -12,7 +12,7 @@ from strands import Agent
 from strands.agent.conversation_manager import NullConversationManager
 
 from attack.awkward import chatml
-from strands_sglang import SGLangModel
+from strands_sglang import EpisodeTokens, SGLangModel
 from strands_sglang.chat.soundness import RuntimeSoundness, StandIn
 from strands_sglang.chat.soundness.inspection import Inspections
 from strands_sglang.errors import ConfigurationError
@@ -39,8 +39,19 @@ def blind(model: SGLangModel) -> RuntimeSoundness:
     return soundness
 
 
-async def talk(model: SGLangModel, *questions: str) -> list[Join]:
+def differences(episodes: list[EpisodeTokens]) -> int:
+    return sum(episode.audit_differences for episode in episodes)
+
+
+def audited(episodes: list[EpisodeTokens]) -> int:
+    """Episodes of which a conversation was compared: the first turn alone has nothing to be compared with."""
+    return sum(episode.audits > 1 for episode in episodes)
+
+
+async def talk(model: SGLangModel, *questions: str, episodes: list[EpisodeTokens] | None = None) -> list[Join]:
     with model.episode() as episode:
+        if episodes is not None:
+            episodes.append(episode)
         agent = Agent(model=model, callback_handler=None, conversation_manager=NullConversationManager())
         for question in questions:
             await agent.invoke_async(question)
@@ -50,44 +61,44 @@ async def talk(model: SGLangModel, *questions: str) -> list[Join]:
 
 
 async def test_a_wrong_result_is_withdrawn_by_the_audit(caplog: pytest.LogCaptureFixture) -> None:
-    model = model_on(SOURCE, ["One.", "Two.", "Three."] * 2)
+    model, episodes = model_on(SOURCE, ["One.", "Two.", "Three."] * 2), list[EpisodeTokens]()
     soundness = blind(model)
     with caplog.at_level(logging.WARNING):
-        assert await talk(model, "a?", "b?", "c?") == [Join.ROOT, Join.PROVED, Join.PROVED]
-    assert soundness.counts.differences == 1 and soundness.counts.withdrawn == 1
+        assert await talk(model, "a?", "b?", "c?", episodes=episodes) == [Join.ROOT, Join.PROVED, Join.PROVED]
+    assert differences(episodes) == 1 and len(soundness.withdrawn) == 1
     assert any("no longer counts as proved" in message and "⟦" in message for message in caplog.messages)
     assert await talk(model, "a?", "b?", "c?") == [Join.ROOT, Join.KEPT, Join.KEPT]
 
 
 async def test_a_template_that_inspects_texts_is_compared_before() -> None:
-    model = model_on(SOURCE, ["One.", "Two.", "Three."])
-    assert await talk(model, "a?", "b?", "c?") == [Join.ROOT, Join.PROVED, Join.KEPT]
-    assert model.planner.appender.soundness.counts.differences == 0
+    model, episodes = model_on(SOURCE, ["One.", "Two.", "Three."]), list[EpisodeTokens]()
+    assert await talk(model, "a?", "b?", "c?", episodes=episodes) == [Join.ROOT, Join.PROVED, Join.KEPT]
+    assert differences(episodes) == 0
 
 
 async def test_audit_of_an_exact_template_finds_no_difference() -> None:
-    model = model_on(chatml(), ["One.", "Two.", "Three."])
-    model.planner.appender.soundness = soundness = RuntimeSoundness("fresh")
-    await talk(model, "a?", "b?", "c?")
-    assert soundness.counts.audited >= 1 and soundness.counts.differences == 0
+    model, episodes = model_on(chatml(), ["One.", "Two.", "Three."]), list[EpisodeTokens]()
+    model.planner.appender.soundness = RuntimeSoundness("fresh")
+    await talk(model, "a?", "b?", "c?", episodes=episodes)
+    assert audited(episodes) == 1 and differences(episodes) == 0
 
 
 async def test_first_episodes_and_a_share_of_the_others_are_audited() -> None:
     model = model_on(chatml(), ["One.", "Two."] * (FIRST_EPISODES + 400), audit_share=0.1)
-    model.planner.appender.soundness = soundness = RuntimeSoundness("fresh")
+    model.planner.appender.soundness, episodes = RuntimeSoundness("fresh"), list[EpisodeTokens]()
     for _ in range(FIRST_EPISODES):
-        await talk(model, "a?", "b?")
-    assert soundness.counts.audited == FIRST_EPISODES
+        await talk(model, "a?", "b?", episodes=episodes)
+    assert audited(episodes) == FIRST_EPISODES
     for _ in range(100):
-        await talk(model, "a?", "b?")
-    assert FIRST_EPISODES < soundness.counts.audited < FIRST_EPISODES + 40
+        await talk(model, "a?", "b?", episodes=episodes)
+    assert FIRST_EPISODES < audited(episodes) < FIRST_EPISODES + 40
 
 
 async def test_audit_share_zero_audits_nothing() -> None:
     model = model_on(chatml(), ["One.", "Two."], audit_share=0)
-    model.planner.appender.soundness = soundness = RuntimeSoundness("fresh")
-    await talk(model, "a?", "b?")
-    assert soundness.counts.audited == 0
+    model.planner.appender.soundness, episodes = RuntimeSoundness("fresh"), list[EpisodeTokens]()
+    await talk(model, "a?", "b?", episodes=episodes)
+    assert len(episodes) == 1 and episodes[0].audits == 0
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, True, "all", None])
@@ -97,13 +108,13 @@ def test_audit_share_must_be_between_zero_and_one(share: Any) -> None:
 
 
 async def test_a_conversation_is_audited_again_only_when_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    audited: list[int] = []
-    monkeypatch.setattr(Auditor, "_audit", lambda self, episode, entry, ids: audited.append(entry.end))
+    ends: list[int] = []
+    monkeypatch.setattr(Auditor, "_audit", lambda self, episode, entry, ids: ends.append(entry.end))
     model = model_on(chatml(), ["One."] * 64)
     model.planner.appender.soundness = RuntimeSoundness("fresh")
     await talk(model, *["a?"] * 64)
-    assert 5 < len(audited) < 16
-    assert all(after >= 1.5 * before for before, after in itertools.pairwise(audited))
+    assert 5 < len(ends) < 16
+    assert all(after >= 1.5 * before for before, after in itertools.pairwise(ends))
 
 
 async def test_audit_of_a_garbage_collected_model_withdraws_nothing() -> None:
@@ -123,4 +134,4 @@ async def test_audit_of_a_garbage_collected_model_withdraws_nothing() -> None:
     del model, agent, tok
     gc.collect()
     auditor._audit(episode, entry, {})
-    assert soundness.counts.differences == 0 and not soundness.withdrawn
+    assert episode.audit_differences == 0 and not soundness.withdrawn

@@ -15,11 +15,11 @@ from strands_sglang.ledger.encoding import first_link, trajectory_summary
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.proof.finding import Verdict
-from strands_sglang.proof.verify import verify_events
 from strands_sglang.runs import Limits, ReplayVerdict, Task, replay
 from strands_sglang.trainers.exports import read_jsonl, write_jsonl
 from strands_sglang.trainers.slime.kept_sets import KeptSetsForm
 from strands_sglang.trainers.slime.samples import RemovalReason, samples_of
+from support.proof.in_memory import verify_events
 from support.rollout.agent_kinds import build
 from support.rollout.scripts import PromptEngine, assert_proved, assert_same, crashed, record_of, run, steps, summaries
 from support.trainers.slime_mirror import Sample

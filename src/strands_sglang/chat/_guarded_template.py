@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from strands_sglang.chat.control_tokens import ControlTokens, Escapes, Occurrence
-from strands_sglang.chat.messages import TemplateMessage
+from strands_sglang.chat.messages import TemplateMessage, function_call
 from strands_sglang.errors import TemplateRefusedError
 
 PROBE = "xQzProbeqZx"
@@ -124,8 +124,7 @@ def sample_conversations() -> list[tuple[list[TemplateMessage], Any]]:
     system: TemplateMessage = {"role": "system", "content": "Be brief."}
     user: TemplateMessage = {"role": "user", "content": "One? "}
     answer: TemplateMessage = {"role": "assistant", "content": "Two.", "reasoning_content": "Three."}
-    function = {"name": "probe", "arguments": {"key": PROBE}}
-    calls = {**answer, "tool_calls": [{"type": "function", "id": "probe0000", "function": function}]}
+    calls = {**answer, "tool_calls": [function_call("probe", {"key": PROBE}, "probe0000")]}
     result: TemplateMessage = {"role": "tool", "tool_call_id": "probe0000", "name": "probe", "content": "4"}
     conversations = [
         [user],

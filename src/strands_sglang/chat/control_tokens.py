@@ -83,11 +83,6 @@ class ControlTokens:
             for match in self._any.finditer(text, start):
                 yield Occurrence(self.ids[match[0]], match.start(), match.end())
 
-    def spans(self, text: str) -> list[tuple[int, int, int]]:
-        """Return id, start and end of every control-token literal in a text, as `find` yields them."""
-        ids = self.ids
-        return [(ids[match[0]], match.start(), match.end()) for match in self._any.finditer(text)] if self._any else []
-
     def needs_escape(self, text: str) -> bool:
         """Return whether a text contains anything that is escaped in data. Fast, since most texts do not."""
         # Two searches: one combined pattern would try every alternative at every character.
@@ -137,9 +132,7 @@ class ControlTokens:
 
     def count(self, ids: Any) -> int:
         """Return how many of the ids are control tokens."""
-        known = np.asarray(ids, dtype=np.int64)
-        known = known[known < len(self._table)]
-        return int(self._table[known].sum())
+        return len(self.among(ids))
 
     def ended_by(self, ids: Sequence[int]) -> int | None:
         """Return the last id if it is a control token: what the bridge must know of a turn that it continues."""
@@ -211,9 +204,6 @@ class Escapes:
         self._control = control
         self._texts: dict[str, str] = {}
         self._placeholders: dict[str, str] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._texts)
 
     def escape(
         self, value: Any, *, trusted: bool = False, composed: frozenset[str] = frozenset(), blind: bool = False

@@ -16,7 +16,7 @@ import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from strands_sglang._json import dump_bytes
@@ -123,15 +123,9 @@ class Conversation:
         return template_messages(self.sent[count - 1 :], call_ids=call_ids, first=count - 1)[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class _Tools:
-    specs: tuple[Any, ...]
-    in_template: list[dict[str, Any]] | None
-    schemas: Mapping[str, Mapping[str, Any]]
-
-
 _preambles: dict[str, Preamble] = {}
-_tools: dict[str, _Tools] = {}
+_with_tools: dict[str, Preamble] = {}
+"""A preamble for each list of tools, whose tools all preambles with equal ones share."""
 
 
 def preamble_of(system: str | None, tool_specs: Sequence[Mapping[str, Any]] | None) -> Preamble:
@@ -140,11 +134,12 @@ def preamble_of(system: str | None, tool_specs: Sequence[Mapping[str, Any]] | No
     key = f"[{_key(system)},{tools_key}]"
     known = _preambles.get(key)
     if known is None:
-        tools = _tools.get(tools_key)
-        if tools is None:
+        other = _with_tools.get(tools_key)
+        if other is None:
             specs = copy.deepcopy(tuple(tool_specs or ()))
-            tools = _keep(_tools, tools_key, _Tools(specs, template_tools(specs), tool_schemas(specs)))
-        known = _keep(_preambles, key, Preamble(system, tools.specs, key, tools.in_template, tools.schemas))
+            other = Preamble(system, specs, key, template_tools(specs), tool_schemas(specs))
+            other = _keep(_with_tools, tools_key, other)
+        known = _keep(_preambles, key, replace(other, system=system, key=key))
     return known
 
 
@@ -156,7 +151,7 @@ def _key(value: Any) -> str:
         return repr(value)
 
 
-def _keep(table: dict[str, Any], key: str, value: Any) -> Any:
+def _keep(table: dict[str, Preamble], key: str, value: Preamble) -> Preamble:
     """Return the value that the table has: another thread may be first."""
     while len(table) >= _MAX_PREAMBLES:
         with suppress(RuntimeError, StopIteration):  # another thread changed the table meanwhile

@@ -7,12 +7,12 @@ a template depends on is not assumed: `soundness` proves it for each template.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from strands_sglang.chat.messages import TemplateMessage
+from strands_sglang.chat.messages import TemplateMessage, function_call
 
 ANCHOR = "xQzAnchorqZx"
 """The text after this last word of the stand-in is what the template writes after a turn."""
@@ -54,16 +54,11 @@ class ConversationShape:
 
     def with_reply(self, calls: tuple[tuple[str, str], ...], reasoning: bool) -> ConversationShape:
         """Return the shape with an assistant turn appended."""
-        return ConversationShape(
-            calls,
-            self.reasoning or reasoning,
-            self.no_reasoning or not reasoning,
-            self.tool_rounds,
-            self.exchanges,
-            self.earlier_rounds,
-            self.system,
-            self.in_tool_run,
-            self.plain,
+        return replace(
+            self,
+            calls=calls,
+            reasoning=self.reasoning or reasoning,
+            no_reasoning=self.no_reasoning or not reasoning,
         )
 
     @property
@@ -121,10 +116,7 @@ def _numbered_calls(count: int) -> tuple[tuple[str, str], ...]:
 
 def stand_in_calls(calls: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     """Return calls with these names and ids whose argument is `ANCHOR`."""
-    return [
-        {"type": "function", "id": call_id, "function": {"name": name, "arguments": {"x": ANCHOR}}}
-        for name, call_id in calls
-    ]
+    return [function_call(name, {"x": ANCHOR}, call_id) for name, call_id in calls]
 
 
 def offset_after(text: str, word: str, count: int) -> int | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 from unicodedata import category
 
-from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure
+from strands_sglang.tool_parsers.parsed import FailedCall, ParsedTurn, ParseFailure, ToolCall, with_failed_calls
 
 FAILED_CALL = "malformed_tool_call"
 """No tool may have this name."""
@@ -58,14 +58,8 @@ def reject_reserved_name(parsed: ParsedTurn) -> ParsedTurn:
 
     A model that has seen the name may call it, and must not be able to choose its own result that way.
     """
-    reserved = [call for call in parsed.calls if call.name == FAILED_CALL]
-    if not reserved:
-        return parsed
     detail = f"There is no tool named {FAILED_CALL}."
-    failed = [FailedCall(call.raw, call.start, ParseFailure.MISSING_NAME, detail) for call in reserved]
-    failures = sorted([*parsed.failures, *failed], key=lambda failure: failure.start)
-    calls = tuple(call for call in parsed.calls if call.name != FAILED_CALL)
-    return replace(parsed, calls=calls, failures=tuple(failures))
+    return with_failed_calls(parsed, lambda call: _without_name(call, detail) if call.name == FAILED_CALL else None)
 
 
 def reject_unprintable_names(parsed: ParsedTurn) -> ParsedTurn:
@@ -73,15 +67,16 @@ def reject_unprintable_names(parsed: ParsedTurn) -> ParsedTurn:
 
     No tool has such a name, and printing it, for example in a log, could send control sequences to a terminal.
     """
-    unprintable = [call for call in parsed.calls if _is_unprintable(call.name)]
-    if not unprintable and not any(_is_unprintable(failure.name) for failure in parsed.failures):
-        return parsed
+    if any(_is_unprintable(failure.name) for failure in parsed.failures):
+        named = parsed.failures
+        known = (replace(failure, name=None) if _is_unprintable(failure.name) else failure for failure in named)
+        parsed = replace(parsed, failures=tuple(known))
     detail = "The name of a tool call has characters that cannot be seen."
-    failed = [FailedCall(call.raw, call.start, ParseFailure.MISSING_NAME, detail) for call in unprintable]
-    known = [replace(failure, name=None) if _is_unprintable(failure.name) else failure for failure in parsed.failures]
-    failures = sorted([*known, *failed], key=lambda failure: failure.start)
-    calls = tuple(call for call in parsed.calls if call not in unprintable)
-    return replace(parsed, calls=calls, failures=tuple(failures))
+    return with_failed_calls(parsed, lambda call: _without_name(call, detail) if _is_unprintable(call.name) else None)
+
+
+def _without_name(call: ToolCall, detail: str) -> FailedCall:
+    return FailedCall(call.raw, call.start, ParseFailure.MISSING_NAME, detail)
 
 
 def _is_unprintable(name: str | None) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -93,10 +93,6 @@ class ImageGeometry:
             grow = math.sqrt(self.min_pixels / pixels)
             rounded = [math.ceil(side * grow / unit) * unit for side in sides]
         return rounded[0], rounded[1]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain data."""
-        return asdict(self)
 
 
 def image_geometry(source: Any) -> ImageGeometry:

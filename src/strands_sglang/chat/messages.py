@@ -124,6 +124,11 @@ def template_tools(tool_specs: Sequence[Mapping[str, Any]] | None) -> list[dict[
     return tools or None
 
 
+def function_call(name: str, arguments: Any, call_id: str) -> dict[str, Any]:
+    """Return a call in the form templates take."""
+    return {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
+
+
 def _assistant(
     index: int, message: Mapping[str, Any], ids: Mapping[str, str]
 ) -> tuple[TemplateMessage, dict[str, Mapping[str, Any]]]:
@@ -136,9 +141,7 @@ def _assistant(
         if kind == "toolUse":
             use_id, _ = _string(place, kind, value, "toolUseId"), _string(place, kind, value, "name")
             uses[use_id] = value
-            name, arguments = template_call(value)
-            function = {"name": name, "arguments": arguments}
-            calls.append({"type": "function", "id": ids.get(use_id, use_id), "function": function})
+            calls.append(function_call(*template_call(value), ids.get(use_id, use_id)))
         elif kind == "reasoningContent":
             thought = value.get("reasoningText") if isinstance(value, Mapping) else value
             if thought is not None and not (isinstance(thought, Mapping) and thought.get("text") is None):

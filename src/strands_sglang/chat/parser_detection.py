@@ -16,7 +16,7 @@ from itertools import product, takewhile
 from typing import Any
 
 from strands_sglang.chat.bridge import Bridge
-from strands_sglang.chat.messages import TemplateMessage
+from strands_sglang.chat.messages import TemplateMessage, function_call
 from strands_sglang.errors import TemplateRefusedError
 from strands_sglang.tool_parsers import SampledText, ToolParser, get_tool_parser, registered, tool_parser_names
 
@@ -102,7 +102,7 @@ def _turns(bridge: Bridge, arguments: dict[str, Any]) -> Iterator[tuple[str, Sam
     user: TemplateMessage = {"role": "user", "content": "x"}
     # Some templates write calls only if tools are available.
     for call_id, tools in product(_IDS, (None, _TOOLS)):
-        call = {"type": "function", "id": call_id, "function": {"name": _TOOL, "arguments": arguments}}
+        call = function_call(_TOOL, arguments, call_id)
         assistant: TemplateMessage = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
             prompt = encoder.encode(template.render([user], tools=tools).text)

@@ -20,7 +20,7 @@ from typing import Any
 
 from strands_sglang.chat._guarded_template import PROBE, TOOL, GuardedTemplate, sample_conversations
 from strands_sglang.chat.control_tokens import ControlTokens, Escapes
-from strands_sglang.chat.messages import TemplateMessage
+from strands_sglang.chat.messages import TemplateMessage, function_call
 from strands_sglang.errors import ConfigurationError, TemplateRefusedError
 
 _SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
@@ -199,28 +199,26 @@ class ChatTemplate:
                 f"the chat template cannot render even one user message: {error.template_message}"
             ) from error
 
-    def _finds_tools(self) -> bool:
+    def _probed(self, messages: Sequence[TemplateMessage], *, tools: Any, generate: bool = True) -> str | None:
+        """Return the official rendering; None if the template rejects the messages."""
         try:
-            text = self.official([{"role": "user", "content": "x"}], tools=[TOOL])
+            return self.official(messages, tools=tools, generate=generate)
         except TemplateRefusedError:
-            return False
-        return TOOL["function"]["name"] in text
+            return None
+
+    def _finds_tools(self) -> bool:
+        text = self._probed([{"role": "user", "content": "x"}], tools=[TOOL])
+        return text is not None and TOOL["function"]["name"] in text
 
     def _writes(self, message: TemplateMessage) -> str | None:
+        messages: list[TemplateMessage] = [{"role": "user", "content": "x"}, self._fitted(message)]
         # Some templates write calls only if tools are available.
-        for tools in (None, [TOOL]) if self.writes_tools else (None,):
-            try:
-                text = self.official(
-                    [{"role": "user", "content": "x"}, self._fitted(message)], tools=tools, generate=False
-                )
-            except TemplateRefusedError:
-                continue
-            if PROBE in text:
-                return text
-        return None
+        offers = (None, [TOOL]) if self.writes_tools else (None,)
+        texts = (self._probed(messages, tools=tools, generate=False) for tools in offers)
+        return next((text for text in texts if text is not None and PROBE in text), None)
 
     def _find_call_format(self) -> bool:
-        call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {"key": PROBE}}}
+        call = function_call("probe", {"key": PROBE}, "probe0000")
         for as_text, self._empty_content in ((False, ""), (True, ""), (False, None), (True, None)):
             self._arguments_as_text = as_text
             text = self._writes({"role": "assistant", "content": "", "tool_calls": [call]})
@@ -241,8 +239,7 @@ class ChatTemplate:
         return accepted
 
     def _renders_id(self, call_id: str) -> bool:
-        call: dict[str, Any] = {"name": "probe", "arguments": {"key": PROBE}}
-        call = {"type": "function", "id": call_id, "function": call}
+        call = function_call("probe", {"key": PROBE}, call_id)
         messages: list[TemplateMessage] = [
             {"role": "user", "content": "x"},
             {"role": "assistant", "content": self._empty_content, "tool_calls": [call]},
@@ -250,23 +247,17 @@ class ChatTemplate:
         ]
         if self._arguments_as_text:
             messages[1]["tool_calls"] = [_with_text_arguments(call)]
-        try:
-            self.official(messages, tools=[TOOL] if self.writes_tools else None)
-        except TemplateRefusedError:
-            return False
-        return True
+        return self._probed(messages, tools=[TOOL] if self.writes_tools else None) is not None
 
     def _finds_rejected_ids(self) -> bool:
         return self.writes_calls and self._renders_id("probe0000") and not all(map(self._renders_id, _COMMON_IDS))
 
     def _find_reasoning_key(self) -> tuple[str | None, bool]:
-        call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {}}}
-        calls = [call] if self.writes_calls else None
+        message: TemplateMessage = {"role": "assistant", "content": "", "reasoning_content": PROBE}
+        if self.writes_calls:
+            message["tool_calls"] = [function_call("probe", {}, "probe0000")]
         for key in _REASONING_KEYS:
             self._reasoning_key = key
-            message: TemplateMessage = {"role": "assistant", "content": "", "reasoning_content": PROBE}
-            if calls:
-                message["tool_calls"] = calls
             if self._writes(message) is not None:
                 both = self._writes({**message, "content": "x"})
                 return key, both is None

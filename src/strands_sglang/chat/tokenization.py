@@ -65,7 +65,7 @@ class Encoder:
         ids = self._encode(text)
         if self.control.normalized and self.control.among(ids) != [token.id for token in self.control.find(text)]:
             # The tokenizer normalised another spelling into a control token.
-            return self._encode_guarded(text, escapes or Escapes(self.control))
+            return self._encode_guarded(text, Escapes(self.control) if escapes is None else escapes)
         return array("i", ids)
 
     def is_slow(self, text: str, escapes: Escapes | None = None, *, cache: bool = False) -> bool:
@@ -87,13 +87,7 @@ class Encoder:
         places = self.control.places(ids)
         marks = [self.control.mark_of(ids[place]) for place in places]
         if self._decodes_pieces(places):
-            pieces: list[str] = []
-            at = 0
-            for place, mark in zip(places, marks, strict=True):
-                pieces += (self.decode(ids[at:place]) if place > at else "", mark)
-                at = place + 1
-            pieces.append(self.decode(ids[at:]) if at < len(ids) else "")
-            text = "".join(pieces)
+            text = "".join(piece + mark for piece, mark in zip(self._pieces(ids, places), [*marks, ""], strict=True))
         else:
             # Decoded in one go: this decoder depends on neighbouring tokens, and copies control tokens verbatim.
             tokens = [self._backend.id_to_token(token_id) for token_id in ids]
@@ -113,17 +107,17 @@ class Encoder:
                 text, written = self.control.unmarked(marked)
                 return SampledText(text, {token.start for token in written}, self._parts)
             # The turn itself contains characters that are used as marks.
-        pieces: list[str] = []
+        text, *pieces = self._pieces(ids, places)
         starts: set[int] = set()
-        size = at = 0
-        for place in places:
-            literal = self.control.texts[ids[place]]
-            piece = self.decode(ids[at:place]) if place > at else ""
-            starts.add(size + len(piece))
-            pieces += (piece, literal)
-            size, at = size + len(piece) + len(literal), place + 1
-        pieces.append(self.decode(ids[at:]) if at < len(ids) else "")
-        return SampledText("".join(pieces), starts, self._parts)
+        for place, piece in zip(places, pieces, strict=True):
+            starts.add(len(text))
+            text += self.control.texts[ids[place]] + piece
+        return SampledText(text, starts, self._parts)
+
+    def _pieces(self, ids: Sequence[int], places: Sequence[int]) -> list[str]:
+        """Return the texts before, between and after the ids at some places."""
+        spans = zip((0, *(place + 1 for place in places)), (*places, len(ids)), strict=True)
+        return [self.decode(ids[start:end]) if start < end else "" for start, end in spans]
 
     def _parts(self, marker: str) -> tuple[int, ...]:
         if marker not in self._offsets:
@@ -320,7 +314,7 @@ class SectionCache:
     def _sections(self, text: str) -> Iterator[str]:
         """Each part is long enough to be cached, except the last."""
         at, cuttable = 0, self._control.cuttable
-        for token, start, _ in self._control.spans(text):
+        for token, start, _ in self._control.find(text):
             if start - at >= _SHORTEST and token in cuttable:
                 yield text[at:start]
                 at = start

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from strands_sglang.errors import CountMismatchError, MalformedResponseError
 from strands_sglang.tokens.arrays import LARGEST_LOGPROB, VersionSpan, check_spans
+from strands_sglang.tokens.images import SpanData
 from strands_sglang.tokens.kept_sets import KeptSets
 
 __all__ = ["FinishReason", "Generation", "PromptImage", "RoutedExperts", "SpecInfo", "VersionSpan"]
@@ -47,7 +48,7 @@ class FinishReason(str, Enum):
 
 
 # The key of a reason's detail in SGLang's answer.
-_DETAILS = {FinishReason.STOP: "matched", FinishReason.LENGTH: "length", FinishReason.ABORT: "message"}
+DETAIL_KEYS = {FinishReason.STOP: "matched", FinishReason.LENGTH: "length", FinishReason.ABORT: "message"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,29 +103,23 @@ class RoutedExperts:
         Raises:
             CountMismatchError: The data does not fit that shape.
         """
-        total = len(self)
-        arrays = []
-        width: int | None = None
+        arrays: list[npt.NDArray[np.int32]] = []
         for part, rows in zip(self.parts, self.rows, strict=True):
             flat = _int32(part)
-            if rows == 0 or flat.size % rows:
-                if rows == 0 and flat.size == 0:
-                    continue
+            if not rows and not flat.size:
+                continue
+            if not rows or flat.size % rows:
                 raise CountMismatchError(f"{flat.size} routed experts cannot be split into {rows} rows")
-            if width is not None and flat.size // rows != width:
-                raise CountMismatchError(
-                    f"routed experts have rows of width {flat.size // rows} after rows of width {width}"
-                )
-            width = flat.size // rows
-            arrays.append(flat.reshape(rows, width))
-        if width is None:
-            width = (layers or 0) * (top_k or 0)
-        joined = np.concatenate(arrays) if arrays else np.empty((0, width), np.int32)
+            arrays.append(flat.reshape(rows, flat.size // rows))
+            first, width = arrays[0].shape[1], arrays[-1].shape[1]
+            if width != first:
+                raise CountMismatchError(f"routed experts have rows of width {width} after rows of width {first}")
+        joined = np.concatenate(arrays) if arrays else np.empty((0, (layers or 0) * (top_k or 0)), np.int32)
         if layers is None or top_k is None:
             return joined
-        if layers * top_k != width:
-            raise CountMismatchError(f"each row must hold {layers} layers x {top_k} experts, got {width}")
-        return joined.reshape(total, layers, top_k)
+        if layers * top_k != joined.shape[1]:
+            raise CountMismatchError(f"each row must hold {layers} layers x {top_k} experts, got {joined.shape[1]}")
+        return joined.reshape(len(joined), layers, top_k)
 
 
 @dataclass(slots=True)
@@ -210,7 +205,7 @@ class Generation:
 
     def _meta_info(self) -> dict[str, Any]:
         finish: dict[str, Any] = {"type": self.finish_reason.value}
-        if (name := _DETAILS.get(self.finish_reason)) is not None:
+        if (name := DETAIL_KEYS.get(self.finish_reason)) is not None:
             finish[name] = self.finish_detail
         meta: dict[str, Any] = {
             **self.meta,
@@ -256,20 +251,9 @@ class PromptImage(NamedTuple):
     """SHA-256 of the file in hex; "" if nothing needs it."""
 
 
-class _Placed(Protocol):
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def positions(self) -> int: ...
-
-    @property
-    def digest(self) -> str: ...
-
-
-def prompt_images(spans: Iterable[_Placed], read: Callable[[str], bytes]) -> list[PromptImage]:
+def prompt_images(spans: Iterable[SpanData], read: Callable[[str], bytes]) -> list[PromptImage]:
     """Return the images of a prompt, as an engine takes them; `read` returns the PNG file of a digest."""
-    return [PromptImage(span.start, span.positions, read(span.digest), span.digest) for span in spans]
+    return [PromptImage(start, positions, read(digest), digest) for start, positions, digest, _ in spans]
 
 
 TokenIds: TypeAlias = Union[Sequence[int], "npt.NDArray[np.integer[Any]]"]

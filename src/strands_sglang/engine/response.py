@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 from yarl import URL
 
-from strands_sglang.engine.protocol import FinishReason, Generation, RoutedExperts, SpecInfo
+from strands_sglang.engine.protocol import DETAIL_KEYS, FinishReason, Generation, RoutedExperts, SpecInfo
 from strands_sglang.errors import (
     ContextOverflowError,
     CountMismatchError,
@@ -56,11 +56,7 @@ _TAKEN = (
     "routed_experts",
 )
 # The engine's finish reasons, and the key of their detail.
-_KINDS = {
-    "stop": (FinishReason.STOP, "matched"),
-    "length": (FinishReason.LENGTH, "length"),
-    "abort": (FinishReason.ABORT, "message"),
-}
+_KINDS = {reason.value: (reason, name) for reason, name in DETAIL_KEYS.items()}
 
 
 class RefusedInside(Exception):

@@ -140,7 +140,7 @@ class StreamingCall(Call):
             versions: tuple[VersionSpan, ...] = ()
             while not ended:
                 with scope(), self._within(expires_at):
-                    arrived = await _next(events)
+                    arrived = await anext(events, None)
                 if arrived is None:
                     raise TransientFault(ConnectionLostError(f"the stream of {url} ended early"), in_flight=True)
                 answer = output.take(arrived)
@@ -192,13 +192,6 @@ def _with_earlier_versions(part: Generation, earlier: tuple[VersionSpan, ...]) -
     (span,) = part.versions
     newer = (VersionSpan(span.version, 0, span.end - earlier[-1].end),) if span.end > earlier[-1].end else ()
     return replace(part, versions=joined_spans(earlier, newer))
-
-
-async def _next(events: AsyncIterator[list[bytes]]) -> list[bytes] | None:
-    try:
-        return await events.__anext__()
-    except StopAsyncIteration:
-        return None
 
 
 async def payloads(content: aiohttp.StreamReader) -> AsyncIterator[list[bytes]]:

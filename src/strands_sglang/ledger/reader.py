@@ -264,12 +264,10 @@ def _epochs_fit(node: _Node, before: _Node) -> bool:
 
 
 def _chain(tip: _Node) -> list[_Node]:
-    chain, node = [], tip
-    while True:
-        chain.append(node)
-        if node.before is None:
-            return chain[::-1]
-        node = node.before
+    chain = [tip]
+    while (before := chain[-1].before) is not None:
+        chain.append(before)
+    return chain[::-1]
 
 
 def _off_chain(nodes: list[_Node], chain: list[_Node]) -> tuple[list[_Node], list[_Node]]:

@@ -20,7 +20,6 @@ from strands_sglang.errors import ConfigurationError, CountMismatchError, Ledger
 from strands_sglang.ledger.encoding import decoded, encoded, first_link, frames, link
 from strands_sglang.ledger.event import (
     AFTER_END,
-    CallArrays,
     CallData,
     EndData,
     Event,
@@ -246,34 +245,22 @@ class EpisodeRecord:
 
 def _turn(event: Event, rejected: set[int], scores: Mapping[int, TeacherLogprobs]) -> dict[str, Any]:
     """Return a call event as a turn of `TokenTree.to_dict`."""
-    scored = scores.get(event.data["turn"])
-    call, arrays = data_of(event, CallData), arrays_of(event, CallArrays)
+    call, arrays = event.data, event.arrays
+    scored = scores.get(call["turn"])
+    kept = ("token_ids", "kept"), ("offsets", "kept_offsets"), ("logprobs", "kept_logprobs")
     return {
+        **{name: call[name] for name in _SAME_DATA},
+        **{name: arrays[name] for name in ("closing", "context", "sampled", "logprobs")},
         "id": call["turn"],
-        "parent": call["parent"],
-        "start": call["start"],
-        "finish_reason": call["finish_reason"],
-        "purpose": call["purpose"],
-        "join": call["join"],
-        "forked_from": call["forked_from"],
-        "caller": call["caller"],
-        "versions": call["versions"],
-        "detail": call["detail"],
-        "closing": arrays["closing"],
-        "context": arrays["context"],
-        "sampled": arrays["sampled"],
-        "logprobs": arrays["logprobs"],
         "status": TurnStatus.REJECTED if call["turn"] in rejected else TurnStatus.KEPT,
         "images": call.get("images", ()),
-        "kept": _kept(arrays),
+        "kept": {name: arrays[ours] for name, ours in kept} if "kept" in arrays else None,
         "teacher": None if scored is None else scored.to_dict(),
     }
 
 
-def _kept(arrays: CallArrays) -> dict[str, Any] | None:
-    if "kept" not in arrays:
-        return None
-    return {"token_ids": arrays["kept"], "offsets": arrays["kept_offsets"], "logprobs": arrays["kept_logprobs"]}
+# Fields of `CallData` that a turn of `TokenTree.to_dict` has under the same name.
+_SAME_DATA = "parent start finish_reason purpose join forked_from caller versions detail".split()
 
 
 class PortableRecord:

@@ -166,10 +166,8 @@ def _compared(path: Path, sealed: Mapping[str, Any]) -> SealFinding | None:
     if changed is not None:
         message = f"the content was changed in the MiB that starts at byte {changed * _PIECE}"
         return SealFinding(SealFault.CHANGED, path.name, changed * _PIECE, message)
-    if found["bytes"] < sealed["bytes"]:
-        message = f"the file must have the {sealed['bytes']} bytes that were sealed, got {size}"
-        return SealFinding(SealFault.SHORTER, path.name, size, message)
-    if size > sealed["bytes"]:
-        message = f"the file must have the {sealed['bytes']} bytes that were sealed, got {size}"
-        return SealFinding(SealFault.LONGER, path.name, sealed["bytes"], message)
-    return None
+    if size == sealed["bytes"]:
+        return None
+    message = f"the file must have the {sealed['bytes']} bytes that were sealed, got {size}"
+    kind = SealFault.SHORTER if size < sealed["bytes"] else SealFault.LONGER
+    return SealFinding(kind, path.name, min(size, sealed["bytes"]), message)

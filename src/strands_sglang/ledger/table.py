@@ -15,11 +15,12 @@ import orjson
 
 from strands_sglang._checks import install
 from strands_sglang._files import replace_file
-from strands_sglang.errors import CountMismatchError, LedgerError, RecordError, TreeError
+from strands_sglang.errors import LedgerError, RecordError
 from strands_sglang.ledger.event import BeginData, EndData, RewardData, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.tokens import ImageSpan, KeptSets, TeacherLogprobs, Trajectory
+from strands_sglang.tokens import Trajectory
+from strands_sglang.tokens.trajectory import TRAJECTORY_FORMAT
 
 try:
     import pyarrow as pa
@@ -210,28 +211,12 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
         RecordError: The row is inconsistent.
     """
     try:
-        arrays: dict[str, Any] = {
-            name: np.array(row[name], kind.to_pandas_dtype()) for name, kind in _PER_TOKEN.items()
-        }
-        images = tuple(
-            ImageSpan(one["start"], one["positions"], one["digest"], tuple(one["grid"])) for one in row["images"]
-        )
-        trajectory = Trajectory(
-            **arrays,
-            branch=int(row["branch"]),
-            tree=row["tree"],
-            agent=row["agent"],
-            main=row["main"],
-            version_names=tuple(row["version_names"]),
-            turn_ids=tuple(int(id) for id in row["turn_ids"]),
-            images=images,
-            kept=None if row["kept"] is None else KeptSets.from_dict(row["kept"]),
-            teacher=None if row["teacher"] is None else TeacherLogprobs.from_dict(row["teacher"]),
-        )
-        trajectory.validate()
-    except (KeyError, TypeError, ValueError, OverflowError, CountMismatchError, TreeError) as error:
+        images = [(one["start"], one["positions"], one["digest"], one["grid"]) for one in row["images"]]
+        branch, ids = int(row["branch"]), [int(id) for id in row["turn_ids"]]
+        data = {**row, "branch": branch, "turn_ids": ids, "images": images, "main": bool(row["main"])}
+    except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"not a trajectory: {error!r}") from error
-    return trajectory
+    return Trajectory.from_dict({**data, "format": TRAJECTORY_FORMAT})
 
 
 def _read(name: str, value: Any) -> Any:
@@ -259,7 +244,8 @@ def _episodes(
     """Yield, for each episode, the columns that all its rows share, and its trajectories."""
     if not isinstance(source, (Ledger, Path, str)):
         for episode in source:
-            yield _about_episode(episode), episode.trajectories
+            about = episode.task.to_dict(), episode.sample, episode.reward, episode.end_reason.value
+            yield _about(episode.id, *about, episode.metrics.to_dict()), episode.trajectories
         return
     ledger = source if isinstance(source, Ledger) else Ledger(source)
     if not isinstance(source, Ledger) and not len(ledger):
@@ -269,30 +255,26 @@ def _episodes(
             yield _about_record(record), record.trajectories()
 
 
-def _about_episode(episode: FinishedEpisode) -> dict[str, Any]:
-    return {
-        "episode": episode.id,
-        "task_id": episode.task.id,
-        "sample": episode.sample,
-        "reward": episode.reward,
-        "end_reason": episode.end_reason.value,
-        "task": orjson.dumps(episode.task.to_dict()).decode(),
-        "metrics": orjson.dumps(episode.metrics.to_dict()).decode(),
-    }
-
-
 def _about_record(record: EpisodeRecord) -> dict[str, Any]:
     assert record.begin is not None
     begin = data_of(record.begin, BeginData)
     end = None if record.end is None else data_of(record.end, EndData)
+    reward = None if record.reward is None else data_of(record.reward, RewardData)["value"]
+    end_reason, metrics = (None, {}) if end is None else (end["end_reason"], end["metrics"])
+    return _about(record.id, begin["task"], begin["sample"], reward, end_reason, metrics)
+
+
+def _about(
+    id: str, task: Mapping[str, Any], sample: int, reward: float | None, end_reason: str | None, metrics: Any
+) -> dict[str, Any]:
     return {
-        "episode": record.id,
-        "task_id": begin["task"]["id"],
-        "sample": begin["sample"],
-        "reward": None if record.reward is None else data_of(record.reward, RewardData)["value"],
-        "end_reason": None if end is None else end["end_reason"],
-        "task": orjson.dumps(begin["task"]).decode(),
-        "metrics": orjson.dumps({} if end is None else end["metrics"]).decode(),
+        "episode": id,
+        "task_id": task["id"],
+        "sample": sample,
+        "reward": reward,
+        "end_reason": end_reason,
+        "task": orjson.dumps(task).decode(),
+        "metrics": orjson.dumps(metrics).decode(),
     }
 
 

@@ -98,7 +98,6 @@ class KeptFacts(NamedTuple):
 class CallFacts:
     """One turn, decoded from its call event."""
 
-    number: int
     turn: int
     parent: int | None
     """Id of the turn it continues; None for the first turn of a branch."""
@@ -142,12 +141,6 @@ class CallFacts:
             return f"{len(self.closing)} closing tokens, but there is no parent turn to close"
         return None
 
-    def kept_problem(self) -> tuple[int, str] | None:
-        """Return the first sampled token whose kept set contradicts it and why, or None if there is none."""
-        if self.kept is None:
-            return None
-        return self.kept.problem(self.sampled, self.logprobs, self.detail.get("temperature"))
-
     def invalid_token(self) -> tuple[int, str] | None:
         """Return the position of the first invalid token id or logprob and the reason, or None if all are valid."""
         for at, values in (
@@ -162,9 +155,10 @@ class CallFacts:
         if not valid.all():
             where = int(valid.argmin())
             return self.first + where, f"{self.logprobs[where]} is not a logprob"
-        if (problem := self.kept_problem()) is not None:
-            return self.first + problem[0], problem[1]
-        return None
+        if self.kept is None:
+            return None
+        problem = self.kept.problem(self.sampled, self.logprobs, self.detail.get("temperature"))
+        return None if problem is None else (self.first + problem[0], problem[1])
 
 
 def read_call(event: Event) -> CallFacts:
@@ -188,7 +182,6 @@ def read_call(event: Event) -> CallFacts:
         raise LedgerError(f"within must be a list of tool call ids, got {within!r:.100}")
     _count(data, "requests")
     facts = CallFacts(
-        number=event.number,
         turn=_count(data, "turn"),
         parent=_optional_count(data, "parent"),
         start=_count(data, "start"),

@@ -57,7 +57,6 @@ class EpisodeProof:
     tokens: TokenCounts = field(default_factory=TokenCounts)
     versions: Counter[str | None] = field(default_factory=Counter)
     """Sampled tokens by weight version, including those that were rolled back."""
-
     files: set[str] = field(default_factory=set)
     """Digests of the files that its events refer to: images, and bytes in its task, tool calls and messages."""
     teacher_tokens: int = 0
@@ -379,16 +378,7 @@ def _rejected_turns(event: Event, count: int) -> set[int]:
 def _check_end(
     entry: ChainEntry, turns: Sequence[CallFacts], trajectories: Sequence[FlatTrajectory]
 ) -> Iterator[Finding]:
-    """Compare an end event with the turns.
-
-    Args:
-        entry: The end event.
-        turns: Turns of the episode, by id.
-        trajectories: Trajectories that follow from them.
-
-    Yields:
-        A finding for each difference.
-    """
+    """Yield a finding for each difference between an end event and what follows from the turns."""
     event = entry.event
     declared = event.data["trajectories"]
     branches, stated = [flat.branch for flat in trajectories], [one.get("branch") for one in declared]
@@ -409,11 +399,10 @@ def _check_end(
 
 
 def _trajectory_errors(flat: FlatTrajectory, declared: Mapping[str, Any]) -> Iterator[str]:
-    trained = [flat.turn_ids[number] for number in np.unique(flat.turns[flat.loss_mask == 1])]
     for name, value in (
         ("tokens", len(flat.token_ids)),
         ("trained_tokens", int(flat.loss_mask.sum(dtype=np.int64))),
-        ("trained_turns", trained),
+        ("trained_turns", _trained_turns(flat)),
     ):
         if declared.get(name) != value:
             yield f"{name} of the trajectory is {value}, but {declared.get(name)!r:.100} is declared"
@@ -430,12 +419,12 @@ def _trajectory_errors(flat: FlatTrajectory, declared: Mapping[str, Any]) -> Ite
 
 def _trained_twice(trajectories: Sequence[FlatTrajectory]) -> Iterator[tuple[int, int]]:
     """Return each turn that is trained in several trajectories, and in how many."""
-    times: dict[int, int] = {}
-    for flat in trajectories:
-        for number in np.unique(flat.turns[flat.loss_mask == 1]):
-            id = flat.turn_ids[number]
-            times[id] = times.get(id, 0) + 1
+    times = Counter(id for flat in trajectories for id in _trained_turns(flat))
     return ((id, count) for id, count in times.items() if count > 1)
+
+
+def _trained_turns(flat: FlatTrajectory) -> list[int]:
+    return [flat.turn_ids[number] for number in np.unique(flat.turns[flat.loss_mask == 1])]
 
 
 def _recomputed_metrics(turns: Sequence[CallFacts], trajectories: Sequence[FlatTrajectory]) -> dict[str, Any]:

@@ -28,7 +28,6 @@ likeliest ids apart."""
 class TeacherFacts:
     """The scores of a teacher, decoded from its event."""
 
-    model: str
     top: int
     """Number of likeliest ids per token."""
     turns: list[tuple[int, int]]
@@ -116,7 +115,6 @@ def read_teacher(event: Event) -> TeacherFacts:
             raise LedgerError(f"array {name!r} must have {wanted} values of type {code!r}")
         arrays[name] = np.asarray(values)
     return TeacherFacts(
-        model=data["model"],
         top=top,
         turns=[(turn, number) for turn, number in turns],
         branches=[(branch, tokens, digest) for branch, tokens, digest in branches],

@@ -11,7 +11,6 @@ decompress to), plus one digest per episode and one request id per turn.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -74,7 +73,7 @@ def verify(
     for finding in files.findings:
         certificate.add(finding)
     export = None if exported is None else ExportComparison(exported, part=exported_part)
-    verifier = _RunVerifier(certificate, files.run, export, episodes)
+    verifier = RunVerifier(certificate, files.run, export, episodes)
     verifier.check_episodes(files, files_lost=files.lost)
     verifier.finish(files.seal, whole=files.whole, run_file=files.run_file)
     for finding in check_content(Path(directory), verifier.referenced):
@@ -85,36 +84,6 @@ def verify(
         certificate.add(Finding(FindingKind.SEAL, message))
     if key is not None and (wrong := signature_error(Path(directory), key, certificate.run, certificate.root)):
         certificate.add(Finding(FindingKind.SEAL, wrong, file=SIGNATURE))
-    return certificate
-
-
-def verify_events(
-    events: Iterable[bytes],
-    *,
-    run: Mapping[str, Any] | None = None,
-    seal: Mapping[str, Any] | None = None,
-    exported: Any = None,
-) -> Certificate:
-    """Verify events in memory.
-
-    Args:
-        events: Encoded events of any number of episodes, in any order.
-        run: Content of run.json; None if it is unknown.
-        seal: Content of seal.json: "episodes", "root" and "run_file". None if there is no seal.
-        exported: As for `verify`.
-
-    Returns:
-        The certificate.
-    """
-    certificate = Certificate()
-    verifier = _RunVerifier(certificate, run, None if exported is None else ExportComparison(exported), None)
-    source = InMemoryEvents(events)
-    for finding in source.findings:
-        certificate.add(finding)
-    verifier.check_episodes(source)
-    run_file = None if seal is None else seal.get("run_file")
-    known = isinstance(run_file, str) and re.fullmatch("[0-9a-f]{32}", run_file)
-    verifier.finish(seal, run_file=run_file if known else None)
     return certificate
 
 
@@ -136,7 +105,7 @@ def root_digest(heads: Mapping[str, bytes], run_file: str | None = None) -> str:
     return with_run.hexdigest()
 
 
-class _RunVerifier:
+class RunVerifier:
     """Verifies all episodes of a ledger and fills in its certificate."""
 
     def __init__(

@@ -65,12 +65,10 @@ class Auditor:
             return None
         rendered = Conversation(node.preamble, node.history[: node.prompt_count]).rendered(call_ids or {})
         found = self._appender.difference(turns[:-1], turns[-1].prompt, rendered, node.preamble)
-        soundness = self._appender.soundness
-        soundness.count_audit()
         if found is not None:
             where = _appended_turn(node, found.turn)
             if where.step is not None and where.parent is not None:
-                soundness.withdraw(where.step, where.parent.shape, found.excerpt)
+                self._appender.soundness.withdraw(where.step, where.parent.shape, found.excerpt)
         return found
 
     def submit(self, episode: EpisodeTokens, entry: IndexedTurn, share: float) -> Future[None] | None:

@@ -322,25 +322,21 @@ def conversations(index: ConversationIndex, tree: TokenTree) -> list[dict[str, A
 
     The count is None for a turn whose prompt is not known to equal one rendering of its conversation.
     """
-    return list(_iter_conversations(index, tree))
-
-
-def _iter_conversations(index: ConversationIndex, tree: TokenTree) -> Iterator[dict[str, Any]]:
+    found = []
     for leaf in tree.branches():
-        entry = index.get(leaf.id)
-        if entry is None:
+        if (entry := index.get(leaf.id)) is None:
             continue
         path = [index.get(turn.id) for turn in tree.path(leaf)]
-        counts = [turn.prompt_count if turn is not None and turn.exact else None for turn in path]
-        messages = entry.history[: entry.prompt_count]
-        yield {
+        conversation = {
             "branch": leaf.id,
             "system": entry.preamble.system,
             "tools": entry.preamble.tools,
-            "messages": messages,
-            "counts": counts,
+            "messages": entry.history[: entry.prompt_count],
+            "counts": [turn.prompt_count if turn is not None and turn.exact else None for turn in path],
             "call_ids": dict(index.call_ids),
         }
+        found.append(conversation)
+    return found
 
 
 def decode_branch(turns: Sequence[Turn], encoder: Encoder, parser: ToolParser) -> list[SampledTurn]:

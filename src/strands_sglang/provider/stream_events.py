@@ -48,11 +48,10 @@ def blocks_of(
     that a live stream does not depend on later tokens.
     """
     blocks: list[Block] = []
-    if parsed.reasoning and parsed.reasoning.strip():
-        blocks.append({"reasoningContent": {"reasoningText": {"text": parsed.reasoning}}})
     text = (raw if truncated and calls else parsed.text).lstrip("\n")
-    if text.strip():
-        blocks.append({"text": text})
+    for kind, shown in (("reasoning", parsed.reasoning or ""), ("text", text)):
+        if shown.strip():
+            blocks.append(_block(kind, shown))
     if truncated:
         return blocks
     more, last = len(parsed.failures) - _MAX_FAILURES, parsed.failures[:_MAX_FAILURES][-1:]
@@ -71,12 +70,10 @@ def block_events(block: Block) -> list[Event]:
     if "toolUse" in block:
         use = block["toolUse"]
         start = {"toolUse": {"toolUseId": use["toolUseId"], "name": use["name"]}}
-        delta: dict[str, Any] = {"toolUse": {"input": _encode(use["input"])}}
-    elif "reasoningContent" in block:
-        delta = {"reasoningContent": {"text": block["reasoningContent"]["reasoningText"]["text"]}}
+        delta: Event = {"contentBlockDelta": {"delta": {"toolUse": {"input": _encode(use["input"])}}}}
     else:
-        delta = {"text": block["text"]}
-    return [{"contentBlockStart": {"start": start}}, {"contentBlockDelta": {"delta": delta}}, {"contentBlockStop": {}}]
+        delta = _delta(_kind(block), _text(block))
+    return [{"contentBlockStart": {"start": start}}, delta, {"contentBlockStop": {}}]
 
 
 def closing_events(stop_reason: str, usage: dict[str, int], metrics: dict[str, Any]) -> list[Event]:
@@ -85,7 +82,6 @@ def closing_events(stop_reason: str, usage: dict[str, int], metrics: dict[str, A
 
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
-_decode = json.JSONDecoder().decode
 
 
 _CONTEXT = 8
@@ -209,8 +205,7 @@ class LiveEvents:
         """Add new tokens; return the events that can be emitted now."""
         events: list[Event] = []
         for kind, piece in self._live.feed(ids):
-            events += self._opened(kind)
-            events.append(_delta(kind, piece))
+            events += [*self._opened(kind), _delta(kind, piece)]
         return events
 
     def reconcile(self, blocks: list[Block]) -> list[Block]:
@@ -227,21 +222,15 @@ class LiveEvents:
 
     def finish(self, blocks: list[Block]) -> list[Event]:
         """Return the events of everything in the reconciled blocks that was not emitted yet."""
+        texts = [block for block in blocks if "toolUse" not in block]
         events: list[Event] = []
-        for block in blocks:
-            if "toolUse" in block:
-                continue
-            kind = _kind(block)
-            rest = _text(block)[len(getattr(self._live, kind)) :]
-            if rest:
-                events += self._opened(kind)
-                events.append(_delta(kind, rest))
+        for kind, text in ((_kind(block), _text(block)) for block in texts):
+            if rest := text[len(getattr(self._live, kind)) :]:
+                events += [*self._opened(kind), _delta(kind, rest)]
         if self._open is not None:
             events.append({"contentBlockStop": {}})
-        for block in blocks:
-            if "toolUse" in block:
-                events += block_events(block)
-        return events
+        # Calls come last.
+        return [*events, *(event for block in blocks[len(texts) :] for event in block_events(block))]
 
     def _opened(self, kind: str) -> list[Event]:
         if self._open == kind:

@@ -19,13 +19,12 @@ from strands_sglang.errors import CountMismatchError, TreeError
 
 LARGEST_LOGPROB = 1e-3  # engines subtract 32-bit floats: a logprob can exceed 0 by a rounding error
 
-_LARGEST = 2**31 - 1
 _FEW = 256  # below this length, functions of Python are faster than those of numpy
 
 
 def token_array(values: Iterable[int], what: str) -> array[int]:
     """Return a copy of token ids as 32-bit integers; `what` names them in the TreeError for a value that is no id."""
-    ids = _copied("i", values, what)
+    ids: array[int] = plain_array("i", values, what)
     if ids and (lowest := min(ids) if len(ids) < _FEW else int(np.asarray(ids).min())) < 0:
         raise TreeError(f"{what} ids must be integers >= 0, got {lowest}")
     return ids
@@ -33,7 +32,7 @@ def token_array(values: Iterable[int], what: str) -> array[int]:
 
 def logprob_array(values: Iterable[float]) -> array[float]:
     """Return a copy of logprobs as doubles, bit for bit; TreeError if one is not finite, or clearly above 0."""
-    logprobs: array[float] = _copied("d", values, "logprobs")
+    logprobs: array[float] = plain_array("d", values, "logprobs")
     if len(logprobs) < _FEW and (not logprobs or (isfinite(sum(logprobs)) and max(logprobs) <= LARGEST_LOGPROB)):
         return logprobs
     numbers = np.asarray(logprobs)
@@ -44,7 +43,8 @@ def logprob_array(values: Iterable[float]) -> array[float]:
     return logprobs
 
 
-def _copied(code: str, values: Any, what: str) -> array[Any]:
+def plain_array(code: str, values: Any, what: str) -> array[Any]:
+    """Return a copy of numbers as an array of type "i", "b" or "d"; TreeError if a value does not fit the type."""
     if isinstance(values, array) and values.typecode == code:
         return values[:]
     if isinstance(values, np.ndarray):
@@ -59,14 +59,14 @@ def _copied(code: str, values: Any, what: str) -> array[Any]:
 
 def _checked(code: str, values: np.ndarray[Any, Any], what: str) -> bytes:
     """Return the memory of a numpy array in the type of `code`; raise if a cast would change a value."""
-    kind = "integers" if code == "i" else "floats"
-    if values.ndim != 1 or values.dtype.kind not in ("iu" if code == "i" else "f"):
+    kind, kinds = ("floats", "f") if code == "d" else ("integers", "iu")
+    if values.ndim != 1 or values.dtype.kind not in kinds:
         raise TreeError(f"{what} must be a flat array of {kind}, got shape {values.shape} and type {values.dtype}")
-    if code == "i" and values.size and (highest := int(values.max())) > _LARGEST:
-        raise TreeError(f"{what} ids must fit in 32 bits, got {highest}")
-    if code == "i" and values.size and (lowest := int(values.min())) < 0:
-        raise TreeError(f"{what} ids must be integers >= 0, got {lowest}")
-    return values.astype(np.int32 if code == "i" else np.float64).tobytes()
+    made = values.astype(code)
+    if code != "d" and (made != values).any():
+        wrong = int(values[(made != values).argmax()])
+        raise TreeError(f"{what} ids must fit in {made.itemsize * 8} bits, got {wrong}")
+    return made.tobytes()
 
 
 class VersionSpan(NamedTuple):

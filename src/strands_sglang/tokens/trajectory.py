@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_sglang.errors import CountMismatchError, RecordError, TreeError
-from strands_sglang.tokens.arrays import LARGEST_LOGPROB, logprob_array, token_array
+from strands_sglang.tokens.arrays import LARGEST_LOGPROB, plain_array
 from strands_sglang.tokens.images import ImageSpan, compact, copied_images
 from strands_sglang.tokens.kept_sets import KeptSets
 from strands_sglang.tokens.teacher import NO_ID, TeacherLogprobs
 from strands_sglang.tokens.turn import Origin, Turn
 
-_FORMAT = 1
+TRAJECTORY_FORMAT = 1  # version of `Trajectory.to_dict`
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -153,29 +153,24 @@ class Trajectory:
             scalars["kept"] = self.kept.to_dict()
         if self.teacher is not None:
             scalars["teacher"] = self.teacher.to_dict()
-        return {"format": _FORMAT, **scalars, **arrays}
+        return {"format": TRAJECTORY_FORMAT, **scalars, **arrays}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
         """Return the trajectory that `to_dict` wrote; RecordError if the format is unknown, or it is inconsistent."""
-        if not isinstance(data, Mapping) or data.get("format") != _FORMAT:
-            raise RecordError(f"a trajectory must be a mapping of format {_FORMAT}")
+        if not isinstance(data, Mapping) or data.get("format") != TRAJECTORY_FORMAT:
+            raise RecordError(f"a trajectory must be a mapping of format {TRAJECTORY_FORMAT}")
         try:
-            ids = token_array(data["token_ids"], "recorded")
+            arrays = {name: plain_array(code, data[name], name) for name, code in _ARRAYS.items()}
             trajectory = cls(
-                token_ids=np.asarray(ids),
-                loss_mask=np.asarray(array("b", data["loss_mask"])),
-                logprobs=np.asarray(logprob_array(data["logprobs"])),
-                versions=np.asarray(array("i", data["versions"])),
-                turns=np.asarray(array("i", data["turns"])),
-                origins=np.asarray(array("b", data["origins"])),
+                **{name: np.asarray(values) for name, values in arrays.items()},
                 version_names=tuple(data["version_names"]),
                 branch=data["branch"],
                 tree=data["tree"],
                 turn_ids=tuple(data["turn_ids"]),
                 agent=data.get("agent"),
                 main=data.get("main") is True,
-                images=copied_images(data.get("images", ()), ids),
+                images=copied_images(data.get("images", ()), arrays["token_ids"]),
                 kept=None if data.get("kept") is None else KeptSets.from_dict(data["kept"]),
                 teacher=None if data.get("teacher") is None else TeacherLogprobs.from_dict(data["teacher"]),
             )
@@ -185,7 +180,7 @@ class Trajectory:
         return trajectory
 
 
-_ARRAYS = ("token_ids", "loss_mask", "logprobs", "versions", "turns", "origins")
+_ARRAYS = {"token_ids": "i", "loss_mask": "b", "logprobs": "d", "versions": "i", "turns": "i", "origins": "b"}
 _SCALARS = ("version_names", "branch", "tree", "turn_ids", "images", "kept", "teacher")
 
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from strands_sglang.tool_parsers._json import MAX_DEPTH, MAX_DIGITS, float_problem
+from strands_sglang.tool_parsers._containers import ContainerReader, invalid_literal
+from strands_sglang.tool_parsers._json import MAX_DIGITS, float_problem
 from strands_sglang.tool_parsers.parsed import CallFault, ParseFailure
 
 _BLANKS = r"[ \t\n\r\f]*"
@@ -45,6 +46,7 @@ _ESCAPE = re.compile(
 )
 _PLAIN_ESCAPES = dict(zip("\\'\"abfnrtv", "\\'\"\a\b\f\n\r\t\v", strict=True)) | {"\n": "", "\r": "", "\r\n": ""}
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_fault = partial(invalid_literal, "The Python value is")
 
 
 def skip_blanks(text: str, at: int) -> int:
@@ -53,9 +55,11 @@ def skip_blanks(text: str, at: int) -> int:
     return _SPACE.match(text, at).end()  # type: ignore[union-attr]  # matches everywhere
 
 
-class PythonReader:
-    def __init__(self, text: str) -> None:
-        self._text = text
+class PythonReader(ContainerReader):
+    subject: ClassVar[str] = "The Python value is"
+    blanks: ClassVar[re.Pattern[str]] = _SPACE
+    after: ClassVar[re.Pattern[str]] = _AFTER
+    last_comma: ClassVar[bool] = True
 
     def read(self, at: int) -> tuple[Any, int]:
         at = skip_blanks(self._text, at)
@@ -70,54 +74,9 @@ class PythonReader:
     def was_cut(self, fault: CallFault) -> bool:
         return fault.at is not None and _CUT.fullmatch(self._text, fault.at) is not None
 
-    def _container(self, closing: str, at: int) -> tuple[Any, int]:
-        """Starts after the opening bracket. Not recursive."""
-        text = self._text
-        keys: dict[str, None] = {}  # in order; empty in a list
-        values: list[Any] = []
-        around: list[tuple[dict[str, None], list[Any], str]] = []
-        at = skip_blanks(text, at)
-        while True:
-            # After an opening bracket or a comma: another value, or the end.
-            stop, first = at, text[at : at + 1]
-            if first != closing:
-                if closing != "]":
-                    at = self._key(keys, closing, at)
-                    first = text[at : at + 1]
-                if first == "[" or first == "{":
-                    around.append((keys, values, closing))
-                    if len(around) == MAX_DEPTH:
-                        message = f"The Python value is nested more than {MAX_DEPTH} levels deep"
-                        raise CallFault(ParseFailure.INVALID_LITERAL, message, past=at)
-                    keys, values, closing = {}, [], "]" if first == "[" else "}"
-                    at = skip_blanks(text, at + 1)
-                    continue
-                value, at = self._scalar(at)
-                separator, stop, at = self._after(at)
-                values.append(value)
-                if separator == ",":
-                    continue
-                if separator != closing:
-                    raise _fault(f"expecting , or {closing}", stop)
-            # The container that ends at `stop` is a value of the enclosing one, which may end as well.
-            while True:
-                value = values if closing == "]" else dict(zip(keys, values, strict=True))
-                stop += 1
-                if not around:
-                    return value, stop
-                keys, values, closing = around.pop()
-                values.append(value)
-                if text[stop : stop + 1] != closing:
-                    separator, stop, at = self._after(stop)
-                    if separator == ",":
-                        break
-                    if separator != closing:
-                        raise _fault(f"expecting , or {closing}", stop)
-
-    def _after(self, at: int) -> tuple[str, int, int]:
-        found = _AFTER.match(self._text, at)
-        assert found is not None  # matches everywhere
-        return found[1], found.start(1), found.end()
+    def _value(self, at: int) -> tuple[Any, str, int, int]:
+        value, past = self._scalar(at)
+        return value, *self._after(past)
 
     def _key(self, keys: dict[str, None], closing: str, at: int) -> int:
         if closing == ")":
@@ -203,10 +162,6 @@ def _unescaped(start: int, found: re.Match[str]) -> str:
     if escape[0] in "xuUN":
         raise _fault(f"the escape {_quoted(found[0])} means no character", start + found.start())
     return found[0]
-
-
-def _fault(message: str, at: int) -> CallFault:
-    return CallFault(ParseFailure.INVALID_LITERAL, f"The Python value is not valid: {message}", past=at, at=at)
 
 
 def _quoted(string: str) -> str:

@@ -22,11 +22,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
-from strands_sglang.tool_parsers._json import MAX_DEPTH, MAX_DIGITS, float_problem, skip_space
+from strands_sglang.tool_parsers._containers import ContainerReader, invalid_literal
+from strands_sglang.tool_parsers._json import MAX_DIGITS, float_problem, skip_space
 from strands_sglang.tool_parsers.base import Schemas, ToolParser
 from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, Markers, ParseFailure, SampledText, ToolCall
 
@@ -50,11 +52,13 @@ _SCALAR = re.compile(
     r"(?:(-?(?:0|[1-9][0-9]*)(\.[0-9]+(?:[eE][+-]?[0-9]+)?|[eE][+-]?[0-9]+)?)|(true|false|null|None))"
     r"(?=[ \t\n\r,\]}]|\Z)[ \t\n\r]*([,\]}]?)[ \t\n\r]*"
 )
+_BLANKS = re.compile(r"[ \t\n\r]*")
 _AFTER = re.compile(r"[ \t\n\r]*([,\]}]?)[ \t\n\r]*")
 _CUT = re.compile(r"[ \t\n\r]*|-|-?[0-9.]+(?:[eE][+-]?)?|t(?:ru?)?|f(?:a(?:ls?)?)?|n(?:ul?)?|N(?:on?)?")
 
 _CONSTANTS = {"true": True, "false": False, "null": None, "None": None}
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_fault = partial(invalid_literal, "The arguments are")
 
 
 class GemmaToolParser(ToolParser):
@@ -83,15 +87,21 @@ class GemmaToolParser(ToolParser):
             at = found.start + len(found.raw)
 
 
-class _Call:
+class _Call(ContainerReader):
+    subject: ClassVar[str] = "The arguments are"
+    blanks: ClassVar[re.Pattern[str]] = _BLANKS
+    after: ClassVar[re.Pattern[str]] = _AFTER
+    _text: SampledText
+
     def __init__(self, text: SampledText, start: int, dialect: _Dialect) -> None:
-        self._text, self._start, self._dialect = text, start, dialect
+        super().__init__(text)
+        self._start, self._dialect = start, dialect
 
     def read(self) -> ToolCall | FailedCall:
         name = None
         try:
             name, at = self._head(self._start + len(self._dialect.opening))
-            arguments, past = self._arguments(at)
+            arguments, past = self._container("}", at)
             end = self._end(past)
         except CallFault as fault:
             return self._failed(fault, name)
@@ -112,48 +122,7 @@ class _Call:
             raise CallFault(ParseFailure.BAD_ARGUMENTS, message, past=found.end(), at=found.end())
         return found[1], found.end() + 1
 
-    def _arguments(self, at: int) -> tuple[dict[str, Any], int]:
-        """Starts after the opening brace. Not recursive."""
-        text = self._text
-        keys: dict[str, None] = {}  # in order; empty in a list
-        values: list[Any] = []
-        closing = "}"
-        around: list[tuple[dict[str, None], list[Any], str]] = []
-        stop = at = skip_space(text, at)
-        while True:
-            # After an opening bracket, where `at` is `stop`: the end, or a value; after a comma: another value.
-            if at > stop or not text.startswith(closing, at):
-                if closing == "}":
-                    at = self._key(keys, at)
-                opening = text[at : at + 1]
-                if opening == "[" or opening == "{":
-                    around.append((keys, values, closing))
-                    if len(around) == MAX_DEPTH:
-                        message = f"The arguments are nested more than {MAX_DEPTH} levels deep"
-                        raise CallFault(ParseFailure.INVALID_LITERAL, message, past=at)
-                    keys, values, closing = {}, [], "]" if opening == "[" else "}"
-                    stop = at = skip_space(text, at + 1)
-                    continue
-                value, separator, stop, at = self._value(at)
-                values.append(value)
-                if separator == ",":
-                    continue
-                if separator != closing:
-                    raise _fault(f"expecting , or {closing}", stop)
-            # The container that ends at `stop` is a value of the enclosing one, which may end as well.
-            while around:
-                value = values if closing == "]" else dict(zip(keys, values, strict=True))
-                keys, values, closing = around.pop()
-                values.append(value)
-                separator, stop, at = _after(text, stop + 1)
-                if separator == ",":
-                    break
-                if separator != closing:
-                    raise _fault(f"expecting , or {closing}", stop)
-            else:
-                return dict(zip(keys, values, strict=True)), stop + 1
-
-    def _key(self, keys: dict[str, None], at: int) -> int:
+    def _key(self, keys: dict[str, None], closing: str, at: int) -> int:
         found = _KEY.match(self._text, at)
         assert found is not None  # matches everywhere
         key, end = found[0], found.end()
@@ -171,7 +140,7 @@ class _Call:
         found = _SCALAR.match(self._text, at)
         if found is None:
             string, past = self._string(at)
-            return string, *_after(self._text, past)
+            return string, *self._after(past)
         digits, real, word, separator = found.groups()
         value = _number(digits, real is None, at) if word is None else _CONSTANTS[word]
         return value, separator, found.start(4), found.end()
@@ -228,13 +197,3 @@ def _number(digits: str, whole: bool, at: int) -> int | float:
     if isinstance(value, float) and (fault := float_problem(value, digits)):
         raise _fault(f"the number {digits[:20]}{'…' * (len(digits) > 20)} is {fault}, or too long", at)
     return value
-
-
-def _after(text: str, at: int) -> tuple[str, int, int]:
-    found = _AFTER.match(text, at)
-    assert found is not None  # matches everywhere
-    return found[1], found.start(1), found.end()
-
-
-def _fault(message: str, at: int) -> CallFault:
-    return CallFault(ParseFailure.INVALID_LITERAL, f"The arguments are not valid: {message}", past=at, at=at)

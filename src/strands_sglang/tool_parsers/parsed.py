@@ -186,6 +186,21 @@ class ParsedTurn:
     """Offset in the parsed text at which the turn continues after its reasoning, in characters."""
 
 
+def with_failed_calls(parsed: ParsedTurn, failed: Callable[[ToolCall], FailedCall | None]) -> ParsedTurn:
+    """Return a turn in which some well-formed calls are failed calls: those for which `failed` returns one."""
+    calls: list[ToolCall] = []
+    failures = list(parsed.failures)
+    for call in parsed.calls:
+        if (failure := failed(call)) is None:
+            calls.append(call)
+        else:
+            failures.append(failure)
+    if len(calls) == len(parsed.calls):
+        return parsed
+    failures.sort(key=lambda failure: failure.start)
+    return replace(parsed, calls=tuple(calls), failures=tuple(failures))
+
+
 _NEAR = 20
 _LONG = 48
 

@@ -33,7 +33,15 @@ from jsonschema import exceptions, validators
 
 from strands_sglang.tool_parsers._json import JsonReader, kind_of, skip_space
 from strands_sglang.tool_parsers.base import Schemas
-from strands_sglang.tool_parsers.parsed import CallFault, FailedCall, ParsedTurn, ParseFailure, ToolCall, quoted
+from strands_sglang.tool_parsers.parsed import (
+    CallFault,
+    FailedCall,
+    ParsedTurn,
+    ParseFailure,
+    ToolCall,
+    quoted,
+    with_failed_calls,
+)
 
 _TYPES: dict[str, frozenset[str]] = {
     **{name: frozenset([name]) for name in ("string", "integer", "boolean", "null", "object", "array")},
@@ -241,21 +249,15 @@ _LONG = 200
 
 def checked_by_schema(parsed: ParsedTurn, schemas: Schemas) -> ParsedTurn:
     """Return a turn in which calls that violate their tool's schema are failed calls; without one, none is."""
-    calls: list[ToolCall] = []
-    failures = list(parsed.failures)
-    for call in parsed.calls:
+
+    def failed(call: ToolCall) -> FailedCall | None:
         problem = _problem(call.arguments, schemas[call.name]) if call.name in schemas else None
         if problem is None:
-            calls.append(call)
-        else:
-            detail = f"The arguments of {call.name} do not follow its schema: {problem}."
-            failures.append(FailedCall(call.raw, call.start, ParseFailure.SCHEMA, detail, call.name))
-    if len(calls) == len(parsed.calls):
-        return parsed
-    failures.sort(key=lambda failed: failed.start)
-    return ParsedTurn(
-        parsed.reasoning, parsed.text, tuple(calls), tuple(failures), parsed.reasoning_closed, parsed.rest_start
-    )
+            return None
+        detail = f"The arguments of {call.name} do not follow its schema: {problem}."
+        return FailedCall(call.raw, call.start, ParseFailure.SCHEMA, detail, call.name)
+
+    return with_failed_calls(parsed, failed)
 
 
 def _problem(arguments: dict[str, Any], schema: Mapping[str, Any]) -> str | None:

@@ -19,13 +19,14 @@ from strands_sglang.ledger.event import EventKind, TeacherData, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.table import to_arrow, trajectories_of, write_parquet
 from strands_sglang.proof.finding import FindingKind, Verdict
-from strands_sglang.proof.verify import verify, verify_events
+from strands_sglang.proof.verify import verify
 from strands_sglang.runs import teacher_logprobs
 from strands_sglang.runs.resume import restored
 from strands_sglang.tokens import Origin, Turn
 from strands_sglang.trainers import padded_batch, read_jsonl, write_jsonl
 from strands_sglang.trainers.rows import branches_of, rows
 from support.ledger.episodes import Recorder, written_run
+from support.proof.in_memory import verify_events
 from support.proof.tampering import LedgerEditor
 from support.rollout.scripts import raw
 from support.toy_engine import VOCABULARY, logprobs_after, toy_engine

@@ -20,7 +20,7 @@ from typing import Any
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.conversation_shape import ConversationShape, Step, offset_after, opening_shape, step_of
 from strands_sglang.chat.differences import first_difference
-from strands_sglang.chat.messages import TemplateMessage
+from strands_sglang.chat.messages import TemplateMessage, function_call
 from strands_sglang.chat.soundness.report import DROPS_REASONING, FailureReason, Soundness, StepResult
 from strands_sglang.errors import TemplateRefusedError
 
@@ -72,12 +72,7 @@ def assistant(text: str, reasoning: bool, calls: int = 0, serial: int = 0, word:
         message["reasoning_content"] = "I should use the calculator tool."
     if calls:
         message["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call_id(serial, number),
-                "function": {"name": "calculator", "arguments": {"expression": word}},
-            }
-            for number in range(calls)
+            function_call("calculator", {"expression": word}, call_id(serial, number)) for number in range(calls)
         ]
     return message
 

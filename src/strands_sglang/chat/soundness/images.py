@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from strands_sglang.chat._guarded_template import PROBE, TOOL
-from strands_sglang.chat.messages import TemplateMessage
+from strands_sglang.chat.messages import TemplateMessage, function_call
 from strands_sglang.chat.template import ChatTemplate
 from strands_sglang.errors import TemplateRefusedError
 
@@ -31,7 +31,7 @@ def written_images(template: ChatTemplate) -> dict[str, WrittenImage]:
     """Return what a template writes for an image, by role: "user" and "tool"."""
     image: dict[str, Any] = {"type": "image", "image": _DIGEST}
     shown = [image, {"type": "text", "text": PROBE}]
-    call = {"type": "function", "id": "probe0000", "function": {"name": "probe", "arguments": {"key": "x"}}}
+    call = function_call("probe", {"key": "x"}, "probe0000")
     before: list[TemplateMessage] = [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "", "tool_calls": [call]},

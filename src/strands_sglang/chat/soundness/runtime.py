@@ -101,23 +101,12 @@ class StandIn(str, Enum):
     """Only the real conversation gives it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AuditCounts:
-    """Results of the audits of one template in this process."""
-
-    audited: int = 0
-    differences: int = 0
-    """Conversations that differed from the branch at a step that was called proved."""
-    withdrawn: int = 0
-
-
 @dataclass
 class RuntimeSoundness:
     """State of one template with its arguments and tokenizer in this process. Thread-safe."""
 
     digest: str
     """Empty if not identified."""
-    counts: AuditCounts = field(default_factory=AuditCounts)
     withdrawn: dict[tuple[Step, bool], StepResult] = field(default_factory=dict)
     """Results that replace withdrawn ones, by step and whether assistant turns have reasoning."""
 
@@ -191,20 +180,12 @@ class RuntimeSoundness:
             self._episodes += 1
             return self._episodes <= first
 
-    def count_audit(self) -> None:
-        """Count a conversation that was compared."""
-        with self._lock:
-            known = self.counts
-            self.counts = AuditCounts(known.audited + 1, known.differences, known.withdrawn)
-
     def withdraw(self, step: Step, shape: ConversationShape, difference: str) -> None:
         """Withdraw the result of a step after conversations of this shape, and log it."""
         with self._lock:
             fresh = [check for check in required_checks(step, shape) if check not in self.withdrawn]
             for check in fresh:
                 self.withdrawn[check] = StepResult(FailureReason.REWRITES, difference)
-            known = self.counts
-            self.counts = AuditCounts(known.audited, known.differences + 1, known.withdrawn + len(fresh))
         if fresh:
             logger.warning(
                 "step=<%s>, difference=<%s> | one rendering of a conversation differs from its branch; the step no "
