@@ -157,11 +157,11 @@ def test_settings_from_run_json() -> None:
         "chat_template": "<|x|>{{ messages }}(<|y|>)",
     }
     run_file = orjson.loads(orjson.dumps(recorded(limits, **options)))
-    settings = run_settings(run_file, None, {})
+    settings = run_settings(run_file)
     assert (settings.limits, settings.model_options, settings.left_out) == (limits, options, ())
-    assert run_settings(recorded(limits, tool_parser="qwen_xml"), None, {}).model_options == {"tool_parser": "qwen_xml"}
+    assert run_settings(recorded(limits, tool_parser="qwen_xml")).model_options == {"tool_parser": "qwen_xml"}
     not_plain = recorded(limits, tool_parser=HermesToolParser(), adapter=object(), path=Path("x"), enable_thinking=True)
-    settings = run_settings(not_plain, None, {})
+    settings = run_settings(not_plain)
     assert settings.model_options == {"enable_thinking": True}
     assert settings.left_out == ("tool_parser", "adapter", "path")
     # Given values take precedence: limits as a whole, options by name, under either name.
@@ -173,9 +173,9 @@ def test_settings_from_run_json() -> None:
     }
     # Unknown values in a run.json of another version are ignored.
     strange: dict[str, Any] = {"limits": {"max_turns": 2, "wings": 3}, "tokenizer": "x", "client": "y", "base_url": "z"}
-    settings = run_settings({"settings": strange}, None, {})
+    settings = run_settings({"settings": strange})
     assert (settings.limits, settings.model_options) == (Limits(max_turns=2), {})
     for other in ({}, {"settings": None}, {"settings": {"limits": 3}}):
-        assert run_settings(other, None, {}).limits == Limits()
+        assert run_settings(other).limits == Limits()
     with pytest.raises(ConfigurationError, match="turns"):
         run_settings({"settings": {"limits": {"max_turns": "x"}}}, None, {})

@@ -489,10 +489,8 @@ def test_unreadable_interpreter(tmp_path: Path) -> None:
         PythonSandbox(privileges=Privileges.NOBODY)
 
 
-async def test_without_isolation_it_warns_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_warned", False)
+async def test_without_isolation_it_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    module._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         bare = [PythonSandbox(isolation=Isolation.NONE_RUNS_AS_ME, limits=limits(seconds=3)) for _ in range(3)]
     assert [record.getMessage().partition(" |")[0] for record in caplog.records] == ["isolation=<none_runs_as_me>"]

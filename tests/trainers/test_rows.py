@@ -25,8 +25,7 @@ def test_random_episodes_give_valid_rows() -> None:
         tree, ended = grown(rng), rng.choice(ENDS)
         reward = rng.choice([0.5, None, Reward(error="no")])
         episode = episode_of(tree, ended, reward)
-        experts = experts_of(tree)
-        episode.routed_experts = {leaf.id: experts(leaf) for leaf in tree.branches()}
+        episode.routed_experts = experts_of(tree)
         for branches in Branches:
             made, found = plain_rows(episode, pad_id=9, scored=True, branches=branches), rows(episode, branches)
             assert len(made) == max(1, len(found))

@@ -8,13 +8,12 @@ from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.trainers.exports import padded_batch
 from strands_sglang.trainers.rows import plain_rows
 from strands_sglang.trainers.slime.samples import samples_of
-from strands_sglang.trainers.slime.types import SlimeStatus
 from strands_sglang.trainers.statuses import STATUS_BY_END, TrainerStatus, is_trainable, status_of
 from strands_sglang.trainers.trl.batch import Completion
 from support.token_trees import forked
 from support.trainers.grown_episodes import episode_of, text_of
 from support.trainers.skyrl_mirror import adapter as skyrl
-from support.trainers.slime_mirror import Sample
+from support.trainers.slime_mirror import Sample, Status
 
 
 def test_every_end_reason_has_a_status() -> None:
@@ -30,7 +29,7 @@ def test_stop_reasons() -> None:
     assert reasons[EndReason.ANSWERED] == reasons[EndReason.STOPPED] == reasons[EndReason.FAILED_CALL] == "stop"
     assert reasons[EndReason.CONTEXT_LENGTH] == reasons[EndReason.TURN_LIMIT] == reasons[EndReason.TIMEOUT] == "length"
     assert reasons[EndReason.ENGINE_ERROR] == reasons[EndReason.NOT_NEEDED] == status_of(None).stop_reason == "abort"
-    assert {one.slime_name for one in TrainerStatus} == set(SlimeStatus.__members__) - {"PENDING"}
+    assert {one.slime_name for one in TrainerStatus} == set(Status.__members__) - {"PENDING"}
 
 
 @pytest.mark.parametrize("ended", list(EndReason))

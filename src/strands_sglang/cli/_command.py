@@ -123,7 +123,7 @@ def int_list(value: Any) -> tuple[int, ...]:
     return numbers
 
 
-RUN_DIRECTORY = click.Path(file_okay=True, dir_okay=True)  # the command says what is missing
+RUN_DIRECTORY = click.Path()  # the command says what is missing
 
 
 POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
@@ -243,6 +243,6 @@ def shorten(text: str, width: int) -> str:
     return line if len(line) <= width and len(text) <= 4 * width else line[: max(width - 1, 0)] + "…"
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def number(value: float | None) -> str:
     """Return a number in a short form; "-" for None."""
-    return "-" if value is None else f"{value:.{digits}g}"
+    return "-" if value is None else f"{value:.4g}"

@@ -37,16 +37,10 @@ def open_run(directory: str | Path, *, needs_run_file: bool = False) -> dict[str
     return found or {}
 
 
-def recorded_tokenizer(run: Mapping[str, Any]) -> str | None:
-    """Return the name or path of the tokenizer in run.json; None if it has none."""
-    name = run.get("tokenizer")
-    return name if isinstance(name, str) and name else None
-
-
 def tokenizer_of(run: Mapping[str, Any], given: str | None) -> str:
     """Return the given tokenizer, else that of run.json; ConfigurationError if there is none, or its folder is gone."""
-    name = given or recorded_tokenizer(run)
-    if name is None:
+    name = given or run.get("tokenizer")
+    if not name or not isinstance(name, str):
         raise ConfigurationError("run.json does not name the tokenizer: pass --tokenizer")
     if given is None and os.path.isabs(name) and not os.path.isdir(name):
         raise ConfigurationError(f"the tokenizer that run.json names no longer exists ({name}): pass --tokenizer")
@@ -69,23 +63,23 @@ class RunSettings:
 
 
 def run_settings(
-    run: Mapping[str, Any], limits: Mapping[str, Any] | None, model_options: Mapping[str, Any]
+    run: Mapping[str, Any], limits: Mapping[str, Any] | None = None, model_options: Mapping[str, Any] | None = None
 ) -> RunSettings:
     """Return the settings in run.json, with the given ones in their place; ConfigurationError if a value is invalid."""
     from strands_sglang.cli._run_options import check_model_options
     from strands_sglang.runs import Limits, replay
 
-    check_model_options(model_options, replay)
+    given = dict(model_options or {})
+    check_model_options(given, replay)
     recorded = dict(as_dict(run.get("settings")))
     recorded_limits = as_dict(recorded.pop("limits", None))
     not_options = {*inspect.signature(replay).parameters, "client", "base_url"}
-    for name in not_options | set(model_options) | (_SAMPLING if _SAMPLING & set(model_options) else set()):
+    for name in not_options | set(given) | (_SAMPLING if _SAMPLING & set(given) else set()):
         recorded.pop(name, None)
     left_out = tuple(name for name, value in recorded.items() if _is_repr(name, value))
-    options = {name: value for name, value in recorded.items() if name not in left_out} | dict(model_options)
-    if limits is not None:
-        return RunSettings(_limits(limits), options, left_out)
-    return RunSettings(Limits.from_recorded(recorded_limits), options, left_out)
+    options = {name: value for name, value in recorded.items() if name not in left_out} | given
+    chosen = Limits.from_recorded(recorded_limits) if limits is None else _limits(limits)
+    return RunSettings(chosen, options, left_out)
 
 
 def _limits(values: Mapping[str, Any]) -> Limits:

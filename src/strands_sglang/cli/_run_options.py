@@ -9,8 +9,8 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -245,14 +245,10 @@ def read_tasks(given: Mapping[str, Any]) -> list[Any]:
     return tasks
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[IO[str]]:
+def _opened(path: str) -> AbstractContextManager[IO[str]]:
     if path == "-":
-        yield sys.stdin
-        return
+        return nullcontext(sys.stdin)
     try:
-        file = Path(path).open(encoding="utf-8-sig")
+        return Path(path).open(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigurationError(f"TASKS must be a JSON Lines file, got {path!r}: {error.strerror}") from error
-    with file:
-        yield file

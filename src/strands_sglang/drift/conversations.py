@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
@@ -122,15 +122,10 @@ def _of_record(record: EpisodeRecord, bridge: Bridge, parser: ToolParser) -> lis
         one = recorded.get(leaf.id)
         path = tree.path(leaf)
         conversation = _branch(record, tree, path, one, bridge, parser)
-        conversation.turns = [_once(turn, seen) for turn in conversation.turns]
+        conversation.turns = [replace(turn, counted=turn.id not in seen) for turn in conversation.turns]
+        seen.update(turn.id for turn in path)
         found.append(conversation)
     return found
-
-
-def _once(turn: TurnTokens, seen: set[int]) -> TurnTokens:
-    fresh = turn.id not in seen
-    seen.add(turn.id)
-    return turn if fresh else TurnTokens(turn.id, turn.depth, turn.sampled, turn.start, turn.reply, False)
 
 
 def _branch(
@@ -155,7 +150,7 @@ def _branch(
         messages, replies = _messages(record, one, path, bridge, parser)
     except (StrandsSGLangError, KeyError, TypeError, ValueError):
         return bare
-    placed = [TurnTokens(turn.id, turn.depth, turn.sampled, turn.start, replies.get(turn.depth)) for turn in plain]
+    placed = [replace(turn, reply=replies.get(turn.depth)) for turn in plain]
     return Conversation(record.id, placed, messages, template_tools(one.get("tools") or ()), ids)
 
 

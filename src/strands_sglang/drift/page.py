@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from strands_sglang._terminal import counted, escape_for_terminal
+from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.drift.compare import Cause
 from strands_sglang.drift.report import DriftReport, Method, MethodDrift
 
@@ -49,7 +49,7 @@ def html_page(report: DriftReport) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Drift of {escape_for_html(report.source)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>Drift of {escape_for_html(report.source)}</h1>",
-        f'<p class="note">{escape_for_html(_summary(report))}</p>',
+        f'<p class="note">{escape_for_html(report.size)}; tokenizer {escape_for_html(report.tokenizer)}</p>',
         '<div class="figures">',
         *(_figure(method, drift) for method, drift in measured),
         "</div>",
@@ -67,15 +67,6 @@ def html_page(report: DriftReport) -> str:
         parts += [f"<li>{escape_for_html(problem)}</li>" for problem in report.problems]
         parts.append("</ul>")
     return "\n".join([*parts, "</body></html>", ""])
-
-
-def _summary(report: DriftReport) -> str:
-    counts = [
-        counted(report.conversations, "conversation"),
-        counted(report.turns, "turn"),
-        counted(report.tokens, "sampled token"),
-    ]
-    return f"{', '.join(counts)}; tokenizer {report.tokenizer}"
 
 
 def _figure(method: Method, drift: MethodDrift) -> str:

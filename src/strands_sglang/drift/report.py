@@ -126,6 +126,12 @@ class DriftReport:
     """Counts by method. A method with 0 turns could not be measured."""
     examples: list[Example] = field(default_factory=list)
 
+    @property
+    def size(self) -> str:
+        """How much was measured, as text."""
+        conversations, turns = counted(self.conversations, "conversation"), counted(self.turns, "turn")
+        return f"{conversations}, {turns}, {counted(self.tokens, 'sampled token')}"
+
     def add(self, other: DriftReport, examples: int = 3) -> None:
         """Add the report of another part of the same source, with at most `examples` for each method and cause."""
         self.conversations += other.conversations
@@ -152,8 +158,7 @@ class DriftReport:
         """Return the report as text, with at most `examples` for each method and cause."""
         lines = [
             f"{self.source}  ({self.tokenizer})",
-            f"  {counted(self.conversations, 'conversation')}, {counted(self.turns, 'turn')}, "
-            f"{counted(self.tokens, 'sampled token')}",
+            f"  {self.size}",
         ]
         if self.estimated:
             lines.append("  some turns have no recorded tokens: the template's own rendering stands for them")

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from strands_sglang.errors import SandboxUnavailableError
-from strands_sglang.tools.interpreter import PACKAGES, Interpreter
+from strands_sglang.tools.interpreter import PACKAGES, PROGRAM, Interpreter
 from strands_sglang.tools.sandbox_types import Privileges, SandboxLimits
 from strands_sglang.tools.seccomp import seccomp_filter
 
@@ -94,7 +94,7 @@ def bwrap_command(
     # is read-only. There is no /proc: it is not needed, and a container that masks parts of its own cannot mount one.
     command += ["--symlink", WORKDIR, "/dev/shm", "--remount-ro", "/", "--chdir", WORKDIR]
     command += ["--seccomp", str(filter_fd), "--"]
-    return command + python_command(interpreter.program, limits, arguments, count_processes=True)
+    return command + python_command(PROGRAM, limits, arguments, count_processes=True)
 
 
 def python_command(

@@ -24,6 +24,7 @@ from strands_sglang.errors import ConfigurationError
 
 HOME = "/python"
 PACKAGES = f"{HOME}/packages"
+PROGRAM = f"{HOME}/bin/python3"  # path of the executable in the sandbox
 _SHARED = f"{HOME}/shared"
 _SYSTEM = tuple(Path(path) for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib"))
 _ARROW = re.compile(r"=> (/\S+) \(0x")
@@ -49,11 +50,6 @@ class Interpreter:
     packages: tuple[Path, ...]
     """Top-level files and directories of the named distributions, on the host."""
 
-    @property
-    def program(self) -> str:
-        """Path of the executable in the sandbox."""
-        return f"{HOME}/bin/python3"
-
 
 @cache
 def find_interpreter(python: str, packages: tuple[str, ...]) -> Interpreter:
@@ -65,7 +61,7 @@ def find_interpreter(python: str, packages: tuple[str, ...]) -> Interpreter:
     info = _interpreter_info(python or sys.executable, packages)
     stdlib, executable = Path(info["stdlib"]), Path(info["executable"])
     library = f"{HOME}/{info['platlibdir']}/python{info['version']}"
-    mounts = [(executable, f"{HOME}/bin/python3"), (stdlib, library)]
+    mounts = [(executable, PROGRAM), (stdlib, library)]
     dynload = Path(info["dynload"]) if info["dynload"] else None
     if dynload is not None and dynload.parent != stdlib:
         mounts.append((dynload, f"{library}/lib-dynload"))  # systems with two library directories

@@ -39,9 +39,9 @@ def socket_memory_of(pids: list[int]) -> int:
 
     Sockets are counted per network namespace: 0 if the processes share ours. Each counts with its full buffer size.
     """
-    ours = _inode("/proc/self/ns/net")
+    ours = _stat("/proc/self/ns/net", "st_ino")
     for pid in reversed(pids):
-        if _inode(f"/proc/{pid}/ns/net") in (ours, None):
+        if _stat(f"/proc/{pid}/ns/net", "st_ino") in (ours, None):
             continue
         words = _read(f"/proc/{pid}/net/sockstat").split()
         if words[:2] == ["sockets:", "used"]:
@@ -51,10 +51,10 @@ def socket_memory_of(pids: list[int]) -> int:
 
 def files_in(pids: list[int], directory: str) -> int:
     """Return the number of files in a directory's file system as processes see it; 0 if it is also ours."""
-    ours = _device(directory)
+    ours = _stat(directory, "st_dev")
     for pid in reversed(pids):
         theirs = f"/proc/{pid}/root{directory}"
-        if _device(theirs) in (ours, None):
+        if _stat(theirs, "st_dev") in (ours, None):
             continue
         try:
             found = os.statvfs(theirs)
@@ -64,18 +64,12 @@ def files_in(pids: list[int], directory: str) -> int:
     return 0
 
 
-def _device(path: str) -> int | None:
+def _stat(path: str, name: str) -> int | None:
     try:
-        return os.stat(path).st_dev
+        found: int = getattr(os.stat(path), name)
     except OSError:
         return None
-
-
-def _inode(path: str) -> int | None:
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return None
+    return found
 
 
 @cache

@@ -16,6 +16,7 @@ import tempfile
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import cache, partial
 from typing import Any
 
 from strands import tool
@@ -38,8 +39,6 @@ from strands_sglang.tools.process import InitProcess, SandboxCall, StartSignal
 from strands_sglang.tools.sandbox_types import Isolation, Privileges, SandboxEndReason, SandboxLimits, SandboxResult
 
 logger = logging.getLogger(__name__)
-
-_warned = False
 
 
 class PythonSandbox:
@@ -78,7 +77,7 @@ class PythonSandbox:
         self.isolation = Isolation(isolation)
         self.concurrency = concurrency or os.cpu_count() or 1
         self.packages = tuple(packages)
-        self._settings = dict(
+        self._settings: dict[str, Any] = dict(
             limits=self.limits,
             packages=self.packages,
             concurrency=concurrency,
@@ -99,7 +98,7 @@ class PythonSandbox:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The interpreter and bubblewrap are looked up again where the object is unpickled.
-        return _construct, (type(self), self._settings)
+        return partial(type(self), **self._settings), ()
 
     async def run(self, code: str) -> SandboxResult:
         """Run code in a fresh interpreter, as soon as a slot is free.
@@ -157,18 +156,12 @@ class PythonSandbox:
             return await SandboxCall(self.limits).run(command, source, env=environment, cwd=directory)
 
 
-def _construct(kind: type[PythonSandbox], settings: dict[str, Any]) -> PythonSandbox:
-    return kind(**settings)
-
-
+@cache
 def _warn_once() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        logger.warning(
-            "isolation=<%s> | model-written code runs without a sandbox, with all privileges of this process",
-            Isolation.NONE_RUNS_AS_ME.value,
-        )
+    logger.warning(
+        "isolation=<%s> | model-written code runs without a sandbox, with all privileges of this process",
+        Isolation.NONE_RUNS_AS_ME.value,
+    )
 
 
 _DESCRIPTION = (

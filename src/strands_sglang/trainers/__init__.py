@@ -10,63 +10,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from strands_sglang.ledger.table import to_arrow
-    from strands_sglang.trainers.areal import StrandsWorkflow
-    from strands_sglang.trainers.exports import padded_batch, read_jsonl, write_jsonl
-    from strands_sglang.trainers.rows import Branch, Branches, Row, branches_of
-    from strands_sglang.trainers.skyrl import StrandsGenerator
+    from strands_sglang.ledger.table import to_arrow as to_arrow
+    from strands_sglang.trainers.areal import StrandsWorkflow as StrandsWorkflow
+    from strands_sglang.trainers.exports import padded_batch as padded_batch
+    from strands_sglang.trainers.exports import read_jsonl as read_jsonl
+    from strands_sglang.trainers.exports import write_jsonl as write_jsonl
+    from strands_sglang.trainers.rows import Branch as Branch
+    from strands_sglang.trainers.rows import Branches as Branches
+    from strands_sglang.trainers.rows import Row as Row
+    from strands_sglang.trainers.rows import branches_of as branches_of
+    from strands_sglang.trainers.skyrl import StrandsGenerator as StrandsGenerator
+    from strands_sglang.trainers.slime import check_reward_nonzero_std as check_reward_nonzero_std
     from strands_sglang.trainers.slime import (
-        check_reward_nonzero_std,
-        check_reward_nonzero_std_with_fallback,
-        grpo_by_group,
-        miles_rollout,
-        slime_rollout,
+        check_reward_nonzero_std_with_fallback as check_reward_nonzero_std_with_fallback,
     )
-    from strands_sglang.trainers.statuses import TrainerStatus
-    from strands_sglang.trainers.trl import DiskSync, logprob_drift, trl_reward, trl_rollout
-    from strands_sglang.trainers.verl import StrandsAgentLoop
-
-__all__ = [
-    "slime_rollout",
-    "miles_rollout",
-    "grpo_by_group",
-    "check_reward_nonzero_std",
-    "check_reward_nonzero_std_with_fallback",
-    "trl_rollout",
-    "trl_reward",
-    "DiskSync",
-    "logprob_drift",
-    "StrandsAgentLoop",
-    "StrandsGenerator",
-    "StrandsWorkflow",
-    "padded_batch",
-    "write_jsonl",
-    "read_jsonl",
-    "to_arrow",
-    "branches_of",
-    "Branch",
-    "Branches",
-    "Row",
-    "TrainerStatus",
-]
+    from strands_sglang.trainers.slime import grpo_by_group as grpo_by_group
+    from strands_sglang.trainers.slime import miles_rollout as miles_rollout
+    from strands_sglang.trainers.slime import slime_rollout as slime_rollout
+    from strands_sglang.trainers.statuses import TrainerStatus as TrainerStatus
+    from strands_sglang.trainers.trl import DiskSync as DiskSync
+    from strands_sglang.trainers.trl import logprob_drift as logprob_drift
+    from strands_sglang.trainers.trl import trl_reward as trl_reward
+    from strands_sglang.trainers.trl import trl_rollout as trl_rollout
+    from strands_sglang.trainers.verl import StrandsAgentLoop as StrandsAgentLoop
 
 _MODULES: dict[str, tuple[str, ...]] = {
-    ".areal": ("StrandsWorkflow",),
-    "..ledger.table": ("to_arrow",),
-    ".exports": ("padded_batch", "read_jsonl", "write_jsonl"),
-    ".rows": ("Branch", "Branches", "Row", "branches_of"),
-    ".skyrl": ("StrandsGenerator",),
     ".slime": (
+        "slime_rollout",
+        "miles_rollout",
+        "grpo_by_group",
         "check_reward_nonzero_std",
         "check_reward_nonzero_std_with_fallback",
-        "grpo_by_group",
-        "miles_rollout",
-        "slime_rollout",
     ),
-    ".statuses": ("TrainerStatus",),
-    ".trl": ("DiskSync", "logprob_drift", "trl_reward", "trl_rollout"),
+    ".trl": ("trl_rollout", "trl_reward", "DiskSync", "logprob_drift"),
     ".verl": ("StrandsAgentLoop",),
+    ".skyrl": ("StrandsGenerator",),
+    ".areal": ("StrandsWorkflow",),
+    ".exports": ("padded_batch", "write_jsonl", "read_jsonl"),
+    "..ledger.table": ("to_arrow",),
+    ".rows": ("branches_of", "Branch", "Branches", "Row"),
+    ".statuses": ("TrainerStatus",),
 }
+
+__all__ = [name for names in _MODULES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from enum import Enum
 from typing import Any, Protocol
 from uuid import uuid4
@@ -32,7 +31,7 @@ from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.chat_tasks import chat_task
 from strands_sglang.trainers.rows import PlainRow, plain_rows
 from strands_sglang.trainers.statuses import is_trainable
-from strands_sglang.trainers.worker_pool import PerLoop, agent_functions, import_by_path, pad_id_of, run_episode
+from strands_sglang.trainers.worker_pool import PerLoop, agent_functions, bound_limits, new_spec, pad_id_of, run_episode
 
 try:
     from areal import workflow_context
@@ -152,16 +151,13 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
             limits: Limits of an episode, in addition to those of `gconfig`.
             reward_timeout: Time limit for scoring an episode, in seconds; None means no limit.
         """
-        self._build, self._reward = agent_functions(build, reward)
-        self._task, self._reward_timeout = import_by_path(task) or row_task, reward_timeout
+        self._build, self._reward, self._task = agent_functions(build, reward, task or row_task)
+        self._reward_timeout = reward_timeout
         self._failed = Failed(failed)
         self.tokenizer = _loaded(tokenizer)
         given = GenerationHyperparameters(**gconfig) if isinstance(gconfig, Mapping) else gconfig
         self.gconfig = given.new_with_stop_and_pad_token_ids(self.tokenizer)
-        bounds = Limits(**limits) if isinstance(limits, Mapping) else limits or Limits()
-        self._limits = replace(
-            bounds, max_context_tokens=min(bounds.max_context_tokens or given.max_tokens, given.max_tokens)
-        )
+        self._limits = bound_limits(limits, max_context_tokens=given.max_tokens)
         self._model = dict(model or {})
         self._workers: PerLoop[LocalWorker] = PerLoop()
 
@@ -175,10 +171,8 @@ class StrandsWorkflow(RolloutWorkflow):  # type: ignore[misc]
         return trajectory(row)
 
     def _episode_spec(self, data: Mapping[str, Any]) -> EpisodeSpec:
-        """The id is new: AReaL may run a row any number of times."""
         id = uuid4().hex
-        task = Task.of(self._task(dict(data)))
-        return EpisodeSpec(replace(task, id=f"{task.id[:150]}-{id}"), 0, session=id)
+        return new_spec(self._task(dict(data)), id, session=id)
 
     def _worker(self, engine: InferenceEngine) -> LocalWorker:
         return self._workers.get(lambda: LocalWorker(self._run_spec(engine)), id(engine))

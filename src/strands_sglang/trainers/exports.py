@@ -145,26 +145,25 @@ def padded_batch(
     lengths = [min(len(item.row.token_ids), max_length or len(item.row.token_ids)) for item in items]
     width = -(-max(lengths) // multiple_of) * multiple_of
     names: dict[str | None, int] = {}
+    starts = [width - length if Side(side) is Side.LEFT else 0 for length in lengths]
+    places = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
     batch = PaddedBatch(_empty(len(items), width, pad_token_id))
-    for at, (item, length) in enumerate(zip(items, lengths, strict=True)):
-        first = width - length if Side(side) is Side.LEFT else 0
-        _fill(batch, at, slice(first, first + length), item, length, names)
+    for at, (item, place) in enumerate(zip(items, places, strict=True)):
+        _fill(batch, at, place, item, names)
     batch.version_names, batch.agents = tuple(names), tuple(item.row.trajectory.agent for item in items)
     batch["main"] = np.array([item.row.trajectory.main for item in items])
     batch["rewards"] = np.array([np.nan if one.reward is None else one.reward for one in items], np.float32)
-    batch["group_ids"], batch["rollout_ids"] = (
-        _numbered(one.group for one in items),
-        _numbered(one.rollout for one in items),
-    )
-    _add_kept(batch, items, lengths, Side(side), padded=kept_block)
-    _add_teacher(batch, items, lengths, width, Side(side))
+    batch["group_ids"] = _numbered(one.group for one in items)
+    batch["rollout_ids"] = _numbered(one.rollout for one in items)
+    _add_kept(batch, items, places, padded=kept_block)
+    _add_teacher(batch, items, places)
     if Advantages(advantages) is Advantages.GROUP:
         compared = _group_advantages([one.reward for one in items], batch["group_ids"], batch["rollout_ids"])
         batch["advantages"] = (compared[:, None] * batch["loss_mask"]).astype(np.float32)
     return batch
 
 
-def _add_kept(batch: PaddedBatch, items: list[_Item], lengths: list[int], side: Side, *, padded: bool) -> None:
+def _add_kept(batch: PaddedBatch, items: list[_Item], places: list[slice], *, padded: bool) -> None:
     """Rows without kept sets are not trained."""
     sets = [item.row.trajectory.kept for item in items]
     known = np.array([kept is not None for kept in sets])
@@ -180,10 +179,9 @@ def _add_kept(batch: PaddedBatch, items: list[_Item], lengths: list[int], side: 
     rows, width = batch["input_ids"].shape
     sizes, ids = np.zeros((rows, width), np.int64), array("i")
     batch["kept_logprobs"] = np.zeros((rows, width), np.float32)
-    for at, (kept, length) in enumerate(zip(sets, lengths, strict=True)):
+    for at, (kept, place) in enumerate(zip(sets, places, strict=True)):
         if kept is not None:
-            place = slice(width - length, width) if side is Side.LEFT else slice(0, length)
-            part = kept.part(0, length)
+            part = kept.part(0, place.stop - place.start)
             sizes[at, place] = np.diff(np.asarray(part.offsets))
             batch["kept_logprobs"][at, place] = part.logprobs
             ids += part.token_ids
@@ -196,20 +194,20 @@ def _add_kept(batch: PaddedBatch, items: list[_Item], lengths: list[int], side: 
         batch["kept_block"][batch["kept_mask"]] = batch["kept_ids"]
 
 
-def _add_teacher(batch: PaddedBatch, items: list[_Item], lengths: list[int], width: int, side: Side) -> None:
+def _add_teacher(batch: PaddedBatch, items: list[_Item], places: list[slice]) -> None:
     known = [item.row.trajectory.teacher for item in items]
     tops = {None if teacher is None else teacher.top for teacher in known}
     top = tops.pop()
     if tops or top is None:
         return
-    shape = (len(items), width)
+    shape = batch["input_ids"].shape
     batch["teacher_logprobs"] = np.zeros(shape, np.float32)
     if top:
         batch["teacher_top_ids"] = np.full((*shape, top), -1, np.int32)
         batch["teacher_top_logprobs"] = np.zeros((*shape, top), np.float32)
-    for at, (teacher, length) in enumerate(zip(known, lengths, strict=True)):
+    for at, (teacher, place) in enumerate(zip(known, places, strict=True)):
         assert teacher is not None
-        place = slice(width - length, width) if side is Side.LEFT else slice(0, length)
+        length = place.stop - place.start
         batch["teacher_logprobs"][at, place] = teacher.logprobs[:length]
         if top:
             batch["teacher_top_ids"][at, place] = teacher.top_id_rows[:length]
@@ -238,20 +236,17 @@ def _trained(ended: EndReason, reward: float | None, unscored: bool) -> bool:
 
 def _empty(count: int, width: int, pad_token_id: int) -> dict[str, npt.NDArray[Any]]:
     shape = (count, width)
-    whole = {
-        name: np.zeros(shape, np.int64) for name in ("attention_mask", "position_ids", "response_mask", "loss_mask")
-    }
-    ids = np.full(shape, pad_token_id, np.int64)
+    names = ("attention_mask", "position_ids", "response_mask", "loss_mask")
     return {
-        "input_ids": ids,
-        **whole,
+        "input_ids": np.full(shape, pad_token_id, np.int64),
+        **{name: np.zeros(shape, np.int64) for name in names},
         "logprobs": np.zeros(shape, np.float32),
         "versions": np.full(shape, -1, np.int32),
     }
 
 
-def _fill(batch: PaddedBatch, at: int, place: slice, item: _Item, length: int, names: dict[str | None, int]) -> None:
-    row = item.row
+def _fill(batch: PaddedBatch, at: int, place: slice, item: _Item, names: dict[str | None, int]) -> None:
+    row, length = item.row, place.stop - place.start
     first = min(len(row.prompt_ids), length)
     response, kept = slice(place.start + first, place.stop), length - first
     batch["input_ids"][at, place] = row.token_ids[:length]

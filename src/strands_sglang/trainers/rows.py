@@ -20,7 +20,7 @@ from strands_sglang.ledger.reader import Ledger
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.groups import RunResult
 from strands_sglang.runs.resume import restored
-from strands_sglang.tokens import ImageSpan, KeptSets, TeacherLogprobs, TokenTree, Trajectory, TurnPurpose
+from strands_sglang.tokens import ImageSpan, KeptSets, TeacherLogprobs, Trajectory, TurnPurpose
 from strands_sglang.tokens.trajectory import flatten_branch
 from strands_sglang.tokens.tree import selected_turns
 from strands_sglang.tokens.turn import Origin
@@ -114,11 +114,7 @@ class Row:
 
 def rows(episode: Episode, branches: Branches = Branches.MAIN) -> list[Row]:
     """Return the rows of an episode in which something is trained; empty if nothing was sampled."""
-    return tree_rows(episode.tree, branches)
-
-
-def tree_rows(tree: TokenTree, branches: Branches = Branches.MAIN) -> list[Row]:
-    """Return the rows of a token tree; see `rows`."""
+    tree = episode.tree
     main = tree.main_leaf()
     if main is None:
         return []
@@ -262,9 +258,8 @@ def branches_of(
     for episode in episodes_of(source):
         if keep is not None and not keep(episode):
             continue
-        tree = episode.tree
         every = branches is Branches.ALL
-        for flat in tree.trajectories() if every else [row.trajectory for row in tree_rows(tree)]:
+        for flat in episode.tree.trajectories() if every else [row.trajectory for row in rows(episode)]:
             yield Branch(
                 trajectory=flat,
                 episode=episode.id,

@@ -40,7 +40,7 @@ from strands_sglang.tokens.arrays import VersionSpan, logprob_array
 from strands_sglang.trainers.chat_tasks import chat_task, plain
 from strands_sglang.trainers.rows import Branches, PlainRow, plain_rows
 from strands_sglang.trainers.statuses import TrainerStatus, is_trainable, status_of
-from strands_sglang.trainers.worker_pool import PerLoop, agent_functions, import_by_path, pad_id_of, run_episode
+from strands_sglang.trainers.worker_pool import PerLoop, agent_functions, bound_limits, new_spec, pad_id_of, run_episode
 
 try:
     from skyrl.train.generators.base import GeneratorInterface
@@ -292,8 +292,8 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
             limits: Limits of an episode, in addition to those of `generator_cfg`.
             reward_timeout: Time limit for scoring an episode, in seconds; None means no limit.
         """
-        self._build, self._reward = agent_functions(build, reward)
-        self._task, self._reward_timeout = import_by_path(task) or row_task, reward_timeout
+        self._build, self._reward, self._task = agent_functions(build, reward, task or row_task)
+        self._reward_timeout = reward_timeout
         self._cfg, self._client, self.tokenizer = generator_cfg, inference_engine_client, load_tokenizer(tokenizer)
         self._name, self._model = policy_model_name, dict(model or {})
         self._limits = limits or Limits()
@@ -338,10 +338,8 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
             engine.salts[session] = salt
 
         def spec() -> EpisodeSpec:
-            task = Task.of(self._task(prompt, extras))
             limits = self._bounds(sampling["max_new_tokens"])
-            named = replace(task, id=f"{task.id[:150]}-{uuid4().hex}")
-            return EpisodeSpec(named, 0, sampling_params=sampling, limits=limits, session=session)
+            return new_spec(self._task(prompt, extras), sampling_params=sampling, limits=limits, session=session)
 
         try:
             episode = await run_episode(worker, spec)
@@ -362,13 +360,9 @@ class StrandsGenerator(GeneratorInterface):  # type: ignore[misc]
         return {**params, "max_new_tokens": int(budget)}
 
     def _bounds(self, budget: int) -> Limits:
-        limits, longest = self._limits, self._cfg.max_input_length
-        context = (
-            limits.max_context_tokens
-            if longest is None
-            else min(limits.max_context_tokens or longest + budget, longest + budget)
-        )
-        return replace(limits, max_context_tokens=context, max_turns=limits.max_turns or self._cfg.max_turns)
+        longest = self._cfg.max_input_length
+        limits = bound_limits(self._limits, max_context_tokens=None if longest is None else longest + budget)
+        return replace(limits, max_turns=limits.max_turns or self._cfg.max_turns)
 
     @property
     def _kept_sets(self) -> bool:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar, Protocol
 from uuid import uuid4
 
@@ -37,7 +38,15 @@ from strands_sglang.tokens.teacher import NO_ID
 from strands_sglang.trainers.chat_tasks import chat_task, plain
 from strands_sglang.trainers.images import images_within, pictures_of, whole_images
 from strands_sglang.trainers.rows import Branches, PlainRow, plain_rows
-from strands_sglang.trainers.worker_pool import EpisodeTeacher, PerLoop, import_by_path, pad_id_of, run_episode
+from strands_sglang.trainers.worker_pool import (
+    EpisodeTeacher,
+    PerLoop,
+    bound_limits,
+    import_by_path,
+    new_spec,
+    pad_id_of,
+    run_episode,
+)
 
 try:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
@@ -53,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 _RANGE = ".."
 _WORKERS: PerLoop[LocalWorker] = PerLoop()
-_TEACHERS: PerLoop[EpisodeTeacher] = PerLoop()
+_teacher_at = cache(EpisodeTeacher)  # the same for all agent loops: its connections are per event loop
 _DROPPED_PARAMS = ("logprobs", "prompt_logprobs")
 """`VerlEngine` always requests logprobs."""
 
@@ -173,7 +182,7 @@ def output_fields(
         "multi_modal_data": {"images": pictures_of(episode.image_files, shown)} if shown and episode else None,
         "reward_score": row.reward,
         "num_turns": 2 * row.num_turns,  # verl also counts the question and the tool results
-        "metrics": _metrics(episode),
+        "metrics": {} if episode is None else _metrics(episode),
         "extra_fields": {
             **_about(episode, reward_keys),
             "strands_agent": row.agent or "",
@@ -218,9 +227,7 @@ def _experts(row: PlainRow, shape: tuple[int, int] | None, tokens: int) -> Any:
     return row.experts.reshape(len(row.experts), *shape)[:tokens]
 
 
-def _metrics(episode: Episode | None) -> dict[str, float]:
-    if episode is None:
-        return {}
+def _metrics(episode: Episode) -> dict[str, float]:
     return {"generate_sequences": episode.metrics.engine_seconds, "tool_calls": episode.metrics.tool_seconds}
 
 
@@ -281,7 +288,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
         self._task = import_by_path(self.task) or row_task
         rollout = self.rollout_config
         self._prompt_length, self._response_length = int(rollout.prompt_length), int(rollout.response_length)
-        self._limits = self._bounds(Limits(**self.limits) if isinstance(self.limits, Mapping) else self.limits)
+        self._limits = self._bounds()
         self._experts = bool(rollout.get("enable_rollout_routing_replay", False))
         if self._experts and self.expert_shape is None:
             raise ConfigurationError(
@@ -295,7 +302,7 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """
         worker = self._worker()
         episode = await run_episode(worker, lambda: self._episode_spec(sampling_params, fields))
-        teacher = self._teacher()
+        teacher = _teacher_at(str(self.teacher), int(self.teacher_top)) if self.teacher else None
         if teacher is not None and episode is not None:
             await teacher.score(episode)
         steps = VerlEngine.newest_step  # for a row without a sampled token: verl computes with it and rejects None
@@ -321,28 +328,19 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
         return outputs if branches is Branches.ALL else outputs[-1]
 
     def _episode_spec(self, sampling_params: Mapping[str, Any], fields: Mapping[str, Any]) -> EpisodeSpec:
-        """The id is new: verl may run a row any number of times."""
         id = uuid4().hex
         if self.rollout_config.get("full_determinism", False):
             id = f"det-{int(fields.get('priority', 0))}"
-        task = Task.of(self._task(dict(fields)))
         sampling = {"max_new_tokens": self._response_length, **(self.sampling_params or {})}
         sampling |= {name: value for name, value in sampling_params.items() if name not in _DROPPED_PARAMS}
-        named = replace(task, id=f"{task.id[:150]}-{id}")
-        return EpisodeSpec(named, 0, sampling_params=plain(sampling), limits=self._limits, session=id)
+        made = self._task(dict(fields))
+        return new_spec(made, id, sampling_params=plain(sampling), limits=self._limits, session=id)
 
     def _worker(self) -> LocalWorker:
         """Shared, because verl makes an agent loop for every sample."""
         settings = tuple(repr(getattr(self, name)) for name in ("model", "reward_timeout"))
         key = (self._build, self._reward, id(self.server_manager), id(self.tokenizer), self._limits, settings)
         return _WORKERS.get(lambda: LocalWorker(self._run_spec()), key)
-
-    def _teacher(self) -> EpisodeTeacher | None:
-        if not self.teacher:
-            return None
-        return _TEACHERS.get(
-            lambda: EpisodeTeacher(str(self.teacher), int(self.teacher_top)), (str(self.teacher), int(self.teacher_top))
-        )
 
     def _run_spec(self) -> RunSpec:
         options = dict(self.model or {})
@@ -361,18 +359,14 @@ class StrandsAgentLoop(AgentLoopBase):  # type: ignore[misc]
             reward_timeout=self.reward_timeout,
         )
 
-    def _bounds(self, given: Limits | None) -> Limits:
-        rollout, limits = self.rollout_config, given or Limits()
+    def _bounds(self) -> Limits:
+        rollout = self.rollout_config
         context = self._prompt_length + self._response_length
         if rollout.get("max_model_len"):
             context = min(context, int(rollout.max_model_len) - 1)  # verl's SGLang server reserves one token
         turns = (rollout.get("multi_turn") or {}).get("max_assistant_turns")
-        return replace(
-            limits,
-            max_response_tokens=min(limits.max_response_tokens or self._response_length, self._response_length),
-            max_context_tokens=min(limits.max_context_tokens or context, context),
-            max_turns=limits.max_turns or (int(turns) if turns else None),
-        )
+        limits = bound_limits(self.limits, max_response_tokens=self._response_length, max_context_tokens=context)
+        return replace(limits, max_turns=limits.max_turns or (int(turns) if turns else None))
 
 
 _SETTINGS = tuple(name for name in StrandsAgentLoop.__annotations__)

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any, Generic, TypeVar
+from uuid import uuid4
 
 from strands_sglang.engine import ScoringEngine, SGLangClient
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.episode import Episode
+from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.offline.teacher import TeacherScorer
+from strands_sglang.runs.task import Task
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec
 
@@ -101,19 +105,36 @@ class EpisodeTeacher:
             logger.warning("episode=<%s>, error=<%s> | teacher could not score the episode", episode.id, why)
 
 
+def new_spec(made: Any, id: str = "", **settings: Any) -> EpisodeSpec:
+    """Return the specification of one episode of a task.
+
+    `made` is a `Task`, or what `Task.of` accepts. The task gets an id of its own (`id`; "": a random one), because a
+    trainer may run a row of its dataset any number of times.
+    """
+    task = Task.of(made)
+    return EpisodeSpec(replace(task, id=f"{task.id[:150]}-{id or uuid4().hex}"), 0, **settings)
+
+
+def bound_limits(given: Limits | Mapping[str, Any] | None, **bounds: int | None) -> Limits:
+    """Return limits, or a dict of their fields, that are nowhere above a trainer's own; None and 0 are no bound."""
+    limits = Limits(**given) if isinstance(given, Mapping) else given or Limits()
+    lower = {name: min(filter(None, (getattr(limits, name), bound)), default=None) for name, bound in bounds.items()}
+    return replace(limits, **lower)
+
+
 def pad_id_of(tokenizer: Any) -> int:
     """Return the id that a tokenizer pads with: its padding token, or its end token, or 0."""
     return next((id for id in (tokenizer.pad_token_id, tokenizer.eos_token_id) if id is not None), 0)
 
 
-def agent_functions(build: Any, reward: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return the functions that make an agent and score an episode, given as such or by dotted path."""
-    made, scored = import_by_path(build), import_by_path(reward)
-    if not callable(made) or not callable(scored):
+def agent_functions(build: Any, reward: Any, task: Any) -> tuple[Any, Any, Any]:
+    """Return the functions that make an agent, score an episode and make a task, given as such or by dotted path."""
+    functions = import_by_path(build), import_by_path(reward), import_by_path(task)
+    if not all(map(callable, functions[:2])):
         raise ConfigurationError(
             f"build and reward must be functions or their dotted paths, got {build!r} and {reward!r}"
         )
-    return made, scored
+    return functions
 
 
 def import_by_path(target: Any) -> Any:

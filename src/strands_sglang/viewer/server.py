@@ -107,7 +107,7 @@ class RunViewer:
         with self._loading:
             if not self._loaded and self.tokenizer is not None:
                 try:
-                    self._texts = TokenTexts.load(self.tokenizer)
+                    self._texts = TokenTexts(self.tokenizer)
                 except ConfigurationError as error:
                     self.tokenizer_error = str(error)
                     logger.warning("tokenizer=<%s> | tokens are shown as ids: %s", self.tokenizer_name, error)
@@ -280,9 +280,9 @@ class _Handlers:
             logger.warning("tokenizer=<%s> | tokens are shown as ids: %s", viewer.tokenizer_name, reason)
 
 
-def create_app(viewer: RunViewer, *, hosts: tuple[str, ...] = HOSTS) -> web.Application:
-    """Return the web application of a run; `hosts`: accepted names in the Host header, without port."""
-    app, handlers = web.Application(middlewares=[_guard(hosts)]), _Handlers(viewer)
+def create_app(viewer: RunViewer) -> web.Application:
+    """Return the web application of a run."""
+    app, handlers = web.Application(middlewares=[_guard]), _Handlers(viewer)
     app.add_routes(handlers.routes())
     app.on_startup.append(handlers.start)
     app.on_cleanup.append(handlers.stop)
@@ -313,33 +313,30 @@ async def serve(
         await runner.cleanup()
 
 
-def _guard(hosts: tuple[str, ...]) -> Any:
-    @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.method not in ("GET", "HEAD"):
-            return _error(405, "only GET is supported: the viewer changes nothing")
-        name = re.fullmatch(r"(.*?)(?::\d+)?", request.headers.get("Host", ""))
-        if name is None or name[1] not in hosts:
-            return _error(421, "open the viewer at the address that the command printed")
-        opened = request.path == "/" and request.headers.get("Sec-Fetch-Mode") == "navigate"  # a link to the page
-        if not opened and request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            return _error(403, "requests of other sites are not answered")
-        try:
-            response = await handler(request)
-        except web.HTTPException as error:
-            return _error(error.status, error.reason)
-        except StrandsSGLangError as error:
-            return _error(404, str(error))
-        except (ConnectionError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            logger.exception("path=<%s> | request failed", request.path)
-            return _error(500, f"{type(error).__name__}: {error}")
-        if not response.prepared:
-            response.headers.update(HEADERS)
-        return response
-
-    return guard
+@web.middleware
+async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if request.method not in ("GET", "HEAD"):
+        return _error(405, "only GET is supported: the viewer changes nothing")
+    name = re.fullmatch(r"(.*?)(?::\d+)?", request.headers.get("Host", ""))
+    if name is None or name[1] not in HOSTS:
+        return _error(421, "open the viewer at the address that the command printed")
+    opened = request.path == "/" and request.headers.get("Sec-Fetch-Mode") == "navigate"  # a link to the page
+    if not opened and request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        return _error(403, "requests of other sites are not answered")
+    try:
+        response = await handler(request)
+    except web.HTTPException as error:
+        return _error(error.status, error.reason)
+    except StrandsSGLangError as error:
+        return _error(404, str(error))
+    except (ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        logger.exception("path=<%s> | request failed", request.path)
+        return _error(500, f"{type(error).__name__}: {error}")
+    if not response.prepared:
+        response.headers.update(HEADERS)
+    return response
 
 
 def _static(name: str) -> web.Response:
@@ -374,6 +371,8 @@ def _some(found: Any) -> list[str] | None:
 
 
 def _name(tokenizer: Any) -> str | None:
-    if tokenizer is None or isinstance(tokenizer, (str, Path)):
-        return None if tokenizer is None else str(tokenizer)
+    if tokenizer is None:
+        return None
+    if isinstance(tokenizer, (str, Path)):
+        return str(tokenizer)
     return str(getattr(tokenizer, "name_or_path", type(tokenizer).__name__))

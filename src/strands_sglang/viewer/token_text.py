@@ -10,11 +10,10 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from strands_sglang.chat.control_tokens import is_blank
-from strands_sglang.chat.tokenization import load_tokenizer
+from strands_sglang.chat.tokenization import Encoder, load_tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -23,21 +22,16 @@ class TokenTexts:
     """Bytes, text and encoding of one tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self._backend = getattr(tokenizer, "backend_tokenizer", None)
-        added = _added_tokens(tokenizer, self._backend)
-        self._control = frozenset(id for id, text in added.items() if not is_blank(text))
+        """Take a tokenizer, or the name or path of one; ConfigurationError if it cannot be loaded."""
+        self.tokenizer = load_tokenizer(tokenizer)
+        self._encoder = Encoder(self.tokenizer)
+        self._backend = getattr(self.tokenizer, "backend_tokenizer", None)
         self._kind = _decoder_kind(self._backend)
         self._cache: dict[int, bytes] = {}
 
-    @classmethod
-    def load(cls, tokenizer: Any) -> TokenTexts:
-        """Return the texts of a tokenizer, or of the name or path of one; ConfigurationError if it cannot be loaded."""
-        return cls(load_tokenizer(tokenizer))
-
     def is_special(self, id: int) -> bool:
         """Return whether a token is a control token: an added token that is not white space."""
-        return id in self._control
+        return id in self._encoder.control.texts
 
     def bytes_of(self, id: int) -> bytes:
         """Return the bytes of one token; b"" if the tokenizer does not have it."""
@@ -55,9 +49,7 @@ class TokenTexts:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens as serving code decodes it, control tokens included."""
-        if self._backend is not None:
-            return str(self._backend.decode(list(ids), skip_special_tokens=False))
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self._encoder.decode(ids)
 
     def texts_of(self, ids: Sequence[int]) -> list[str]:
         """Return the text of each token, so that the texts together are the text of all.
@@ -95,13 +87,6 @@ class TokenTexts:
                 return bytes([int(byte[1], 16)])
             return token.replace("▁", " ").encode("utf-8", "replace")
         return self.decode([id]).encode("utf-8", "replace")
-
-
-def _added_tokens(tokenizer: Any, backend: Any) -> dict[int, str]:
-    if backend is not None:
-        return {id: str(token.content) for id, token in backend.get_added_tokens_decoder().items()}
-    known: Iterable[tuple[str, int]] = getattr(tokenizer, "get_added_vocab", dict)().items()
-    return {id: text for text, id in known}
 
 
 def _decoder_kind(backend: Any) -> str:

@@ -117,7 +117,7 @@ def work(tokenizer: str) -> None:
     os.dup2(2, 1)  # libraries that print must not write into an answer
     source, texts, error = sys.stdin.buffer, None, ""
     try:
-        texts = TokenTexts.load(tokenizer)
+        texts = TokenTexts(tokenizer)
     except StrandsSGLangError as problem:
         error = str(problem)
     while size := source.read(_HEAD.size):

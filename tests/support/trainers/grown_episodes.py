@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode, EpisodeMetrics
 from strands_sglang.runs.reward import Reward
 from strands_sglang.runs.task import Task
-from strands_sglang.tokens import ImageSpan, Join, KeptSets, TokenTree, Turn, TurnPurpose, VersionSpan
+from strands_sglang.tokens import ImageSpan, Join, KeptSets, TokenTree, TurnPurpose, VersionSpan
 from support.pictures import png
 
 ENDS = [*EndReason]
@@ -46,14 +46,12 @@ def episode_of(tree: TokenTree, ended: EndReason = EndReason.ANSWERED, reward: A
     return Episode("t/0", task, 0, ended, tree, reward_detail=score, metrics=metrics, **more)
 
 
-def experts_of(tree: TokenTree) -> Callable[[Turn], RoutedExperts]:
-    """Return what a turn's branch chose: of token t, experts t + 1, t + 2, ... over layers and places."""
-
-    def joined(leaf: Turn) -> RoutedExperts:
-        chosen = expected_experts(tree.ids(leaf)[:-1])
-        return RoutedExperts((base64.b64encode(chosen.tobytes()).decode(),), (len(chosen),))
-
-    return joined
+def experts_of(tree: TokenTree) -> dict[int, RoutedExperts]:
+    """Return what the branch of each turn chose: of token t, experts t + 1, t + 2, ... over layers and places."""
+    chosen = {turn.id: expected_experts(tree.ids(turn)[:-1]) for turn in tree}
+    return {
+        id: RoutedExperts((base64.b64encode(rows.tobytes()).decode(),), (len(rows),)) for id, rows in chosen.items()
+    }
 
 
 def expected_experts(ids: Sequence[int]) -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from strands_sglang.trainers.slime.types import SlimeStatus, flatten
+from strands_sglang.trainers.slime.types import flatten
+from support.trainers.slime_mirror import Status
 
 _NORMALISED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _HIGHEST_LOGPROB = 1e-3
@@ -318,7 +319,7 @@ def _reward(sample: Any, args: Any, stage: Stage) -> Iterator[str]:
     if reward is None:
         if stage is Stage.SHIPPED:
             yield "reward is None"
-        elif SlimeStatus.ABORTED.of(sample):
+        elif _status(sample) == "ABORTED":
             yield "reward is None on an aborted sample: slime does not score it, but converts it"
         return
     category = getattr(args, "log_reward_category", None)
@@ -341,12 +342,16 @@ def _reward(sample: Any, args: Any, stage: Stage) -> Iterator[str]:
         yield f"reward must be a finite number, got {numbers[0]!r:.80}"
 
 
+def _status(sample: Any) -> Any:
+    return getattr(sample.status, "name", None)
+
+
 def _rest(sample: Any) -> Iterator[str]:
-    if getattr(sample.status, "name", None) not in SlimeStatus.__members__:
+    if _status(sample) not in Status.__members__:
         yield f"status must be a member of Sample.Status, got {sample.status!r:.80}"
-    elif SlimeStatus.PENDING.of(sample):
+    elif _status(sample) == "PENDING":
         yield "status must not be pending"
-    elif SlimeStatus.ABORTED.of(sample) and not sample.remove_sample:
+    elif _status(sample) == "ABORTED" and not sample.remove_sample:
         yield "remove_sample must be set on an aborted sample: slime would train it"
     if not isinstance(sample.remove_sample, bool):
         yield f"remove_sample must be a bool, got {sample.remove_sample!r:.80}"

@@ -12,8 +12,10 @@ from peft import LoraConfig, PromptTuningConfig, TaskType, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from strands_sglang.errors import ConfigurationError
+from strands_sglang.runs import Episode, Task
+from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.tokens import Join, TokenTree, VersionSpan
-from strands_sglang.trainers.rows import Row, tree_rows
+from strands_sglang.trainers.rows import Row, rows
 from strands_sglang.trainers.trl.batch import logprob_drift
 from strands_sglang.trainers.trl.weight_sync import save_weights
 
@@ -32,7 +34,7 @@ def row_of(logprobs: list[float]) -> Row:
     begun = tree.commit(prepared, FIRST, logprobs[:4], [VersionSpan("1", 0, 4)])
     prepared = tree.prepare(begun, context=TOOL, join=Join.PROVED)
     tree.commit(prepared, SECOND, logprobs[4:], [VersionSpan("1", 0, 2)])
-    return tree_rows(tree)[0]
+    return rows(Episode("t/0", Task("question", id="t"), 0, EndReason.ANSWERED, tree))[0]
 
 
 def by_hand(model: Any, temperature: float) -> list[float]:

@@ -16,7 +16,7 @@ import pytest
 from strands_sglang.trainers import slime as ours
 from strands_sglang.trainers.rows import Branches
 from strands_sglang.trainers.slime.samples import samples_of
-from strands_sglang.trainers.slime.types import SlimeSample, SlimeStatus
+from strands_sglang.trainers.slime.types import SlimeSample
 from strands_sglang.trainers.statuses import STATUS_BY_END
 from support.rollout_agent import build, score
 from support.trainers import slime_mirror
@@ -53,11 +53,9 @@ def test_mirror_equals_slimes_sample(name: str) -> None:
 def test_every_status() -> None:
     slime_sample = {one.name: one.value for one in slime_types().Status}
     assert {one.name: one.value for one in slime_mirror.Status} == slime_sample
-    assert {one.name for one in SlimeStatus} == set(slime_sample)
-    sample = new_sample()
-    for one in SlimeStatus:
-        one.set(sample)
-        assert sample.status is slime_types().Status[one.name] and one.of(sample)
+    for ended in ENDS:
+        (sample,) = samples_of(new_sample(), episode_of(grown(random.Random(0)), ended), decode=text_of)
+        assert sample.status is slime_types().Status[STATUS_BY_END[ended].slime_name]
     assert set(STATUS_BY_END) >= set(ENDS)
 
 
@@ -139,10 +137,9 @@ def test_slime_converts_random_episodes(world: SlimeWorld, branches: Branches, e
                 tree = grown(rng)
                 made = samples_of(
                     new_sample(4 * group + number, group),
-                    episode_of(tree, rng.choice(ENDS), rng.choice([0.0, 1.0])),
+                    episode_of(tree, rng.choice(ENDS), rng.choice([0.0, 1.0]), routed_experts=experts_of(tree)),
                     branches=branches,
                     decode=text_of,
-                    experts=experts_of(tree) if experts else None,
                     expert_shape=(LAYERS, TOP_K) if experts else None,
                 )
                 groups[-1].append(made if branches is Branches.ALL else made[0])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from strands_sglang.engine import RoutedExperts
-from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode, Failure
 from strands_sglang.runs.reward import Reward
@@ -150,7 +149,8 @@ def test_samples_of_an_episode_share_a_rollout_id(sample: Sample, expected: int 
 )
 def test_response_is_truncated_to_its_limit(limit: int | None, length: int, mask: list[int]) -> None:
     tree = tool_tree()
-    sample = one(episode_of(tree), response_limit=limit, experts=experts_of(tree), expert_shape=(LAYERS, TOP_K))
+    episode = episode_of(tree, routed_experts=experts_of(tree))
+    sample = one(episode, response_limit=limit, expert_shape=(LAYERS, TOP_K))
     assert sample.response_length == length and sample.loss_mask == mask
     assert len(sample.rollout_log_probs or ()) == length and len(sample.tokens) == 3 + length
     assert len(sample.response.split()) == length
@@ -194,16 +194,13 @@ def test_rewards() -> None:
     ids=["none", "not base64", "no rows", "empty"],
 )
 def test_sample_without_experts_is_not_trained(known: RoutedExperts | None) -> None:
-    sample = one(episode_of(tool_tree()), experts=lambda _: known, expert_shape=(LAYERS, TOP_K))
+    tree = tool_tree()
+    known_experts = {} if known is None else {turn.id: known for turn in tree}
+    sample = one(episode_of(tree, routed_experts=known_experts), expert_shape=(LAYERS, TOP_K))
     assert sample.rollout_routed_experts.shape == (9, LAYERS, TOP_K)
     assert sample.rollout_routed_experts[3, 1].tolist() == [0, 1]
     assert (sample.remove_sample, sample.reward, sample.loss_mask) == (True, 0.0, [0] * 7)
     assert sample.metadata[METADATA_KEY]["removed"] == "no_experts"
-
-
-def test_experts_need_their_shape() -> None:
-    with pytest.raises(ConfigurationError, match="expert_shape"):
-        filled(episode_of(tool_tree()), experts=lambda _: None)
 
 
 @pytest.mark.parametrize(("sampled", "tokens", "mask"), [([7], [0, 7], [0]), ([7, 8], [7, 8], [1])])

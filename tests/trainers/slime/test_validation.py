@@ -208,13 +208,16 @@ def samples_from(
 ) -> tuple[list[Sample], dict[int, int], int | None]:
     limit = rng.choice([None, None, 1, 3, 7])
     off_policy = {turn.id: rng.randrange(4) for turn in episode.tree if rng.random() < 0.2}
-    known = experts_of(episode.tree) if rng.random() < 0.9 else lambda _: None
+    episode.routed_experts = experts_of(episode.tree) if rng.random() < 0.9 else {}
     sample = Sample(index=number, group_index=number // 2, metadata={"n": number})
-    given: dict[str, Any] = (
-        {"experts": known, "expert_shape": (LAYERS, TOP_K)} if args.use_rollout_routing_replay else {}
-    )
     made = samples_of(
-        sample, episode, branches=branches, decode=text_of, response_limit=limit, off_policy=off_policy, **given
+        sample,
+        episode,
+        branches=branches,
+        decode=text_of,
+        response_limit=limit,
+        off_policy=off_policy,
+        expert_shape=(LAYERS, TOP_K) if args.use_rollout_routing_replay else None,
     )
     assert made[0] is sample
     return made, off_policy, limit

@@ -18,7 +18,8 @@ from strands_sglang.runs import EndReason, Limits, Task
 from strands_sglang.trainers.trl import TrlRollout, trl_rollout
 from strands_sglang.trainers.trl.batch import MaskReason
 from strands_sglang.trainers.trl.engine_thread import EngineThread
-from strands_sglang.trainers.trl.rollout import check_served_model, check_trainer, limits_within, sampling_of
+from strands_sglang.trainers.trl.rollout import check_served_model, check_trainer, sampling_of
+from strands_sglang.trainers.worker_pool import bound_limits
 from support.families import tokenizer
 from support.rollout.agent_kinds import plain
 from support.rollout.scripts import FAMILY, PromptEngine, Script, asked, assert_proved, steps
@@ -270,7 +271,7 @@ def test_parameter_given_twice_is_refused(name: str) -> None:
     ],
 )
 def test_smaller_limit_applies(limits: Limits, longest: int | None, response: int | None) -> None:
-    assert limits_within(limits, longest).max_response_tokens == response
+    assert bound_limits(limits, max_response_tokens=longest).max_response_tokens == response
 
 
 @pytest.mark.parametrize(

@@ -247,8 +247,7 @@ def test_lengths_are_limited_and_rows_are_prefixes() -> None:
     for seed in range(300):
         rng = random.Random(seed)
         tree = grown(rng)
-        episode, experts = episode_of(tree), experts_of(tree)
-        episode.routed_experts = {leaf.id: experts(leaf) for leaf in tree.branches()}
+        episode = episode_of(tree, routed_experts=experts_of(tree))
         for row in plain_rows(episode, pad_id=0, scored=True):
             prompt, response = rng.randint(1, 8), rng.randint(1, 8)
             made = fields(row, prompt, response, expert_shape=(LAYERS, TOP_K))

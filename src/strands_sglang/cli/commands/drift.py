@@ -32,7 +32,7 @@ def run(
     episode: tuple[str, ...],
     examples: int,
     processes: int,
-    model_options: dict[str, Any],
+    model_options: dict[str, Any] | None,
     as_json: bool,
 ) -> int:
     """Measure a run or a file; return the exit code."""
@@ -68,7 +68,9 @@ def run(
     return MEASURED
 
 
-def _tokenizer_and_options(source: str, tokenizer: str | None, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _tokenizer_and_options(
+    source: str, tokenizer: str | None, given: dict[str, Any] | None
+) -> tuple[str, dict[str, Any]]:
     """Return the tokenizer, and the arguments of `measure` that a run's settings or the user name."""
     from strands_sglang.cli._recorded_run import open_run, run_settings, tokenizer_of
     from strands_sglang.provider.config import template_arguments
@@ -105,9 +107,7 @@ command = cli.Command(
             "--model-options",
             "tool_parser, chat_template, chat_template_kwargs or enable_thinking (default: as in run.json)",
             cli.json_object,
-            default={},
             metavar="JSON",
-            show_default=False,
         ),
         cli.json_option(),
     ],

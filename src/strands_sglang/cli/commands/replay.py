@@ -31,7 +31,7 @@ def run(
     agent: str,
     tokenizer: str | None,
     episode: tuple[str, ...],
-    model_options: dict[str, Any],
+    model_options: dict[str, Any] | None,
     limits: dict[str, Any] | None,
     fast: bool,
     as_json: bool,
@@ -127,9 +127,7 @@ command = cli.Command(
             "--model-options",
             "model options, as for rollout() (default of each: the value in run.json, if it is plain data)",
             cli.json_object,
-            default={},
             metavar="JSON",
-            show_default=False,
         ),
         cli.option(
             "--limits", "limits, as for rollout() (default: those in run.json)", cli.json_object, metavar="JSON"

@@ -149,7 +149,7 @@ def _token_texts(tokenizer: str | None, run_file: dict[str, Any]) -> TokenTexts 
     from strands_sglang.viewer.token_text import TokenTexts
 
     try:
-        return TokenTexts.load(tokenizer_of(run_file, tokenizer))
+        return TokenTexts(tokenizer_of(run_file, tokenizer))
     except ConfigurationError as error:
         if tokenizer is not None:
             raise

@@ -86,7 +86,7 @@ def _check_templates(options: SimpleNamespace) -> Any:
     from strands_sglang.cli._recorded_run import open_run, run_settings
     from strands_sglang.runs.offline.template_check import check_templates
 
-    settings = run_settings(open_run(options.directory), None, {})
+    settings = run_settings(open_run(options.directory))
     return check_templates(
         options.directory, tokenizer=options.templates, episodes=options.episode or None, **settings.model_options
     )

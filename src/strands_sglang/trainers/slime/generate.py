@@ -17,10 +17,10 @@ import asyncio
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 from strands_sglang.engine import ScoringEngine, TokenEngine
 from strands_sglang.errors import ConfigurationError
@@ -50,14 +50,6 @@ from strands_sglang.trainers.worker_pool import EpisodeTeacher, log_failure
 logger = logging.getLogger(__name__)
 
 
-class Generate(Protocol):
-    """The function that slime calls for every sample. slime inspects the names of its parameters."""
-
-    def __call__(self, args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Awaitable[Any]:
-        """Run the episode of a sample."""
-        ...
-
-
 def slime_rollout(
     build: Callable[..., Any],
     *,
@@ -75,7 +67,7 @@ def slime_rollout(
     preflight: bool = True,
     teacher: ScoringEngine | str | None = None,
     **model_options: Any,
-) -> Generate:
+) -> Callable[..., Awaitable[Any]]:
     """Make the function that slime calls for every sample.
 
     Args:
@@ -120,6 +112,7 @@ def slime_rollout(
         **model_options,
     )
 
+    # slime inspects the names of its parameters.
     async def generate(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any:
         return await runner.run(args, sample, sampling_params, AbortFlag.of_slime(args), evaluation=evaluation)
 
@@ -168,6 +161,7 @@ class SampleRunner:
         check_args(args, self._branches, evaluation=evaluation)
         given = sample[0] if isinstance(sample, list) else sample
         host, spec, episode = self._host, None, None
+        reward_key, expert_shape = _reward_key(args, evaluation), _expert_shape(args, evaluation)
         form = KeptSetsForm.NONE if evaluation else KeptSetsForm.of(args, given)
         if not evaluation:
             warn_if_lost(form, sampling_params)
@@ -179,7 +173,8 @@ class SampleRunner:
             teacher = None if evaluation else self._teacher
             if teacher is not None:
                 await teacher.score(episode)
-            _log_missing_experts(args, episode, evaluation)
+            if expert_shape is not None:
+                _check_experts(episode)
             masked = self._mask_off_policy
             if masked is None:
                 masked = getattr(args, "mask_offpolicy_in_partial_rollout", False)
@@ -191,11 +186,11 @@ class SampleRunner:
                 decode=host.decode,
                 response_limit=None if spec.limits is None else spec.limits.max_response_tokens,
                 off_policy=episode.earlier if masked else None,
-                reward_key=_reward_key(args, evaluation),
+                expert_shape=expert_shape,
+                reward_key=reward_key,
                 images=None if evaluation else host.image_features(args),
                 kept_sets=form,
                 needs_teacher=teacher is not None,
-                **_experts(args, episode, evaluation),
             )
             # Images are decoded and resized, which takes long.
             samples = await asyncio.to_thread(fill) if episode.tree.has_images else fill()
@@ -204,8 +199,7 @@ class SampleRunner:
                 raise  # at the first sample: all others would fail in the same way
             logger.exception("sample=<%s> | sample could not be run", given.index)
             failed = _failed_episode(spec or EpisodeSpec(Task("", id="none"), 0), error)
-            options: dict[str, Any] = {"reward_key": _reward_key(args, evaluation), "kept_sets": form}
-            options |= _experts(args, failed, evaluation)
+            options: dict[str, Any] = {"expert_shape": expert_shape, "reward_key": reward_key, "kept_sets": form}
             samples = samples_of(given, failed, decode=lambda ids: "", **options)
         host.has_run = True
         if episode is not None and episode.record is not None:
@@ -218,17 +212,16 @@ def _reward_key(args: Any, evaluation: bool) -> str | None:
     return (getattr(args, "eval_reward_key", None) or key) if evaluation else key
 
 
-def _experts(args: Any, episode: Episode, evaluation: bool) -> dict[str, Any]:
+def _expert_shape(args: Any, evaluation: bool) -> tuple[int, int] | None:
+    """Return layers and experts per layer; None if samples need no routed experts."""
     if evaluation or not getattr(args, "use_rollout_routing_replay", False):
-        return {}
-    shape = (int(args.num_layers), int(args.moe_router_topk))
-    return {"experts": lambda leaf: episode.routed_experts.get(leaf.id), "expert_shape": shape}
+        return None
+    return int(args.num_layers), int(args.moe_router_topk)
 
 
-def _log_missing_experts(args: Any, episode: Episode, evaluation: bool) -> None:
+def _check_experts(episode: Episode) -> None:
     """Log an error, once per process, if the engine does not return routed experts: no sample could be trained."""
-    wanted = _experts(args, episode, evaluation)
-    if wanted and episode.tree and not episode.routed_experts and "experts" not in _logged:
+    if episode.tree and not episode.routed_experts and "experts" not in _logged:
         _logged.add("experts")
         logger.error(
             "episode=<%s> | engine returned no routed experts, so no sample is trained: start it with "
@@ -250,22 +243,7 @@ _TYPES_MODULE = "miles.rollout.base_types"
 _INPUT_FIELDS = ("args", "sample", "sampling_params", "state")
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateOutput:
-    """What Miles reads of a generate function's result, used if Miles' own `GenerateFnOutput` is not loaded."""
-
-    samples: Any
-
-
-class MilesGenerate(Protocol):
-    """The function that Miles calls for every sample. Miles inspects the name of its parameter."""
-
-    def __call__(self, input: Any) -> Awaitable[Any]:
-        """Run the episode of a sample."""
-        ...
-
-
-def miles_rollout(build: Callable[..., Any], **options: Any) -> MilesGenerate:
+def miles_rollout(build: Callable[..., Any], **options: Any) -> Callable[[Any], Awaitable[Any]]:
     """Make the function that Miles calls for every sample; the arguments are those of `slime_rollout`.
 
     Example:
@@ -273,6 +251,7 @@ def miles_rollout(build: Callable[..., Any], **options: Any) -> MilesGenerate:
     """
     runner = SampleRunner(build, session_field=SessionField.MILES, **options)
 
+    # Miles inspects the name of its parameter.
     async def generate(input: Any) -> Any:
         _check_input(input)
         samples = await runner.run(
@@ -282,7 +261,8 @@ def miles_rollout(build: Callable[..., Any], **options: Any) -> MilesGenerate:
             AbortFlag(input.state),
             evaluation=bool(getattr(input, "evaluation", False)),
         )
-        kind = getattr(sys.modules.get(_TYPES_MODULE), "GenerateFnOutput", GenerateOutput)
+        # Miles has loaded the module when it calls this function; nothing of Miles is imported here.
+        kind = getattr(sys.modules.get(_TYPES_MODULE), "GenerateFnOutput", SimpleNamespace)
         return kind(samples=samples)
 
     return generate

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.trainers.slime.types import SlimeStatus, flatten, reward_of
+from strands_sglang.trainers.slime.types import flatten, reward_of
+from strands_sglang.trainers.statuses import TrainerStatus
 
 _CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 _SCALED = ("grpo", "gspo", "cispo")
@@ -120,7 +121,8 @@ def _raw(sample: Any, at: int, args: Any) -> float:
 
 
 def _counts(sample: Any) -> bool:
-    return not sample.remove_sample and not SlimeStatus.ABORTED.of(sample)
+    aborted = TrainerStatus.ABORTED.slime_name
+    return not sample.remove_sample and getattr(sample.status, "name", None) != aborted
 
 
 def _groups(flat: Sequence[Any], args: Any) -> list[list[int]]:

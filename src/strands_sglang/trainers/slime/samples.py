@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from strands_sglang.engine import RoutedExperts
 from strands_sglang.errors import ConfigurationError, MalformedResponseError
 from strands_sglang.ledger.event import BeginData, data_of
 from strands_sglang.ledger.record import EpisodeRecord, PortableRecord
@@ -39,8 +38,9 @@ from strands_sglang.trainers.chat_tasks import chat_task
 from strands_sglang.trainers.images import ImageFeatures, images_within, pictures_of
 from strands_sglang.trainers.rows import Branches, Row, rows
 from strands_sglang.trainers.slime.kept_sets import KeptSetsForm, engine_sampling, write_kept_sets
-from strands_sglang.trainers.slime.types import S, SlimeSample, SlimeStatus, copy_sample
+from strands_sglang.trainers.slime.types import S, SlimeSample, copy_sample
 from strands_sglang.trainers.statuses import TrainerStatus, status_of
+from strands_sglang.trainers.worker_pool import bound_limits
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,6 @@ def samples_of(
     branches: Branches = Branches.MAIN,
     decode: Callable[[Sequence[int]], str],
     response_limit: int | None = None,
-    experts: Callable[[Turn], RoutedExperts | None] | None = None,
     expert_shape: tuple[int, int] | None = None,
     off_policy: Mapping[int, int] | None = None,
     reward_key: str | None = None,
@@ -98,8 +97,6 @@ def samples_of(
         branches: Whether further branches become samples of their own. Episodes that are not trained (aborted,
             failed, not scored) are always one sample.
         response_limit: Maximum number of response tokens; the rest is cut off. None means no maximum.
-        experts: Returns, for the last turn of a branch, the routed experts of every token except the last; None if
-            unknown.
         expert_shape: Layers and experts per layer. If given, every sample has routed experts. Where they are unknown,
             placeholders are used and the sample is kept out of the loss.
         off_policy: By turn id, the number of tokens at the start of the turn's sampled tokens that are not trained.
@@ -108,8 +105,6 @@ def samples_of(
         kept_sets: The form in which the trainer needs kept sets. If it needs them, a branch
             without them is kept out of the loss.
     """
-    if experts is not None and expert_shape is None:
-        raise ConfigurationError("expert_shape must be given with experts: slime needs (tokens - 1, layers, top k)")
     # A status for slime alone is set here: what follows decides by it what is trained.
     status = status_of(episode)
     removed = _removal_reason(status, episode)
@@ -127,7 +122,7 @@ def samples_of(
         target.rollout_id = rollout_id
         why, choices = removed, None
         if expert_shape is not None:
-            choices = _choices(one, experts, expert_shape)
+            choices = _choices(one, episode, expert_shape)
             if choices is None:
                 why, choices = why or RemovalReason.NO_EXPERTS, _placeholder_experts(len(one.tokens) - 1, expert_shape)
         target.rollout_routed_experts = choices
@@ -174,14 +169,13 @@ def _content(
     if sets is not None:
         logprobs = sets.logprobs.tolist()  # of the policy that sampled: over the kept sets
     scores = None if row.teacher is None else row.teacher.logprobs[:kept].tolist()
-    if first == 0:
+    if first == 0 and kept == 1:
+        tokens, mask[0] = [0, *tokens], 0
+    elif first == 0:
         # Nothing precedes the first sampled token: it cannot be trained, and becomes the prompt.
-        if kept == 1:
-            return _Content([0, *tokens], [0], logprobs, path, length - kept, sets, scores)
-        rest = None if sets is None else sets.part(1, kept)
-        return _Content(
-            tokens, mask.tolist()[1:], logprobs[1:], path, length - kept, rest, None if scores is None else scores[1:]
-        )
+        mask, logprobs = mask[1:], logprobs[1:]
+        sets = None if sets is None else sets.part(1, kept)
+        scores = None if scores is None else scores[1:]
     return _Content(tokens, mask.tolist(), logprobs, path, length - kept, sets, scores)
 
 
@@ -203,7 +197,7 @@ def _write(
     sample.weight_versions = [version for start, version in spans if version is not None and start < end]
     if content.cut and status is TrainerStatus.COMPLETED:
         status = TrainerStatus.LIMIT_REACHED
-    SlimeStatus[status.slime_name].set(sample)
+    sample.status = type(sample.status)[status.slime_name]
 
 
 def missing_images(path: Sequence[Turn], episode: Episode) -> bool:
@@ -228,21 +222,18 @@ def _reward(episode: Episode, why: RemovalReason | None, key: str | None) -> flo
     return value if key is None or value is None else {**episode.reward_detail.parts, key: value}
 
 
-def _choices(
-    content: _Content, experts: Callable[[Turn], RoutedExperts | None] | None, shape: tuple[int, int]
-) -> npt.NDArray[np.int32] | None:
-    if experts is None or not content.path:
+def _choices(content: _Content, episode: Episode, shape: tuple[int, int]) -> npt.NDArray[np.int32] | None:
+    known = episode.routed_experts.get(content.path[-1].id) if content.path else None
+    if known is None or known.start:
         return None
     try:
-        known = experts(content.path[-1])
-        decoded = None if known is None else known.decode(*shape)
+        decoded = known.decode(*shape)
     except MalformedResponseError as error:
         logger.warning("branch=<%d>, error=<%s> | routed experts do not fit the branch", content.path[-1].id, error)
         return None
     wanted = len(content.tokens) - 1
-    if decoded is None or known is None or known.start or len(decoded) < wanted:
-        return None
-    return np.array(decoded[:wanted])  # a copy, because torch does not accept read-only arrays
+    # A copy, because torch does not accept read-only arrays.
+    return np.array(decoded[:wanted]) if len(decoded) >= wanted else None
 
 
 def _placeholder_experts(count: int, shape: tuple[int, int]) -> npt.NDArray[np.int32]:
@@ -280,9 +271,7 @@ def _about(episode: Episode, content: _Content, siblings: int, why: RemovalReaso
         "tool_calls": episode.metrics.tool_calls,
         "branch": content.path[-1].id if content.path else None,
         "agent": next((turn.agent for turn in reversed(content.path) if turn.agent is not None), None),
-        "main": bool(content.path)
-        and (main := episode.tree.main_leaf()) is not None
-        and content.path[-1].id == main.id,
+        "main": bool(content.path) and main is not None and content.path[-1].id == main.id,
         "branches": siblings,
         "cut_tokens": content.cut,
         "removed": None if why is None else why.value,
@@ -383,13 +372,9 @@ class SlimeSpecs:
 
     def limits(self, args: Any, sampling: Mapping[str, Any], *, evaluation: bool) -> Limits:
         """Return the limits of an episode: its response over all turns, and its context."""
-        budget = sampling.get("max_new_tokens")
-        name = "eval_max_context_len" if evaluation else "rollout_max_context_len"
-        return replace(
-            self._limits,
-            max_response_tokens=_smallest(self._limits.max_response_tokens, budget),
-            max_context_tokens=_smallest(self._limits.max_context_tokens, getattr(args, name, None)),
-        )
+        response, name = sampling.get("max_new_tokens"), f"{'eval' if evaluation else 'rollout'}_max_context_len"
+        context = getattr(args, name, None)
+        return bound_limits(self._limits, max_response_tokens=response, max_context_tokens=context)
 
     def _new_task(self, sample: SlimeSample, evaluation: bool) -> tuple[Task, int]:
         # Every new episode has an id of its own: slime may run a sample again that failed or that it discarded.
@@ -439,7 +424,3 @@ def record_of(sample: SlimeSample) -> EpisodeRecord | None:
         return None
     portable = data if isinstance(data, PortableRecord) else PortableRecord.from_bytes(data)
     return portable.record
-
-
-def _smallest(*numbers: int | None) -> int | None:
-    return min((number for number in numbers if number), default=None)

@@ -1,4 +1,4 @@
-"""The fields of slime's `Sample` that are read or written here: `SlimeSample`, `SlimeStatus`.
+"""The fields of slime's `Sample` that are read or written here: `SlimeSample`.
 
 Invariant: slime is never imported. Any object with these fields works, such as the samples of slime's forks.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from enum import Enum
 from typing import Any, Protocol, TypeVar
 
 
@@ -46,6 +45,7 @@ class SlimeSample(Protocol):
     teacher_log_probs: list[float] | None
     """One entry per response token, from a teacher model; None if there is none."""
     status: Any
+    """A member of the sample's own enum; `TrainerStatus.slime_name` has the names that are set here."""
     session_id: str | None
     """Routing key for session affinity; None in evaluations."""
     label: Any
@@ -54,25 +54,6 @@ class SlimeSample(Protocol):
     """Seconds spent on anything but sampling."""
     spec_info: Any
     prefix_cache_info: Any
-
-
-class SlimeStatus(str, Enum):
-    """The members of slime's `Sample.Status`, by name. `TrainerStatus` has those an episode can end with."""
-
-    PENDING = "PENDING"
-    COMPLETED = "COMPLETED"
-    TRUNCATED = "TRUNCATED"
-    ABORTED = "ABORTED"
-    """slime ended the episode; the sample may come back to be continued."""
-    FAILED = "FAILED"
-
-    def set(self, sample: SlimeSample) -> None:
-        """Set the status of a sample, as a member of the sample's own enum."""
-        sample.status = type(sample.status)[self.name]
-
-    def of(self, sample: Any) -> bool:
-        """Return whether a sample has this status."""
-        return getattr(sample.status, "name", None) == self.name
 
 
 S = TypeVar("S", bound=SlimeSample)

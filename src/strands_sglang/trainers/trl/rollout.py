@@ -22,7 +22,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -38,7 +38,7 @@ from strands_sglang.trainers.trl.batch import METRICS, Completion, MaskReason, b
 from strands_sglang.trainers.trl.engine_thread import EngineThread
 from strands_sglang.trainers.trl.tasks import Plan, TaskFinder
 from strands_sglang.trainers.trl.weight_sync import SyncKind, WeightSync, WeightUpdater, sharded_by
-from strands_sglang.trainers.worker_pool import pad_id_of
+from strands_sglang.trainers.worker_pool import bound_limits, pad_id_of
 
 _HUB_PATH = re.compile(r"models--(?:.+--)?(?P<name>[^/]+)/snapshots/[^/]+$")
 _SAVED = re.compile(r"^weights-")  # saved by an earlier training
@@ -82,13 +82,6 @@ def sampling_of(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and value not in neutral:
             sampling[name] = value
     return sampling
-
-
-def limits_within(limits: Limits, longest: int | None) -> Limits:
-    """Return limits within which all turns and tool results together have at most `longest` tokens."""
-    if longest is None:
-        return limits
-    return replace(limits, max_response_tokens=min(longest, limits.max_response_tokens or longest))
 
 
 def check_served_model(engine: EngineThread, trainer: Any) -> None:
@@ -204,7 +197,7 @@ class TrlRollout:
                 plan.tasks,
                 samples_per_task=plan.samples,
                 client=self.engine.client,
-                limits=limits_within(self._limits, longest),
+                limits=bound_limits(self._limits, max_response_tokens=longest),
                 **{
                     # After a first successful step, failures of a later step do not end the training.
                     **({} if self.last is None else {"options": RunOptions(stop_if_first_fail=None)}),

@@ -92,35 +92,27 @@ class TaskFinder:
 class _Rows:
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset  # kept, so that its id() is not reused
-        self._places: dict[bytes, int] = {}
+        self._places: dict[bytes, list[int]] = {}
         self._made: dict[bytes, Task] = {}
-        self._twice: set[bytes] = set()
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             return
         column = getattr(dataset, "column_names", None)
         prompts = dataset["prompt"] if column else (row["prompt"] for row in dataset)
         for place, prompt in enumerate(prompts):
-            if self._places.setdefault(_key(prompt), place) != place:
-                self._twice.add(_key(prompt))
+            self._places.setdefault(_key(prompt), []).append(place)
 
     def task(self, key: bytes) -> Task | None:
         if key not in self._places:
             return None
         if key not in self._made:
-            task = _task_of(self._dataset[self._places[key]])
-            if key in self._twice:
-                self._check_duplicates(key, task)
-            self._made[key] = task
-        return self._made[key]
-
-    def _check_duplicates(self, key: bytes, task: Task) -> None:
-        """TRL does not report which row it passes, so rows with this prompt must not differ."""
-        for row in self._dataset:
-            if _key(row["prompt"]) == key and _task_of(row) != task:
+            task, *others = (_task_of(self._dataset[place]) for place in self._places[key])
+            if any(other != task for other in others):  # TRL does not report which row it passes
                 raise ConfigurationError(
                     f"rows with the same prompt must be equal, got two different rows with {task.prompt!r:.80}: TRL "
                     f"passes only the prompt. Make the prompts different, or {_HINT}"
                 )
+            self._made[key] = task
+        return self._made[key]
 
 
 def _key(prompt: Any) -> bytes:
