@@ -17,7 +17,6 @@ from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.runs.offline.replay import NoEngine
 from strands_sglang.runs.recording import replay_log as replay_log_module
-from strands_sglang.runs.recording.event_log import RecordingMode
 from strands_sglang.runs.recording.recorder import EpisodeRecorder, within
 from strands_sglang.runs.recording.replay_log import RecordEndedError, ReplayLog
 from strands_sglang.tokens import Join, TokenTree, Turn, VersionSpan
@@ -232,7 +231,7 @@ async def test_errors_are_written_and_repeated() -> None:
 
 async def test_replay_calls_no_engine() -> None:
     before = await recorded_turns([1], [2])
-    recorder = EpisodeRecorder(NoEngine(), "t/0", replay_log=before.replay_log(), mode=RecordingMode.REPLAY)
+    recorder = EpisodeRecorder(NoEngine(), "t/0", replay_log=before.replay_log(), replays=True)
     tree = TokenTree("t/0")
     for prompt in ([1], [2]):
         await make_turn(recorder, tree, prompt)
@@ -240,7 +239,7 @@ async def test_replay_calls_no_engine() -> None:
         await make_turn(recorder, tree, [3])
     assert recorder.diverged is None and recorder.replays
 
-    recorder = EpisodeRecorder(NoEngine(), "t/0", replay_log=before.replay_log(), mode=RecordingMode.REPLAY)
+    recorder = EpisodeRecorder(NoEngine(), "t/0", replay_log=before.replay_log(), replays=True)
     await make_turn(recorder, TokenTree("t/0"), [1])
     with pytest.raises(DivergedError, match="at event 2"):
         await make_turn(recorder, TokenTree("t/0"), [3])

@@ -31,7 +31,6 @@ from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.agent_runner import EpisodeRun, quiet_logs
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.limits import Limits
-from strands_sglang.runs.recording.event_log import RecordingMode
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from strands_sglang.runs.recording.replay_log import ReplayLog
 from strands_sglang.runs.resume import task_of
@@ -276,7 +275,7 @@ async def replay(
                 run_spec.client,
                 record.id,
                 replay_log=replay_log,
-                mode=RecordingMode.REPLAY,
+                replays=True,
                 loop_throttle=loop_throttle,
             )
             episode_run = EpisodeRun(record.id, task_of(record), recorder)
