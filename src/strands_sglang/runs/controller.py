@@ -19,7 +19,7 @@ from strands_sglang.ledger.seal import seal
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.groups import GroupCollector
 from strands_sglang.runs.monitoring.progress import Reporter
-from strands_sglang.runs.monitoring.telemetry import run_span
+from strands_sglang.runs.monitoring.telemetry import carrier_of, run_ended, run_span
 from strands_sglang.runs.resume import PreviousRun
 from strands_sglang.runs.scheduler import Scheduler, Worker
 from strands_sglang.runs.stop_criteria import FirstFailures
@@ -63,44 +63,43 @@ class RunController:
         self, tasks: Iterable[Any], samples: int, concurrency: int, workers: int, prefix_warmup: float | None
     ) -> None:
         """Run the episodes of all tasks; see `rollout` for the arguments."""
-        total = self.reporter.totals.total
-        with run_span(self.run_spec.run, samples_per_task=samples, total=total) as span:
-            self.run_spec = replace(self.run_spec, trace=span.carrier)
-            await self._run_all(tasks, samples, concurrency, workers, prefix_warmup)
-            span.ended(self.reporter.totals.snapshot())
+        totals = self.reporter.totals
+        with run_span(self.run_spec.run, samples_per_task=samples, total=totals.total) as span:
+            self.run_spec = replace(self.run_spec, trace=carrier_of(span))
+            worker = self._worker(workers, concurrency)
+            try:
+                self._open_run(worker.fingerprint, samples)
+                schedule = Scheduler(
+                    worker,
+                    self._groups(tasks, samples),
+                    concurrency=concurrency,
+                    prefix_warmup=prefix_warmup,
+                    on_begin=lambda spec: totals.began(spec.id),
+                    on_turn=lambda counts: totals.turn(*counts),
+                    on_end=self._ended,
+                )
+                self.collector.on_complete = lambda task: schedule.stop_task(task.id)
+                await schedule.run()
+            finally:
+                await worker.close()
+            await self._close_run()
+            run_ended(span, totals.snapshot())
 
-    async def _run_all(
-        self, tasks: Iterable[Any], samples: int, concurrency: int, workers: int, prefix_warmup: float | None
-    ) -> None:
-        worker = self._worker(workers, concurrency)
-        try:
-            self._open_run(worker.fingerprint, samples)
-            schedule = Scheduler(
-                worker,
-                self._groups(tasks, samples),
-                concurrency=concurrency,
-                prefix_warmup=prefix_warmup,
-                on_begin=lambda spec: self.reporter.totals.began(spec.id),
-                on_turn=self.reporter.turn,
-                on_end=self._ended,
-            )
-            self.collector.on_complete = lambda task: schedule.stop_task(task.id)
-            await schedule.run()
-        finally:
-            await worker.close()
+    async def _close_run(self) -> None:
+        """Log what the run has shown, and seal its ledger."""
         self._first_failures.log_if_all_failed()
-        totals = self.reporter.totals.snapshot()
+        totals, directory = self.reporter.totals.snapshot(), self.run_spec.directory
         if self._scored:
             logger.info("episodes=<%d> | recorded episodes without a score were scored without sampling", self._scored)
         elif totals.restored and totals.restored == totals.done:
             logger.warning(
                 "directory=<%s>, episodes=<%d> | all episodes were read from the directory and none was run; use a new "
                 "directory for a new run",
-                self.run_spec.directory,
+                directory,
                 totals.done,
             )
-        if self.run_spec.directory is not None:
-            await asyncio.get_running_loop().run_in_executor(None, seal, self.run_spec.directory)
+        if directory is not None:
+            await asyncio.get_running_loop().run_in_executor(None, seal, directory)
 
     def _worker(self, workers: int, concurrency: int) -> Worker:
         if workers == 0:
@@ -115,30 +114,22 @@ class RunController:
         """Write run.json for a new run, or check that the recorded run can be resumed; no-op without a ledger."""
         if self._previous_run is not None:
             self._previous_run.check(fingerprint)
-            ended, unfinished = len(self._previous_run.finished), len(self._previous_run.unfinished)
             logger.info(
                 "run=<%s>, ended=<%d>, unfinished=<%d> | resuming a recorded run",
                 self.run_spec.run,
-                ended,
-                unfinished,
+                len(self._previous_run.finished),
+                len(self._previous_run.unfinished),
             )
             if self._previous_run.run.get("settings") != (settings := self.run_spec.settings()):
                 logger.warning(
                     "settings=<%s> | settings differ from those the run started with (see run.json)", settings
                 )
         elif self.run_spec.directory is not None:
-            base: dict[str, Any] = {"run": self.run_spec.run, "created": time.time(), "package": __version__}
+            about: dict[str, Any] = {"run": self.run_spec.run, "created": time.time(), "package": __version__}
             if (name := self.run_spec.tokenizer_name()) is not None:
-                base["tokenizer"] = name
-            write_run(
-                self.run_spec.directory,
-                {
-                    **base,
-                    "samples_per_task": samples,
-                    "fingerprint": fingerprint,
-                    "settings": self.run_spec.settings(),
-                },
-            )
+                about["tokenizer"] = name
+            about |= {"samples_per_task": samples, "fingerprint": fingerprint, "settings": self.run_spec.settings()}
+            write_run(self.run_spec.directory, about)
 
     def _groups(self, tasks: Iterable[Any], samples: int) -> Iterator[list[EpisodeSpec]]:
         needed = self.collector.stop_criteria.needed(samples)

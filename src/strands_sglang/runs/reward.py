@@ -112,18 +112,22 @@ def describe_error(error: BaseException, function: RewardFunction | None = None)
 
     `function` raised it: the innermost line in its file is named, else the innermost of all; None: no line is named.
     """
-    try:
-        message = str(error)
-    except Exception:
-        message = "<unprintable exception>"
     frames = traceback.extract_tb(error.__traceback__)
     home = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     ours = [frame for frame in frames if home is not None and frame.filename == home.co_filename]
-    text = f"{type(error).__name__}: {message}"[:_MAX_CHARACTERS]
+    text = f"{type(error).__name__}: {message_of(error)}"[:_MAX_CHARACTERS]
     if function is None or not frames:
         return text
     place = (ours or frames)[-1]
     return f"{text} ({os.path.basename(place.filename)}:{place.lineno})"
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an error, whose class may be the user's."""
+    try:
+        return str(error)
+    except Exception:
+        return "<unprintable exception>"
 
 
 def _is_number(value: Any) -> bool:
