@@ -39,13 +39,13 @@ class RunController:
     def __init__(
         self,
         run_spec: RunSpec,
-        previous_run: PreviousRun | None,
+        previous_run: PreviousRun,
         collector: GroupCollector,
         on_episode: Callable[[Episode], Any] | None,
         stop_if_first_fail: int | None = None,
     ) -> None:
-        """Prepare the run; nothing is started. None: there was no previous run, no callback, no early stop."""
-        self.run_spec = run_spec if previous_run is None else replace(run_spec, run=previous_run.run["run"])
+        """Prepare the run; nothing is started. None: no callback, no early stop."""
+        self.run_spec = replace(run_spec, run=previous_run.run.get("run", run_spec.run))
         """A resumed run keeps its run id."""
         self.collector = collector
         self._previous_run, self._on_episode = previous_run, on_episode
@@ -54,7 +54,7 @@ class RunController:
 
     def may_sample(self, tasks: Iterable[Any], samples: int) -> bool:
         """Return whether the run may call the engine; True if `tasks` is not a list, because that is not read here."""
-        if self._previous_run is None or not isinstance(tasks, list):
+        if not isinstance(tasks, list):
             return True
         needed = self.collector.stop_criteria.needed(samples)
         return any(self._previous_run.open(task, samples, needed) for task in tasks)
@@ -112,7 +112,7 @@ class RunController:
 
     def _open_run(self, fingerprint: dict[str, str], samples: int) -> None:
         """Write run.json for a new run, or check that the recorded run can be resumed; no-op without a ledger."""
-        if self._previous_run is not None:
+        if self._previous_run.run:
             self._previous_run.check(fingerprint)
             logger.info(
                 "run=<%s>, ended=<%d>, unfinished=<%d> | resuming a recorded run",
@@ -134,18 +134,15 @@ class RunController:
     def _groups(self, tasks: Iterable[Any], samples: int) -> Iterator[list[EpisodeSpec]]:
         needed = self.collector.stop_criteria.needed(samples)
         numbered: Iterable[tuple[int, Task]] = enumerate(map(Task.of, tasks))
-        if (previous := self._previous_run) is not None and isinstance(tasks, list):
+        if self._previous_run.run and isinstance(tasks, list):
             # Groups that the previous run completed come first, so that a run that had enough groups has enough again.
-            numbered = sorted(numbered, key=lambda one: previous.complete_at(one[1], samples, needed))
+            numbered = sorted(numbered, key=lambda one: self._previous_run.complete_at(one[1], samples, needed))
         for number, task in numbered:
             check_unique(task, self.collector.by_task)
             self.collector.expect(task, samples, number)
-            if self._previous_run is None:
-                yield [EpisodeSpec(task.copy(), sample) for sample in range(samples)]
-            else:
-                specs = self._previous_run.specs(task, samples, needed, scored=self.run_spec.reward is not None)
-                self._scored += sum(spec.unscored for spec in specs)
-                yield specs
+            specs = self._previous_run.specs(task, samples, needed, scored=self.run_spec.reward is not None)
+            self._scored += sum(spec.unscored for spec in specs)
+            yield specs
 
     async def _ended(self, episode: Episode, restored: bool) -> bool:
         totals, collector = self.reporter.totals, self.collector

@@ -14,7 +14,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Any, cast
 
 from strands_sglang._json import dump_text
 from strands_sglang._terminal import counted
@@ -25,6 +26,7 @@ from strands_sglang.ledger.event import (
     BeginData,
     EndData,
     EventKind,
+    FailureData,
     RewardData,
     RollbackCause,
     RollbackData,
@@ -40,7 +42,7 @@ from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from strands_sglang.runs.resume import messages_data, restored
-from strands_sglang.runs.reward import Reward, RewardFunction, describe_error, own_turns
+from strands_sglang.runs.reward import Reward, describe_error, own_turns
 from strands_sglang.runs.workers.process_tuning import ToolThreads
 from strands_sglang.runs.workers.spec import EpisodeSpec
 from strands_sglang.tokens import TokenTree
@@ -51,7 +53,7 @@ _GRACE = 1.0  # seconds that an async function has to finish after it is cancell
 class RewardRunner:
     """Scores episodes with one reward function. It belongs to the event loop that uses it first."""
 
-    def __init__(self, function: RewardFunction, *, timeout: float | None = None, threads: int = 16) -> None:
+    def __init__(self, function: Callable[..., Any], *, timeout: float | None = None, threads: int = 16) -> None:
         """Validate the signature of the function; ConfigurationError unless it takes one or two arguments.
 
         Args:
@@ -120,7 +122,7 @@ class RewardRunner:
                 await asyncio.wait({task}, timeout=_GRACE)
 
 
-def _takes_task(function: RewardFunction) -> bool:
+def _takes_task(function: Callable[..., Any]) -> bool:
     if not callable(function):
         raise ConfigurationError(f"reward must be a function of the episode, got {function!r:.200}")
     try:
@@ -264,15 +266,12 @@ class EpisodeFinalizer:
         branches, text = list[dict[str, Any]](), "[]"
         if episode.source is episode_run.tokens.tree:
             branches, text = _conversations(episode_run, put)
-        failure = episode.failure
         if episode.reward_detail != Reward():
             recorder.write(EventKind.REWARD, episode.reward_detail.to_dict())
         end: EndData = {
             "end_reason": episode.end_reason.value,
             "time": episode.time,
-            "failure": None
-            if failure is None
-            else {"kind": failure.kind, "message": failure.message, "where": failure.where},
+            "failure": None if episode.failure is None else cast(FailureData, asdict(episode.failure)),
             "metrics": episode.metrics.to_dict(),
             "text": episode.text,
             "conversations": text,

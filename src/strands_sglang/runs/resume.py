@@ -99,9 +99,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PreviousRun:
-    """The recorded episodes of a run."""
+    """The recorded episodes of a run; empty if it is a new one."""
 
     run: dict[str, Any]
+    """The content of run.json; empty: there is none."""
     finished: dict[str, Episode] = field(default_factory=dict)
     """Episodes whose end is recorded, by id."""
     unfinished: dict[str, EpisodeRecord] = field(default_factory=dict)
@@ -164,11 +165,11 @@ def _check_task(spec: EpisodeSpec, recorded: Task) -> None:
     )
 
 
-def read_previous_run(directory: Path) -> PreviousRun | None:
-    """Return the recorded episodes of a run directory; None if there is no run in it."""
+def read_previous_run(directory: Path) -> PreviousRun:
+    """Return the recorded episodes of a run directory; without episodes if there is no run in it."""
     run = read_run(directory)
     if run is None:
-        return None
+        return PreviousRun({})
     previous = PreviousRun(run)
     for record in Ledger(directory).episodes():
         for problem in record.problems:

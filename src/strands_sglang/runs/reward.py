@@ -11,13 +11,10 @@ import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from strands_sglang.ledger.event import RewardData
 from strands_sglang.tokens import TokenTree, Turn, TurnPurpose
-
-RewardFunction: TypeAlias = Callable[..., Any]
-"""A function of an `Episode`, or of a `Task` and an `Episode`; plain or async; returns what `Reward.of` accepts."""
 
 _MAX_CHARACTERS = 500
 
@@ -107,7 +104,7 @@ def own_turns(tree: TokenTree) -> list[Turn]:
     return turns
 
 
-def describe_error(error: BaseException, function: RewardFunction | None = None) -> str:
+def describe_error(error: BaseException, function: Callable[..., Any] | None = None) -> str:
     """Return an error in one line: its class, its message, and a file and line.
 
     `function` raised it: the innermost line in its file is named, else the innermost of all; None: no line is named.

@@ -36,7 +36,7 @@ from strands_sglang.runs.monitoring.progress import Progress, Reporter, display_
 from strands_sglang.runs.monitoring.trackers import TrackedRun, Tracker, Tracking, tracker_for
 from strands_sglang.runs.preflight import preflight_run
 from strands_sglang.runs.recording.event_data import ToolArguments
-from strands_sglang.runs.resume import directory_lock, read_previous_run
+from strands_sglang.runs.resume import PreviousRun, directory_lock, read_previous_run
 from strands_sglang.runs.stop_criteria import StopCriteria
 from strands_sglang.runs.task import Task, check_unique
 from strands_sglang.runs.workers.process_tuning import check_open_files, infrequent_gc, threads_for, tool_threads
@@ -265,7 +265,7 @@ async def rollout(
             stack.enter_context(tool_threads(threads_for(concurrency)))
             if workers == 0:  # otherwise the episodes run in other processes
                 stack.enter_context(infrequent_gc())
-        previous_run = None
+        previous_run = PreviousRun({})
         if path is not None:
             stack.enter_context(directory_lock(path))
             try:

@@ -14,7 +14,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -144,10 +144,8 @@ class EpisodeRecorder(EventLog):
         """Measure a tool call in this `with` block, without the time in which the engine fails inside it."""
         clock = self._tool_clocks[call_id] = EpisodeClock()
         try:
-            if asyncio.get_running_loop() is self._loop:
-                with self._engine_monitor.watching(clock):
-                    yield clock
-            else:
+            here = asyncio.get_running_loop() is self._loop
+            with self._engine_monitor.watching(clock) if here else nullcontext():
                 yield clock
         finally:
             self._tool_clocks.pop(call_id, None)

@@ -107,10 +107,8 @@ class ToolRecorder:
         if recorded is None or recorder.diverged is not None:
             self._write(call, name, arguments, outcome, last, seconds)
         elif recorded.data["result"] is not None:
-            outcome, last = (
-                ToolOutcome(recorded.data["outcome"]),
-                result_of(recorded, call_id, recorder.replay_log.files),
-            )
+            outcome = ToolOutcome(recorded.data["outcome"])
+            last = result_of(recorded, call_id, recorder.replay_log.files)
         yield self._count(outcome.value, last)
 
     async def _run_limited(
