@@ -28,7 +28,7 @@ from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.provider import commit
 from strands_sglang.provider.stream_events import blocks_of
 from strands_sglang.runs import EndReason, Limits, Task
-from strands_sglang.runs.resume import directory_lock, read_previous_run
+from strands_sglang.runs.resume import PreviousRun, directory_lock, read_previous_run
 from support.rollout.agent_kinds import KINDS, Kind, build, other_prompt, other_result, other_tools, plain
 from support.rollout.scripts import (
     RAN,
@@ -246,8 +246,8 @@ async def test_resume_with_another_template_or_task_raises(tmp_path: Path) -> No
     # Neither changed anything.
     assert_proved(tmp_path)
     previous = read_previous_run(tmp_path)
-    assert previous is not None and list(previous.finished) == ["t/0"] and not previous.unfinished
-    assert read_previous_run(tmp_path / "nothing") is None
+    assert list(previous.finished) == ["t/0"] and not previous.unfinished
+    assert read_previous_run(tmp_path / "nothing") == PreviousRun({})
 
 
 async def test_crash_between_reward_and_end(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_failure_line() -> None:
 def test_group_is_complete_with_its_samples(samples: int | None, per_task: int, done: int) -> None:
     criteria = StopCriteria(samples=samples)
     assert 1 <= criteria.needed(per_task) <= per_task
-    assert criteria.complete(done, per_task) == (done >= min(samples or per_task, per_task))
+    assert (done >= criteria.needed(per_task)) == (done >= min(samples or per_task, per_task))
 
 
 @given(MAYBE, st.integers(0, 40))
@@ -113,7 +113,7 @@ def test_enough_groups(groups: int | None, kept: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, "4"])
-def test_stop_criteria_must_be_positive_ints(bad: Any) -> None:
-    for name in ("groups", "samples"):
-        with pytest.raises(ConfigurationError, match=f"StopCriteria.{name} must be"):
-            StopCriteria(**{name: bad})
+async def test_stop_criteria_must_be_positive_ints(bad: Any) -> None:
+    for name in ("stop_after_groups", "min_samples_per_task"):
+        with pytest.raises(ConfigurationError, match=f"{name} must be"):
+            await run(misspelt, ["q"], PromptEngine(steps(1)), samples_per_task=2, **{name: bad})

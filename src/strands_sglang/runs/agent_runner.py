@@ -44,6 +44,7 @@ from strands_sglang.runs.limits import Limits, MultiAgentLimits
 from strands_sglang.runs.recording.recorder import EpisodeRecorder, within
 from strands_sglang.runs.recording.replay_log import RecordEndedError
 from strands_sglang.runs.recording.tool_recorder import ToolRecorder, current_tool_recorder, record_tools
+from strands_sglang.runs.reward import message_of
 from strands_sglang.runs.task import Task
 from strands_sglang.tokens import TokenTree
 from strands_sglang.tool_limits import STATE_KEY, ToolLimiter
@@ -97,11 +98,7 @@ def outcome_of(error: BaseException, limits: Limits, episode: EpisodeTokens) -> 
 def failure_of(error: BaseException) -> Failure:
     """Return an error as data."""
     lines = traceback.format_exception(type(error), error, error.__traceback__)
-    try:
-        message = str(error)
-    except Exception:
-        message = "<unprintable exception>"
-    return Failure(type(error).__name__, message, "".join(lines)[-4000:])
+    return Failure(type(error).__name__, message_of(error), "".join(lines)[-4000:])
 
 
 _END_REASONS: dict[type[BaseException], EndReason] = {
@@ -121,12 +118,9 @@ def _truncation_reason(limits: Limits, episode: EpisodeTokens) -> EndReason:
     first_prompt = episode.tree.path(last)[0].sampled_start
     if limits.max_response_tokens is not None and last.end - first_prompt >= limits.max_response_tokens:
         return EndReason.TOKEN_LIMIT
-    if limits.max_new_tokens is None or len(last.sampled) < limits.max_new_tokens:
-        return (
-            EndReason.CONTEXT_LENGTH
-            if limits.max_context_tokens is not None and last.end >= limits.max_context_tokens
-            else EndReason.TURN_TRUNCATED
-        )
+    below_limit = limits.max_new_tokens is None or len(last.sampled) < limits.max_new_tokens
+    if below_limit and limits.max_context_tokens is not None and last.end >= limits.max_context_tokens:
+        return EndReason.CONTEXT_LENGTH
     return EndReason.TURN_TRUNCATED
 
 

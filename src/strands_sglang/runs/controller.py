@@ -19,7 +19,7 @@ from strands_sglang.ledger.seal import seal
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.groups import GroupCollector
 from strands_sglang.runs.monitoring.progress import Reporter
-from strands_sglang.runs.monitoring.telemetry import run_span
+from strands_sglang.runs.monitoring.telemetry import carrier_of, run_ended, run_span
 from strands_sglang.runs.resume import PreviousRun
 from strands_sglang.runs.scheduler import Scheduler, Worker
 from strands_sglang.runs.stop_criteria import FirstFailures
@@ -39,13 +39,13 @@ class RunController:
     def __init__(
         self,
         run_spec: RunSpec,
-        previous_run: PreviousRun | None,
+        previous_run: PreviousRun,
         collector: GroupCollector,
         on_episode: Callable[[Episode], Any] | None,
         stop_if_first_fail: int | None = None,
     ) -> None:
-        """Prepare the run; nothing is started. None: there was no previous run, no callback, no early stop."""
-        self.run_spec = run_spec if previous_run is None else replace(run_spec, run=previous_run.run["run"])
+        """Prepare the run; nothing is started. None: no callback, no early stop."""
+        self.run_spec = replace(run_spec, run=previous_run.run.get("run", run_spec.run))
         """A resumed run keeps its run id."""
         self.collector = collector
         self._previous_run, self._on_episode = previous_run, on_episode
@@ -54,7 +54,7 @@ class RunController:
 
     def may_sample(self, tasks: Iterable[Any], samples: int) -> bool:
         """Return whether the run may call the engine; True if `tasks` is not a list, because that is not read here."""
-        if self._previous_run is None or not isinstance(tasks, list):
+        if not isinstance(tasks, list):
             return True
         needed = self.collector.stop_criteria.needed(samples)
         return any(self._previous_run.open(task, samples, needed) for task in tasks)
@@ -63,44 +63,43 @@ class RunController:
         self, tasks: Iterable[Any], samples: int, concurrency: int, workers: int, prefix_warmup: float | None
     ) -> None:
         """Run the episodes of all tasks; see `rollout` for the arguments."""
-        total = self.reporter.totals.total
-        with run_span(self.run_spec.run, samples_per_task=samples, total=total) as span:
-            self.run_spec = replace(self.run_spec, trace=span.carrier)
-            await self._run_all(tasks, samples, concurrency, workers, prefix_warmup)
-            span.ended(self.reporter.totals.snapshot())
+        totals = self.reporter.totals
+        with run_span(self.run_spec.run, samples_per_task=samples, total=totals.total) as span:
+            self.run_spec = replace(self.run_spec, trace=carrier_of(span))
+            worker = self._worker(workers, concurrency)
+            try:
+                self._open_run(worker.fingerprint, samples)
+                schedule = Scheduler(
+                    worker,
+                    self._groups(tasks, samples),
+                    concurrency=concurrency,
+                    prefix_warmup=prefix_warmup,
+                    on_begin=lambda spec: totals.began(spec.id),
+                    on_turn=lambda counts: totals.turn(*counts),
+                    on_end=self._ended,
+                )
+                self.collector.on_complete = lambda task: schedule.stop_task(task.id)
+                await schedule.run()
+            finally:
+                await worker.close()
+            await self._close_run()
+            run_ended(span, totals.snapshot())
 
-    async def _run_all(
-        self, tasks: Iterable[Any], samples: int, concurrency: int, workers: int, prefix_warmup: float | None
-    ) -> None:
-        worker = self._worker(workers, concurrency)
-        try:
-            self._open_run(worker.fingerprint, samples)
-            schedule = Scheduler(
-                worker,
-                self._groups(tasks, samples),
-                concurrency=concurrency,
-                prefix_warmup=prefix_warmup,
-                on_begin=lambda spec: self.reporter.totals.began(spec.id),
-                on_turn=self.reporter.turn,
-                on_end=self._ended,
-            )
-            self.collector.on_complete = lambda task: schedule.stop_task(task.id)
-            await schedule.run()
-        finally:
-            await worker.close()
+    async def _close_run(self) -> None:
+        """Log what the run has shown, and seal its ledger."""
         self._first_failures.log_if_all_failed()
-        totals = self.reporter.totals.snapshot()
+        totals, directory = self.reporter.totals.snapshot(), self.run_spec.directory
         if self._scored:
             logger.info("episodes=<%d> | recorded episodes without a score were scored without sampling", self._scored)
         elif totals.restored and totals.restored == totals.done:
             logger.warning(
                 "directory=<%s>, episodes=<%d> | all episodes were read from the directory and none was run; use a new "
                 "directory for a new run",
-                self.run_spec.directory,
+                directory,
                 totals.done,
             )
-        if self.run_spec.directory is not None:
-            await asyncio.get_running_loop().run_in_executor(None, seal, self.run_spec.directory)
+        if directory is not None:
+            await asyncio.get_running_loop().run_in_executor(None, seal, directory)
 
     def _worker(self, workers: int, concurrency: int) -> Worker:
         if workers == 0:
@@ -113,48 +112,37 @@ class RunController:
 
     def _open_run(self, fingerprint: dict[str, str], samples: int) -> None:
         """Write run.json for a new run, or check that the recorded run can be resumed; no-op without a ledger."""
-        if self._previous_run is not None:
+        if self._previous_run.run:
             self._previous_run.check(fingerprint)
-            ended, unfinished = len(self._previous_run.finished), len(self._previous_run.unfinished)
             logger.info(
                 "run=<%s>, ended=<%d>, unfinished=<%d> | resuming a recorded run",
                 self.run_spec.run,
-                ended,
-                unfinished,
+                len(self._previous_run.finished),
+                len(self._previous_run.unfinished),
             )
             if self._previous_run.run.get("settings") != (settings := self.run_spec.settings()):
                 logger.warning(
                     "settings=<%s> | settings differ from those the run started with (see run.json)", settings
                 )
         elif self.run_spec.directory is not None:
-            base: dict[str, Any] = {"run": self.run_spec.run, "created": time.time(), "package": __version__}
+            about: dict[str, Any] = {"run": self.run_spec.run, "created": time.time(), "package": __version__}
             if (name := self.run_spec.tokenizer_name()) is not None:
-                base["tokenizer"] = name
-            write_run(
-                self.run_spec.directory,
-                {
-                    **base,
-                    "samples_per_task": samples,
-                    "fingerprint": fingerprint,
-                    "settings": self.run_spec.settings(),
-                },
-            )
+                about["tokenizer"] = name
+            about |= {"samples_per_task": samples, "fingerprint": fingerprint, "settings": self.run_spec.settings()}
+            write_run(self.run_spec.directory, about)
 
     def _groups(self, tasks: Iterable[Any], samples: int) -> Iterator[list[EpisodeSpec]]:
         needed = self.collector.stop_criteria.needed(samples)
         numbered: Iterable[tuple[int, Task]] = enumerate(map(Task.of, tasks))
-        if (previous := self._previous_run) is not None and isinstance(tasks, list):
+        if self._previous_run.run and isinstance(tasks, list):
             # Groups that the previous run completed come first, so that a run that had enough groups has enough again.
-            numbered = sorted(numbered, key=lambda one: previous.complete_at(one[1], samples, needed))
+            numbered = sorted(numbered, key=lambda one: self._previous_run.complete_at(one[1], samples, needed))
         for number, task in numbered:
             check_unique(task, self.collector.by_task)
             self.collector.expect(task, samples, number)
-            if self._previous_run is None:
-                yield [EpisodeSpec(task.copy(), sample) for sample in range(samples)]
-            else:
-                specs = self._previous_run.specs(task, samples, needed, scored=self.run_spec.reward is not None)
-                self._scored += sum(spec.unscored for spec in specs)
-                yield specs
+            specs = self._previous_run.specs(task, samples, needed, scored=self.run_spec.reward is not None)
+            self._scored += sum(spec.unscored for spec in specs)
+            yield specs
 
     async def _ended(self, episode: Episode, restored: bool) -> bool:
         totals, collector = self.reporter.totals, self.collector

@@ -11,11 +11,11 @@ import asyncio
 import contextvars
 import inspect
 import logging
-import threading
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
+from dataclasses import asdict
+from typing import Any, cast
 
 from strands_sglang._json import dump_text
 from strands_sglang._terminal import counted
@@ -26,6 +26,7 @@ from strands_sglang.ledger.event import (
     BeginData,
     EndData,
     EventKind,
+    FailureData,
     RewardData,
     RollbackCause,
     RollbackData,
@@ -41,7 +42,8 @@ from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from strands_sglang.runs.resume import messages_data, restored
-from strands_sglang.runs.reward import Reward, RewardFunction, describe_error, own_turns
+from strands_sglang.runs.reward import Reward, describe_error, own_turns
+from strands_sglang.runs.workers.process_tuning import ToolThreads
 from strands_sglang.runs.workers.spec import EpisodeSpec
 from strands_sglang.tokens import TokenTree
 
@@ -51,7 +53,7 @@ _GRACE = 1.0  # seconds that an async function has to finish after it is cancell
 class RewardRunner:
     """Scores episodes with one reward function. It belongs to the event loop that uses it first."""
 
-    def __init__(self, function: RewardFunction, *, timeout: float | None = None, threads: int = 16) -> None:
+    def __init__(self, function: Callable[..., Any], *, timeout: float | None = None, threads: int = 16) -> None:
         """Validate the signature of the function; ConfigurationError unless it takes one or two arguments.
 
         Args:
@@ -65,6 +67,7 @@ class RewardRunner:
         self._takes_task = _takes_task(function)
         self._is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self._slots = asyncio.Semaphore(threads)
+        self._threads = ToolThreads(math.inf)  # calls that never return would exhaust any limit
 
     async def score(self, episode: Episode) -> Reward:
         """Return the reward of an episode. Raises nothing but cancellation and KeyboardInterrupt."""
@@ -100,20 +103,8 @@ class RewardRunner:
         return await self._to_reward(self._call(episode), episode)
 
     async def _in_thread(self, episode: Episode) -> Reward:
-        """Call the function in a new thread: calls that never return would exhaust a pool."""
-        answer: Future[Any] = Future()
-        context = contextvars.copy_context()
-
-        answer.set_running_or_notify_cancel()  # it can no longer be cancelled: only the thread completes it
-
-        def run() -> None:
-            try:
-                answer.set_result(context.run(self._call, episode))
-            except BaseException as error:
-                answer.set_exception(error)
-
-        threading.Thread(target=run, name=f"reward-{episode.id}", daemon=True).start()
-        return await self._to_reward(await asyncio.wrap_future(answer), episode)
+        call = self._threads.submit(contextvars.copy_context().run, self._call, episode)
+        return await self._to_reward(await asyncio.wrap_future(call), episode)
 
     async def _with_timeout(self, work: Coroutine[Any, Any, Reward]) -> Reward:
         """Wait at most `timeout` seconds for a call; no task of it is left on the event loop."""
@@ -131,7 +122,7 @@ class RewardRunner:
                 await asyncio.wait({task}, timeout=_GRACE)
 
 
-def _takes_task(function: RewardFunction) -> bool:
+def _takes_task(function: Callable[..., Any]) -> bool:
     if not callable(function):
         raise ConfigurationError(f"reward must be a function of the episode, got {function!r:.200}")
     try:
@@ -275,15 +266,12 @@ class EpisodeFinalizer:
         branches, text = list[dict[str, Any]](), "[]"
         if episode.source is episode_run.tokens.tree:
             branches, text = _conversations(episode_run, put)
-        failure = episode.failure
         if episode.reward_detail != Reward():
             recorder.write(EventKind.REWARD, episode.reward_detail.to_dict())
         end: EndData = {
             "end_reason": episode.end_reason.value,
             "time": episode.time,
-            "failure": None
-            if failure is None
-            else {"kind": failure.kind, "message": failure.message, "where": failure.where},
+            "failure": None if episode.failure is None else cast(FailureData, asdict(episode.failure)),
             "metrics": episode.metrics.to_dict(),
             "text": episode.text,
             "conversations": text,
@@ -294,7 +282,7 @@ class EpisodeFinalizer:
         recorder.write(EventKind.END, end)
         prompt = episode.task.prompt if put is None else with_references(episode.task.prompt, put)
         task = {"id": episode.task.id, "prompt": prompt}
-        epoch, events = recorder.log.position
+        epoch, events = recorder.position
         scored = episode.reward_detail.to_dict()
         begin = {"task": task, "sample": episode.sample}
         self._writer.write_summary(finished_row(episode.id, begin, end, scored, epoch=epoch, events=events))

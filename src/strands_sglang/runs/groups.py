@@ -153,7 +153,7 @@ class GroupCollector:
             entry.group.episodes.append(episode)
         good = len(entry.group.episodes)
         exhausted = good + len(entry.failed) == entry.expected
-        if not entry.complete and (exhausted or self.stop_criteria.complete(good, entry.expected)):
+        if not entry.complete and (exhausted or good >= self.stop_criteria.needed(entry.expected)):
             await self._close(entry, entry.group.episodes if exhausted else self.left_over)
         return self.enough
 

@@ -30,19 +30,18 @@ class InterruptHandler:
     def __init__(self) -> None:
         self.seen = False
         self._previous_handler: Any = None
-        self._handler: Any = None
 
     def __enter__(self) -> InterruptHandler:
         global _reported
         _reported = False
         previous = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is threading.main_thread() and callable(previous):
-            self._previous_handler, self._handler = previous, self._on_signal
-            signal.signal(signal.SIGINT, self._handler)
+            self._previous_handler = previous
+            signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._handler is not None and signal.getsignal(signal.SIGINT) is self._handler:
+        if signal.getsignal(signal.SIGINT) == self._on_signal:
             signal.signal(signal.SIGINT, self._previous_handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

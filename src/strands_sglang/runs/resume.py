@@ -20,7 +20,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,11 +52,8 @@ def messages_data(messages: Sequence[Any], conversations: Sequence[Conversation]
     messages after it, as JSON text.
     """
     bare = [_bare(message) for message in messages]
-    longest: Conversation | None = None
-    for one in conversations:
-        start = one["messages"]
-        if len(start) > (0 if longest is None else len(longest["messages"])) and _starts_with(bare, start):
-            longest = one
+    starts = [one for one in conversations if one["messages"] and _starts_with(bare, one["messages"])]
+    longest = max(starts, key=lambda one: len(one["messages"]), default=None)
     count = 0 if longest is None else len(longest["messages"])
     try:
         rest = dump_text(bare[count:])
@@ -67,7 +64,12 @@ def messages_data(messages: Sequence[Any], conversations: Sequence[Conversation]
 
 def messages_of(end: EndData, files: FileStore | None = None) -> list[Any]:
     """Return the messages of an end event. An image whose file is not in `files` stays a reference."""
-    return [_with_images(message, files) for message in _messages_of(end)]
+    conversations = {one.get("branch"): one.get("messages") for one in read_conversations(end)}
+    stored = end.get("messages")
+    if not isinstance(stored, dict):
+        return []
+    start = map(_bare, as_list(conversations.get(stored.get("branch"))))
+    return [_with_images(message, files) for message in (*start, *as_list(load_text(stored.get("rest"))))]
 
 
 def _with_images(message: Any, files: FileStore | None) -> Any:
@@ -77,15 +79,6 @@ def _with_images(message: Any, files: FileStore | None) -> Any:
         return {**message, "content": with_images(message["content"], files)} if "content" in message else message
     except LedgerError:
         return message
-
-
-def _messages_of(end: EndData) -> list[Any]:
-    conversations = {one.get("branch"): one.get("messages") for one in read_conversations(end)}
-    stored = end.get("messages")
-    if not isinstance(stored, dict):
-        return []
-    start = as_list(conversations.get(stored.get("branch")))
-    return [*map(_bare, start), *as_list(load_text(stored.get("rest")))]
 
 
 def _bare(message: Any) -> Any:
@@ -106,9 +99,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PreviousRun:
-    """The recorded episodes of a run."""
+    """The recorded episodes of a run; empty if it is a new one."""
 
     run: dict[str, Any]
+    """The content of run.json; empty: there is none."""
     finished: dict[str, Episode] = field(default_factory=dict)
     """Episodes whose end is recorded, by id."""
     unfinished: dict[str, EpisodeRecord] = field(default_factory=dict)
@@ -128,15 +122,14 @@ class PreviousRun:
 
     def complete_at(self, task: Task, samples: int, needed: int) -> float:
         """Return when the group of a task was complete, in seconds since 1970; infinity: never; see `specs`."""
-        ids = [EpisodeSpec(task, sample).id for sample in range(samples)]
-        ended = [self.finished[one] for one in ids if one in self.finished]
-        times = sorted(one.time for one in ended if not one.end_reason.resumable)
+        ended = [self.finished.get(EpisodeSpec(task, sample).id) for sample in range(samples)]
+        times = sorted(one.time for one in ended if one is not None and not one.end_reason.resumable)
         return times[needed - 1] if len(times) >= needed else math.inf
 
     def open(self, task: Task, samples: int, needed: int) -> bool:
         """Return whether an episode of a task must be run or resumed; see `specs`."""
         ended = [self.finished.get(EpisodeSpec(task, sample).id) for sample in range(samples)]
-        complete = sum(one is not None and not one.end_reason.resumable for one in ended) >= needed
+        complete = self.complete_at(task, samples, needed) < math.inf
         return any(one is None or (one.end_reason.resumable and not complete) for one in ended)
 
     def specs(self, task: Task, samples: int, needed: int, *, scored: bool = False) -> list[EpisodeSpec]:
@@ -146,8 +139,7 @@ class PreviousRun:
         resumed. `scored`: finished episodes without a score are scored. ConfigurationError if the id had another task.
         """
         specs = [EpisodeSpec(task.copy(), sample) for sample in range(samples)]
-        ended = [self.finished[spec.id] for spec in specs if spec.id in self.finished]
-        complete = sum(not one.end_reason.resumable for one in ended) >= needed
+        complete = self.complete_at(task, samples, needed) < math.inf
         for spec in specs:
             finished, record = self.finished.pop(spec.id, None), self.unfinished.pop(spec.id, None)
             if finished is not None and (complete or not finished.end_reason.resumable):
@@ -173,11 +165,11 @@ def _check_task(spec: EpisodeSpec, recorded: Task) -> None:
     )
 
 
-def read_previous_run(directory: Path) -> PreviousRun | None:
-    """Return the recorded episodes of a run directory; None if there is no run in it."""
+def read_previous_run(directory: Path) -> PreviousRun:
+    """Return the recorded episodes of a run directory; without episodes if there is no run in it."""
     run = read_run(directory)
     if run is None:
-        return None
+        return PreviousRun({})
     previous = PreviousRun(run)
     for record in Ledger(directory).episodes():
         for problem in record.problems:
@@ -267,14 +259,23 @@ _WORKERS = ("score", "teacher")
 
 
 @asynccontextmanager
-async def appending(folder: Path, worker: str) -> AsyncIterator[LedgerWriter]:
-    """Lock a run, yield a writer of further events, and seal it again; LedgerError if it does not match its seal."""
-    loop = asyncio.get_running_loop()
+async def appending(
+    folder: Path, worker: str, episodes: Collection[str] | None
+) -> AsyncIterator[tuple[LedgerWriter, Iterator[EpisodeRecord]]]:
+    """Lock a run, yield a writer of further events and the records of some episodes (None: all), and seal it again.
+
+    LedgerError if there is no run, if an id of `episodes` is not in it, or if it does not match its seal.
+    """
+    ledger, loop = Ledger(folder), asyncio.get_running_loop()
+    _ = ledger.run
+    if missing := sorted(set(episodes or ()) - set(ledger.ids() if episodes else ())):
+        raise LedgerError(f"the ledger in {folder} has no episode {', '.join(map(repr, missing[:10]))}")
     with directory_lock(folder):
         sealed = await loop.run_in_executor(None, _must_seal, folder)
         try:
             with LedgerWriter(folder, worker=worker) as writer:
-                yield writer
+                records = Ledger(folder).episodes()  # as it is now that it is locked
+                yield writer, (record for record in records if episodes is None or record.id in episodes)
         finally:  # seal the new events even if something failed
             if sealed:
                 await loop.run_in_executor(None, seal, folder)

@@ -11,13 +11,10 @@ import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from strands_sglang.ledger.event import RewardData
 from strands_sglang.tokens import TokenTree, Turn, TurnPurpose
-
-RewardFunction: TypeAlias = Callable[..., Any]
-"""A function of an `Episode`, or of a `Task` and an `Episode`; plain or async; returns what `Reward.of` accepts."""
 
 _MAX_CHARACTERS = 500
 
@@ -107,23 +104,27 @@ def own_turns(tree: TokenTree) -> list[Turn]:
     return turns
 
 
-def describe_error(error: BaseException, function: RewardFunction | None = None) -> str:
+def describe_error(error: BaseException, function: Callable[..., Any] | None = None) -> str:
     """Return an error in one line: its class, its message, and a file and line.
 
     `function` raised it: the innermost line in its file is named, else the innermost of all; None: no line is named.
     """
-    try:
-        message = str(error)
-    except Exception:
-        message = "<unprintable exception>"
     frames = traceback.extract_tb(error.__traceback__)
     home = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
     ours = [frame for frame in frames if home is not None and frame.filename == home.co_filename]
-    text = f"{type(error).__name__}: {message}"[:_MAX_CHARACTERS]
+    text = f"{type(error).__name__}: {message_of(error)}"[:_MAX_CHARACTERS]
     if function is None or not frames:
         return text
     place = (ours or frames)[-1]
     return f"{text} ({os.path.basename(place.filename)}:{place.lineno})"
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an error, whose class may be the user's."""
+    try:
+        return str(error)
+    except Exception:
+        return "<unprintable exception>"
 
 
 def _is_number(value: Any) -> bool:

@@ -32,11 +32,11 @@ from strands_sglang.runs.groups import GroupCollector, GroupFilter, GroupFilters
 from strands_sglang.runs.interrupt import InterruptHandler, interrupted_line, this_command
 from strands_sglang.runs.limits import Limits
 from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics
-from strands_sglang.runs.monitoring.progress import Progress, ProgressKind, Reporter, display_for
+from strands_sglang.runs.monitoring.progress import Progress, Reporter, display_for
 from strands_sglang.runs.monitoring.trackers import TrackedRun, Tracker, Tracking, tracker_for
 from strands_sglang.runs.preflight import preflight_run
 from strands_sglang.runs.recording.event_data import ToolArguments
-from strands_sglang.runs.resume import directory_lock, read_previous_run
+from strands_sglang.runs.resume import PreviousRun, directory_lock, read_previous_run
 from strands_sglang.runs.stop_criteria import StopCriteria
 from strands_sglang.runs.task import Task, check_unique
 from strands_sglang.runs.workers.process_tuning import check_open_files, infrequent_gc, threads_for, tool_threads
@@ -251,10 +251,7 @@ async def rollout(
         tune_runtime=options.tune_runtime,
         fast_agents=options.fast_agents,
     )
-    display = display_for(
-        (ProgressKind.AUTO if progress else ProgressKind.NONE) if isinstance(progress, bool) else progress,
-        title="rollout" if directory is None else f"rollout {Path(directory).name}",
-    )
+    display = display_for(progress, title="rollout" if path is None else f"rollout {path.name}")
     chosen_tracker = tracker_for(tracker)
     group_filters = GroupFilters([filters] if callable(filters) else filters)
     check_open_files(concurrency, raise_limit=options.tune_runtime)
@@ -268,7 +265,7 @@ async def rollout(
             stack.enter_context(tool_threads(threads_for(concurrency)))
             if workers == 0:  # otherwise the episodes run in other processes
                 stack.enter_context(infrequent_gc())
-        previous_run = None
+        previous_run = PreviousRun({})
         if path is not None:
             stack.enter_context(directory_lock(path))
             try:
@@ -286,11 +283,10 @@ async def rollout(
         try:
             if options.preflight and controller.may_sample(checked, samples_per_task):
                 await preflight_run(run_spec)
+            about, interval = tracked_run(controller.run_spec, samples_per_task, concurrency), options.metrics_interval
             async with (
-                Tracking(chosen_tracker, tracked_run(controller.run_spec, samples_per_task, concurrency)) as tracking,
-                Reporter(
-                    totals, display, options.on_metrics, options.metrics_interval, tracking
-                ) as controller.reporter,
+                Tracking(chosen_tracker, about) as tracking,
+                Reporter(totals, display, options.on_metrics, interval, tracking) as controller.reporter,
             ):
                 await controller.run(checked, samples_per_task, concurrency, workers, options.prefix_warmup)
         except asyncio.CancelledError:

@@ -11,9 +11,8 @@ the run; engine outages never do.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from strands_sglang._checks import check_int
 from strands_sglang._terminal import counted
 from strands_sglang.errors import RequestRejectedError, RunStoppedError
 from strands_sglang.runs.end_reason import EndReason
@@ -31,18 +30,9 @@ class StopCriteria:
     samples: int | None = None
     """Number of episodes that complete the group of a task; the task's other episodes are then stopped and aborted."""
 
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            check_int(f"StopCriteria.{one.name}", value)
-
     def needed(self, samples_per_task: int) -> int:
         """Return how many episodes complete a group; at most `samples_per_task`."""
         return samples_per_task if self.samples is None else min(self.samples, samples_per_task)
-
-    def complete(self, finished: int, samples_per_task: int) -> bool:
-        """Return whether `finished` episodes out of `samples_per_task` complete a group."""
-        return finished >= self.needed(samples_per_task)
 
     def enough(self, kept: int) -> bool:
         """Return whether `kept` groups are enough to end the run; always False if `groups` is None."""

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs.end_reason import EndReason
-from strands_sglang.runs.episode import TurnCounts
 from strands_sglang.runs.monitoring.live_view import LiveView
 from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics, bar, curve, duration, rounded, shrunk
 from strands_sglang.runs.monitoring.progress import Display, ProgressKind, Reporter, TextView, display_for
@@ -241,7 +240,7 @@ async def test_metrics_are_reported_periodically_and_at_the_end(monkeypatch: pyt
     reported: list[RunMetrics] = []
     async with Reporter(RunCounters(3), display_for("none"), reported.append, 0.05) as reporter:
         for _ in range(3):
-            reporter.turn(TurnCounts(10, 5, 20))
+            reporter.totals.turn(10, 5, 20)
         await asyncio.sleep(0.3)
         before = len(reported)
         assert 2 <= before <= 6

@@ -19,7 +19,14 @@ from strands_sglang import fast_agents
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Failure
 from strands_sglang.runs.monitoring.metrics import RunCounters
-from strands_sglang.runs.monitoring.telemetry import episode_span, recorded, run_span
+from strands_sglang.runs.monitoring.telemetry import (
+    carrier_of,
+    episode_ended,
+    episode_span,
+    recorded,
+    run_ended,
+    run_span,
+)
 from strands_sglang.runs.reward import Reward
 from support.provider.agents import agent_on, scripted_model
 from support.rollout.finished import finished
@@ -77,12 +84,12 @@ async def test_sdk_spans_are_below_their_own_episode(spans: InMemorySpanExporter
         with episode_span(f"t/{number}", task="t", sample=number, run="r1", parent=parent) as span:
             # As in a run, the agent runs in its own asyncio task.
             await asyncio.ensure_future(agent_on(model).invoke_async("go"))
-            span.ended(finished("t", number, 0.5, turns=3))
+            episode_ended(span, finished("t", number, 0.5, turns=3))
 
     with run_span("r1", samples_per_task=2, total=2) as run, fast_agents():
-        await asyncio.gather(episode(0, run.carrier), episode(1, run.carrier))
-        run.ended(RunCounters(2).snapshot())
-    assert json.loads(json.dumps(run.carrier)) == run.carrier
+        await asyncio.gather(episode(0, carrier_of(run)), episode(1, carrier_of(run)))
+        run_ended(run, RunCounters(2).snapshot())
+    assert json.loads(json.dumps(carrier_of(run))) == carrier_of(run)
     below = roots(spans)
     expected = ["invoke_agent Strands Agents", *["execute_event_loop_cycle", "chat"] * 2, "execute_tool calculator"]
     assert sorted(below.pop("t/0")) == sorted(below.pop("t/1")) == sorted(expected)
@@ -107,7 +114,7 @@ async def test_failed_and_cancelled_episodes(spans: InMemorySpanExporter) -> Non
     with episode_span("t/0", task="t", sample=0) as span:
         episode = finished(ended=EndReason.ENGINE_ERROR, failure=Failure("EngineUnavailableError", "gone"))
         episode.reward_detail = Reward(error="KeyError: 'x'")
-        span.ended(episode)
+        episode_ended(span, episode)
     with pytest.raises(asyncio.CancelledError), episode_span("t/1", task="t", sample=1):
         raise asyncio.CancelledError
     with pytest.raises(KeyError), episode_span("t/2", task="t", sample=2):
@@ -134,15 +141,15 @@ async def test_span_processor_that_raises_does_not_break_episode(
     assert isinstance(provider, TracerProvider)
     provider.add_span_processor(Broken())
     with episode_span("t/0", task="t", sample=0) as span:
-        span.ended(finished())
+        episode_ended(span, finished())
     assert "no disk" in caplog.text
 
 
 async def test_without_provider_no_spans_are_created(untraced: None) -> None:
     assert not recorded()
     before = trace.get_current_span()
-    with run_span("r") as run, episode_span("t/0", task="t", sample=0, parent=run.carrier) as span:
+    with run_span("r") as run, episode_span("t/0", task="t", sample=0, parent=carrier_of(run)) as span:
         assert trace.get_current_span() is before
-        span.ended(finished())
-        run.ended(RunCounters().snapshot())
-    assert run.carrier == {}
+        episode_ended(span, finished())
+        run_ended(run, RunCounters().snapshot())
+    assert carrier_of(run) == {}

@@ -89,9 +89,9 @@ async def tracked(tracker: Any, *points: RunMetrics, run: TrackedRun = RUN, erro
     try:
         async with Tracking(tracker_for(tracker), run) as tracking:
             for point in points:
-                tracking.update(point)
+                tracking.send(point)
                 await asyncio.sleep(0.02)
-            tracking.finish(points[-1])
+            tracking.send(points[-1], last=True)
             if error is not None:
                 raise error
     except KeyError:

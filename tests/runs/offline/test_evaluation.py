@@ -6,25 +6,29 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 import pytest
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.runs import EndReason, Task
-from strands_sglang.runs.offline.evaluation import evaluate, mean_interval, pass_at_k, t_quantile, wilson_interval
+from strands_sglang.runs import EndReason
+from strands_sglang.runs.offline.evaluation import (
+    RecordedScore,
+    RecordedTask,
+    evaluate,
+    mean_interval,
+    pass_at_k,
+    t_quantile,
+    wilson_interval,
+)
 
 
-@dataclass
-class Scored:
-    task: Task
-    reward: float | None
-    end_reason: EndReason = EndReason.ANSWERED
+def scored(id: str, reward: float | None, end_reason: EndReason = EndReason.ANSWERED) -> RecordedScore:
+    return RecordedScore(RecordedTask(id), reward, end_reason)
 
 
-def episodes(**rewards: Sequence[float | None]) -> list[Scored]:
-    return [Scored(Task("p", id=id), one) for id, values in rewards.items() for one in values]
+def episodes(**rewards: Sequence[float | None]) -> list[RecordedScore]:
+    return [scored(id, one) for id, values in rewards.items() for one in values]
 
 
 @pytest.mark.parametrize("samples", range(1, 9))
@@ -107,12 +111,12 @@ def test_one_task_has_the_interval_of_its_samples() -> None:
 
 
 def test_episodes_without_a_reward() -> None:
-    scored = [*episodes(a=[1.0, None], b=[0.0, 0.0]), Scored(Task("p", id="c"), None, EndReason.ENGINE_ERROR)]
-    found = evaluate(scored)
+    ended = [*episodes(a=[1.0, None], b=[0.0, 0.0]), scored("c", None, EndReason.ENGINE_ERROR)]
+    found = evaluate(ended)
     assert (found.episodes, found.scored, found.unscored) == (5, 3, 2)
     assert found.reward.value == 0.5 and found.reward.count == 2 and found.pass_at[2].count == 1
     assert "2 without a reward, left out" in found.text() and found.end_reasons == {"answered": 4, "engine_error": 1}
-    zero = evaluate(scored, unscored_as_zero=True)
+    zero = evaluate(ended, unscored_as_zero=True)
     assert zero.reward.value == pytest.approx(0.5 / 3) and "2 without a reward, counted as 0" in zero.text()
 
 

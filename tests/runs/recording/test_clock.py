@@ -68,21 +68,22 @@ def test_failed_call_is_not_counted(passing: Time) -> None:
 
 def test_concurrent_failures_are_excluded_once(passing: Time) -> None:
     clock = EpisodeClock()
-    calls = [clocks._Call([clock]) for _ in range(3)]
     since = passing.now
+    for call in range(3):
+        clock.start_call(call)
     passing.now += 10
-    for call in calls:
-        call.failed(since)
+    for call in range(3):
+        clock.attempt_failed(call, since)
     passing.now += 10
-    for call in calls:
-        call.answered(passing.now)
-        call.end()
+    for call in range(3):
+        clock.attempt_answered(call, passing.now)
+        clock.end_call(call)
     assert clock.seconds == 0
     passing.now += 2
-    late = clocks._Call([clock])
-    late.failed(since)  # an attempt that started before, and is excluded already
+    clock.start_call("late")
+    clock.attempt_failed("late", since)  # an attempt that started before, and is excluded already
     passing.now += 3
-    late.end()
+    clock.end_call("late")
     assert clock.seconds == 0
     passing.now += 4
     assert clock.seconds == 4

@@ -19,6 +19,7 @@ from strands_sglang.errors import EngineError, StrandsSGLangError
 from strands_sglang.ledger.encoding import HashChain, decoded, ids_digest
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.runs.recording.event_data import (
+    PendingAnswer,
     RecordedToolError,
     arguments_digest,
     call_error_event,
@@ -94,7 +95,7 @@ def test_answer_is_rebuilt(
         finish_reason=finish.value,
         detail=about,
     )
-    data, arrays = call_event(turn, generation, ids_digest(prompt), len(prompt), within)
+    data, arrays = call_event(turn, PendingAnswer(generation, ids_digest(prompt), len(prompt), None, tuple(within)))
     event = read_back(EventKind.CALL, data, arrays)
     assert same_position(event, data, arrays)
     assert generation_of(event) == generation

@@ -18,7 +18,7 @@ from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict, Task, replay
-from strands_sglang.runs.recording.event_data import plain_arguments, raise_location, result_of
+from strands_sglang.runs.recording.event_data import plain_data, raise_location, result_of
 from support.rollout.agent_kinds import plain, step
 from support.rollout.scripts import (
     RAN,
@@ -226,7 +226,7 @@ async def test_result_is_recorded_before_the_agent_sees_it(tmp_path: Path) -> No
 
         def look(event: AfterToolCallEvent) -> None:
             recorder: Any = model.current_episode.observer
-            seen.append((len(seen) + 1, recorder._log._chain.number))
+            seen.append((len(seen) + 1, recorder._chain.number))
 
         agent.hooks.add_callback(AfterToolCallEvent, look)
         return agent
@@ -433,6 +433,6 @@ async def test_tool_arguments_option_is_validated_and_unserializable_arguments_a
         await run(dividing, ["go"], PromptEngine(calls_once), tool_arguments="none")
     nested: dict[str, Any] = {}
     nested["itself"] = nested
-    assert plain_arguments(nested) is None and plain_arguments({1: object()}) is None
-    assert plain_arguments({"a": (1, b"x")}) is not None
+    assert plain_data(nested) is None and plain_data({1: object()}) is None
+    assert plain_data({"a": (1, b"x")}) is not None
     assert raise_location(None) is None and raise_location(ValueError("never raised")) is None

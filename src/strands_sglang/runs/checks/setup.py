@@ -192,10 +192,7 @@ class Setup:
 
     async def require_server(self) -> ServerFacts:
         """Return what the server reports; raises UnmetRequirement if there is none."""
-        try:
-            return await self.facts()
-        except Exception as error:
-            raise UnmetRequirement("needs a server that answers") from error
+        return await _required(self.facts(), "needs a server that answers")
 
     async def loaded_tokenizer(self) -> Any:
         """Return the tokenizer; ConfigurationError if it cannot be loaded."""
@@ -203,10 +200,7 @@ class Setup:
 
     async def require_tokenizer(self) -> Any:
         """Return the tokenizer; raises UnmetRequirement if it cannot be loaded."""
-        try:
-            return await self.loaded_tokenizer()
-        except Exception as error:
-            raise UnmetRequirement("needs a tokenizer that can be loaded") from error
+        return await _required(self.loaded_tokenizer(), "needs a tokenizer that can be loaded")
 
     async def bridge(self) -> tuple[Bridge, Soundness]:
         """Return the bridge of the chat template and its soundness report; ConfigurationError if it renders nothing."""
@@ -220,12 +214,7 @@ class Setup:
 
     async def require_bridge(self) -> tuple[Bridge, Soundness]:
         """Return the bridge and its report; raises UnmetRequirement if the template cannot be used."""
-        try:
-            return await self.bridge()
-        except UnmetRequirement:
-            raise
-        except Exception as error:
-            raise UnmetRequirement("needs a chat template that renders messages") from error
+        return await _required(self.bridge(), "needs a chat template that renders messages")
 
     async def agent(self) -> tuple[Any, SGLangModel]:
         """Return the agent that `build` makes, and its model; raises what `build` raises. Nothing is sampled."""
@@ -312,16 +301,10 @@ class Setup:
 
     async def require_sampling(self) -> ServerFacts:
         """Return what the server reports; raises UnmetRequirement unless it samples tokens."""
-        facts = await self.require_server()
-        try:
-            problem = await self.token_problem()
-        except UnmetRequirement:
-            raise
-        except Exception as error:
-            raise UnmetRequirement("needs a server that samples tokens") from error
-        if problem:
-            raise UnmetRequirement("needs a server that samples tokens")
-        return facts
+        needs = "needs a server that samples tokens"
+        if await _required(self.token_problem(), needs):
+            raise UnmetRequirement(needs)
+        return await self.require_server()
 
     async def known_ids(self) -> list[int]:
         """Return ids that the server certainly has in its vocabulary."""
@@ -347,6 +330,16 @@ class Setup:
     def fresh_key(self) -> str:
         """Return a random routing key."""
         return f"doctor-{self._random.getrandbits(64):016x}"
+
+
+async def _required(fact: Awaitable[ValueT], needs: str) -> ValueT:
+    """Return a fact; raises UnmetRequirement if it is missing: what that names already, or else `needs`."""
+    try:
+        return await fact
+    except UnmetRequirement:
+        raise
+    except Exception as error:
+        raise UnmetRequirement(needs) from error
 
 
 def model_config(model_path: Any) -> dict[str, Any]:

@@ -184,11 +184,8 @@ class View:
     def _reasons(self, inner_width: int, characters: _Characters) -> list[_Row]:
         """Return one row per end reason: the most frequent ones, and all failures."""
         counts = list(self.now.end_reasons.items())
-        named = (
-            sorted(counts, key=lambda one: not one[0].failed)[:_MAX_REASONS]
-            if len(counts) > _MAX_REASONS + 1
-            else counts
-        )
+        most_named = _MAX_REASONS if len(counts) > _MAX_REASONS + 1 else len(counts)
+        named = sorted(counts, key=lambda one: not one[0].failed)[:most_named]
         reasons = [
             (2 if ended.failed else int(not ended.complete), ended.value, n)
             for ended, n in counts
@@ -212,10 +209,9 @@ class View:
     def _facts(self) -> list[_Row]:
         now = self.now
         late = f", {now.tool_timeouts:,} timed out" if now.tool_timeouts else ""
+        groups = f"{now.groups_kept:,} kept, {now.groups_dropped:,} dropped"
         facts = {
-            "groups": f"{now.groups_kept:,} kept, {now.groups_dropped:,} dropped"
-            if now.groups_kept or now.groups_dropped
-            else "",
+            "groups": groups if now.groups_kept or now.groups_dropped else "",
             "tools": f"{now.tool_calls:,} run, {now.tool_errors:,} with errors{late}" if now.tool_errors else "",
             "rewards": f"{now.reward_errors:,} failed" if now.reward_errors else "",
             "filters": f"{now.filter_errors:,} raised" if now.filter_errors else "",
@@ -229,9 +225,8 @@ class View:
         if not self.now.latest_error:
             return []
         text = f"{characters.marks[2]} {_printable(self.now.latest_error)}"
-        columns = (
-            inner_width if text.isascii() or cell_len(text) == len(text) else inner_width // 2
-        )  # wide characters take two
+        # Wide characters take two columns.
+        columns = inner_width if text.isascii() or cell_len(text) == len(text) else inner_width // 2
         return [[(line, "red")] for line in textwrap.wrap(text, columns, max_lines=2, placeholder=" ...")]
 
 

@@ -28,7 +28,6 @@ from typing import Any, Protocol, TextIO
 from strands_sglang._checks import check_methods, chosen, install
 from strands_sglang._terminal import escape_for_terminal, is_terminal
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.runs.episode import TurnCounts
 from strands_sglang.runs.monitoring.metrics import RunCounters, RunMetrics
 from strands_sglang.runs.monitoring.trackers import Tracking
 
@@ -114,16 +113,13 @@ class Display:
 
 
 def display_for(
-    progress: str | ProgressKind | Progress | None = ProgressKind.AUTO,
-    *,
-    title: str = "rollout",
-    stream: TextIO | None = None,
+    progress: bool | str | Progress | None, *, title: str = "rollout", stream: TextIO | None = None
 ) -> Display:
     """Return the display for the `progress` argument of `rollout` (None: no display), on `stream` (None: stderr)."""
-    if progress is None or isinstance(progress, str):
-        kind = chosen(
-            "progress", ProgressKind.NONE if progress is None else progress, ProgressKind, others=", or a Progress"
-        )
+    if progress is None or isinstance(progress, bool):
+        progress = ProgressKind.AUTO if progress else ProgressKind.NONE
+    if isinstance(progress, str):
+        kind = chosen("progress", progress, ProgressKind, others=", or a Progress")
         return Display(_builtin(kind, title, stream))
     check_methods("a progress display", progress, "begin", "update", "end")
     return Display(progress)
@@ -182,13 +178,7 @@ class Reporter:
             await asyncio.wait({self._task})
         snapshot = self.totals.snapshot()
         self._display.end(snapshot)
-        if self._tracking is not None:
-            self._tracking.finish(snapshot)
-        self._call(snapshot)
-
-    def turn(self, counts: TurnCounts) -> None:
-        """Count a sampled turn."""
-        self.totals.turn(counts.sampled, counts.cached, counts.prompt)
+        self._send(snapshot, last=True)
 
     async def _report(self) -> None:
         loop = asyncio.get_running_loop()
@@ -199,12 +189,11 @@ class Reporter:
                 self._display.update(self.totals.snapshot())
             if loop.time() >= due:
                 due = loop.time() + self._seconds
-                snapshot = self.totals.snapshot()
-                if self._tracking is not None:
-                    self._tracking.update(snapshot)
-                self._call(snapshot)
+                self._send(self.totals.snapshot())
 
-    def _call(self, snapshot: RunMetrics) -> None:
+    def _send(self, snapshot: RunMetrics, *, last: bool = False) -> None:
+        if self._tracking is not None:
+            self._tracking.send(snapshot, last=last)
         if self._on_metrics is None:
             return
         try:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.trace import ProxyTracerProvider, Span, Status, StatusCode
+from opentelemetry.trace import INVALID_SPAN, ProxyTracerProvider, Span, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from strands_sglang.runs.episode import Episode
@@ -32,47 +32,34 @@ _UNFINISHED = "unfinished"
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
-class RunSpan:
-    """The span of a run."""
-
-    def __init__(self, span: Span | None = None) -> None:
-        """Wrap a span; None: nothing is recorded."""
-        self._span = span
-        self.carrier: dict[str, str] = {}
-        """Trace context for the episodes, in this process or another: plain data; empty if nothing is recorded."""
-        if span is not None:
-            _PROPAGATOR.inject(self.carrier, trace.set_span_in_context(span))
-
-    def ended(self, metrics: RunMetrics) -> None:
-        """Set the final metrics as attributes."""
-        if self._span is not None:
-            self._span.set_attributes(metrics.to_dict("rollout."))
+def carrier_of(span: Span) -> dict[str, str]:
+    """Return a span as plain data, to be the parent of spans in any process; empty if it is not recorded."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, trace.set_span_in_context(span))
+    return carrier
 
 
-class EpisodeSpan:
-    """The span of an episode."""
+def run_ended(span: Span, metrics: RunMetrics) -> None:
+    """Set the final metrics of a run as attributes."""
+    span.set_attributes(metrics.to_dict("rollout."))
 
-    def __init__(self, span: Span | None = None) -> None:
-        """Wrap a span; None: nothing is recorded."""
-        self._span = span
 
-    def ended(self, episode: Episode) -> None:
-        """Set end reason, counts, reward and failure as attributes."""
-        span, used = self._span, episode.metrics
-        if span is None:
-            return
-        span.set_attribute("rollout.end_reason", episode.end_reason.value)
-        for name in ("turns", "branches", "tokens", "sampled_tokens", "tool_calls", "tool_errors", "failed_calls"):
-            span.set_attribute(f"rollout.{name}", getattr(used, name))
-        span.set_attribute("rollout.versions", [str(version) for version in used.versions])
-        if episode.reward is not None:
-            span.set_attribute("rollout.reward", episode.reward)
-        if episode.reward_detail.error is not None:
-            span.set_attribute("rollout.reward_error", episode.reward_detail.error)
-        if episode.failure is not None and episode.end_reason.failed:
-            message = f"{episode.failure.kind}: {episode.failure.message}"
-            span.set_attribute("rollout.failure", message)
-            span.set_status(Status(StatusCode.ERROR, message))
+def episode_ended(span: Span, episode: Episode) -> None:
+    """Set end reason, counts, reward and failure of an episode as attributes."""
+    if not span.is_recording():
+        return
+    span.set_attribute("rollout.end_reason", episode.end_reason.value)
+    for name in ("turns", "branches", "tokens", "sampled_tokens", "tool_calls", "tool_errors", "failed_calls"):
+        span.set_attribute(f"rollout.{name}", getattr(episode.metrics, name))
+    span.set_attribute("rollout.versions", [str(version) for version in episode.metrics.versions])
+    if episode.reward is not None:
+        span.set_attribute("rollout.reward", episode.reward)
+    if episode.reward_detail.error is not None:
+        span.set_attribute("rollout.reward_error", episode.reward_detail.error)
+    if episode.failure is not None and episode.end_reason.failed:
+        message = f"{episode.failure.kind}: {episode.failure.message}"
+        span.set_attribute("rollout.failure", message)
+        span.set_status(Status(StatusCode.ERROR, message))
 
 
 def recorded() -> bool:
@@ -80,34 +67,30 @@ def recorded() -> bool:
     return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
 
 
-@contextmanager
-def run_span(run: str, *, samples_per_task: int = 1, total: int | None = None) -> Iterator[RunSpan]:
+def run_span(run: str, *, samples_per_task: int = 1, total: int | None = None) -> AbstractContextManager[Span]:
     """Open the span of a run; `total`: number of its episodes, None: not known."""
     attributes = {"rollout.run": run, "rollout.samples_per_task": samples_per_task, "rollout.total": total}
-    with _current("rollout", attributes, {}) as span:
-        yield RunSpan(span)
+    return _current("rollout", attributes, {})
 
 
-@contextmanager
 def episode_span(
     episode: str, *, task: str, sample: int, run: str = "", parent: Mapping[str, str] | None = None
-) -> Iterator[EpisodeSpan]:
+) -> AbstractContextManager[Span]:
     """Open the span of an episode and make it the parent of the SDK's spans.
 
     It is the current span of this asyncio task and of the tasks it starts; it is not visible to other episodes.
-    `parent`: `RunSpan.carrier` of its run; empty or None: the current span is the parent.
+    `parent`: `carrier_of` the span of its run; empty or None: the current span is the parent.
     """
     attributes = {"rollout.episode": episode, "rollout.task": task, "rollout.sample": sample, "rollout.run": run}
-    with _current("rollout.episode", {**attributes, "rollout.end_reason": _UNFINISHED}, parent or {}) as span:
-        yield EpisodeSpan(span)
+    return _current("rollout.episode", {**attributes, "rollout.end_reason": _UNFINISHED}, parent or {})
 
 
 @contextmanager
-def _current(name: str, attributes: Mapping[str, Any], parent: Mapping[str, str]) -> Iterator[Span | None]:
-    """Open a span and make it the current one; yields None if nothing is recorded."""
+def _current(name: str, attributes: Mapping[str, Any], parent: Mapping[str, str]) -> Iterator[Span]:
+    """Open a span and make it the current one; yields a span without effect if nothing is recorded."""
     span = _start_span(name, attributes, parent) if recorded() else None
     if span is None:
-        yield None
+        yield INVALID_SPAN
     else:
         with trace.use_span(span, end_on_exit=True):
             yield span

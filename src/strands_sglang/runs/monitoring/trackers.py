@@ -226,19 +226,11 @@ class Tracking:
         except Exception as error:
             self._failed(error)
 
-    def update(self, snapshot: RunMetrics) -> None:
-        """Send metrics; those that come while the tracker is busy are dropped, except for the last ones of a run."""
-        if self._threads is None or (self._latest is not None and not self._latest.done()):
+    def send(self, snapshot: RunMetrics, *, last: bool = False) -> None:
+        """Send metrics; those that come while the tracker is busy are dropped, except for the `last` ones of a run."""
+        busy = self._latest is not None and not self._latest.done()
+        if self._threads is None or (busy and not last):
             return
-        self._send(snapshot)
-
-    def finish(self, snapshot: RunMetrics) -> None:
-        """Send the last metrics of a run, after those that are on their way."""
-        if self._threads is not None:
-            self._send(snapshot)
-
-    def _send(self, snapshot: RunMetrics) -> None:
-        assert self._threads is not None
         values = {name: value for name, value in snapshot.to_dict().items() if math.isfinite(value)}
         self._step = max(self._step, snapshot.done)
         self._latest = self._threads.submit(self._log, values, self._step)

@@ -16,39 +16,33 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 from strands_sglang._terminal import counted, escape_for_terminal, natural_key, table
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.summary import run_rows
 from strands_sglang.runs.end_reason import EndReason
+from strands_sglang.runs.episode import Episode
 
 Interval = tuple[float, float]  # lower and upper bound
 _NORMAL = 4000  # degrees of freedom from which the quantile of Student's t is the normal one to four digits
 
 
-class TaskWithId(Protocol):
-    """The part of a `Task` that is evaluated."""
+class RecordedTask(NamedTuple):
+    """The part of a recorded task that is evaluated."""
 
-    @property
-    def id(self) -> str:
-        """Id of the task."""
+    id: str
 
 
-class Scored(Protocol):
-    """The part of an `Episode` that is evaluated."""
+class RecordedScore(NamedTuple):
+    """The part of a recorded episode that is evaluated."""
 
-    @property
-    def task(self) -> TaskWithId:
-        """The task."""
+    task: RecordedTask
+    reward: float | None
+    end_reason: EndReason
 
-    @property
-    def reward(self) -> float | None:
-        """The reward; None if there is none."""
 
-    @property
-    def end_reason(self) -> EndReason:
-        """Why it ended."""
+Scored: TypeAlias = Episode | RecordedScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,20 +230,6 @@ def evaluate(
         unscored=sum(one.reward is None for one in everything),
         unscored_as_zero=unscored_as_zero,
     )
-
-
-class RecordedTask(NamedTuple):
-    """The part of a recorded task that is evaluated."""
-
-    id: str
-
-
-class RecordedScore(NamedTuple):
-    """The part of a recorded episode that is evaluated."""
-
-    task: RecordedTask
-    reward: float | None
-    end_reason: EndReason
 
 
 def recorded_scores(directory: Path | str) -> tuple[list[RecordedScore], int]:

@@ -31,7 +31,6 @@ from strands_sglang.provider.episode import read_conversations
 from strands_sglang.runs.agent_runner import EpisodeRun, quiet_logs
 from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.limits import Limits
-from strands_sglang.runs.recording.event_log import RecordingMode
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from strands_sglang.runs.recording.replay_log import ReplayLog
 from strands_sglang.runs.resume import task_of
@@ -101,15 +100,19 @@ def prompt_difference(
 
 def _prompt(event: Event, calls: Mapping[int, Event]) -> array[int]:
     """Return the prompt of a recorded call: the branch of its parent, its closing tokens and its context."""
-    arrays, parent = arrays_of(event, CallArrays), data_of(event, CallData)["parent"]
-    parts = [arrays["closing"] + arrays["context"]]
-    while parent is not None:
-        arrays, parent = arrays_of(calls[parent], CallArrays), data_of(calls[parent], CallData)["parent"]
-        parts.append(arrays["closing"] + arrays["context"] + arrays["sampled"])
+    *earlier, last = (arrays_of(call, CallArrays) for call in _branch(event, calls))
     whole = array("i")
-    for part in reversed(parts):
-        whole.extend(part)
-    return whole
+    for arrays in earlier:
+        whole += arrays["closing"] + arrays["context"] + arrays["sampled"]
+    return whole + last["closing"] + last["context"]
+
+
+def _branch(event: Event, calls: Mapping[int, Event]) -> list[Event]:
+    """Return the calls of the branch that ends with a call, first to last."""
+    branch = [event]
+    while (parent := data_of(branch[-1], CallData)["parent"]) is not None:
+        branch.append(calls[parent])
+    return branch[::-1]
 
 
 def _common(left: array[int], right: array[int]) -> int:
@@ -121,14 +124,12 @@ def _common(left: array[int], right: array[int]) -> int:
 def _cause(record: EpisodeRecord, event: Event, calls: Mapping[int, Event], agent: Any, at: int) -> str:
     turn, count = _recorded_conversation(record, event, calls)
     if turn is None or not hasattr(agent, "messages"):
-        first = event
-        while (parent := data_of(first, CallData)["parent"]) is not None:
-            first = calls[parent]
-        arrays = arrays_of(first, CallArrays)
+        arrays = arrays_of(_branch(event, calls)[0], CallArrays)
         if at < len(arrays["context"]) + len(arrays["closing"]):
             return "something in the first prompt was changed: the system prompt, the tools or the user's message"
         return "something after the first turn was changed: a message or a tool result"
-    if (turn.get("system") or None) != (_system(agent) or None):
+    system = getattr(agent, "system_prompt", None) or None
+    if (turn.get("system") or None) != (None if system is None else str(system)):
         return "the system prompt was changed"
     changed = _tools(turn.get("tools") or (), agent.tool_registry.get_all_tool_specs())
     if changed is not None:
@@ -150,23 +151,14 @@ def _recorded_conversation(
     """Return the recorded conversation of a call and the number of its messages that were sent; None: not recorded."""
     end = record.end
     for one in read_conversations({} if end is None else end.data):
-        path: list[int] = []
-        turn = one.get("branch")
-        while turn is not None and turn in calls:
-            path.append(turn)
-            turn = data_of(calls[turn], CallData)["parent"]
-        path.reverse()
+        last = calls.get(one.get("branch", -1))
+        path = [] if last is None else [data_of(call, CallData)["turn"] for call in _branch(last, calls)]
         if (id := data_of(event, CallData)["turn"]) in path:
             counts = one.get("counts") or []
             place = path.index(id)
             count = counts[place] if place < len(counts) else None
             return one, count if count is not None or place < len(path) - 1 else len(one["messages"])
     return None, None
-
-
-def _system(agent: Any) -> str | None:
-    prompt = getattr(agent, "system_prompt", None)
-    return prompt if prompt is None or isinstance(prompt, str) else str(prompt)
 
 
 def _tools(recorded: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str | None:
@@ -276,7 +268,7 @@ async def replay(
                 run_spec.client,
                 record.id,
                 replay_log=replay_log,
-                mode=RecordingMode.REPLAY,
+                replays=True,
                 loop_throttle=loop_throttle,
             )
             episode_run = EpisodeRun(record.id, task_of(record), recorder)

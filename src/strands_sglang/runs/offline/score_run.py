@@ -11,9 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import RewardData, data_of
-from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.runs.finalizer import EpisodeFinalizer, RewardRunner
 from strands_sglang.runs.resume import appending, is_over
@@ -64,19 +62,13 @@ async def score_run(
         >>> results = await score_run(lambda episode: float(str(episode.task.answer) in episode.text), "runs/first")
         >>> print(sum(result.now.value != result.before.value for result in results), "scores changed")
     """
-    folder = Path(directory)
-    ledger = Ledger(folder)
-    _ = ledger.run
-    missing = sorted(set(episodes or ()) - set(ledger.ids() if episodes else ()))
-    if missing:
-        raise LedgerError(f"the ledger in {folder} has no episode {', '.join(map(repr, missing[:10]))}")
     reward_runner = RewardRunner(reward, timeout=reward_timeout)
     loop = asyncio.get_running_loop()
     scored: list[ScoreRunResult] = []
-    async with appending(folder, _WORKER) as writer:
-        records = _records(Ledger(folder), episodes, unscored_only)
+    async with appending(Path(directory), _WORKER, episodes) as (writer, records):
         finalizer = EpisodeFinalizer(reward_runner, writer)
-        while batch := await loop.run_in_executor(None, _next_batch, records):
+        to_score = (record for record in records if _is_wanted(record, unscored_only))
+        while batch := await loop.run_in_executor(None, _next_batch, to_score):
             scored += await asyncio.gather(*(_score(finalizer, record) for record in batch))
     return scored
 
@@ -86,13 +78,9 @@ async def _score(finalizer: EpisodeFinalizer, record: EpisodeRecord) -> ScoreRun
     return ScoreRunResult(record.id, before, (await finalizer.score(record)).reward_detail)
 
 
-def _records(ledger: Ledger, episodes: Collection[str] | None, unscored_only: bool) -> Iterator[EpisodeRecord]:
-    for record in ledger.episodes():
-        if not is_over(record):
-            continue
-        known = record.reward is not None and data_of(record.reward, RewardData).get("error") is None
-        if (episodes is None or record.id in episodes) and not (unscored_only and known):
-            yield record
+def _is_wanted(record: EpisodeRecord, unscored_only: bool) -> bool:
+    known = record.reward is not None and data_of(record.reward, RewardData).get("error") is None
+    return is_over(record) and not (unscored_only and known)
 
 
 def _next_batch(records: Iterator[EpisodeRecord]) -> list[EpisodeRecord]:

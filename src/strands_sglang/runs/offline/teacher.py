@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ from strands_sglang.engine.protocol import prompt_images
 from strands_sglang.errors import ConfigurationError, EngineError, LedgerError
 from strands_sglang.ledger.encoding import ids_digest
 from strands_sglang.ledger.event import EventKind, TeacherArrays, TeacherData, data_of
-from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs.episode import Episode
@@ -282,31 +281,17 @@ class TeacherScorer:
 async def _score_run(
     scorer: TeacherScorer, folder: Path, episodes: Collection[str] | None, again: bool, at_once: int
 ) -> None:
-    ledger = Ledger(folder)
-    _ = ledger.run
-    if missing := sorted(set(episodes or ()) - set(ledger.ids() if episodes else ())):
-        raise LedgerError(f"the ledger in {folder} has no episode {', '.join(map(repr, missing[:10]))}")
-    async with appending(folder, _WORKER) as writer:
-        records = _records(Ledger(folder), scorer.report, episodes, again)
+    async with appending(folder, _WORKER, episodes) as (writer, records):
 
         async def score(record: EpisodeRecord) -> None:
-            await scorer.score_record(record, writer)
+            if not is_over(record):
+                scorer.report.empty += 1
+            elif not again and _is_known(record, scorer.report):
+                scorer.report.known += 1
+            else:
+                await scorer.score_record(record, writer)
 
         await run_bounded(score, records, at_once)
-
-
-def _records(
-    ledger: Ledger, report: TeacherReport, episodes: Collection[str] | None, again: bool
-) -> Iterator[EpisodeRecord]:
-    for record in ledger.episodes():
-        if episodes is not None and record.id not in episodes:
-            continue
-        if not is_over(record):
-            report.empty += 1
-        elif not again and _is_known(record, report):
-            report.known += 1
-        else:
-            yield record
 
 
 def _is_known(record: EpisodeRecord, report: TeacherReport) -> bool:

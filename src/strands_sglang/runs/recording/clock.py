@@ -16,12 +16,11 @@ of life, are not counted. Sampling that only takes long is counted.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,8 +40,8 @@ class EpisodeClock:
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._lock = threading.Lock()
-        self._failing: set[int] = set()
-        self._outstanding: dict[int, float] = {}
+        self._failing: set[object] = set()
+        self._outstanding: dict[object, float] = {}
         self._finished_waits: deque[tuple[float, float]] = deque(maxlen=_KEPT_WAITS)
         self._waiting_since = 0.0
         self._stopped_at = 0.0
@@ -68,18 +67,18 @@ class EpisodeClock:
         with self._lock:
             return min(self._outstanding.values(), default=None)
 
-    def start_call(self, call: int) -> None:
+    def start_call(self, call: object) -> None:
         """Register the start of an engine call."""
         with self._lock:
             if not self._outstanding:
                 self._waiting_since = time.monotonic()
             self._outstanding[call] = time.monotonic()
 
-    def attempt_failed(self, call: int, since: float) -> None:
+    def attempt_failed(self, call: object, since: float) -> None:
         """Register a failed attempt: the clock is stopped from `since` until an attempt of the call succeeds.
 
         Args:
-            call: Number of the call.
+            call: The call.
             since: Start time of the attempt, by `time.monotonic`.
         """
         with self._lock:
@@ -87,11 +86,11 @@ class EpisodeClock:
                 self._stopped_at = max(since, self._excluded_until)
             self._failing.add(call)
 
-    def attempt_answered(self, call: int, since: float) -> None:
+    def attempt_answered(self, call: object, since: float) -> None:
         """Register an attempt that succeeded, or the last one: the clock runs again, from the start of this attempt.
 
         Args:
-            call: Number of the call.
+            call: The call.
             since: Start time of the attempt, by `time.monotonic`.
         """
         with self._lock:
@@ -100,7 +99,7 @@ class EpisodeClock:
                 if not self._failing:
                     self._exclude(self._stopped_at, since)
 
-    def end_call(self, call: int) -> None:
+    def end_call(self, call: object) -> None:
         """Register the end of a call, whatever its outcome."""
         self.attempt_answered(call, time.monotonic())
         with self._lock:
@@ -124,38 +123,33 @@ class EpisodeClock:
 
 
 class _Call:
-    """Reports the events of one engine call to several clocks."""
+    """Reports the attempts of one engine call to several clocks."""
 
-    _numbers = itertools.count()
-
-    def __init__(self, clocks: Iterable[EpisodeClock]) -> None:
-        self._clocks, self._number = tuple(clocks), next(_Call._numbers)
-        for clock in self._clocks:
-            clock.start_call(self._number)
+    def __init__(self, clocks: Sequence[EpisodeClock]) -> None:
+        self._clocks = clocks
 
     def failed(self, since: float) -> None:
         for clock in self._clocks:
-            clock.attempt_failed(self._number, since)
+            clock.attempt_failed(self, since)
 
     def answered(self, since: float) -> None:
         for clock in self._clocks:
-            clock.attempt_answered(self._number, since)
-
-    def end(self) -> None:
-        for clock in self._clocks:
-            clock.end_call(self._number)
+            clock.attempt_answered(self, since)
 
 
 @contextmanager
-def report_call(clocks: Iterable[EpisodeClock]) -> Iterator[None]:
+def report_call(clocks: Sequence[EpisodeClock]) -> Iterator[None]:
     """Report the engine call made in this `with` block to all clocks."""
     call = _Call(clocks)
+    for clock in clocks:
+        clock.start_call(call)
     token = outages.set(call)
     try:
         yield
     finally:
         outages.reset(token)
-        call.end()
+        for clock in clocks:
+            clock.end_call(call)
 
 
 async def wait_in_time(
@@ -254,9 +248,7 @@ class EngineMonitor:
         self._clocks: set[EpisodeClock] = set()
         self._last_sign = time.monotonic()
         self._asked_at = -math.inf
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._request: asyncio.Future[bool] | None = None
+        self._checks: asyncio.Task[None] | None = None
 
     def answered(self) -> None:
         """Register an answer of the engine, which ends a silence."""
@@ -268,17 +260,17 @@ class EngineMonitor:
         if self._signs_of_life is None:
             yield
             return
-        if not self._clocks:
-            self._last_sign = time.monotonic()
         self._clocks.add(clock)
-        self._start()
+        if self._checks is None:
+            self._last_sign = time.monotonic()
+            self._checks = asyncio.ensure_future(self._check())
         try:
             yield
         finally:
             self._clocks.discard(clock)
-            if not self._clocks and self._request is not None:
-                self._request.cancel()
-                self._request = None
+            if not self._clocks and self._checks is not None:
+                self._checks.cancel()
+                self._checks = None
 
     async def alive(self) -> bool:
         """Send the engine a health request; if the answer is late or missing, report the silence to the clocks.
@@ -305,25 +297,12 @@ class EngineMonitor:
             self._last_sign = time.monotonic()
         return alive
 
-    def _start(self) -> None:
-        """Start the timer of the checks, unless it runs. It ends at a check at which there is nothing to watch."""
-        loop = asyncio.get_running_loop()
-        if self._timer is not None and self._loop is loop:
-            return
-        self._loop = loop
-        self._timer = loop.call_later(self._check_seconds, self._check)
+    async def _check(self) -> None:
+        """Check the engine from time to time, as long as there are clocks."""
         if time.monotonic() - self._asked_at >= _WORKERS_KNOWN_SECONDS:
-            self._ask()  # finds which workers can be reached
-
-    def _check(self) -> None:
-        self._timer = None
-        if not self._clocks or self._loop is None:
-            return
-        outstanding = any(clock.outstanding_since is not None for clock in tuple(self._clocks))
-        if outstanding and time.monotonic() - self._last_sign >= self._quiet_seconds:
-            self._ask()
-        self._timer = self._loop.call_later(self._check_seconds, self._check)
-
-    def _ask(self) -> None:
-        if self._request is None or self._request.done():
-            self._request = asyncio.ensure_future(self.alive())
+            await self.alive()  # finds which workers can be reached
+        while True:
+            await asyncio.sleep(self._check_seconds)
+            outstanding = any(clock.outstanding_since is not None for clock in tuple(self._clocks))
+            if outstanding and time.monotonic() - self._last_sign >= self._quiet_seconds:
+                await self.alive()

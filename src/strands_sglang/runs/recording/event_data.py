@@ -14,7 +14,6 @@ import os
 import sysconfig
 import traceback
 from array import array
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
@@ -61,18 +60,9 @@ class PendingAnswer(NamedTuple):
     """Number of its tokens that were sampled before the episode was last paused."""
 
 
-def call_event(
-    turn: Turn, generation: Generation, prompt_digest: str, prompt_tokens: int, within: Sequence[str]
-) -> tuple[CallData, CallArrays]:
-    """Return data and arrays of the `CALL` event of a turn.
-
-    Args:
-        turn: The committed turn.
-        generation: The engine's answer.
-        prompt_digest: Digest of the prompt that was sent.
-        prompt_tokens: Length of that prompt in tokens.
-        within: Ids of the tool calls that the turn was made inside, outermost first.
-    """
+def call_event(turn: Turn, answer: PendingAnswer) -> tuple[CallData, CallArrays]:
+    """Return data and arrays of the `CALL` event of a committed turn."""
+    generation = answer.generation
     data: CallData = {
         "turn": turn.id,
         "parent": turn.parent,
@@ -84,9 +74,9 @@ def call_event(
         "caller": None if turn.caller is None else list(turn.caller),
         "versions": [list(span) for span in turn.versions],
         "detail": cast(CallDetail, turn.detail),
-        "prompt_digest": prompt_digest,
-        "prompt_tokens": prompt_tokens,
-        "within": list(within),
+        "prompt_digest": answer.prompt_digest,
+        "prompt_tokens": answer.prompt_tokens,
+        "within": list(answer.within),
         "finish_detail": generation.finish_detail,
         "requests": generation.requests,
     }
@@ -105,7 +95,14 @@ def call_event(
 def partial_call_event(
     part: Generation, prompt_digest: str, prompt_tokens: int, within: Sequence[str]
 ) -> tuple[PartialCallData, SampledArrays]:
-    """Return data and arrays of the `PARTIAL_CALL` event of a turn that was interrupted; see `call_event`."""
+    """Return data and arrays of the `PARTIAL_CALL` event of a turn that was interrupted.
+
+    Args:
+        part: The tokens that were sampled.
+        prompt_digest: Digest of the prompt that was sent.
+        prompt_tokens: Length of that prompt in tokens.
+        within: Ids of the tool calls that the turn was made inside, outermost first.
+    """
     detail: CallDetail = {
         "cached_tokens": part.cached_tokens,
         "rid": part.rid,
@@ -174,7 +171,7 @@ def generation_of(event: Event) -> Generation:
 def call_error_event(
     error: StrandsSGLangError, prompt_digest: str, prompt_tokens: int, within: Sequence[str]
 ) -> CallErrorData:
-    """Return the data of the `CALL_ERROR` event of an engine call that failed; see `call_event`."""
+    """Return the data of the `CALL_ERROR` event of an engine call that failed; see `partial_call_event`."""
     fields = {
         name: value for name, value in vars(error).items() if value is None or isinstance(value, (str, int, float))
     }
@@ -206,7 +203,7 @@ def _experts(data: SampledData, arrays: SampledArrays) -> RoutedExperts | None:
     row = len(raw) // sum(rows) if sum(rows) else 0
     parts, at = [], 0
     for count in rows:
-        parts.append(b64encode(raw[at : at + count * row]).decode())
+        parts.append(base64.b64encode(raw[at : at + count * row]).decode())
         at += count * row
     return RoutedExperts(tuple(parts), tuple(rows), info["start"])
 
@@ -253,15 +250,15 @@ def arguments_digest(arguments: Any) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def plain_arguments(arguments: Any, put: Put | None = None) -> Any:
-    """Return a call's arguments as plain data; None if they cannot be rebuilt exactly from it.
+def plain_data(value: Any, put: Put | None = None) -> Any:
+    """Return arguments or a result of a tool call as plain data; None if they cannot be rebuilt exactly from it.
 
     Args:
-        arguments: The arguments.
-        put: Stores bytes in them as a file; None: they are part of the data.
+        value: The arguments, or the result.
+        put: Stores bytes in it as a file; None: they are part of the data.
     """
     try:
-        data = _wrap(arguments, put)
+        data = _wrap(value, put)
         return data if orjson.loads(orjson.dumps(data)) == data else None
     except (TypeError, ValueError, RecursionError):
         return None
@@ -276,13 +273,9 @@ def raise_location(error: BaseException | None) -> str | None:
 
 
 def result_data(event: ToolResultEvent, put: Put | None = None) -> dict[str, Any] | None:
-    """Return a tool result as plain data; None if it cannot be rebuilt exactly from it; see `plain_arguments`."""
-    result = event.tool_result
-    try:
-        data = {name: _wrap(value, put) for name, value in result.items() if name != "toolUseId"}
-        return data if orjson.loads(orjson.dumps(data)) == data else None
-    except (TypeError, ValueError):
-        return None
+    """Return a tool result as plain data; None if it cannot be rebuilt exactly from it; see `plain_data`."""
+    data: dict[str, Any] | None = plain_data({k: v for k, v in event.tool_result.items() if k != "toolUseId"}, put)
+    return data
 
 
 def result_of(event: Event, call_id: str, files: FileStore | None = None) -> ToolResultEvent:

@@ -1,4 +1,4 @@
-"""Writes the events of one episode: `EventLog` writes any event, `TurnRecorder` the turns as they are committed.
+"""Writes the events of one episode: `EventLog` writes any event, and the turns as they are committed.
 
 Invariant: turns are written in the order of their ids, and recorded turns are not written again. If a resumed agent
 diverges from its record, a `ROLLBACK` event is written first. After `EventLog.close` only the events that end the
@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from enum import Enum
 
 from strands_sglang._json import jsonable
 from strands_sglang.engine import Generation
@@ -22,21 +21,53 @@ from strands_sglang.runs.recording.event_data import PendingAnswer, call_event, 
 from strands_sglang.runs.recording.replay_log import ReplayLog
 from strands_sglang.tokens import Turn
 
+logger = logging.getLogger(__name__)
+
 
 class EventLog:
-    """Writes the events of one episode, from any thread."""
+    """Writes the events of one episode, from any thread, and records its turns."""
 
-    def __init__(self, episode: str, chain: HashChain | None) -> None:
+    def __init__(
+        self,
+        episode: str,
+        chain: HashChain | None,
+        replay_log: ReplayLog | None = None,
+        *,
+        replays: bool = False,
+    ) -> None:
         """Create an open log.
 
         Args:
             episode: Id of the episode.
             chain: Events are written to it; None: events are not written.
+            replay_log: The recorded answers and results; None: nothing is recorded.
+            replays: What to do where the record ends, or where the agent does not match it. False: continue on the
+                engine; the rest of a record that does not match is rolled back with a `ROLLBACK` event. True: sample
+                nothing; the episode ends there, or has diverged.
         """
         self._episode, self._chain = episode, chain
         self.lock = threading.RLock()
         """Held while an event is written; hold it to write several events together."""
         self.closed = False
+        self.replays = replays
+        """Whether all calls are answered from the record and nothing is sampled."""
+        self.replay_log = ReplayLog() if replay_log is None else replay_log
+        """Recorded answers and results that were not returned yet."""
+        self.diverged: DivergedError | None = None
+        """Where a resumed or replayed agent diverged from its record; None if it did not."""
+        self._pending_answers: dict[int, PendingAnswer] = {}
+        self._out_of_order: dict[int, tuple[Turn, PendingAnswer]] = {}
+        self._settled_calls: set[str] = set()
+        self.turns = 0
+        """Number of recorded turns; further turns of the tree were committed too late to be recorded."""
+        self.earlier: dict[int, int] = {}
+        """By turn id: the number of the turn's tokens that are from the record and were not sampled in this run."""
+        self.calls_within: dict[str, int] = {}
+        """By tool call id: the number of turns made inside the call."""
+        self.ending = False
+        """Whether the end of the episode is being written; it can no longer be paused."""
+        self.on_turn: Callable[[Turn], None] | None = None
+        """Called with every turn that was sampled in this run, not with recorded ones; None: nothing is called."""
 
     @property
     def position(self) -> tuple[int, int]:
@@ -48,7 +79,7 @@ class EventLog:
         with self.lock:
             self.closed = True
 
-    def check_open(self) -> None:
+    def _check_not_closed(self) -> None:
         """Raise CallCancelledError if the log is closed."""
         if self.closed:
             raise CallCancelledError(f"episode {self._episode} has ended")
@@ -75,60 +106,13 @@ class EventLog:
         """
         with self.lock:
             if not ends and kind not in (EventKind.REWARD, EventKind.END):
-                self.check_open()
+                self._check_not_closed()
             if self._chain is None:
                 return
             try:
                 self._chain.append(kind, data, arrays)
             except TypeError:
                 self._chain.append(kind, jsonable(data), arrays)
-
-
-logger = logging.getLogger(__name__)
-
-
-class RecordingMode(str, Enum):
-    """What to do where the record ends, or where the agent does not match it."""
-
-    LIVE = "live"
-    """Continue on the engine. The rest of a record that does not match is rolled back with a `ROLLBACK` event."""
-    REPLAY = "replay"
-    """Sample nothing: the episode ends there, or has diverged."""
-
-
-class TurnRecorder:
-    """Records the turns of one episode."""
-
-    def __init__(
-        self, episode: str, chain: HashChain | None, replay_log: ReplayLog | None, mode: RecordingMode
-    ) -> None:
-        """Create the recorder; see `EpisodeRecorder`."""
-        self._episode, self._log, self._mode = episode, EventLog(episode, chain), mode
-        self.write, self.close = self._log.write, self._log.close
-        """`EventLog.write` and `EventLog.close` of the episode."""
-        self.log = self._log
-        self.replay_log = ReplayLog() if replay_log is None else replay_log
-        """Recorded answers and results that were not returned yet."""
-        self.diverged: DivergedError | None = None
-        """Where a resumed or replayed agent diverged from its record; None if it did not."""
-        self._pending_answers: dict[int, PendingAnswer] = {}
-        self._out_of_order: dict[int, tuple[Turn, PendingAnswer]] = {}
-        self._settled_calls: set[str] = set()
-        self.turns = 0
-        """Number of recorded turns; further turns of the tree were committed too late to be recorded."""
-        self.earlier: dict[int, int] = {}
-        """By turn id: the number of the turn's tokens that are from the record and were not sampled in this run."""
-        self.calls_within: dict[str, int] = {}
-        """By tool call id: the number of turns made inside the call."""
-        self.ending = False
-        """Whether the end of the episode is being written; it can no longer be paused."""
-        self.on_turn: Callable[[Turn], None] | None = None
-        """Called with every turn that was sampled in this run, not with recorded ones; None: nothing is called."""
-
-    @property
-    def replays(self) -> bool:
-        """Whether all calls are answered from the record and nothing is sampled."""
-        return self._mode is RecordingMode.REPLAY
 
     def _diverge(self, first: int | None, why: str) -> None:
         """Discard the rest of the record: continue on the engine, or end the replay.
@@ -140,7 +124,7 @@ class TurnRecorder:
         Raises:
             DivergedError: This is a replay.
         """
-        with self._log.lock:
+        with self.lock:
             before = self.diverged  # set by another thread in the meantime
             message = f"episode {self._episode} diverges from its record at event {first}: {why}"
             self.diverged = before or DivergedError(message, episode=self._episode, event=first)
@@ -164,14 +148,11 @@ class TurnRecorder:
 
     def episode_reset(self) -> None:
         """Called on reset: discards all turns."""
-        with self._log.lock:
-            self._roll_back(self.turns if self._log.closed else 0)
-
-    def _roll_back(self, turns: int) -> None:
-        if turns < self.turns:
-            if not self.replay_log.reset():
-                self._write_rollback(turns, RollbackCause.RESET)
-            self.turns = turns
+        with self.lock:
+            if self.turns and not self.closed:
+                if not self.replay_log.reset():
+                    self._write_rollback(0, RollbackCause.RESET)
+                self.turns = 0
 
     def _write_rollback(self, turns: int, cause: RollbackCause) -> None:
         data = RollbackData(turns=turns, cause=cause.value, event=None, reason="the agent was reset")
@@ -179,8 +160,8 @@ class TurnRecorder:
 
     def committed(self, turn: Turn, generation: Generation) -> None:
         """Write a committed turn unless it is recorded; turns of several threads are written in the order of ids."""
-        with self._log.lock:
-            self._log.check_open()
+        with self.lock:
+            self._check_not_closed()
             answer = self._pending_answers.pop(id(generation))
             try:
                 if turn.id < self.turns:
@@ -195,7 +176,7 @@ class TurnRecorder:
 
     def _write_turn(self, turn: Turn, answer: PendingAnswer) -> None:
         event = answer.event
-        data, arrays = call_event(turn, answer.generation, answer.prompt_digest, answer.prompt_tokens, answer.within)
+        data, arrays = call_event(turn, answer)
         if event is not None and self.diverged is None and not same_position(event, data, arrays):
             self._diverge(event.number, f"turn {turn.id} has another position in the conversation than recorded")
         if event is None and self.diverged is None and turn.id < self.replay_log.turns:

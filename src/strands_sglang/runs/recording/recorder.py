@@ -14,7 +14,7 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -37,7 +37,7 @@ from strands_sglang.runs.recording.event_data import (
     generation_of,
     partial_call_event,
 )
-from strands_sglang.runs.recording.event_log import RecordingMode, TurnRecorder
+from strands_sglang.runs.recording.event_log import EventLog
 from strands_sglang.runs.recording.pausable_engine import PartialTurn, PausableEngine, PausedError
 from strands_sglang.runs.recording.replay_log import LostCalls, ReplayLog
 from strands_sglang.runs.scheduler import LoopThrottle
@@ -51,7 +51,7 @@ within: ContextVar[tuple[str, ...]] = ContextVar("strands_sglang_within", defaul
 """Ids of the tool calls that this context runs inside, outermost first."""
 
 
-class EpisodeRecorder(TurnRecorder):
+class EpisodeRecorder(EventLog):
     """Engine and observer of one episode: answers its calls from the record or the engine, and records them."""
 
     def __init__(
@@ -61,7 +61,7 @@ class EpisodeRecorder(TurnRecorder):
         *,
         chain: HashChain | None = None,
         replay_log: ReplayLog | None = None,
-        mode: RecordingMode = RecordingMode.LIVE,
+        replays: bool = False,
         routing_key: str | None = None,
         loop_throttle: LoopThrottle | None = None,
         engine_monitor: EngineMonitor | None = None,
@@ -74,13 +74,13 @@ class EpisodeRecorder(TurnRecorder):
             episode: Id of the episode.
             chain: Events are written to it; None: events are not written.
             replay_log: The recorded answers and results; None: nothing is recorded.
-            mode: What to do where the record ends or does not match.
+            replays: Whether nothing is sampled; see `EventLog`.
             routing_key: Routing key for session affinity; None: the id of the episode.
             loop_throttle: Spreads the work of episodes over iterations of the event loop; None: episodes do not wait.
             engine_monitor: Checks that the engine is alive; None: the engine counts as alive.
             put_file: Stores the images of prompts, which events refer to; None: they are not stored.
         """
-        super().__init__(episode, chain, replay_log, mode)
+        super().__init__(episode, chain, replay_log, replays=replays)
         self.metrics = EpisodeMetrics()
         """Counts and times so far; those that follow from the tree are set by `EpisodeMetrics.count`."""
         self.routing_key = routing_key
@@ -144,10 +144,8 @@ class EpisodeRecorder(TurnRecorder):
         """Measure a tool call in this `with` block, without the time in which the engine fails inside it."""
         clock = self._tool_clocks[call_id] = EpisodeClock()
         try:
-            if asyncio.get_running_loop() is self._loop:
-                with self._engine_monitor.watching(clock):
-                    yield clock
-            else:
+            here = asyncio.get_running_loop() is self._loop
+            with self._engine_monitor.watching(clock) if here else nullcontext():
                 yield clock
         finally:
             self._tool_clocks.pop(call_id, None)
@@ -186,10 +184,9 @@ class EpisodeRecorder(TurnRecorder):
         Returns:
             The error message for a call that exceeds the limit; None if the tool may run.
         """
-        with self._log.lock:
-            refusal = None
-            if not recorded and self.agent_limits.max_tool_calls is not None:
-                refusal = self.agent_limits.refusal(self.metrics.tool_calls + self.replay_log.results_left)
+        with self.lock:
+            calls = self.metrics.tool_calls + self.replay_log.results_left
+            refusal = None if recorded else self.agent_limits.refusal(calls)
             self.metrics.tool_calls += refusal is None
         return refusal
 
@@ -303,7 +300,7 @@ class EpisodeRecorder(TurnRecorder):
             asyncio.CancelledError: The episode is paused and closed, or this is not the episode's event loop.
         """
         while self.live_engine.paused:
-            if self._log.closed or asyncio.get_running_loop() is not self._loop:
+            if self.closed or asyncio.get_running_loop() is not self._loop:
                 self.paused_calls.update(within.get())
                 raise asyncio.CancelledError("the episode is paused")
             await asyncio.sleep(_POLL_SECONDS)
@@ -320,7 +317,7 @@ class EpisodeRecorder(TurnRecorder):
         await _until(lambda: not self._undelivered and not self._pending_answers, _COMMIT_SECONDS)
 
     def _check_open(self, *, new_call: bool = False) -> None:
-        self._log.check_open()
+        self._check_not_closed()
         for call in within.get():
             if call in self._ended_calls or (
                 new_call and call in self._settled_calls and not self.replay_log.has_calls_within(call)

@@ -28,7 +28,7 @@ from strands_sglang.runs.recording.event_data import (
     ToolArguments,
     ToolOutcome,
     arguments_digest,
-    plain_arguments,
+    plain_data,
     raise_location,
     result_data,
     result_of,
@@ -107,10 +107,8 @@ class ToolRecorder:
         if recorded is None or recorder.diverged is not None:
             self._write(call, name, arguments, outcome, last, seconds)
         elif recorded.data["result"] is not None:
-            outcome, last = (
-                ToolOutcome(recorded.data["outcome"]),
-                result_of(recorded, call_id, recorder.replay_log.files),
-            )
+            outcome = ToolOutcome(recorded.data["outcome"])
+            last = result_of(recorded, call_id, recorder.replay_log.files)
         yield self._count(outcome.value, last)
 
     async def _run_limited(
@@ -167,7 +165,7 @@ class ToolRecorder:
     ) -> None:
         call_id = str(call.get("toolUseId"))
         complete = self.recorder.tool_arguments is ToolArguments.RECORD
-        recorded_arguments = plain_arguments(call.get("input"), self.recorder.put_data) if complete else None
+        recorded_arguments = plain_data(call.get("input"), self.recorder.put_data) if complete else None
         data: ToolData = {
             "id": call_id,
             "name": name,

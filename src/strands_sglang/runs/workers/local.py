@@ -28,7 +28,7 @@ from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode, OnTurn, TurnCounts
 from strands_sglang.runs.finalizer import EpisodeFinalizer, RewardRunner
 from strands_sglang.runs.limits import Limits
-from strands_sglang.runs.monitoring.telemetry import episode_span
+from strands_sglang.runs.monitoring.telemetry import episode_ended, episode_span
 from strands_sglang.runs.recording.clock import EngineMonitor, EpisodeClock, wait_in_time
 from strands_sglang.runs.recording.pausable_engine import PausableEngine
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
@@ -90,7 +90,7 @@ class LocalWorker:
         agents = fast_agents() if self.run_spec.fast_agents else nullcontext()
         with agents, episode_span(spec.id, task=spec.task.id, sample=spec.sample, run=run, parent=trace) as span:
             episode = await self._run(spec, on_turn, stop, pause)
-            span.ended(episode)
+            episode_ended(span, episode)
         return episode
 
     def pause(self, id: str, seconds: float = ABORT_TIMEOUT) -> bool:

@@ -50,8 +50,8 @@ _gc_was_enabled = False
 class ToolThreads(ThreadPoolExecutor):
     """An executor of daemon threads, started on demand up to a limit. A loop accepts only a `ThreadPoolExecutor`."""
 
-    def __init__(self, limit: int = 1024) -> None:
-        """Prepare the executor of at most `limit` threads, those of hanging tools included; further calls wait."""
+    def __init__(self, limit: float = 1024) -> None:
+        """Prepare the executor of at most `limit` threads, those of hanging calls included; further calls wait."""
         super().__init__(1)
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._limit = limit
@@ -204,19 +204,16 @@ def open_files(connections: int) -> OpenFiles | None:
 
 def check_open_files(connections: int, *, raise_limit: bool) -> None:
     """Log a warning if too few files may be open; `raise_limit`: raise the soft limit first, and leave it raised."""
-    if resource is None:
+    limit = open_files(connections)
+    if limit is None or limit.soft >= limit.needed:
         return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = connections + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    granted = soft
+    granted, needed = limit.soft, limit.needed
     if raise_limit:
-        granted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (int(min(needed, limit.hard)), hard))
+            granted = min(needed, limit.hard)
         except (OSError, ValueError) as error:
-            granted = soft
-            logger.debug("limit=<%d>, error=<%s> | limit of open files could not be raised", soft, error)
+            logger.debug("limit=<%d>, error=<%s> | limit of open files could not be raised", granted, error)
     if granted < needed:
         logger.warning("limit=<%d>, needed=<%d> | limit of open files is too low: raise `ulimit -n`", granted, needed)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 
@@ -162,26 +162,10 @@ Score: TypeAlias = float | Mapping[str, Any] | Sequence[Any] | Reward | None
 """What a reward function returns: a number; a dict with "reward"; one number per turn; a `Reward`; None: no reward."""
 
 
-class BuildAgent(Protocol):
-    """Type of the function that builds the agent of an episode."""
+BuildAgent: TypeAlias = "Callable[[Task, SGLangModel], Built | Awaitable[Built]]"
+"""Type of the function that builds the agent of an episode: it takes the task and a model to use; may be async."""
 
-    def __call__(self, task: Task, model: SGLangModel, /) -> Built | Awaitable[Built]:
-        """Return the agent for a task, using this model; may be async."""
+_Scored: TypeAlias = Score | Awaitable[Score]
 
-
-class EpisodeReward(Protocol):
-    """Type of a reward function that takes the episode."""
-
-    def __call__(self, episode: Episode, /) -> Score | Awaitable[Score]:
-        """Return the score of an episode; may be async."""
-
-
-class TaskReward(Protocol):
-    """Type of a reward function that takes the task and the episode."""
-
-    def __call__(self, task: Task, episode: Episode, /) -> Score | Awaitable[Score]:
-        """Return the score of an episode; may be async."""
-
-
-ScoreEpisode: TypeAlias = EpisodeReward | TaskReward
-"""Type of a reward function: it takes the episode, or the task and the episode."""
+ScoreEpisode: TypeAlias = Callable[[Episode], _Scored] | Callable[[Task, Episode], _Scored]
+"""Type of a reward function: it takes the episode, or the task and the episode; may be async."""
