@@ -362,6 +362,7 @@ async def test_images_are_served_by_digest(recorded: Path) -> None:
                 assert response.status == 200 and await response.read() == data
                 assert response.content_type == "image/png"
                 assert response.headers["X-Content-Type-Options"] == "nosniff"
+                assert "immutable" in response.headers["Cache-Control"]
         for wrong in ("", "0" * 64, "../run.json", "..%2Frun.json", "ab"):
             async with client.get(f"/api/image?digest={wrong}") as response:
                 assert response.status != 200

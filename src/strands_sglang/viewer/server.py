@@ -244,7 +244,7 @@ class _Handlers:
     async def image(self, request: web.Request) -> web.StreamResponse:
         data = await self._in_thread(self.viewer.image, request.query.get("digest", ""))
         # Its address is its content: it never changes.
-        return web.Response(body=data, content_type="image/png", headers={**HEADERS, "Cache-Control": _FOREVER})
+        return web.Response(body=data, content_type="image/png", headers={"Cache-Control": _FOREVER})
 
     async def verdict(self, request: web.Request) -> web.StreamResponse:
         id, viewer = request.query.get("id"), self.viewer
@@ -317,8 +317,8 @@ async def serve(
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if request.method not in ("GET", "HEAD"):
         return _error(405, "only GET is supported: the viewer changes nothing")
-    name = re.fullmatch(r"(.*?)(?::\d+)?", request.headers.get("Host", ""))
-    if name is None or name[1] not in HOSTS:
+    host = re.fullmatch(r"(.*?)(?::\d+)?", request.headers.get("Host", ""))
+    if host is None or host[1] not in HOSTS:
         return _error(421, "open the viewer at the address that the command printed")
     opened = request.path == "/" and request.headers.get("Sec-Fetch-Mode") == "navigate"  # a link to the page
     if not opened and request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
@@ -335,7 +335,8 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         logger.exception("path=<%s> | request failed", request.path)
         return _error(500, f"{type(error).__name__}: {error}")
     if not response.prepared:
-        response.headers.update(HEADERS)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
     return response
 
 
