@@ -9,6 +9,7 @@ null for NaN and infinities. Colours are used only if standard output is a termi
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -25,23 +26,24 @@ INTERRUPTED = "strands_sglang.interrupted"  # key in `Context.meta`: what an int
 
 
 class Command(click.Command):
-    """A command whose help ends with its exit codes and examples."""
+    """A command whose help is the docstring of its function, and ends with its exit codes and examples."""
 
     def __init__(
         self,
         name: str,
         *,
+        callback: Callable[..., int],
         exit_codes: Mapping[int, str] | None = None,
         examples: Sequence[str] = (),
         interrupted: str = "nothing was written",
         **settings: Any,
     ) -> None:
-        """Create the command; its help ends with what the exit codes mean, and with examples.
+        """Create the command; `callback` returns its exit code.
 
         `examples` are without the program's name, lines of other programs start with "$ ". `interrupted`: what the
         command leaves behind after Ctrl-C.
         """
-        super().__init__(name, **settings)
+        super().__init__(name, callback=callback, help=inspect.getdoc(callback), **settings)
         self.exit_codes, self.examples, self.interrupted = dict(exit_codes or {}), tuple(examples), interrupted
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

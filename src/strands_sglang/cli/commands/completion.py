@@ -6,14 +6,11 @@ import click
 
 from strands_sglang.cli import _command as cli
 
-_DESCRIPTION = """\
-Print the script that completes commands, options and their values in bash (4.4 or newer), zsh or fish. Load it where
-your shell loads its settings.
-"""
-
 
 def run(shell: str) -> int:
-    """Print the script; return the exit code."""
+    """Print the script that completes commands, options and their values in bash (4.4 or newer), zsh or fish. Load it
+    where your shell loads its settings.
+    """
     from click.shell_completion import get_completion_class
 
     from strands_sglang.cli.main import COMPLETE_VARIABLE, PROGRAM, program
@@ -29,7 +26,6 @@ def run(shell: str) -> int:
 command = cli.Command(
     "completion",
     callback=run,
-    help=_DESCRIPTION,
     params=[click.Argument(["shell"], type=click.Choice(["bash", "zsh", "fish"]))],
     exit_codes={0: "the script was printed", 2: "invalid arguments"},
     examples=[

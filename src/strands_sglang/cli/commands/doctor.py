@@ -14,14 +14,6 @@ from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.cli import _command as cli
 from strands_sglang.cli._run_options import API_KEY, model_arguments, model_params
 
-_DESCRIPTION = """\
-Check that a server or router, a tokenizer, your agent and this machine fit together, before you run episodes. Each
-line of the report passes, warns or fails; below a warning or failure it says what to do. About a hundred small requests
-are sent; no tool is run.
-
-Give the limits and options of your run, so that they are checked too. The server's API key is read from the
-environment variable STRANDS_SGLANG_API_KEY.
-"""
 CHECKS = (
     *("server", "versions", "workers", "sampling", "router", "tokenizer", "template", "soundness", "parser", "agent"),
     *("dtype", "logprobs", "return_logprob", "kept sets", "stop tokens", "prefix cache", "context", "weight version"),
@@ -43,7 +35,13 @@ def run(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Check everything; return the exit code. A server that is missing or wrong is in the report, not an error."""
+    """Check that a server or router, a tokenizer, your agent and this machine fit together, before you run episodes.
+    Each line of the report passes, warns or fails; below a warning or failure it says what to do. About a hundred small
+    requests are sent; no tool is run.
+
+    Give the limits and options of your run, so that they are checked too. The server's API key is read from the
+    environment variable STRANDS_SGLANG_API_KEY.
+    """
     from strands_sglang._async import run_async
     from strands_sglang.doctor import diagnose
 
@@ -79,7 +77,6 @@ def run(
 command = cli.Command(
     "doctor",
     callback=run,
-    help=_DESCRIPTION,
     params=[
         cli.option("--base-url", "address of the SGLang server or router", metavar="URL", required=True),
         cli.option("--tokenizer", "the model's tokenizer: a name or path", metavar="NAME", required=True),

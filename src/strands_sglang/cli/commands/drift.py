@@ -16,14 +16,6 @@ from strands_sglang.errors import ConfigurationError
 
 MEASURED, INCOMPLETE, NOTHING = 0, 1, 3  # exit codes: all was measured; something is unreadable; nothing is there
 
-_DESCRIPTION = """\
-Measure how many turns and tokens would differ if they were not recorded: if the text of each turn was
-re-tokenised, or the messages were rendered again by the chat template. Differences are counted by cause, with examples.
-
-SOURCE is the directory of a run, or a JSON Lines file with one conversation per line: {"messages": [...]} in the form
-of OpenAI or Strands, or an exported trajectory.
-"""
-
 
 def run(
     source: str,
@@ -35,7 +27,13 @@ def run(
     model_options: dict[str, Any] | None,
     as_json: bool,
 ) -> int:
-    """Measure a run or a file; return the exit code."""
+    """Measure how many turns and tokens would differ if they were not recorded: if the text of each turn was
+    re-tokenised, or the messages were rendered again by the chat template. Differences are counted by cause, with
+    examples.
+
+    SOURCE is the directory of a run, or a JSON Lines file with one conversation per line: {"messages": [...]} in the
+    form of OpenAI or Strands, or an exported trajectory.
+    """
     from strands_sglang.drift import measure
 
     name, options = _tokenizer_and_options(source, tokenizer, model_options)
@@ -95,7 +93,6 @@ def _tokenizer_and_options(
 command = cli.Command(
     "drift",
     callback=run,
-    help=_DESCRIPTION,
     params=[
         click.Argument(["source"], metavar="SOURCE", type=click.Path()),
         cli.tokenizer_option("the one in run.json; required for a file"),

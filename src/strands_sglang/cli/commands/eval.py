@@ -21,15 +21,6 @@ COMPLETE, INCOMPLETE, NOTHING = 0, 1, 3  # exit codes: every episode has a rewar
 
 _TASKS = 50  # listed in the text
 
-_DESCRIPTION = """\
-Run an agent on every task of a JSON Lines file, as rollout does, and report pass@k and the mean reward with confidence
-intervals, per task and overall. With --recorded, a recorded run is evaluated and nothing is run.
-
-pass@k is the unbiased estimator 1 - C(n-c, k) / C(n, k). Overall figures are means over tasks, with Student's t
-intervals over tasks: samples of one task are not independent of each other. Episodes without a reward, such as those
-that an engine failure ended, are left out and counted.
-"""
-
 
 def run(
     recorded: str | None,
@@ -41,7 +32,13 @@ def run(
     markdown: bool,
     **given: Any,
 ) -> int:
-    """Evaluate; return the exit code."""
+    """Run an agent on every task of a JSON Lines file, as rollout does, and report pass@k and the mean reward with
+    confidence intervals, per task and overall. With --recorded, a recorded run is evaluated and nothing is run.
+
+    pass@k is the unbiased estimator 1 - C(n-c, k) / C(n, k). Overall figures are means over tasks, with Student's t
+    intervals over tasks: samples of one task are not independent of each other. Episodes without a reward, such as
+    those that an engine failure ended, are left out and counted.
+    """
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.cli.commands.rollout import perform
     from strands_sglang.runs.offline.evaluation import evaluate, recorded_scores
@@ -83,7 +80,6 @@ def _all_episodes(result: RunResult) -> list[Episode]:
 command = cli.Command(
     "eval",
     callback=run,
-    help=_DESCRIPTION,
     params=[
         *task_params(required=False),
         cli.option("-d --directory", "directory of the run, to record and resume it", metavar="DIR"),

@@ -20,11 +20,6 @@ IDENTICAL, DIFFERENT, NOTHING = 0, 1, 3  # exit codes: all trajectories are iden
 
 _MAX_DIFFERENCES = 10  # kinds of difference to list
 
-_DESCRIPTION = """\
-Run recorded episodes again through your agent's code and compare the trajectories. Responses of the engine and results
-of tools come from the ledger; no request is sent and no tool is run.
-"""
-
 
 def run(
     directory: str,
@@ -36,7 +31,9 @@ def run(
     fast: bool,
     as_json: bool,
 ) -> int:
-    """Replay a run; return the exit code."""
+    """Run recorded episodes again through your agent's code and compare the trajectories. Responses of the engine and
+    results of tools come from the ledger; no request is sent and no tool is run.
+    """
     from strands_sglang import fast_agents
     from strands_sglang._async import run_async
     from strands_sglang.cli._recorded_run import open_run, run_settings, tokenizer_of
@@ -117,7 +114,6 @@ def _json(one: ReplayResult) -> str:
 command = cli.Command(
     "replay",
     callback=run,
-    help=_DESCRIPTION,
     params=[
         cli.run_argument(),
         cli.function_option("--agent", "build function, as for rollout()", required=True),

@@ -19,17 +19,14 @@ if TYPE_CHECKING:
 
 DONE, FAILED, NOTHING = 0, 1, 3  # exit codes: no failure; an episode or a reward failed; no episode was kept
 
-_DESCRIPTION = """\
-Run an agent on every task of a JSON Lines file and record the episodes in a directory. Each line of TASKS is an object
-with "prompt", and optionally "answer", "id" and other data, or a string; - reads standard input. If the directory has
-an interrupted run, it is continued: run the same command again.
-
-The server's API key is read from the environment variable STRANDS_SGLANG_API_KEY.
-"""
-
 
 def run(as_json: bool, **given: Any) -> int:
-    """Run the agent; return the exit code."""
+    """Run an agent on every task of a JSON Lines file and record the episodes in a directory. Each line of TASKS is an
+    object with "prompt", and optionally "answer", "id" and other data, or a string; - reads standard input. If the
+    directory has an interrupted run, it is continued: run the same command again.
+
+    The server's API key is read from the environment variable STRANDS_SGLANG_API_KEY.
+    """
     result = perform(given)
     if result is None:
         return FAILED
@@ -93,7 +90,6 @@ def _listed(counts: dict[str, int]) -> str:
 command = cli.Command(
     "rollout",
     callback=run,
-    help=_DESCRIPTION,
     params=[
         *task_params(required=True),
         cli.option("-d --directory", "directory of the run", metavar="DIR", required=True),

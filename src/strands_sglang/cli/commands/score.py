@@ -19,11 +19,6 @@ SCORED, FAILED, NOTHING = 0, 1, 3  # exit codes: all episodes were scored; a rew
 
 _MAX_ERRORS = 10  # kinds of error to list
 
-_DESCRIPTION = """\
-Score the episodes of a recorded run again with a reward function, without an engine. The new scores are appended to the
-ledger and replace the earlier ones, which stay recorded.
-"""
-
 
 def run(
     directory: str,
@@ -33,7 +28,9 @@ def run(
     reward_timeout: float | None,
     as_json: bool,
 ) -> int:
-    """Score a run; return the exit code."""
+    """Score the episodes of a recorded run again with a reward function, without an engine. The new scores are appended
+    to the ledger and replace the earlier ones, which stay recorded.
+    """
     from strands_sglang._async import run_async
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.proof.files import SIGNATURE
@@ -85,7 +82,6 @@ def _json(one: ScoreRunResult) -> str:
 command = cli.Command(
     "score",
     callback=run,
-    help=_DESCRIPTION,
     interrupted="scores computed so far are in the ledger and count",
     params=[
         cli.run_argument(),

@@ -31,16 +31,13 @@ _SORT = {
 _ROWS = 50  # of a list, unless --limit is given
 _CHARACTERS = 2000  # of a text, unless --full is given
 
-_DESCRIPTION = """\
-Show the episodes of a run, or one episode turn by turn: its sampled tokens coloured by probability, tool calls with
-arguments, results, errors and seconds, its reward, why it ended, and its branches.
-
-EPISODE is an episode id such as task-7/0, or the start of one.
-"""
-
 
 def run(directory: str, episode: str | None, **options: Any) -> int:
-    """Show a run or an episode; return the exit code."""
+    """Show the episodes of a run, or one episode turn by turn: its sampled tokens coloured by probability, tool calls
+    with arguments, results, errors and seconds, its reward, why it ended, and its branches.
+
+    EPISODE is an episode id such as task-7/0, or the start of one.
+    """
     from strands_sglang.cli._recorded_run import open_run
 
     run_file = open_run(directory)
@@ -160,7 +157,6 @@ def _token_texts(tokenizer: str | None, run_file: dict[str, Any]) -> TokenTexts 
 command = cli.Command(
     "show",
     callback=run,
-    help=_DESCRIPTION,
     params=[
         cli.run_argument(),
         click.Argument(["episode"], metavar="[EPISODE]", required=False),

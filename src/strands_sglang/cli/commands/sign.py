@@ -11,14 +11,11 @@ from strands_sglang._terminal import escape_for_terminal
 from strands_sglang.cli import _command as cli
 from strands_sglang.errors import LedgerError
 
-_DESCRIPTION = """\
-Verify a run and sign its root digest with an Ed25519 key. The signature is written to signature.json in the run's
-directory; `verify --public-key` then detects any later change. Requires the extra `sign`.
-"""
-
 
 def run(directory: str, key: str, as_json: bool) -> int:
-    """Sign a run; return the exit code."""
+    """Verify a run and sign its root digest with an Ed25519 key. The signature is written to signature.json in the
+    run's directory; `verify --public-key` then detects any later change. Requires the extra `sign`.
+    """
     from strands_sglang.ledger.run_dir import write_json
     from strands_sglang.proof.files import SIGNATURE, sign_root
     from strands_sglang.proof.verify import verify
@@ -41,7 +38,6 @@ def run(directory: str, key: str, as_json: bool) -> int:
 command = cli.Command(
     "sign",
     callback=run,
-    help=_DESCRIPTION,
     params=[
         cli.run_argument(),
         cli.option("--key", "Ed25519 private key in PEM format", metavar="PATH", required=True),

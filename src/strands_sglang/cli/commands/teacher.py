@@ -21,15 +21,12 @@ SCORED, FAILED, NOTHING = 0, 1, 3  # exit codes: all episodes were scored; an ep
 
 _PROGRESS_SECONDS = 5.0
 
-_DESCRIPTION = """\
-Let a teacher score every sampled token of a recorded run: its logprob, and optionally the teacher's likeliest ids. The
-teacher is another SGLang server with the same vocabulary. The scores are appended to the ledger and are part of every
-export; a command that was interrupted continues where it stopped.
-"""
-
 
 def run(directory: str, url: str, top: int, episode: tuple[str, ...], again: bool, at_once: int, as_json: bool) -> int:
-    """Score a run with a teacher; return the exit code."""
+    """Let a teacher score every sampled token of a recorded run: its logprob, and optionally the teacher's likeliest
+    ids. The teacher is another SGLang server with the same vocabulary. The scores are appended to the ledger and are
+    part of every export; a command that was interrupted continues where it stopped.
+    """
     from strands_sglang._async import run_async
     from strands_sglang.cli._recorded_run import open_run
     from strands_sglang.proof.files import SIGNATURE
@@ -77,7 +74,6 @@ class _Progress:
 command = cli.Command(
     "teacher",
     callback=run,
-    help=_DESCRIPTION,
     interrupted="scores computed so far are in the ledger; run the command again for the rest",
     params=[
         cli.run_argument(),

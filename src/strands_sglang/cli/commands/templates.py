@@ -18,15 +18,12 @@ from strands_sglang.errors import StrandsSGLangError
 
 CHECKED, FAILED, NOTHING = 0, 1, 3  # exit codes: all tokenizers were checked; some could not be; there was none
 
-_DESCRIPTION = """\
-Report for which steps (tool results, user messages, ...) new messages can be appended exactly with a chat template, and
-where the template rewrites history instead. TOKENIZER is a tokenizer folder, a folder of them, or a model name on the
-Hugging Face Hub; no server is needed.
-"""
-
 
 def run(tokenizer: tuple[str, ...], chat_template: str | None, as_json: bool) -> int:
-    """Print the reports; return the exit code."""
+    """Report for which steps (tool results, user messages, ...) new messages can be appended exactly with a chat
+    template, and where the template rewrites history instead. TOKENIZER is a tokenizer folder, a folder of them, or a
+    model name on the Hugging Face Hub; no server is needed.
+    """
     template = None if chat_template is None else Path(chat_template).read_text()
     paint = cli.Paint(cli.wants_colours())
     styles = {"proved": "green", "refused": "yellow"}
@@ -100,7 +97,6 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 command = cli.Command(
     "templates",
     callback=run,
-    help=_DESCRIPTION,
     params=[
         click.Argument(["tokenizer"], metavar="TOKENIZER...", nargs=-1, required=True),
         cli.option("--chat-template", "check the template in this file instead of the tokenizer's own", metavar="FILE"),

@@ -16,14 +16,11 @@ if TYPE_CHECKING:
 
 PROVED, BROKEN, UNDECIDED = 0, 1, 3  # exit codes: proved; the record contradicts itself; data is missing
 
-_DESCRIPTION = """\
-Verify a run offline, from its files alone: every prompt that was sent equals the recorded branch, and every trained
-token was sampled at its position.
-"""
-
 
 def run(**arguments: Any) -> int:
-    """Verify a ledger; return the exit code."""
+    """Verify a run offline, from its files alone: every prompt that was sent equals the recorded branch, and every
+    trained token was sampled at its position.
+    """
     from strands_sglang._terminal import escape_for_terminal
     from strands_sglang.proof.finding import FindingKind
     from strands_sglang.proof.verify import verify
@@ -108,7 +105,6 @@ def _exit_code(certificate: Certificate, report: RescoreReport | None, *, rescor
 command = cli.Command(
     "verify",
     callback=run,
-    help=_DESCRIPTION,
     params=[
         cli.run_argument(),
         cli.episode_option(),

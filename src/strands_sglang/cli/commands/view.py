@@ -14,14 +14,6 @@ from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.cli import _command as cli
 from strands_sglang.errors import ConfigurationError
 
-_DESCRIPTION = """\
-Show a recorded run in the browser: a table of its episodes, and each episode token by token beside its messages. The
-page is served on 127.0.0.1 until you press Ctrl-C; a run that is being written is followed.
-
-With --export, chosen episodes are written as one HTML file instead, which works without a server. It contains
-everything that the tools of these episodes returned: treat it like the run itself.
-"""
-
 
 def run(
     directory: str,
@@ -32,7 +24,12 @@ def run(
     episode: tuple[str, ...],
     as_json: bool,
 ) -> int:
-    """Serve or export a run; return the exit code."""
+    """Show a recorded run in the browser: a table of its episodes, and each episode token by token beside its messages.
+    The page is served on 127.0.0.1 until you press Ctrl-C; a run that is being written is followed.
+
+    With --export, chosen episodes are written as one HTML file instead, which works without a server. It contains
+    everything that the tools of these episodes returned: treat it like the run itself.
+    """
     from strands_sglang.viewer import export_html, view
 
     if export is not None:
@@ -60,7 +57,6 @@ def run(
 command = cli.Command(
     "view",
     callback=run,
-    help=_DESCRIPTION,
     params=[
         cli.run_argument(),
         cli.tokenizer_option("the one in run.json; without any, ids are shown"),
