@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from strands_sglang._json import plain_data
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.proof.finding import SEVERITY, Finding, FindingKind, Verdict, worst
 from strands_sglang.proof.trajectories import TokenCounts
@@ -123,10 +122,25 @@ class Certificate:
         """Return the certificate as plain data."""
         return {
             "verdict": self.verdict.value,
-            **plain_data(self),
+            "source": self.source,
+            "run": self.run,
+            "root": self.root,
+            "seal": self.seal.value,
             "episodes": {verdict.value: self.episodes[verdict] for verdict in Verdict},
+            "turns": self.turns,
+            "trajectories": self.trajectories,
+            "events": dict(self.events),
+            "orphans": self.orphans,
             "tokens": self.tokens.to_dict(),
+            "audits": self.audits,
+            "audit_differences": self.audit_differences,
             "versions": [[version, count] for version, count in self.versions.items()],
+            "files": [_plain(file) for file in self.files],
+            "content_files": self.content_files,
+            "teacher_tokens": self.teacher_tokens,
+            "exported": None if self.exported is None else _plain(self.exported),
+            "found": {kind.value: count for kind, count in self.found.items()},
+            "findings": [finding.to_dict() for finding in self.findings],
         }
 
     def text(self, findings: int = 20) -> str:
@@ -188,3 +202,7 @@ _SEALS = {
 
 def _list(counts: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts if count)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
