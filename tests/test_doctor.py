@@ -22,6 +22,7 @@ from strands_sglang.runs import Limits, rollout
 from strands_sglang.runs.checks import CHECKS, QUICK
 from support.families import tokenizer
 from support.scripted_fleet import Engine, Router
+from support.strands_snapshot import attributes, changes
 
 FAMILY = "qwen2.5"
 PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
@@ -77,7 +78,9 @@ async def checked(url: str, *names: str, **about: Any) -> Report:
 @pytest.mark.parametrize("behind_router", [False, True])
 async def test_a_healthy_setup_passes(stack: ExitStack, behind_router: bool) -> None:
     url = routed(stack) if behind_router else served(stack)
+    before = attributes()
     report = await checked(url, agent=build)
+    assert not changes(before)  # of the SDK
     bad = [check for check in report.checks if check.status in (Status.WARN, Status.FAIL) and check.name != "sandbox"]
     assert not bad, report.text()
     assert [check.name for check in report.checks] == list(CHECKS)
