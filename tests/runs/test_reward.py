@@ -286,3 +286,23 @@ def test_own_turns_exclude_sub_agents_rejected_turns_and_side_turns() -> None:
     assert own_turns(tree) == [first, second, rewritten]
     assert {sub.id, deeper.id, rejected.id, side.id} == {2, 3, 4, 5}
     assert own_turns(TokenTree("empty")) == []
+
+
+async def test_a_call_finds_no_event_loop_of_another_call() -> None:
+    async def judge() -> float:
+        return 1.0
+
+    def reward(episode: Episode) -> float:
+        try:
+            loop = asyncio.get_event_loop()
+        except RuntimeError:
+            loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(loop)
+        try:
+            return loop.run_until_complete(judge())
+        finally:
+            loop.close()
+
+    runner = RewardRunner(reward)
+    for _ in range(3):
+        assert await runner.score(finished()) == Reward(1.0)

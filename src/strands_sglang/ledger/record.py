@@ -260,7 +260,7 @@ def _turn(event: Event, rejected: set[int], scores: Mapping[int, TeacherLogprobs
 
 
 # Fields of `CallData` that a turn of `TokenTree.to_dict` has under the same name.
-_SAME_DATA = "parent start finish_reason purpose join forked_from caller versions detail".split()
+_SAME_DATA = ("parent", "start", "finish_reason", "purpose", "join", "forked_from", "caller", "versions", "detail")
 
 
 class PortableRecord:

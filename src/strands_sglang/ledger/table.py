@@ -213,7 +213,8 @@ def trajectory_of(row: Mapping[str, Any]) -> Trajectory:
     try:
         images = [(one["start"], one["positions"], one["digest"], one["grid"]) for one in row["images"]]
         branch, ids = int(row["branch"]), [int(id) for id in row["turn_ids"]]
-        data = {**row, "branch": branch, "turn_ids": ids, "images": images, "main": bool(row["main"])}
+        data = {name: row[name] for name in (*_PER_TOKEN, *_OTHER)}
+        data |= {"branch": branch, "turn_ids": ids, "images": images, "main": bool(row["main"])}
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"not a trajectory: {error!r}") from error
     return Trajectory.from_dict({**data, "format": TRAJECTORY_FORMAT})

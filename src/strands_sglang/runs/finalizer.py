@@ -11,9 +11,10 @@ import asyncio
 import contextvars
 import inspect
 import logging
-import math
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -43,7 +44,6 @@ from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.recording.recorder import EpisodeRecorder
 from strands_sglang.runs.resume import messages_data, restored
 from strands_sglang.runs.reward import Reward, describe_error, own_turns
-from strands_sglang.runs.workers.process_tuning import ToolThreads
 from strands_sglang.runs.workers.spec import EpisodeSpec
 from strands_sglang.tokens import TokenTree
 
@@ -67,7 +67,6 @@ class RewardRunner:
         self._takes_task = _takes_task(function)
         self._is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self._slots = asyncio.Semaphore(threads)
-        self._threads = ToolThreads(math.inf)  # calls that never return would exhaust any limit
 
     async def score(self, episode: Episode) -> Reward:
         """Return the reward of an episode. Raises nothing but cancellation and KeyboardInterrupt."""
@@ -103,8 +102,23 @@ class RewardRunner:
         return await self._to_reward(self._call(episode), episode)
 
     async def _in_thread(self, episode: Episode) -> Reward:
-        call = self._threads.submit(contextvars.copy_context().run, self._call, episode)
-        return await self._to_reward(await asyncio.wrap_future(call), episode)
+        """Call the function in a new thread.
+
+        Calls that never return would exhaust a pool, and a thread that is used again has the event loop and the other
+        thread-local state that an earlier call left.
+        """
+        answer: Future[Any] = Future()
+        answer.set_running_or_notify_cancel()  # it can no longer be cancelled: only the thread completes it
+        context = contextvars.copy_context()
+
+        def run() -> None:
+            try:
+                answer.set_result(context.run(self._call, episode))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name=f"reward-{episode.id}", daemon=True).start()
+        return await self._to_reward(await asyncio.wrap_future(answer), episode)
 
     async def _with_timeout(self, work: Coroutine[Any, Any, Reward]) -> Reward:
         """Wait at most `timeout` seconds for a call; no task of it is left on the event loop."""

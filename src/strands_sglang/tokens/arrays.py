@@ -65,7 +65,7 @@ def _checked(code: str, values: np.ndarray[Any, Any], what: str) -> bytes:
     made = values.astype(code)
     if code != "d" and (made != values).any():
         wrong = int(values[(made != values).argmax()])
-        raise TreeError(f"{what} ids must fit in {made.itemsize * 8} bits, got {wrong}")
+        raise TreeError(f"{what} must fit in {made.itemsize * 8} bits, got {wrong}")
     return made.tobytes()
 
 

@@ -18,7 +18,7 @@ from strands_sglang import SGLangModel
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict, Task, replay
-from strands_sglang.runs.recording.event_data import plain_data, raise_location, result_of
+from strands_sglang.runs.recording.event_data import raise_location, rebuildable_data, result_of
 from support.rollout.agent_kinds import plain, step
 from support.rollout.scripts import (
     RAN,
@@ -433,6 +433,6 @@ async def test_tool_arguments_option_is_validated_and_unserializable_arguments_a
         await run(dividing, ["go"], PromptEngine(calls_once), tool_arguments="none")
     nested: dict[str, Any] = {}
     nested["itself"] = nested
-    assert plain_data(nested) is None and plain_data({1: object()}) is None
-    assert plain_data({"a": (1, b"x")}) is not None
+    assert rebuildable_data(nested) is None and rebuildable_data({1: object()}) is None
+    assert rebuildable_data({"a": (1, b"x")}) is not None
     assert raise_location(None) is None and raise_location(ValueError("never raised")) is None

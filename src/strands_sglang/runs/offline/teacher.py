@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -283,15 +283,19 @@ async def _score_run(
 ) -> None:
     async with appending(folder, _WORKER, episodes) as (writer, records):
 
-        async def score(record: EpisodeRecord) -> None:
-            if not is_over(record):
-                scorer.report.empty += 1
-            elif not again and _is_known(record, scorer.report):
-                scorer.report.known += 1
-            else:
-                await scorer.score_record(record, writer)
+        def to_score() -> Iterator[EpisodeRecord]:
+            for record in records:
+                if not is_over(record):
+                    scorer.report.empty += 1
+                elif not again and _is_known(record, scorer.report):
+                    scorer.report.known += 1
+                else:
+                    yield record
 
-        await run_bounded(score, records, at_once)
+        async def score(record: EpisodeRecord) -> None:
+            await scorer.score_record(record, writer)
+
+        await run_bounded(score, to_score(), at_once)
 
 
 def _is_known(record: EpisodeRecord, report: TeacherReport) -> bool:

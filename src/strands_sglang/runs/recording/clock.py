@@ -261,7 +261,7 @@ class EngineMonitor:
             yield
             return
         self._clocks.add(clock)
-        if self._checks is None:
+        if self._checks is None or self._checks.get_loop() is not asyncio.get_running_loop():
             self._last_sign = time.monotonic()
             self._checks = asyncio.ensure_future(self._check())
         try:

@@ -250,7 +250,7 @@ def arguments_digest(arguments: Any) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-def plain_data(value: Any, put: Put | None = None) -> Any:
+def rebuildable_data(value: Any, put: Put | None = None) -> Any:
     """Return arguments or a result of a tool call as plain data; None if they cannot be rebuilt exactly from it.
 
     Args:
@@ -273,8 +273,10 @@ def raise_location(error: BaseException | None) -> str | None:
 
 
 def result_data(event: ToolResultEvent, put: Put | None = None) -> dict[str, Any] | None:
-    """Return a tool result as plain data; None if it cannot be rebuilt exactly from it; see `plain_data`."""
-    data: dict[str, Any] | None = plain_data({k: v for k, v in event.tool_result.items() if k != "toolUseId"}, put)
+    """Return a tool result as plain data; see `rebuildable_data`."""
+    data: dict[str, Any] | None = rebuildable_data(
+        {k: v for k, v in event.tool_result.items() if k != "toolUseId"}, put
+    )
     return data
 
 

@@ -185,8 +185,9 @@ class EpisodeRecorder(EventLog):
             The error message for a call that exceeds the limit; None if the tool may run.
         """
         with self.lock:
-            calls = self.metrics.tool_calls + self.replay_log.results_left
-            refusal = None if recorded else self.agent_limits.refusal(calls)
+            refusal = None
+            if not recorded and self.agent_limits.max_tool_calls is not None:  # counting what is left takes long
+                refusal = self.agent_limits.refusal(self.metrics.tool_calls + self.replay_log.results_left)
             self.metrics.tool_calls += refusal is None
         return refusal
 

@@ -28,8 +28,8 @@ from strands_sglang.runs.recording.event_data import (
     ToolArguments,
     ToolOutcome,
     arguments_digest,
-    plain_data,
     raise_location,
+    rebuildable_data,
     result_data,
     result_of,
 )
@@ -165,7 +165,7 @@ class ToolRecorder:
     ) -> None:
         call_id = str(call.get("toolUseId"))
         complete = self.recorder.tool_arguments is ToolArguments.RECORD
-        recorded_arguments = plain_data(call.get("input"), self.recorder.put_data) if complete else None
+        recorded_arguments = rebuildable_data(call.get("input"), self.recorder.put_data) if complete else None
         data: ToolData = {
             "id": call_id,
             "name": name,

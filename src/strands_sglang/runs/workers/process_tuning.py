@@ -50,8 +50,8 @@ _gc_was_enabled = False
 class ToolThreads(ThreadPoolExecutor):
     """An executor of daemon threads, started on demand up to a limit. A loop accepts only a `ThreadPoolExecutor`."""
 
-    def __init__(self, limit: float = 1024) -> None:
-        """Prepare the executor of at most `limit` threads, those of hanging calls included; further calls wait."""
+    def __init__(self, limit: int = 1024) -> None:
+        """Prepare the executor of at most `limit` threads, those of hanging tools included; further calls wait."""
         super().__init__(1)
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._limit = limit

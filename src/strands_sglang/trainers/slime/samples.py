@@ -170,7 +170,8 @@ def _content(
         logprobs = sets.logprobs.tolist()  # of the policy that sampled: over the kept sets
     scores = None if row.teacher is None else row.teacher.logprobs[:kept].tolist()
     if first == 0 and kept == 1:
-        tokens, mask[0] = [0, *tokens], 0
+        tokens = [0, *tokens]
+        mask[0] = 0
     elif first == 0:
         # Nothing precedes the first sampled token: it cannot be trained, and becomes the prompt.
         mask, logprobs = mask[1:], logprobs[1:]
