@@ -585,20 +585,6 @@ async def test_cancel_twice_while_agents_ignore_cancellation(tmp_path: Path, mon
     assert not any(record.finished for record in Ledger(tmp_path).episodes())
 
 
-async def test_two_runs_on_one_loop(tmp_path: Path) -> None:
-    """For example one for training and one for evaluation, each in its own directory."""
-    engines = [PromptEngine(steps(3)), PromptEngine(steps(2))]
-    one, other = await asyncio.gather(
-        run(build, ["a", "b"], engines[0], tmp_path / "one", samples_per_task=2),
-        run(build, ["a", "c"], engines[1], tmp_path / "other"),
-    )
-    assert (len(one), len(other)) == (4, 2)
-    assert_exact(engines[0], trees=[episode.tree for episode in one])
-    assert_exact(engines[1], trees=[episode.tree for episode in other])
-    assert_proved(tmp_path / "one")
-    assert_proved(tmp_path / "other")
-
-
 @pytest.mark.parametrize("good", [0, 1, 3, 8])
 async def test_full_disk_raises_and_run_can_be_resumed(
     good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
