@@ -21,17 +21,13 @@ from strands_sglang.trainers.trl.engine_thread import EngineThread
 from strands_sglang.trainers.trl.rollout import check_served_model, check_trainer, sampling_of
 from strands_sglang.trainers.worker_pool import bound_limits
 from support.families import tokenizer
-from support.rollout.agent_kinds import plain
+from support.rollout.agent_kinds import build, plain
 from support.rollout.scripts import FAMILY, PromptEngine, Script, asked, assert_proved, steps
 from support.scripted_engine import Answer
 from support.scripted_fleet import Engine
 from support.trainers.trl_doubles import Accelerator, Trainer, Weights, arguments
 
 ROWS = [{"prompt": f"Question {number}", "answer": number} for number in range(6)]
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 def score(episode: Any) -> float:
