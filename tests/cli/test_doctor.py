@@ -13,6 +13,7 @@ from strands_sglang.engine import retry
 from strands_sglang.runs.checks import CHECKS
 from support.cli import exit_code
 from support.families import tokenizer, tokenizer_path
+from support.rollout.agent_kinds import build  # noqa: F401, named on the command line
 from support.scripted_fleet import Engine
 
 FAMILY = "qwen2.5"
