@@ -66,11 +66,7 @@ LOOK = (
 
 @tool
 async def broken(reason: str) -> str:
-    """Fail.
-
-    Args:
-        reason: Why.
-    """
+    """Fail."""
     raise ValueError(reason)
 
 
@@ -260,11 +256,7 @@ async def test_cancellations(when: str) -> None:
 
         @tool
         async def stopping(x: str) -> str:
-            """Stop.
-
-            Args:
-                x: Anything.
-            """
+            """Stop."""
             if when == "in a tool":
                 agents[0].cancel()
             return x
@@ -379,11 +371,7 @@ async def test_an_agent_invoked_inside_a_tool_of_another(in_thread: bool) -> Non
 
         @tool
         async def helper(topic: str) -> str:
-            """Ask a helper.
-
-            Args:
-                topic: About what.
-            """
+            """Ask a helper."""
             return str(await asyncio.to_thread(inner, topic) if in_thread else await inner.invoke_async(topic))
 
         outer = agent_on(model, tools=[helper])
