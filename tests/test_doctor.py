@@ -16,22 +16,16 @@ import pytest
 from strands import Agent, tool
 
 from strands_sglang.doctor import Report, Status, diagnose
-from strands_sglang.engine import retry
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import Limits, rollout
 from strands_sglang.runs.checks import CHECKS, QUICK
 from support.families import tokenizer
 from support.scripted_fleet import Engine, Router
 
+pytestmark = pytest.mark.usefixtures("no_known_servers")
 FAMILY = "qwen2.5"
 PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
 """A template that knows no tools."""
-
-
-@pytest.fixture(autouse=True)
-def no_known_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget which servers answered in earlier tests: ports are reused."""
-    monkeypatch.setattr(retry, "_histories", {})
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from strands_sglang import SGLangClient, SGLangModel
-from strands_sglang.engine import retry
 from strands_sglang.errors import ConfigurationError, EngineError, EngineUnreachableError, RequestRejectedError
 from strands_sglang.runs import EndReason, Limits, Task
 from strands_sglang.trainers.trl import TrlRollout, trl_rollout
@@ -27,6 +26,7 @@ from support.scripted_engine import Answer
 from support.scripted_fleet import Engine
 from support.trainers.trl_doubles import Accelerator, Trainer, Weights, arguments
 
+pytestmark = pytest.mark.usefixtures("no_known_servers")
 ROWS = [{"prompt": f"Question {number}", "answer": number} for number in range(6)]
 
 
@@ -282,11 +282,6 @@ def test_invalid_trainers_are_refused(changed: dict[str, Any], words: str) -> No
     check_trainer(Trainer())
     with pytest.raises(ConfigurationError, match=words):
         check_trainer(Trainer(**changed))
-
-
-@pytest.fixture(autouse=True)
-def clear_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_histories", {})
 
 
 def trainer_of(name: str | None) -> Trainer:
