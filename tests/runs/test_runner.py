@@ -207,8 +207,8 @@ asyncio.run(main())
     assert_proved(tmp_path)
 
 
-async def test_siblings_wait_for_first_turn_of_first_sample() -> None:
-    """After that turn, the common prompt is in the engine's prefix cache."""
+def gated() -> tuple[PromptEngine, asyncio.Event, list[str]]:
+    """Return an engine that answers after an event, the event, and the questions it was asked."""
     running: list[str] = []
     first = asyncio.Event()
 
@@ -219,7 +219,12 @@ async def test_siblings_wait_for_first_turn_of_first_sample() -> None:
         running.append(asked(prompt))
         return Reply("the end", before=wait)
 
-    engine = PromptEngine(script)
+    return PromptEngine(script), first, running
+
+
+async def test_siblings_wait_for_first_turn_of_first_sample() -> None:
+    """After that turn, the common prompt is in the engine's prefix cache."""
+    engine, first, running = gated()
     tasks = [Task(f"question {number}") for number in range(3)]
     work = asyncio.ensure_future(run(build, tasks, engine, samples_per_task=4, prefix_warmup=30))
     while len(running) < 3:
@@ -235,19 +240,8 @@ async def test_siblings_wait_for_first_turn_of_first_sample() -> None:
 
 @pytest.mark.parametrize("seconds", [None, 0.1])
 async def test_siblings_start_after_prefix_warmup(seconds: float | None) -> None:
-    running: list[str] = []
-    first = asyncio.Event()
-
-    async def wait() -> None:
-        await first.wait()
-
-    def script(prompt: str, before: int) -> Answer:
-        running.append(prompt)
-        return Reply("the end", before=wait)
-
-    work = asyncio.ensure_future(
-        run(build, ["question"], PromptEngine(script), samples_per_task=4, prefix_warmup=seconds)
-    )
+    engine, first, running = gated()
+    work = asyncio.ensure_future(run(build, ["question"], engine, samples_per_task=4, prefix_warmup=seconds))
     while len(running) < 4:
         await asyncio.sleep(0.01)
     first.set()
