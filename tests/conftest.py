@@ -39,6 +39,12 @@ def engine_logs() -> Path:
     return folder
 
 
+@pytest.fixture
+def no_known_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget which servers answered in earlier tests: ports are reused."""
+    monkeypatch.setattr("strands_sglang.engine.retry._histories", {})
+
+
 @pytest.fixture(scope="session")
 def documented(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the commands and code blocks of all pages read."""

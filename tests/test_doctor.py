@@ -16,7 +16,6 @@ import pytest
 from strands import Agent, tool
 
 from strands_sglang.doctor import Report, Status, diagnose
-from strands_sglang.engine import retry
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import Limits, rollout
 from strands_sglang.runs.checks import CHECKS, QUICK
@@ -24,15 +23,10 @@ from support.families import tokenizer
 from support.scripted_fleet import Engine, Router
 from support.strands_snapshot import attributes, changes
 
+pytestmark = pytest.mark.usefixtures("no_known_servers")
 FAMILY = "qwen2.5"
 PLAIN = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant] "
 """A template that knows no tools."""
-
-
-@pytest.fixture(autouse=True)
-def no_known_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget which servers answered in earlier tests: ports are reused."""
-    monkeypatch.setattr(retry, "_histories", {})
 
 
 @pytest.fixture

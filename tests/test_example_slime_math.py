@@ -197,19 +197,24 @@ SGLANG = frozenset({"--sglang-mem-fraction-static"})
 """Flags that slime makes of SGLang's, which has this one since long."""
 
 
-def flags() -> set[str]:
+def flags(folder: Path = EXAMPLE) -> set[str]:
     """Return what run.sh gives to slime; not what it gives to ray."""
-    script = re.sub(r"(^|\s)#.*", "", (EXAMPLE / "run.sh").read_text())
+    script = re.sub(r"(^|\s)#.*", "", (folder / "run.sh").read_text())
     arrays = re.findall(r"^\s*[A-Z]+=\((.*?)\)$", script, re.DOTALL | re.MULTILINE)
     return {flag for array in arrays for flag in re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", array)}
 
 
+def check_script(folder: Path, *arrays: str) -> None:
+    """Check that run.sh is well formed and uses every array that it makes, and these, once."""
+    subprocess.run(["bash", "-n", str(folder / "run.sh")], check=True)
+    used = re.findall(r'"\$\{(\w+)\[@\]\}"', (folder / "run.sh").read_text())
+    made = re.findall(r"^([A-Z]+)=\(", (folder / "run.sh").read_text(), re.MULTILINE)
+    assert sorted(used) == sorted([*made, *arrays])
+
+
 def test_the_script_is_well_formed() -> None:
-    subprocess.run(["bash", "-n", str(EXAMPLE / "run.sh")], check=True)
+    check_script(EXAMPLE, "MODEL_ARGS")
     assert len(flags()) > 40
-    used = re.findall(r'"\$\{(\w+)\[@\]\}"', (EXAMPLE / "run.sh").read_text())
-    made = re.findall(r"^([A-Z]+)=\(", (EXAMPLE / "run.sh").read_text(), re.MULTILINE)
-    assert sorted(used) == sorted([*made, "MODEL_ARGS"])
 
 
 @pytest.mark.slime

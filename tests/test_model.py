@@ -124,16 +124,6 @@ async def test_reset_starts_a_new_episode_and_keeps_the_old_tree() -> None:
     assert_exact(engine, model.current_episode, trees=[tree])
 
 
-def test_sync_calls_one_after_the_other() -> None:
-    """Each opens its own event loop."""
-    model, engine = scripted_model([SUM, "two", "three"], "qwen2.5")
-    agent = agent_on(model)
-    agent("1+1?")
-    agent("and 1?")
-    assert outline(model.current_episode.tree) == [(None, "root"), (0, "proved"), (1, "proved")]
-    assert_exact(engine, model.current_episode)
-
-
 def test_sync_calls_one_after_the_other_on_the_wire() -> None:
     ids = tokenizer("qwen2.5").encode("fine<|im_end|>")
     with scripted(lambda request: encoded(request, ids)) as server:

@@ -6,7 +6,6 @@ import argparse
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from strands_sglang.tokens.turn import Join
 from strands_sglang.trainers.rows import Row, rows
 from support.trainers.slime_world import slime
 from support.trainers.trainer_environment import python_of
+from test_example_slime_math import MEGATRON, SGLANG, check_script, flags
 
 ROOT = Path(__file__).resolve().parent.parent
 RESEARCH = ROOT / "research" / "retokenization"
@@ -456,28 +456,22 @@ async def test_generate_applies_the_arm_of_the_environment(
 
 def recipe_flags() -> set[str]:
     """Return every flag that the recipe gives to slime, in any arm."""
-    script = re.sub(r"(^|\s)#.*", "", (RECIPE / "run.sh").read_text())
-    arrays = re.findall(r"^\s*[A-Z]+=\((.*?)\)$", script, re.DOTALL | re.MULTILINE)
-    found = {flag for array in arrays for flag in re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", array)}
-    return found | {flag for arm in module("arms").ARMS for flag in module("flags").flags_of(arm) if flag[0] == "-"}
+    return flags(RECIPE) | {
+        flag for arm in module("arms").ARMS for flag in module("flags").flags_of(arm) if flag[0] == "-"
+    }
 
 
 def test_the_script_of_the_recipe_is_well_formed(recipe: Any) -> None:
-    subprocess.run(["bash", "-n", str(RECIPE / "run.sh")], check=True)
-    script = (RECIPE / "run.sh").read_text()
-    used = re.findall(r'"\$\{(\w+)\[@\]\}"', script)
-    made = re.findall(r"^([A-Z]+)=\(", script, re.MULTILINE)
-    assert sorted(used) == sorted([*made, "MODEL_ARGS", "ARMFLAGS"]) and len(recipe_flags()) > 45
+    check_script(RECIPE, "MODEL_ARGS", "ARMFLAGS")
+    assert len(recipe_flags()) > 45
     for arm in module("arms").REWARDED:
-        flags = module("flags").flags_of(arm)
-        assert not ("--use-tis" in flags and "--use-rollout-logprobs" in flags), "slime refuses both together"
+        given = module("flags").flags_of(arm)
+        assert not ("--use-tis" in given and "--use-rollout-logprobs" in given), "slime refuses both together"
         assert f"`{arm}`" in (RECIPE / "README.md").read_text()
 
 
 @pytest.mark.slime
 def test_every_flag_of_the_recipe_is_one_of_slimes(recipe: Any) -> None:
-    from test_example_slime_math import MEGATRON, SGLANG
-
     parser = argparse.ArgumentParser(add_help=False)
     slime("utils.arguments").get_slime_extra_args_provider()(parser)
     known = {name for action in parser._actions for name in action.option_strings}

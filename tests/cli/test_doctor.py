@@ -9,20 +9,15 @@ import pytest
 from strands_sglang.cli import _command
 from strands_sglang.cli.commands import doctor
 from strands_sglang.cli.main import main
-from strands_sglang.engine import retry
 from strands_sglang.runs.checks import CHECKS
 from support.cli import exit_code
 from support.families import tokenizer, tokenizer_path
+from support.rollout.agent_kinds import build  # noqa: F401, named on the command line
 from support.scripted_fleet import Engine
 
+pytestmark = pytest.mark.usefixtures("no_known_servers")
 FAMILY = "qwen2.5"
 TOKENIZER = tokenizer_path(FAMILY)
-
-
-@pytest.fixture(autouse=True)
-def no_known_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget which servers answered in earlier tests: ports are reused."""
-    monkeypatch.setattr(retry, "_histories", {})
 
 
 def arguments(url: str, *more: str) -> list[str]:

@@ -24,10 +24,11 @@ from support.rollout.scripts import PromptEngine, assert_proved, run, steps
 TESTS = Path(__file__).resolve().parent.parent
 
 
-def started(*arguments: str, module: str = "strands_sglang.cli", **pipes: Any) -> subprocess.Popen[str]:
+def started(*arguments: str, **pipes: Any) -> subprocess.Popen[str]:
+    """Start the command line in a process that can import the modules of these tests."""
     paths = [str(TESTS), str(TESTS / "cli"), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", "strands_sglang.cli", *arguments],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import click
 import pytest
 from strands import Agent
 
+from cli.test_main import started
 from strands_sglang.cli import _run_options
 from strands_sglang.cli.main import main
 from strands_sglang.errors import EngineUnavailableError
@@ -26,12 +26,12 @@ from strands_sglang.runs import Limits, RunOptions, rollout
 from strands_sglang.runs.monitoring.trackers import TRACKERS
 from support.cli import exit_code
 from support.families import tokenizer_path
-from support.interrupts import heeds_interrupts, press_ctrl_c
+from support.interrupts import press_ctrl_c
+from support.rollout.agent_kinds import build  # noqa: F401, named on the command line
 from support.rollout.scripts import FAMILY, PromptEngine, asked, assert_proved, steps
 from support.scripted_engine import Answer
 
 TOKENIZER = tokenizer_path(FAMILY)
-TESTS = Path(__file__).resolve().parent.parent
 SEEN: list[Any] = []
 
 
@@ -248,15 +248,7 @@ def test_ctrl_c_says_how_to_resume(path: str, tmp_path: Path) -> None:
     name = f"{Path(__file__).stem}"
     given = ["rollout", path, "-d", str(tmp_path / "run"), "--agent", f"{name}:blocking_build", "--first", "1"]
     given += ["--client", f"{name}:slow_engine", "--tokenizer", TOKENIZER, "--progress", "none"]
-    paths = [str(TESTS), str(TESTS / "cli"), os.environ.get("PYTHONPATH", "")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "strands_sglang.cli", *given],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        preexec_fn=heeds_interrupts,
-    )
+    process = started(*given, stdout=subprocess.PIPE)
     (line,) = press_ctrl_c(process)
     assert process.returncode == 130
     assert line.startswith("interrupted: 0 of 1 episode") and f"to resume: {sys.executable}" in line

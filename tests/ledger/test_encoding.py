@@ -182,18 +182,6 @@ def test_changed_bit_changes_the_digest_or_is_refused() -> None:
             assert end != len(data) or link(first_link("é/0"), body) != back.digest
 
 
-def test_digest_covers_the_position_in_the_chain() -> None:
-    def digest(episode: str, epoch: int, number: int, previous: bytes) -> bytes:
-        event = Event(episode, epoch, number, EventKind.CALL_ERROR, {})
-        encoded(event, previous)
-        return event.digest
-
-    start = first_link("a/0")
-    digests = {digest("a/0", 0, 0, start), digest("a/1", 0, 0, start), digest("a/0", 1, 0, start)}
-    digests |= {digest("a/0", 0, 1, start), digest("a/0", 0, 0, first_link("a/1"))}
-    assert len(digests) == 5
-
-
 @pytest.mark.parametrize("cut", [0, 3, 7, 20, -17, -1])
 def test_truncated_event_is_refused(cut: int) -> None:
     data = encoded(Event("a/0", 0, 0, EventKind.CALL_ERROR, {"x": 1}, {"x": array("i", [1])}), first_link("a/0"))
@@ -240,23 +228,6 @@ def test_trajectory_summary() -> None:
             assert trajectory_digest(trajectory) != before
             values[-1] = kept
             assert trajectory_digest(trajectory) == before == summary["digest"]
-
-
-def test_each_event_links_to_the_previous_one() -> None:
-    written: list[bytes] = []
-    chain = HashChain(written.append, "a/0")
-    assert (chain.head, chain.number, chain.epoch) == (first_link("a/0"), 0, 0)
-    for number in range(3):
-        event = chain.append(EventKind.CALL_ERROR, {"x": number}, {"ids": array("i", [number])})
-        assert (event.number, chain.number, chain.head) == (number, number + 1, event.digest)
-    continued = HashChain(written.append, "a/0", epoch=2, number=chain.number, head=chain.head)
-    continued.append(EventKind.RESUME, {})
-    head = first_link("a/0")
-    for number, data in enumerate(written):
-        event, body, _ = decoded(data)
-        assert (event.number, event.digest) == (number, link(head, body))
-        head = event.digest
-    assert head == continued.head and event.epoch == 2
 
 
 def test_failed_append_leaves_the_chain_unchanged() -> None:

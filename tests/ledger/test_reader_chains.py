@@ -57,13 +57,6 @@ def test_random_episodes_are_restored_from_any_shards() -> None:
     assert orphans
 
 
-def test_lost_end_of_a_shard() -> None:
-    events, recorder = made_by(plain_episode)
-    for kept in range(1, len(events)):
-        record = record_of(events[:kept])
-        assert record.events == tuple(recorder.events[:kept]) and not record.problems and not record.finished
-
-
 def test_lost_event() -> None:
     events, recorder = made_by(plain_episode)
     for lost in range(len(events) - 1):

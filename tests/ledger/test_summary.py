@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from strands_sglang.ledger.encoding import decoded, decoded_head
-from strands_sglang.ledger.summary import SummaryBuilder, checked_row, read_rows, row_line, run_rows
+from strands_sglang.ledger.summary import SummaryBuilder, checked_row, read_rows, row_line
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.proof.verify import verify
 from support.ledger.episodes import made_by, plain_episode, reopened_episode, resumed_episode, rich_episode
@@ -108,19 +107,3 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
         plain_episode(writer.write)
         writer.write_summary(checked_row("add/0", {}))
     assert sum(verify(tmp_path).episodes.values()) == 1
-
-
-def test_events_of_any_form_give_a_row(tmp_path: Path) -> None:
-    from strands_sglang.ledger.event import EventKind
-    from support.ledger.episodes import Recorder
-
-    with LedgerWriter(tmp_path) as writer:
-        values: list[Any] = [None, 7, "x", [], {}, [[[]]], {"a": [1]}]
-        for number, wrong in enumerate(values):
-            recorder = Recorder(writer.write, task=f"t{number}")
-            for kind in EventKind:
-                if kind not in (EventKind.BEGIN, EventKind.END):
-                    recorder.append(
-                        kind, dict.fromkeys(("turn", "turns", "detail", "versions", "result", "value"), wrong)
-                    )
-    assert len(run_rows(tmp_path)) == 7

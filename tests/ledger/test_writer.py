@@ -171,16 +171,6 @@ async def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
     assert "ledger cannot be written" in caplog.text
 
 
-async def test_directory_that_cannot_be_created(tmp_path: Path) -> None:
-    (tmp_path / "ledger").write_text("in the way")
-    writer = LedgerWriter(tmp_path)
-    plain_episode(writer.write)
-    with pytest.raises(LedgerError, match="cannot be written"):
-        await writer.flushed()
-    with pytest.raises(LedgerError, match="cannot be written"):
-        writer.close()
-
-
 def test_invalid_writes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("", "a/b", "a b", "a-b"):
         with pytest.raises(ConfigurationError):

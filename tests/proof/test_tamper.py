@@ -21,7 +21,7 @@ from strands_sglang.ledger.run_dir import write_run
 from strands_sglang.ledger.seal import seal
 from strands_sglang.ledger.shard import ShardReader
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.proof.certificate import Certificate
+from strands_sglang.proof.certificate import Certificate, SealState
 from strands_sglang.proof.finding import FindingKind, Verdict
 from strands_sglang.proof.verify import verify
 from support.ledger.episodes import (
@@ -138,6 +138,7 @@ def test_change_with_recomputed_digests_is_found(cases: list[Case]) -> None:
             outcomes.add(name, **{"caught by its content": 1, f"by {content[0]}": 1})
         else:
             outcomes.add(name, **{"caught by the seal alone": 1})
+            assert certificate.seal is SealState.DIFFERS
         if not content:  # a change to trained data is a contradiction even with recomputed digests
             after = meaning(raws)
             assert {id: one[1] for id, one in after.items()} == {id: one[1] for id, one in case.meaning.items()}, name

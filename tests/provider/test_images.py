@@ -15,15 +15,9 @@ from strands_sglang.chat import image_files
 from strands_sglang.errors import ConfigurationError, UnsupportedContentError
 from strands_sglang.tokens import Join, Origin
 from support.families import tokenizer
-from support.pictures import image_block, png
+from support.pictures import PROCESSOR, image_block, png
 from support.scripted_engine import Reply, ScriptedEngine
 
-PROCESSOR: dict[str, Any] = {
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "patch_size": 16,
-    "merge_size": 2,
-    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 256},
-}
 CALL = "<tool_call>\n<function=look>\n<parameter=place>\n{}\n</parameter>\n</function>\n</tool_call>"
 FAMILY = "qwen3.5"
 

@@ -130,15 +130,3 @@ async def test_episodes_are_counted_once_and_groups_filtered_once(
         assert not any(episode.end_reason is EndReason.NOT_NEEDED for episode in one.episodes)
     assert groups is None or collector.kept <= groups
     assert collector.enough == (groups is not None and collector.kept >= groups)
-
-
-async def test_episodes_after_completion_are_left_over() -> None:
-    completed: list[str] = []
-    collector = GroupCollector(StopCriteria(None, 2), GroupFilters(), lambda task: completed.append(task.id))
-    task = Task("question", id="t")
-    collector.expect(task, 4)
-    for sample in (3, 1, 0, 2):
-        await collector.add(finished(task, sample))
-    assert completed == ["t"]
-    assert [episode.sample for episode in collector.groups(kept=True)[0].episodes] == [1, 3]
-    assert [episode.sample for episode in collector.left_over] == [0, 2]

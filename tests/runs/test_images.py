@@ -31,16 +31,10 @@ from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.ray_pool import RayWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.exports import read_jsonl, write_jsonl
-from support.pictures import image_block, png
+from support.pictures import PROCESSOR, image_block, png
 from support.rollout.scripts import PromptEngine, assert_proved, assert_same, crashed, record_of, run, summaries
 from support.scripted_engine import Answer
 
-PROCESSOR: dict[str, Any] = {
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "patch_size": 16,
-    "merge_size": 2,
-    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 256},
-}
 OPTIONS: dict[str, Any] = {"image_processor": PROCESSOR, "enable_thinking": False}
 CALL = "<tool_call>\n<function=look>\n<parameter=place>\n{}\n</parameter>\n</function>\n</tool_call>"
 TASKS = [Task([image_block(png(140, 84, 1)), {"text": "What is it?"}], id="a"), Task([{"text": "Look twice."}], id="b")]

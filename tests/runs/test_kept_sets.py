@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from strands_sglang.errors import ConfigurationError
-from strands_sglang.ledger.encoding import encoded as encode_event
-from strands_sglang.ledger.encoding import first_link, trajectory_summary
-from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.ledger.encoding import trajectory_summary
+from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.proof.finding import Verdict
 from strands_sglang.runs import Limits, ReplayVerdict, Task, replay
@@ -20,8 +18,19 @@ from strands_sglang.trainers.exports import read_jsonl, write_jsonl
 from strands_sglang.trainers.slime.kept_sets import KeptSetsForm
 from strands_sglang.trainers.slime.samples import RemovalReason, samples_of
 from support.proof.in_memory import verify_events
+from support.proof.tampering import LedgerEditor
 from support.rollout.agent_kinds import build
-from support.rollout.scripts import PromptEngine, assert_proved, assert_same, crashed, record_of, run, steps, summaries
+from support.rollout.scripts import (
+    PromptEngine,
+    assert_proved,
+    assert_same,
+    crashed,
+    raw,
+    record_of,
+    run,
+    steps,
+    summaries,
+)
 from support.trainers.slime_mirror import Sample
 
 TASK = Task("go", id="t")
@@ -67,37 +76,25 @@ async def test_run_is_recorded_proved_resumed_and_replayed(tmp_path: Path) -> No
         assert_proved(folder)
 
 
-def rewritten(record: EpisodeRecord, call: Event, arrays: dict[str, Any]) -> list[bytes]:
-    """Return the events of a record with other arrays in one call, every digest made anew as an attacker would."""
-    changed = [
-        Event(
-            event.episode, event.epoch, event.number, event.kind, event.data, arrays if event is call else event.arrays
-        )
-        for event in record.events
-    ]
+def rewritten(editor: LedgerEditor) -> list[bytes]:
+    """Return the changed events of an episode with every digest computed again, also those of its trajectories."""
+    events = [entry.event for entry in editor.events]
     try:
-        tree = EpisodeRecord(record.id, tuple(changed)).tree()
-        summary = [dict(trajectory_summary(one)) for one in tree.trajectories()]
-    except Exception:
-        summary = None
-    events, previous = [], first_link(record.id)
-    for event in changed:
-        if event.kind is EventKind.END and summary is not None:
-            event.data = {**event.data, "trajectories": summary}
-        events.append(encode_event(event, previous))
-        previous = event.digest
-    return events
+        tree = EpisodeRecord(events[0].episode, tuple(events)).tree()
+        events[-1].data["trajectories"] = [dict(trajectory_summary(one)) for one in tree.trajectories()]
+    except Exception:  # what is declared stays as it was
+        pass
+    return editor.forged()
 
 
 async def test_a_thousand_tamperings_are_noticed(tmp_path: Path) -> None:
     """Every digest is made anew after each: only what the sets themselves say can give it away."""
     await run(build, [TASK], PromptEngine(steps(3)), tmp_path / "run", **TOP_P)
-    record = record_of(tmp_path / "run", "t/0")
-    calls = [event for event in record.events if event.kind is EventKind.CALL]
+    original = LedgerEditor(raw(record_of(tmp_path / "run", "t/0").events))
     rng, caught = random.Random(7), 0
     for _ in range(1000):
-        call = rng.choice(calls)
-        arrays = {name: array(values.typecode, values) for name, values in call.arrays.items()}
+        editor = original.copy()
+        arrays = rng.choice(editor.of(EventKind.CALL)).event.arrays
         offsets, ids, logprobs = arrays["kept_offsets"], arrays["kept"], arrays["kept_logprobs"]
         at = rng.randrange(len(logprobs))
         start, end = offsets[at], offsets[at + 1]
@@ -123,7 +120,7 @@ async def test_a_thousand_tamperings_are_noticed(tmp_path: Path) -> None:
             logprobs[at] = arrays["logprobs"][at] - 0.5  # less likely among fewer tokens
         else:
             del arrays["kept_offsets"]
-        certificate = verify_events(rewritten(record, call, arrays))
+        certificate = verify_events(rewritten(editor))
         assert certificate.verdict is Verdict.BROKEN, (way, at)
         caught += 1
     assert caught > 900

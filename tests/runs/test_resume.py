@@ -378,23 +378,6 @@ async def test_limits_count_recorded_turns(tmp_path: Path) -> None:
             assert_proved(folder / "crash")
 
 
-async def test_episode_without_its_first_event_starts_from_scratch(tmp_path: Path) -> None:
-    await run(build, [TASK], PromptEngine(steps(3)), tmp_path / "whole")
-    events = record_of(tmp_path / "whole").events
-    folder = crashed(tmp_path / "whole", tmp_path / "crash", 0)
-    shard = OpenShard(folder / "ledger" / "0-damaged.ledger", {"format": 1, "worker": "0"})
-    shard.append(b"".join(raw(events)[2:6]), 4)
-    shard.abandon()
-    engine = PromptEngine(steps(3))
-    resumed = await run(build, [TASK], engine, folder)
-    assert resumed[0].end_reason is EndReason.ANSWERED and len(engine.calls) == 4
-    record = record_of(folder)
-    assert record.finished and record.orphans == 4 and not record.problems and record.epoch == 1
-    # It is finished now and not run again.
-    again = PromptEngine(steps(3))
-    assert summaries(await run(build, [TASK], again, folder)) == summaries(resumed) and not again.calls
-
-
 @pytest.mark.parametrize("new_steps", [0, 1, 3, 6])
 @pytest.mark.parametrize("kept", [1, 3, 4, 7])
 async def test_run_that_lost_its_first_file_is_proved_again(kept: int, new_steps: int, tmp_path: Path) -> None:
@@ -413,15 +396,22 @@ async def test_run_that_lost_its_first_file_is_proved_again(kept: int, new_steps
 @pytest.mark.parametrize("new_steps", [0, 2, 6])
 @pytest.mark.parametrize("kept", [1, 4, 6])
 async def test_events_without_their_first_file_are_ignored(kept: int, new_steps: int, tmp_path: Path) -> None:
+    """The episode starts from scratch."""
     await run(build, [TASK], PromptEngine(steps(3)), tmp_path / "whole")
     events = raw(record_of(tmp_path / "whole").events)
     folder = crashed(tmp_path / "whole", tmp_path / "crash", 0)
     shard = OpenShard(folder / "ledger" / "0-second.ledger", {"format": 1, "worker": "0"})
     shard.append(b"".join(events[kept:]), len(events) - kept)
     shard.close()
-    (resumed,) = await run(build, [TASK], PromptEngine(steps(new_steps)), folder)
-    assert (resumed.end_reason, resumed.epoch) == (EndReason.ANSWERED, 1)
+    engine = PromptEngine(steps(new_steps))
+    resumed = await run(build, [TASK], engine, folder)
+    assert (resumed[0].end_reason, resumed[0].epoch, len(engine.calls)) == (EndReason.ANSWERED, 1, new_steps + 1)
+    record = record_of(folder)
+    assert record.finished and record.orphans == len(events) - kept and not record.problems and record.epoch == 1
     assert_proved(folder)
+    # It is finished now and not run again.
+    again = PromptEngine(steps(3))
+    assert summaries(await run(build, [TASK], again, folder)) == summaries(resumed) and not again.calls
 
 
 async def test_episode_with_two_begin_events_is_found(tmp_path: Path) -> None:
@@ -477,12 +467,6 @@ def test_two_runs_of_one_process(tmp_path: Path) -> None:
             pass
     with directory_lock(tmp_path / "a" / "b"):
         pass
-
-
-def test_lock_is_released_after_an_error(tmp_path: Path) -> None:
-    for _ in range(3):
-        with pytest.raises(ValueError, match="inside"), directory_lock(tmp_path):
-            raise ValueError("inside")
 
 
 def test_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,25 +248,6 @@ async def test_function_that_exceeds_its_timeout(kind: str, monkeypatch: pytest.
     await asyncio.sleep(0.2 if kind == "stubborn" else 0)
 
 
-async def test_cancellation_reaches_the_function_and_is_raised() -> None:
-    begun, cancelled = asyncio.Event(), []
-
-    async def waits(episode: Episode) -> float:
-        begun.set()
-        try:
-            await asyncio.sleep(30)
-        finally:
-            cancelled.append(True)
-        return 1.0
-
-    task = asyncio.ensure_future(scored(waits, finished()))
-    await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert cancelled == [True]
-
-
 async def test_steps_belong_to_the_agents_own_turns() -> None:
     episode = finished(turns=3)
     assert (await scored(lambda episode: [0.0, 0.5, 1.0], episode)).steps == (0.0, 0.5, 1.0)

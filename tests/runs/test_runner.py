@@ -207,8 +207,8 @@ asyncio.run(main())
     assert_proved(tmp_path)
 
 
-async def test_siblings_wait_for_first_turn_of_first_sample() -> None:
-    """After that turn, the common prompt is in the engine's prefix cache."""
+def gated() -> tuple[PromptEngine, asyncio.Event, list[str]]:
+    """Return an engine that answers after an event, the event, and the questions it was asked."""
     running: list[str] = []
     first = asyncio.Event()
 
@@ -219,7 +219,12 @@ async def test_siblings_wait_for_first_turn_of_first_sample() -> None:
         running.append(asked(prompt))
         return Reply("the end", before=wait)
 
-    engine = PromptEngine(script)
+    return PromptEngine(script), first, running
+
+
+async def test_siblings_wait_for_first_turn_of_first_sample() -> None:
+    """After that turn, the common prompt is in the engine's prefix cache."""
+    engine, first, running = gated()
     tasks = [Task(f"question {number}") for number in range(3)]
     work = asyncio.ensure_future(run(build, tasks, engine, samples_per_task=4, prefix_warmup=30))
     while len(running) < 3:
@@ -235,19 +240,8 @@ async def test_siblings_wait_for_first_turn_of_first_sample() -> None:
 
 @pytest.mark.parametrize("seconds", [None, 0.1])
 async def test_siblings_start_after_prefix_warmup(seconds: float | None) -> None:
-    running: list[str] = []
-    first = asyncio.Event()
-
-    async def wait() -> None:
-        await first.wait()
-
-    def script(prompt: str, before: int) -> Answer:
-        running.append(prompt)
-        return Reply("the end", before=wait)
-
-    work = asyncio.ensure_future(
-        run(build, ["question"], PromptEngine(script), samples_per_task=4, prefix_warmup=seconds)
-    )
+    engine, first, running = gated()
+    work = asyncio.ensure_future(run(build, ["question"], engine, samples_per_task=4, prefix_warmup=seconds))
     while len(running) < 4:
         await asyncio.sleep(0.01)
     first.set()
@@ -583,20 +577,6 @@ async def test_cancel_twice_while_agents_ignore_cancellation(tmp_path: Path, mon
     await asyncio.sleep(1)
     assert len(asyncio.all_tasks()) == 1
     assert not any(record.finished for record in Ledger(tmp_path).episodes())
-
-
-async def test_two_runs_on_one_loop(tmp_path: Path) -> None:
-    """For example one for training and one for evaluation, each in its own directory."""
-    engines = [PromptEngine(steps(3)), PromptEngine(steps(2))]
-    one, other = await asyncio.gather(
-        run(build, ["a", "b"], engines[0], tmp_path / "one", samples_per_task=2),
-        run(build, ["a", "c"], engines[1], tmp_path / "other"),
-    )
-    assert (len(one), len(other)) == (4, 2)
-    assert_exact(engines[0], trees=[episode.tree for episode in one])
-    assert_exact(engines[1], trees=[episode.tree for episode in other])
-    assert_proved(tmp_path / "one")
-    assert_proved(tmp_path / "other")
 
 
 @pytest.mark.parametrize("good", [0, 1, 3, 8])

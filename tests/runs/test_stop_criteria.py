@@ -107,11 +107,6 @@ def test_group_is_complete_with_its_samples(samples: int | None, per_task: int, 
     assert (done >= criteria.needed(per_task)) == (done >= min(samples or per_task, per_task))
 
 
-@given(MAYBE, st.integers(0, 40))
-def test_enough_groups(groups: int | None, kept: int) -> None:
-    assert StopCriteria(groups=groups).enough(kept) == (groups is not None and kept >= groups)
-
-
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, "4"])
 async def test_stop_criteria_must_be_positive_ints(bad: Any) -> None:
     for name in ("stop_after_groups", "min_samples_per_task"):

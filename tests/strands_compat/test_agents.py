@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from contextlib import nullcontext
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from strands import Agent
 from strands.multiagent import GraphBuilder
 
-from strands_sglang import _strands_compat, fast_agents
+from strands_sglang import fast_agents
 from strands_sglang import model as model_module
 from strands_sglang._strands_compat.agents import calling_agent, cycle_of, name_nodes, name_of
 from support.provider.agents import agent_on, scripted_model
@@ -79,13 +78,3 @@ def test_names() -> None:
 
     assert name_of(object()) is None and name_of(Unhashable()) is None
     name_nodes(object())
-
-
-def test_reported_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(_strands_compat, "_reported", set())
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            _strands_compat.report_unrecognised("trick", "turns take longer")
-    (record,) = caplog.records
-    assert record.getMessage().startswith("adaptation=<trick>, strands_agents=<1.")
-    assert record.getMessage().endswith("| not applied, the SDK is not as expected: turns take longer")

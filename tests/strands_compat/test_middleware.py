@@ -108,8 +108,6 @@ async def test_without_the_outer_middleware_the_answer_is_replaced() -> None:
 async def test_a_cancellation_stays_a_cancellation() -> None:
     stubborn = Stubborn()
     stubborn.answers = False
-    agent = agent_with(stubborn)
-    add_tool_middleware(agent, stubborn.middleware)
     raised: list[BaseException] = []
 
     async def outer(context: Any, next_fn: Next) -> AsyncGenerator[Any, None]:

@@ -7,6 +7,14 @@ import struct
 import zlib
 from typing import Any
 
+PROCESSOR: dict[str, Any] = {
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": 16,
+    "merge_size": 2,
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 256},
+}
+"""Settings of the image processor of the family `qwen3.5`."""
+
 
 def png(width: int, height: int, seed: int = 0, colour: tuple[int, int, int] | None = None) -> bytes:
     """Return an 8-bit RGB PNG: random blocks of colour, or one colour."""

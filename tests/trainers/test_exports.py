@@ -42,7 +42,10 @@ def assert_same(found: list[Branch], expected: list[Branch]) -> None:
 
 def test_random_episodes_are_restored_bit_for_bit(tmp_path: Path) -> None:
     rng = random.Random(5)
-    episodes = [episode_of(grown(rng), reward=rng.choice([None, 0.1, 1 / 3])) for _ in range(200)]
+    episodes = [
+        episode_of(grown(rng, kept=number % 2 > 0, images=number % 3 > 0), reward=rng.choice([None, 0.1, 1 / 3]))
+        for number in range(200)
+    ]
     expected = list(branches_of(episodes))
     assert write_jsonl(episodes, tmp_path / "rows.jsonl") == len(expected) > 150
     assert_same(list(read_jsonl(tmp_path / "rows.jsonl")), expected)
@@ -183,10 +186,11 @@ def test_left_padding_shifts_the_rows() -> None:
 @pytest.mark.parametrize("side", list(Side))
 def test_random_rows_are_at_their_positions(side: Side) -> None:
     rng = random.Random(3)
-    episodes = [episode_of(grown(rng)) for _ in range(150)]
+    episodes = [episode_of(grown(rng, kept=True)) for _ in range(150)]
+    options: dict[str, Any] = {"pad_token_id": PAD, "side": side, "multiple_of": 8, "kept_block": True}
     for branches in Branches:
         expected = [row for episode in episodes for row in rows(episode, branches)]
-        batch = padded_batch(episodes, pad_token_id=PAD, side=side, branches=branches, multiple_of=8)
+        batch = padded_batch(episodes, branches=branches, **options)
         assert batch["input_ids"].shape[0] == len(expected) and batch["input_ids"].shape[1] % 8 == 0
         for at, row in enumerate(expected):
             there = batch["attention_mask"][at].astype(bool)
@@ -200,6 +204,10 @@ def test_random_rows_are_at_their_positions(side: Side) -> None:
             for name in ("loss_mask", "logprobs"):
                 assert not batch[name][at][~answer].any()
             assert (batch["versions"][at][~answer] == -1).all() and (answer <= there).all()
+            kept = row.trajectory.kept
+            assert kept is not None
+            sets = [[id for id in one if id >= 0] for one in batch["kept_block"][at][there].tolist()]
+            assert sets == [kept.at(number).tolist() for number in range(len(row.token_ids))]
 
 
 def test_long_rows_are_truncated() -> None:

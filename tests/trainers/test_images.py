@@ -6,55 +6,23 @@ import io
 from typing import Any
 
 import pytest
-from strands import Agent, tool
 
-from strands_sglang import SGLangModel
+from runs.test_images import OPTIONS, TASKS, build, engine
 from strands_sglang.engine import BaseEngine
 from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.runs import Episode, Task
 from strands_sglang.tokens import ImageSpan
 from strands_sglang.trainers.images import ImageFeatures, images_within, pictures_of
 from strands_sglang.trainers.slime.samples import samples_of
-from support.pictures import image_block, png
-from support.rollout.scripts import PromptEngine, run
-from support.scripted_engine import Answer
+from support.rollout.scripts import run
 from support.trainers.slime_mirror import Sample
 
 Image = pytest.importorskip("PIL.Image")
 
-PROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "patch_size": 16,
-    "merge_size": 2,
-    "size": {"shortest_edge": 3136, "longest_edge": 200704},
-}
-OPTIONS: dict[str, Any] = {"image_processor": PROCESSOR, "enable_thinking": False}
-
-
-@tool
-def look(place: int) -> Any:
-    """Look.
-
-    Args:
-        place: Where.
-    """
-    return {"status": "success", "content": [{"text": f"view {place}"}, image_block(png(64, 96, place))]}
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return Agent(model=model, tools=[look], callback_handler=None)
-
-
-def script(prompt: str, before: int) -> Answer:
-    call = "<tool_call>\n<function=look>\n<parameter=place>\n{}\n</parameter>\n</function>\n</tool_call>"
-    done = prompt.count("view ")
-    return call.format(done + 1) if done < 2 else "It is red."
-
 
 @pytest.fixture
 async def episode() -> Episode:
-    task = Task([image_block(png(140, 84)), {"text": "What is it?"}], id="t")
-    (made,) = await run(build, [task], PromptEngine(script, "qwen3.5"), None, reward=lambda episode: 1.0, **OPTIONS)
+    (made,) = await run(build, TASKS[:1], engine(), None, reward=lambda episode: 1.0, **OPTIONS)
     return made
 
 

@@ -6,7 +6,6 @@ import importlib
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,8 @@ import pytest
 from strands_sglang.ledger import table
 from strands_sglang.runs import Episode
 from strands_sglang.tokens import ImageSpan, KeptSets, Trajectory
-from strands_sglang.trainers.exports import Side, padded_batch, read_jsonl, write_jsonl
 from strands_sglang.trainers.images import ImageFeatures, whole_images
-from strands_sglang.trainers.rows import Branches, PlainRow, plain_rows, rows
+from strands_sglang.trainers.rows import Branches, PlainRow, plain_rows
 from strands_sglang.trainers.slime.kept_sets import KeptSetsForm
 from strands_sglang.trainers.slime.samples import samples_of
 from support.trainers.areal_mirror import areal_installed
@@ -91,40 +89,12 @@ def check_trajectory(trajectory: Trajectory) -> None:
     check_images(trajectory.images, trajectory.token_ids.tolist())
 
 
-def test_json_lines(episodes: list[Episode], tmp_path: Path) -> None:
-    assert write_jsonl(episodes, tmp_path / "rows.jsonl") > 100
-    read = [branch.trajectory for branch in read_jsonl(tmp_path / "rows.jsonl")]
-    assert read == [trajectory for episode in episodes for trajectory in episode.trajectories]
-    for trajectory in read:
-        check_trajectory(trajectory)
-
-
 def test_arrow(episodes: list[Episode]) -> None:
     pytest.importorskip("pyarrow")
     found = [table.trajectory_of(row) for row in table.to_arrow(iter(episodes)).to_pylist()]
     assert found == [trajectory for episode in episodes for trajectory in episode.trajectories]
     for trajectory in found:
         check_trajectory(trajectory)
-
-
-@pytest.mark.parametrize("side", list(Side))
-def test_padded_batches(episodes: list[Episode], side: Side) -> None:
-    sources = [row for episode in episodes for row in rows(episode, Branches.ALL)]
-    batch = padded_batch(sources, pad_token_id=PAD, side=side, kept_block=True)
-    shape = batch["input_ids"].shape
-    for name in ("attention_mask", "position_ids", "response_mask", "loss_mask", "logprobs", "versions"):
-        assert batch[name].shape == shape
-    for at, row in enumerate(sources):
-        there = batch["attention_mask"][at] == 1
-        assert batch["input_ids"][at][there].tolist() == row.token_ids.tolist()
-        if "kept_ids" in batch:
-            kept = row.trajectory.kept
-            assert kept is not None and batch["kept_block"].shape[:2] == shape == batch["kept_logprobs"].shape
-            assert batch["kept_offsets"].shape == (shape[0], shape[1] + 1)
-            sets = batch["kept_block"][at][there]
-            assert [[id for id in one if id >= 0] for one in sets.tolist()] == [
-                kept.at(number).tolist() for number in range(len(sets))
-            ]
 
 
 @pytest.mark.parametrize("limit", [None, 3, 9])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -12,12 +11,8 @@ from strands_sglang.runs import EndReason, Limits, Task
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.worker_pool import PerLoop, import_by_path, run_episode
-from support.rollout.agent_kinds import plain
+from support.rollout.agent_kinds import build
 from support.rollout.scripts import PromptEngine, steps
-
-
-def build(task: Task, model: Any) -> Any:
-    return plain(model)
 
 
 def run_spec() -> RunSpec:

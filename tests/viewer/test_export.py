@@ -14,7 +14,6 @@ import pytest
 from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.viewer import export_html
 from strands_sglang.viewer.export import MODULES, bundled_script, page_html
-from strands_sglang.viewer.server import static_file
 from support.families import tokenizer
 from support.viewer.generated_run import write_generated_run
 from support.viewer.recorded_run import FAMILY
@@ -48,10 +47,6 @@ def test_no_file_of_the_page_names_another_machine(path: Path) -> None:
         assert sink not in content
     assert not re.search(r'setAttribute\("(?:style|on\w+)"', content)
     assert path.name != "index.html" or not re.search(r"<style|\sstyle=|\son\w+=|<script>", content)
-
-
-def test_only_files_of_the_page_are_static() -> None:
-    assert static_file("main.js") and static_file("../server.py") is None and static_file("none.css") is None
 
 
 def test_data_cannot_leave_its_element() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -186,9 +188,5 @@ def test_an_episode_is_found_before_the_whole_ledger_was_read(tmp_path: Path) ->
 
 
 def wait_for_writer(writer: LedgerWriter) -> None:
-    import asyncio
-
     asyncio.run(writer.flushed())
-    import time
-
     time.sleep(0.12)  # rows are written by the same thread, within its flush interval

@@ -13,14 +13,12 @@ import orjson
 import pytest
 from aiohttp import ClientTimeout
 from aiohttp.test_utils import TestClient, TestServer
-from strands import Agent, tool
 
-from strands_sglang import SGLangModel
+from runs.test_images import OPTIONS, TASKS, build, engine
 from strands_sglang.errors import ConfigurationError, LedgerError, StrandsSGLangError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.files import file_digest
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.runs import Task
 from strands_sglang.viewer import view
 from strands_sglang.viewer.drift import rendered_view
 from strands_sglang.viewer.export import export_html
@@ -31,9 +29,8 @@ from strands_sglang.viewer.verdict import RunVerdict, episode_verdict, run_state
 from strands_sglang.viewer.worker import EpisodeWorker
 from support.families import tokenizer
 from support.ledger.episodes import Recorder
-from support.pictures import image_block, png
-from support.rollout.scripts import PromptEngine, run
-from support.scripted_engine import Answer
+from support.pictures import png
+from support.rollout.scripts import run
 from support.viewer.recorded_run import FAMILY, TOKENIZER
 from support.viewer.tampered import odd_run
 
@@ -323,41 +320,19 @@ async def test_a_worker_that_dies_is_replaced(recorded_run: Path) -> None:
 
 
 VISION_FAMILY = "qwen3.5"
-PROCESSOR = {
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "patch_size": 16,
-    "merge_size": 2,
-    "size": {"shortest_edge": 3136, "longest_edge": 200704},
-}
-SHOWN, RETURNED = png(64, 64, 1), png(64, 64, 2)
-
-
-@tool
-def look() -> Any:
-    """Look."""
-    return {"status": "success", "content": [{"text": "see"}, image_block(RETURNED)]}
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return Agent(model=model, tools=[look], callback_handler=None)
-
-
-def script(prompt: str, before: int) -> Answer:
-    call = "<tool_call>\n<function=look>\n</function>\n</tool_call>"
-    return "It is red." if "<tool_response>\nsee" in prompt else call
+IMAGES = [png(140, 84, 1), png(64, 96, 1), png(64, 96, 2)]
+"""What the task shows, and what its tool returns."""
 
 
 @pytest.fixture
 async def recorded(tmp_path: Path) -> Path:
-    task = Task([image_block(SHOWN), {"text": "What is it?"}], id="look")
-    options: dict[str, Any] = {"image_processor": PROCESSOR, "enable_thinking": False}
-    await run(build, [task], PromptEngine(script, VISION_FAMILY), tmp_path / "run", **options)
+    await run(build, TASKS[:1], engine(), tmp_path / "run", **OPTIONS)
     return tmp_path / "run"
 
 
 async def test_images_are_served_by_digest(recorded: Path) -> None:
     async with serving(RunViewer(recorded, tokenizer(VISION_FAMILY))) as client:
-        for data in (SHOWN, RETURNED):
+        for data in IMAGES:
             async with client.get(f"/api/image?digest={file_digest(data)}") as response:
                 assert response.status == 200 and await response.read() == data
                 assert response.content_type == "image/png"
@@ -366,15 +341,15 @@ async def test_images_are_served_by_digest(recorded: Path) -> None:
         for wrong in ("", "0" * 64, "../run.json", "..%2Frun.json", "ab"):
             async with client.get(f"/api/image?digest={wrong}") as response:
                 assert response.status != 200
-        view = await answer(client, "/api/episode?id=look/0")
+        view = await answer(client, "/api/episode?id=a/0")
     items = [item for turn in view["turns"] for row in turn["rows"] for item in row["items"]]
     shown = [digest for item in items for digest in item.get("images", ())]
-    assert shown == [file_digest(SHOWN), file_digest(RETURNED)]
+    assert shown == [file_digest(data) for data in IMAGES]
 
 
 async def test_a_file_that_was_changed_is_not_served(recorded: Path) -> None:
-    digest = file_digest(SHOWN)
-    (recorded / "files" / digest[:2] / f"{digest[2:]}.png").write_bytes(RETURNED)
+    digest = file_digest(IMAGES[0])
+    (recorded / "files" / digest[:2] / f"{digest[2:]}.png").write_bytes(IMAGES[1])
     async with serving(RunViewer(recorded, tokenizer(VISION_FAMILY))) as client:
         async with client.get(f"/api/image?digest={digest}") as response:
             assert response.status != 200
@@ -383,7 +358,7 @@ async def test_a_file_that_was_changed_is_not_served(recorded: Path) -> None:
 async def test_exported_files_have_their_images(recorded: Path, tmp_path: Path) -> None:
     export_html(recorded, tmp_path / "one.html", tokenizer=tokenizer(VISION_FAMILY))
     page = (tmp_path / "one.html").read_text()
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 3
     assert "img-src data:" in page
 
 

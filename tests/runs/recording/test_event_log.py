@@ -35,13 +35,6 @@ def test_any_data_can_be_written(data: dict[str, Any]) -> None:
     assert "object" in end["object"]
 
 
-def test_plain_data_is_written_unchanged() -> None:
-    written: list[bytes] = []
-    data = {"a": [1, 2.5, None, True, "\N{SNOWMAN}"], "b": {"c": {}}}
-    EventLog("t/0", HashChain(written.append, "t/0")).write(EventKind.BEGIN, data)
-    assert decoded(written[0])[0].data == data
-
-
 def test_only_reward_and_end_are_written_after_close() -> None:
     written: list[bytes] = []
     log = EventLog("t/0", HashChain(written.append, "t/0"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from strands_sglang.runs.recording.pausable_engine import PausableEngine, Paused
 from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec, fingerprint
 from strands_sglang.tokens import VersionSpan
-from support.rollout.agent_kinds import plain
+from support.rollout.agent_kinds import build, plain
 from support.rollout.scripts import PromptEngine, assert_proved, record_of, steps
 
 TASK = Task("go", id="t")
@@ -58,19 +58,16 @@ class Answers:
         return answer
 
 
-@pytest.mark.parametrize("whole", [False, True])
-async def test_discarded_part_is_counted_however_the_turn_ends(whole: bool) -> None:
-    engine = Answers([part(2, FinishReason.STOP if whole else FinishReason.ABORT)])
-    pausable = PausableEngine(engine, threading.Event())
-    answer = await pausable.generate([1, 2, 3], STOPS, part(5), on_abort=AbortPolicy.RETURN)
+@pytest.mark.parametrize("ends", [FinishReason.STOP, FinishReason.ABORT])
+@pytest.mark.parametrize("earlier", [None, part(5)])
+async def test_discarded_part_is_counted_however_the_turn_ends(ends: FinishReason, earlier: Generation | None) -> None:
+    """What an interrupted turn returns itself is not discarded."""
+    engine = Answers([part(2, ends)])
+    answer = await PausableEngine(engine, threading.Event()).generate(
+        [1, 2, 3], STOPS, earlier, on_abort=AbortPolicy.RETURN
+    )
     assert engine.asked == [[1, 2, 3]]
-    assert len(answer) == 2 and answer.discarded_tokens == 5
-
-
-async def test_returned_part_is_not_counted_as_discarded() -> None:
-    pausable = PausableEngine(Answers([part(2)]), threading.Event())
-    answer = await pausable.generate([1, 2, 3], STOPS, on_abort=AbortPolicy.RETURN)
-    assert len(answer) == 2 and answer.discarded_tokens == 0
+    assert len(answer) == 2 and answer.discarded_tokens == (0 if earlier is None else 5)
 
 
 @pytest.mark.parametrize("sampling", [{"max_new_tokens": 50}, STOPS])
@@ -123,15 +120,7 @@ class Once:
 
 
 def _first(whole: Generation, count: int, sent: int) -> Generation:
-    cut = part(count)
-    return Generation(
-        token_ids=whole.token_ids[:count],
-        logprobs=whole.logprobs[:count],
-        finish_reason=FinishReason.ABORT,
-        finish_detail="cut",
-        versions=cut.versions,
-        prompt_tokens=sent,
-    )
+    return replace(part(count), token_ids=whole.token_ids[:count], logprobs=whole.logprobs[:count], prompt_tokens=sent)
 
 
 async def pause_and_resume(engine: Once, build: Any, folder: Path, later: Any, **options: Any) -> Any:
@@ -150,9 +139,6 @@ async def pause_and_resume(engine: Once, build: Any, folder: Path, later: Any, *
 
 
 async def test_ledger_with_a_discarded_part_and_an_aborted_turn_is_proved(tmp_path: Path) -> None:
-    def build(task: Task, model: Any) -> Any:
-        return plain(model)
-
     engine = Once(2)
     episode = await pause_and_resume(engine, build, tmp_path, STOPS, on_abort="return")
     assert episode.end_reason is EndReason.ENGINE_ERROR
@@ -164,7 +150,7 @@ async def test_ledger_with_a_discarded_part_and_an_aborted_turn_is_proved(tmp_pa
 
 
 async def test_part_is_continued_after_an_engine_failure(tmp_path: Path) -> None:
-    def build(task: Task, model: Any) -> Any:
+    def retrying(task: Task, model: Any) -> Any:
         agent = plain(model)
 
         def again(event: AfterModelCallEvent) -> None:
@@ -174,7 +160,7 @@ async def test_part_is_continued_after_an_engine_failure(tmp_path: Path) -> None
         return agent
 
     engine = Once(EngineUnavailableError("down"))
-    episode = await pause_and_resume(engine, build, tmp_path, None)
+    episode = await pause_and_resume(engine, retrying, tmp_path, None)
     events = record_of(tmp_path).events
     [kept] = [event for event in events if event.kind is EventKind.PARTIAL_CALL]
     first = next(event for event in events if event.kind is EventKind.CALL)

@@ -143,36 +143,25 @@ async def recorded_turns(*prompts: list[int]) -> Written:
     return written
 
 
-async def test_uncommitted_answer_is_written_again_after_a_rollback() -> None:
+@pytest.mark.parametrize("known_first", [True, False])
+async def test_uncommitted_answer_is_written_again_after_a_rollback(known_first: bool) -> None:
+    """Two turns never get the same number, in whatever order they are committed."""
     before = await recorded_turns([1], [2], [3])
     written, engine, tree = Written(), Engine(), TokenTree("t/0")
     recorder = EpisodeRecorder(engine, "t/0", chain=written.chain, replay_log=before.replay_log())
     await make_turn(recorder, tree, [1])
     known = await recorder.generate([2])  # recorded, and not committed yet
     live = asyncio.ensure_future(recorder.generate([30]))
-    turn = commit(tree, [2], known)
     await asyncio.sleep(0)
     recorder.replay_log.settle(recorder._pending_answers[id(known)].event)  # as if its thread were late
     other = await live
     assert recorder.diverged is not None
-    recorder.committed(turn, known)
-    recorder.committed(commit(tree, [30], other), other)
+    ordered = [([2], known), ([30], other)] if known_first else [([30], other), ([2], known)]
+    for prompt, generation in ordered:
+        recorder.committed(commit(tree, prompt, generation), generation)
     assert written.summary() == [("rollback", 1), ("call", 1), ("call", 2)]
+    assert [list(event.arrays["context"]) for event in written.events[2:]] == [prompt for prompt, _ in ordered]
     assert engine.prompts == [[30]]
-
-
-async def test_turn_committed_before_the_recorded_one_rolls_it_back() -> None:
-    """Two turns never get the same number, in whatever order they are committed."""
-    before = await recorded_turns([1], [2])
-    written, engine, tree = Written(), Engine(), TokenTree("t/0")
-    recorder = EpisodeRecorder(engine, "t/0", chain=written.chain, replay_log=before.replay_log())
-    await make_turn(recorder, tree, [1])
-    known = await recorder.generate([2])
-    recorder.replay_log.settle(recorder._pending_answers[id(known)].event)
-    await make_turn(recorder, tree, [30])
-    recorder.committed(commit(tree, [2], known), known)
-    assert written.summary() == [("rollback", 1), ("call", 1), ("call", 2)]
-    assert [list(event.arrays["context"]) for event in written.events[2:]] == [[30], [2]]
 
 
 async def test_turn_at_another_position_rolls_back_the_record() -> None:

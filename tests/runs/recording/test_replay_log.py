@@ -208,12 +208,6 @@ async def test_rollback_removes_later_events() -> None:
     assert replay_log_of(*events, rollback(7, 0)).turns == 0
 
 
-def test_empty_log() -> None:
-    replay_log = ReplayLog()
-    assert (len(replay_log), replay_log.turns, replay_log.next_event) == (0, 0, None)
-    assert not replay_log.has_calls_within("x")
-
-
 @pytest.mark.parametrize(
     ("name", "lost"),
     [

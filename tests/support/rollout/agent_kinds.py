@@ -39,11 +39,7 @@ async def step(number: int) -> str:
 
 @tool
 async def slow(number: int) -> str:
-    """Take a step, slowly.
-
-    Args:
-        number: Which.
-    """
+    """Take a step, slowly."""
     RAN(f"slow {number}")
     await asyncio.sleep(0.01)
     return f"slow {number}"
@@ -51,11 +47,7 @@ async def slow(number: int) -> str:
 
 @tool
 def blocking(number: int) -> str:
-    """Take a step in a thread.
-
-    Args:
-        number: Which.
-    """
+    """Take a step in a thread."""
     RAN(f"blocking {number}")
     time.sleep(0.003)
     return f"blocking {number}"
@@ -63,11 +55,7 @@ def blocking(number: int) -> str:
 
 @tool
 async def fragile(number: int) -> str:
-    """Take a step that fails.
-
-    Args:
-        number: Which.
-    """
+    """Take a step that fails."""
     RAN(f"fragile {number}")
     if number == 1:
         raise KeyError("nothing there")
@@ -78,11 +66,7 @@ async def fragile(number: int) -> str:
 
 @tool
 async def read(name: str) -> str:
-    """Read a long text.
-
-    Args:
-        name: Its name.
-    """
+    """Read a long text."""
     RAN(f"read {name}")
     return f"{name}: " + "line of text. " * 40
 
@@ -186,11 +170,7 @@ def build_helpers(task: Task, model: SGLangModel) -> Any:
 
     @tool
     def threaded(question: str) -> str:
-        """Ask a helper in a thread.
-
-        Args:
-            question: What to ask.
-        """
+        """Ask a helper in a thread."""
         return str(plain(model, system_prompt="You help.")(question)).strip()
 
     return plain(model, tools=[helper.as_tool(), threaded])

@@ -6,7 +6,6 @@ installed.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from support.rollout.scripts import PromptEngine
+from support.trainers.stand_ins import installed
 
 
 @dataclass
@@ -130,20 +130,9 @@ def areal_installed() -> Iterator[Stats]:
         "areal.api.cli_args": {"GenerationHyperparameters": GenerationHyperparameters},
         "areal.utils": {"stats_tracker": stats},
     }
-    before = {name: sys.modules.get(name) for name in names}
-    for name, content in names.items():
-        sys.modules[name] = ModuleType(name)
-        vars(sys.modules[name]).update(content)
-    workflow = import_module("strands_sglang.trainers.areal")
-    vars(workflow)["_torch"] = lambda: Torch
-    try:
+    with installed("areal", names):
+        vars(import_module("strands_sglang.trainers.areal"))["_torch"] = lambda: Torch
         yield stats
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
-        sys.modules.pop("strands_sglang.trainers.areal", None)
 
 
 with areal_installed():

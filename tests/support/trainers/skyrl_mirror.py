@@ -6,18 +6,16 @@ installed.
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from support.rollout.scripts import PromptEngine
+from support.trainers.stand_ins import installed
 
 
 @dataclass
@@ -90,8 +88,7 @@ def get_rollout_metrics(
     return {"generate/avg_num_tokens": float(np.mean([len(one) for one in responses]))}
 
 
-@contextmanager
-def skyrl_installed() -> Iterator[None]:
+def skyrl_installed() -> AbstractContextManager[None]:
     """Let our generator be imported as if SkyRL were installed."""
     names: dict[str, dict[str, Any]] = {
         "skyrl": {},
@@ -103,18 +100,7 @@ def skyrl_installed() -> Iterator[None]:
             "get_custom_chat_template": lambda config: config,
         },
     }
-    before = {name: sys.modules.get(name) for name in names}
-    for name, content in names.items():
-        sys.modules[name] = ModuleType(name)
-        vars(sys.modules[name]).update(content)
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
-        sys.modules.pop("strands_sglang.trainers.skyrl", None)
+    return installed("skyrl", names)
 
 
 with skyrl_installed():

@@ -6,17 +6,16 @@ installed.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from support.rollout.scripts import PromptEngine
+from support.trainers.stand_ins import installed
 
 MODULE = "verl.experimental.agent_loop.agent_loop"
 
@@ -91,22 +90,11 @@ class AgentLoopBase:
         self.apply_chat_template_kwargs = self.data_config.get("apply_chat_template_kwargs", {})
 
 
-@contextmanager
-def verl_installed() -> Iterator[None]:
+def verl_installed() -> AbstractContextManager[None]:
     """Let our agent loop be imported as if verl were installed."""
-    names = [MODULE.rsplit(".", cut)[0] for cut in range(3, 0, -1)] + [MODULE]
-    made = {name: ModuleType(name) for name in names}
-    vars(made[MODULE]).update(AgentLoopBase=AgentLoopBase, AgentLoopOutput=AgentLoopOutput)
-    before = {name: sys.modules.get(name) for name in names}
-    sys.modules.update(made)
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
-        sys.modules.pop("strands_sglang.trainers.verl", None)
+    packages: dict[str, dict[str, Any]] = {MODULE.rsplit(".", cut)[0]: {} for cut in range(3, 0, -1)}
+    content = {"AgentLoopBase": AgentLoopBase, "AgentLoopOutput": AgentLoopOutput}
+    return installed("verl", {**packages, MODULE: content})
 
 
 with verl_installed():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,20 @@ def tampered_run(source: Path, into: Path, id: str, *, turn: int = 0, token: int
     shutil.copy(source / "run.json", into / "run.json")
     shard = OpenShard(into / "ledger" / "0-tampered.ledger", {"format": 1, "worker": "0"})
     for record in Ledger(source).episodes():
-        head, events = first_link(record.id), []
         for event in record.events:
             if record.id == id and event.kind is EventKind.CALL and event.data["turn"] == turn:
                 event.arrays["sampled"][token] += 1
-            events.append(encoded(event, head))
-            head = event.digest
-        shard.append(b"".join(events), len(events))
+        _append(shard, record.id, record.events)
     shard.close()
     return into
+
+
+def _append(shard: OpenShard, id: str, events: Iterable[Event]) -> None:
+    """Write the events of an episode with new digests."""
+    head = first_link(id)
+    for event in events:
+        shard.append(encoded(event, head), 1)
+        head = event.digest
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -68,10 +73,7 @@ def _write_episodes(directory: Path, episodes: dict[str, list[Event]]) -> None:
     write_run(directory, {"run": "7c" * 16, "settings": {"chat_template_kwargs": {"messages": 1}}})
     shard = OpenShard(directory / "ledger" / "0-odd.ledger", {"format": 1, "worker": "0"})
     for id, events in episodes.items():
-        head = first_link(id)
-        for event in events:
-            shard.append(encoded(event, head), 1)
-            head = event.digest
+        _append(shard, id, events)
     shard.close()
 
 

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from strands import Agent
-from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import Episode
-from support.rollout.agent_kinds import step
+from support.rollout.agent_kinds import build
 from support.rollout.scripts import PromptEngine, steps
 from support.trainers.areal_mirror import Engine, GenerationHyperparameters, Stats, adapter, areal_installed
 
@@ -23,10 +21,6 @@ TYPES = {
     "input_ids": "int32", "loss_mask": "int32", "logprobs": "float32", "versions": "int32", "attention_mask": "bool",
     "rewards": "float32",
 }  # fmt: skip
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, tools=[step], callback_handler=None, conversation_manager=NullConversationManager())
 
 
 def broken(task: Any, model: Any) -> Any:

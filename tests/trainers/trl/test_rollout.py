@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from strands_sglang import SGLangClient, SGLangModel
-from strands_sglang.engine import retry
 from strands_sglang.errors import ConfigurationError, EngineError, EngineUnreachableError, RequestRejectedError
 from strands_sglang.runs import EndReason, Limits, Task
 from strands_sglang.trainers.trl import TrlRollout, trl_rollout
@@ -21,17 +20,14 @@ from strands_sglang.trainers.trl.engine_thread import EngineThread
 from strands_sglang.trainers.trl.rollout import check_served_model, check_trainer, sampling_of
 from strands_sglang.trainers.worker_pool import bound_limits
 from support.families import tokenizer
-from support.rollout.agent_kinds import plain
+from support.rollout.agent_kinds import build, plain
 from support.rollout.scripts import FAMILY, PromptEngine, Script, asked, assert_proved, steps
 from support.scripted_engine import Answer
 from support.scripted_fleet import Engine
 from support.trainers.trl_doubles import Accelerator, Trainer, Weights, arguments
 
+pytestmark = pytest.mark.usefixtures("no_known_servers")
 ROWS = [{"prompt": f"Question {number}", "answer": number} for number in range(6)]
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return plain(model)
 
 
 def score(episode: Any) -> float:
@@ -286,11 +282,6 @@ def test_invalid_trainers_are_refused(changed: dict[str, Any], words: str) -> No
     check_trainer(Trainer())
     with pytest.raises(ConfigurationError, match=words):
         check_trainer(Trainer(**changed))
-
-
-@pytest.fixture(autouse=True)
-def clear_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "_histories", {})
 
 
 def trainer_of(name: str | None) -> Trainer:

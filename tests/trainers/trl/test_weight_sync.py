@@ -251,19 +251,6 @@ def test_every_call_runs_on_the_same_loop(engine_thread: EngineThread) -> None:
     assert thread is not threading.current_thread() and thread.daemon
 
 
-async def test_call_inside_a_running_loop(engine_thread: EngineThread) -> None:
-    loop, _ = engine_thread.run(loop_and_thread())
-    assert loop is not asyncio.get_running_loop()
-
-
-def test_exceptions_are_raised_in_the_caller(engine_thread: EngineThread) -> None:
-    async def broken() -> None:
-        raise KeyError("words")
-
-    with pytest.raises(KeyError, match="words"):
-        engine_thread.run(broken())
-
-
 def test_interrupted_wait_cancels_the_call(engine_thread: EngineThread) -> None:
     ended, waiting = threading.Event(), threading.main_thread().ident
     assert waiting is not None
@@ -297,8 +284,3 @@ def test_close_ends_the_thread_and_allows_reuse(engine_thread: EngineThread) -> 
     assert other is not thread and not loop.is_closed()
     engine_thread.close()
     engine_thread.close()
-
-
-def test_control_requires_an_sglang_client() -> None:
-    with pytest.raises(ConfigurationError, match="got a object"):
-        _ = EngineThread(object()).control  # type: ignore[arg-type]

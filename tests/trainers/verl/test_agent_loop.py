@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from strands import Agent
-from strands.agent.conversation_manager import NullConversationManager
 
 from strands_sglang.errors import ConfigurationError
 from strands_sglang.runs import Episode
 from strands_sglang.trainers.rows import PlainRow, plain_rows
-from support.rollout.agent_kinds import step
+from support.rollout.agent_kinds import build
 from support.rollout.scripts import PromptEngine, steps
 from support.trainers.grown_episodes import LAYERS, TOP_K, episode_of, experts_of, grown
 from support.trainers.verl_mirror import AgentLoopOutput, Servers, adapter, given, verl_installed
@@ -31,10 +29,6 @@ ROW = {
     "uid": "u",
     "agent_name": "steps",
 }
-
-
-def build(task: Any, model: Any) -> Agent:
-    return Agent(model=model, tools=[step], callback_handler=None, conversation_manager=NullConversationManager())
 
 
 def score(episode: Episode) -> dict[str, float]:
