@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,9 @@ async def test_changed_agent_diverges_at_an_event(changed: Any, event: int, tmp_
 
 
 def other_description(task: Task, model: SGLangModel) -> Any:
-    agent = plain(model)
-    spec = agent.tool_registry.registry["step"].tool_spec
-    setattr(agent.tool_registry.registry["step"], "tool_spec", {**spec, "description": "Another."})  # noqa: B010
-    return agent
+    another = copy.copy(step)  # all tests share the tool itself
+    another.tool_spec = {**step.tool_spec, "description": "Another."}
+    return plain(model, tools=[another])
 
 
 def other_messages(task: Task, model: SGLangModel) -> Any:
