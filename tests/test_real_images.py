@@ -29,7 +29,7 @@ from support.pictures import image_block, png
 pytestmark = [pytest.mark.engine]
 
 COLOURS = {"red": (220, 30, 30), "green": (20, 180, 40), "blue": (40, 60, 220), "yellow": (240, 220, 30)}
-SERVERS = ("tiny_qwen3_vl", "tiny_qwen25_vl")
+SERVERS = ("tiny_qwen3_vl", pytest.param("tiny_qwen25_vl", marks=pytest.mark.soak))
 SAMPLING = {"max_new_tokens": 40, "temperature": 1.0}
 
 
