@@ -480,6 +480,7 @@ def test_every_flag_of_the_recipe_is_one_of_slimes(recipe: Any) -> None:
 
 @pytest.mark.engine
 @pytest.mark.own_servers
+@pytest.mark.soak
 def test_a_few_steps_of_training_are_exact(tmp_path: Path) -> None:
     """`run.py --check`: it starts its own engines; what was sampled is what is trained. Then nothing is left to do."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
