@@ -16,6 +16,7 @@ import logging
 import time
 import weakref
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -35,7 +36,7 @@ from strands_sglang.engine.connections import (
 from strands_sglang.engine.continuation import Continuation, NextStep, is_interrupted, no_progress
 from strands_sglang.engine.control import Worker, WorkerDirectory
 from strands_sglang.engine.kept_sets import loads_with_sets, with_sets
-from strands_sglang.engine.protocol import AbortPolicy, Generation, pause_requested
+from strands_sglang.engine.protocol import AbortPolicy, FinishReason, Generation, pause_requested
 from strands_sglang.engine.request import GenerateRequest
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.engine.retry import RetryPolicy, ServerRetries
@@ -290,9 +291,9 @@ class Call:
 
     def _parsed(self, answer: Any, rid: str, *, partial: bool = False, ended: bool = True) -> Generation:
         """Check an answer; raise the error for an abort that is a refusal or a server fault."""
-        request = self._request
+        request, redactor = self._request, self._pool.redactor
         try:
-            return response.parse(
+            part = response.parse(
                 answer,
                 request.prompt_tokens,
                 rid=rid,
@@ -303,7 +304,14 @@ class Call:
                 counts_images="image_data" not in (request.extra or ()),
             )
         except response.RefusedInside as refusal:
-            raise response.from_message(refusal.status, refusal.message, str(self._url)) from None
+            raise redactor.error(response.from_message(refusal.status, refusal.message, str(self._url))) from None
+        except EngineError as error:
+            redactor.error(error)
+            raise
+        detail = part.finish_detail
+        if isinstance(detail, str) and part.finish_reason is not FinishReason.STOP:  # then it is the engine's own words
+            return replace(part, finish_detail=redactor.text(detail))
+        return part
 
 
 def check_header(name: str, value: Any) -> None:

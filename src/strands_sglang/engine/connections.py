@@ -26,6 +26,7 @@ import orjson
 from yarl import URL
 
 from strands_sglang.engine.cancellation import CancelPoller
+from strands_sglang.engine.redaction import Redactor
 from strands_sglang.engine.response import TransientFault, from_status
 from strands_sglang.engine.retry import ServerHistory
 from strands_sglang.errors import (
@@ -105,6 +106,7 @@ class LoopPool:
         server_history: ServerHistory | None = None,
     ) -> None:
         self.server_history = ServerHistory("") if server_history is None else server_history
+        self.redactor = Redactor(headers)
         self.loop = asyncio.get_running_loop()
         self.pid = os.getpid()
         # The connector's own limit is off because it counts waiting for a slot as connecting.
@@ -249,7 +251,7 @@ async def exchange(
                 return content
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
         raise translate(error, url, pool, timeout) from error
-    raise from_status(response.status, content, str(url), response.headers)
+    raise pool.redactor.error(from_status(response.status, content, str(url), response.headers))
 
 
 async def exchange_json(
@@ -304,7 +306,8 @@ def closed_error(url: URL) -> ClientClosedError:
 
 
 def translate(error: Exception, url: URL, pool: LoopPool, timeout: aiohttp.ClientTimeout | None = None) -> Exception:
-    """Return the exception of this package for one that the HTTP library raised."""
+    """Return the exception of this package for one that the HTTP library raised, which may quote the answer."""
+    pool.redactor.error(error)
     if pool.closing:
         return closed_error(url)
     if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):

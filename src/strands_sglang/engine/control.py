@@ -371,7 +371,8 @@ class EngineControl:
             answer = await exchange(pool, "POST", URL(worker.url) / path, orjson.dumps(body), JSON_HEADERS, limits)
         except (TransientFault, EngineError) as error:
             return ControlResult(worker.url, ok=False, message=str(error))
-        return ControlResult(worker.url, ok=True, message=answer.decode("utf-8", "replace").strip())
+        message = pool.redactor.text(answer.decode("utf-8", "replace").strip())
+        return ControlResult(worker.url, ok=True, message=message)
 
     async def _first(self, pool: LoopPool, paths: tuple[str, ...]) -> dict[str, Any]:
         """Return the first JSON object that any worker returns at any of `paths` (newer name first)."""

@@ -211,7 +211,7 @@ class Probe:
             ) as response:
                 sent = parsedate_to_datetime(response.headers["Date"]).timestamp()
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, TypeError, KeyError) as error:
-            logger.debug("server=<%s>, error=<%r> | server sends no date", worker, error)
+            logger.debug("server=<%s>, error=<%s> | server sends no date", worker, pool.redactor.text(repr(error)))
             return None
         after = time.time()
         return sent + 0.5 - (before + after) / 2, 0.5 + (after - before) / 2
@@ -257,9 +257,10 @@ class Probe:
             raise ConfigurationError(f"{error} | one token was requested with sampling_params={one}") from error
         except response.RefusedInside as refusal:
             raise ConfigurationError(
-                str(from_message(refusal.status, refusal.message, str(url))) + f" | sampling_params={one}"
+                pool.redactor.text(f"{from_message(refusal.status, refusal.message, str(url))} | sampling_params={one}")
             ) from None
         except (MalformedResponseError, orjson.JSONDecodeError) as error:
+            pool.redactor.error(error)
             raise MalformedResponseError(
                 f"{url} does not answer like SGLang: {error} | is it SGLang 0.5 or newer? older versions do not return "
                 "all that is needed for each token: pip install -U sglang"

@@ -128,7 +128,7 @@ class StreamingCall(Call):
                 )
                 if http.status != 200:
                     content = await read(http, MAX_ANSWER_BYTES)
-                    fault = from_status(http.status, content, str(url), http.headers)
+                    fault = pool.redactor.error(from_status(http.status, content, str(url), http.headers))
                     ended = not (isinstance(fault, TransientFault) and fault.in_flight)
                     if not isinstance(fault, TransientFault):
                         pool.server_history.record_answer(served=False)
@@ -147,7 +147,7 @@ class StreamingCall(Call):
                 if isinstance(answer, dict) and isinstance(error := answer.get("error"), dict):
                     ended = True
                     status = code if isinstance(code := error.get("code"), int) else None
-                    raise from_message(status, str(error.get("message")), str(url))
+                    raise pool.redactor.error(from_message(status, str(error.get("message")), str(url)))
                 has_versions, ended = _has(answer, "weight_versions"), _has(answer, "finish_reason")
                 part = self._parsed(answer, rid, partial=True, ended=ended)
                 if self._request.kept_sets and not ended and not output.sets:
