@@ -248,6 +248,8 @@ def test_findings_have_an_exact_location(tmp_path: Path) -> None:
         (-1, lambda e: e.data["rejected"].clear(), FindingKind.TRAJECTORY, "trajectories that end with turns"),
         (-1, lambda e: e.data["rejected"].append(99), FindingKind.FORM, "below 12, got [2, 99]"),
         (-1, lambda e: e.data["metrics"].update(turns=1), FindingKind.METRICS, "metric turns is 1"),
+        (-1, lambda e: e.data.update(main=2), FindingKind.TRAJECTORY, "main must be the last turn of one of"),
+        (-1, lambda e: e.data.update(main=None), FindingKind.TRAJECTORY, "main must be the last turn of one of"),
         (-1, lambda e: e.data["trajectories"].reverse(), FindingKind.TRAJECTORY, "are declared"),
         (
             -1,

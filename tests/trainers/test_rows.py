@@ -80,6 +80,7 @@ def token_counts(episode: object) -> dict[str, float]:
 
 def test_all_branches_or_the_main_one() -> None:
     tree, turns = forked()
+    tree.main = turns["e"].id
     every = list(branches_of([episode_of(tree)]))
     assert [one.trajectory.branch for one in every] == [turns[name].id for name in "def"]
     assert [one.main for one in every] == [False, True, False]

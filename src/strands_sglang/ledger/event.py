@@ -454,3 +454,6 @@ class EndData(TypedDict):
     """Ids of the turns that the agent discarded: recorded, never trained."""
     trajectories: list[TrajectorySummary]
     """All trajectories of the episode, in the order of `TokenTree.trajectories`."""
+    main: NotRequired[int]
+    """`branch` of the main one of these, whose agent gave the episode's answer; -1: none is certain. Absent: the only
+    one that no tool call started."""

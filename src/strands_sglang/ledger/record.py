@@ -184,14 +184,16 @@ class EpisodeRecord:
             LedgerError: A call event, or the end event, does not have the declared form.
         """
         try:
-            rejected = set() if self.end is None else set(data_of(self.end, EndData).get("rejected", ()))
+            end = None if self.end is None else data_of(self.end, EndData)
+            rejected = set() if end is None else set(end.get("rejected", ()))
+            main = None if end is None else end.get("main")
             scores = self.teacher_logprobs()
             turns = [_turn(call, rejected, scores) for call in self.calls]
         except KeyError as error:
             raise LedgerError(f"a call event of episode {self.id} has no {error}") from error
         except TypeError as error:
             raise LedgerError(f"a call event, or the end event, of episode {self.id} is malformed: {error}") from error
-        return TokenTree.from_dict({"format": RECORD_FORMAT, "id": self.id, "turns": turns})
+        return TokenTree.from_dict({"format": RECORD_FORMAT, "id": self.id, "turns": turns, "main": main})
 
     def trajectories(self) -> list[Trajectory]:
         """Return the trajectory of every branch, as `TokenTree.trajectories` does."""

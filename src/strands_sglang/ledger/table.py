@@ -62,7 +62,7 @@ SCHEMA = pa.schema(
         "branch": pa.int32(),  # id of the branch's last turn
         "num_turns": pa.int32(),
         "agent": pa.string(),  # agent or graph node that made the branch; null: unknown
-        "main": pa.bool_(),  # whether the agent of the task ended in this branch
+        "main": pa.bool_(),  # whether this branch gave the episode's answer
         **{name: pa.list_(kind) for name, kind in _PER_TOKEN.items()},  # as in `Trajectory`
         "version_names": pa.list_(pa.string()),
         "turn_ids": pa.list_(pa.int32()),

@@ -389,6 +389,10 @@ def _check_end(
         for flat, one in zip(trajectories, declared, strict=True):
             for message in _trajectory_errors(flat, one):
                 yield entry.finding(FindingKind.TRAJECTORY, message, turn=flat.branch)
+    main = event.data.get("main", -1)
+    if type(main) is not int or main not in (-1, *branches):
+        message = f"main must be the last turn of one of the trajectories ({branches}) or -1, got {main!r:.50}"
+        yield entry.finding(FindingKind.TRAJECTORY, message)
     for turn, times in _trained_twice(trajectories):
         message = f"the sampled tokens of this turn are trained {times} times"
         yield entry.finding(FindingKind.TRAJECTORY, message, turn=turn)

@@ -78,7 +78,7 @@ def turns_named_in(agent: Any, tree: str) -> Mapping[int, Any]:
     del known.read[-1:]  # the newest is read again: its metadata may have been added since
     for message in messages[len(known.read) :]:
         known.read.append(message)
-        if (place := _turn_reference(message)) is not None and place[0] == tree:
+        if (place := turn_reference(message)) is not None and place[0] == tree:
             known.turns[place[1]] = message
     return known.turns
 
@@ -103,7 +103,7 @@ def _on_message_added(event: MessageAddedEvent) -> None:
     message = event.message
     if message["role"] != "assistant":
         return
-    place = _turn_reference(message)
+    place = turn_reference(message)
     with _lock:
         replies = _pending.get(event.agent, [])
         for number in reversed(range(len(replies))):
@@ -129,7 +129,8 @@ def _matches(
     return "metadata" in message and canonical(message) == pending.reply
 
 
-def _turn_reference(message: Mapping[str, Any]) -> tuple[str, int] | None:
+def turn_reference(message: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the tree and the turn that a message names as its origin; None if it names none."""
     if message.get("role") != "assistant":
         return None
     try:

@@ -41,6 +41,7 @@ from strands_sglang.provider.episode import EpisodeTokens as EpisodeTokens
 from strands_sglang.runs.end_reason import EndReason, LimitReachedError
 from strands_sglang.runs.episode import Failure
 from strands_sglang.runs.limits import Limits, MultiAgentLimits
+from strands_sglang.runs.main_branch import answer_of, main_turn
 from strands_sglang.runs.recording.recorder import EpisodeRecorder, within
 from strands_sglang.runs.recording.replay_log import RecordEndedError
 from strands_sglang.runs.recording.tool_recorder import ToolRecorder, current_tool_recorder, record_tools
@@ -57,6 +58,8 @@ class AgentOutcome:
     end_reason: EndReason
     text: str = ""
     failure: Failure | None = None
+    answer: Any = None
+    """What was answered, as `answer_of` returns it; None: unknown."""
 
 
 async def run_agent(agent: Any, task: Task, limits: Limits, episode: EpisodeTokens) -> AgentOutcome:
@@ -69,14 +72,15 @@ async def run_agent(agent: Any, task: Task, limits: Limits, episode: EpisodeToke
             # A function that is not async may block: it runs in a thread.
             result = await agent() if inspect.iscoroutinefunction(agent) else await asyncio.to_thread(agent)
             result = await result if inspect.isawaitable(result) else result
-            return AgentOutcome(EndReason.ANSWERED, "" if result is None else str(result))
+            answer, text = answer_of(result)
+            return AgentOutcome(EndReason.ANSWERED, text, answer=answer)
         if not hasattr(agent, "messages"):  # a graph or a swarm, which has no event loop of its own
             return _multi_agent_outcome(await agent.invoke_async(task.prompt))
         turns = None if limits.max_turns is None else {"turns": limits.max_turns}
         with result_only(agent):
             result = await agent.invoke_async(task.prompt, limits=turns)
         end_reason = EndReason.TURN_LIMIT if result.stop_reason == "limit_turns" else _end_reason(result, agent)
-        return AgentOutcome(end_reason, str(result).strip())
+        return AgentOutcome(end_reason, str(result).strip(), answer=result)
     except (Exception, SystemExit) as error:
         return outcome_of(error, limits, episode)
 
@@ -125,9 +129,9 @@ def _truncation_reason(limits: Limits, episode: EpisodeTokens) -> EndReason:
 
 
 def _multi_agent_outcome(result: Any) -> AgentOutcome:
-    last = list(result.results.values())[-1:]
+    answer, text = answer_of(result)
     end_reason = EndReason.ANSWERED if result.status.value == "completed" else EndReason.STOPPED
-    return AgentOutcome(end_reason, str(last[0].result).strip() if last else "")
+    return AgentOutcome(end_reason, text, answer=answer)
 
 
 def _end_reason(result: Any, agent: Any) -> EndReason:
@@ -165,7 +169,9 @@ class EpisodeRun:
     recorder: EpisodeRecorder
     tokens: EpisodeTokens = field(init=False)
     agent: Any = None
-    """The return value of `build`; None: not built yet."""
+    """The agent, graph, swarm or function that `build` returned; None: not built yet."""
+    main_agent: Any = None
+    """The agent that `build` returned, or named beside a graph, a swarm or a function; None: neither."""
     agents: list[Any] = field(default_factory=list)
     """Agents that made turns, in the order of their first turns, without agents inside tools."""
 
@@ -187,7 +193,8 @@ class EpisodeRun:
         with model.episode(self.tokens):
             try:
                 agent = build(self.task, model)
-                self.agent = agent = _check_built(await agent if inspect.isawaitable(agent) else agent)
+                agent, self.main_agent = _check_built(await agent if inspect.isawaitable(agent) else agent)
+                self.agent = agent
                 name_nodes(agent)
                 if not (hasattr(agent, "invoke_async") and hasattr(agent, "messages")):
                     self.recorder.agent_limits = MultiAgentLimits(limits.max_turns, limits.max_tool_calls)
@@ -206,10 +213,14 @@ class EpisodeRun:
         whole = tree.to_dict()
         return TokenTree.from_dict({**whole, "turns": whole["turns"][:recorded]})
 
+    def main_turn(self, answer: Any) -> int:
+        """Return the id of a turn of the main branch, given what was answered (None: nothing); -1: none is certain."""
+        return main_turn(self.tokens, self.agents, self.main_agent, answer)
+
     @property
     def last_text(self) -> str:
-        """Text of the agent's last reply; "" if there is none."""
-        for message in reversed(self.messages):
+        """Text of the last reply of the main agent, or of all agents if none is known; "" if there is none."""
+        for message in reversed(getattr(self.main_agent, "messages", self.messages)):
             if isinstance(message, dict) and message.get("role") == "assistant":
                 texts = (block.get("text") for block in message.get("content") or () if isinstance(block, dict))
                 return "\n".join(text for text in texts if isinstance(text, str)).strip()
@@ -223,13 +234,15 @@ class EpisodeRun:
         return [message for agent in self.agents for message in getattr(agent, "messages", ())]
 
 
-def _check_built(built: Any) -> Any:
-    """Return the return value of `build`; ConfigurationError if it is neither an agent nor a function."""
+def _check_built(built: Any) -> tuple[Any, Any]:
+    """Return what `build` made, and its main agent (None: unknown); ConfigurationError if it made nothing that runs."""
+    if isinstance(built, tuple) and len(built) == 2 and hasattr(built[1], "messages"):
+        return _check_built(built[0])[0], built[1]
     if built is None:
         raise ConfigurationError("build(task, model) must return an agent, got None: does it end with `return agent`?")
     if isinstance(built, type) or not (hasattr(built, "invoke_async") or callable(built)):
         raise ConfigurationError(
-            "build(task, model) must return a Strands agent, a graph, a swarm, or a function without arguments, got "
-            f"{built!r:.100}"
+            "build(task, model) must return a Strands agent, a graph, a swarm, a function without arguments, or one of "
+            f"these and its main agent, got {built!r:.100}"
         )
-    return built
+    return built, built if hasattr(built, "messages") else None

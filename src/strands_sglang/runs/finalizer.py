@@ -203,6 +203,10 @@ class EpisodeFinalizer:
         recorder = episode_run.recorder
         tree = episode_run.tree if recorded_tree is None else recorded_tree
         recorder.close()
+        if recorded_tree is None:
+            turn = episode_run.main_turn(outcome.answer)
+            tree.main = turn if turn < len(tree) else -1
+        tree.main = -1 if (end := tree.main_leaf()) is None else end.id
         paused = outcome.end_reason is EndReason.PAUSED
         resumable = paused or (recorded_tree is None and len(recorder.replay_log) > 0 and outcome.end_reason.failed)
         if recorded_tree is None and len(recorder.replay_log) and not resumable:
@@ -292,6 +296,7 @@ class EpisodeFinalizer:
             "messages": messages_data(_stored(episode.messages, put), branches),
             "rejected": [turn.id for turn in episode.tree if turn.rejected],
             "trajectories": [trajectory_summary(trajectory) for trajectory in episode.trajectories],
+            "main": -1 if episode.tree.main is None else episode.tree.main,
         }
         recorder.write(EventKind.END, end)
         prompt = episode.task.prompt if put is None else with_references(episode.task.prompt, put)

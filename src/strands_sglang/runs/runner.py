@@ -161,7 +161,8 @@ async def rollout(
 
     Args:
         build: Builds the agent of an episode: `build(task, model)`, plain or async. It returns a Strands agent, a graph
-            or swarm, or a function without arguments that runs the episode with agents of its own.
+            or swarm, or a function without arguments that runs the episode with agents of its own; or one of these and
+            the agent whose branch is the main one: `return run, solver`.
         tasks: The tasks: each a `Task`, a prompt, or a dict with "prompt". An iterator is read as slots become free.
         tokenizer: The model's tokenizer, or the name or path it is loaded from.
         client: The engine; give either `client` or `base_url`.

@@ -33,20 +33,22 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
-def record_of(tree: str, turns: Iterable[Turn]) -> dict[str, Any]:
-    """Return the turns of a tree, in order of their ids, as plain data."""
-    return {"format": RECORD_FORMAT, "id": tree, "turns": [_written(turn) for turn in turns]}
+def record_of(tree: str, turns: Iterable[Turn], main: int | None) -> dict[str, Any]:
+    """Return a tree as plain data: its turns in order of their ids, and `TokenTree.main`."""
+    return {"format": RECORD_FORMAT, "id": tree, "turns": [_written(turn) for turn in turns], "main": main}
 
 
-def read_record(data: Mapping[str, Any]) -> tuple[str, list[Turn]]:
-    """Return the id and the turns of a serialized tree, each checked alone; RecordError if that fails."""
+def read_record(data: Mapping[str, Any]) -> tuple[str, list[Turn], int | None]:
+    """Return id, turns and main turn of a serialized tree, each checked alone; RecordError if that fails."""
     if not isinstance(data, Mapping) or data.get("format") != RECORD_FORMAT:
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
         raise RecordError(f"the format of a recorded tree must be {RECORD_FORMAT}, got {found!r}")
-    tree, turns = data.get("id"), data.get("turns")
+    tree, turns, main = data.get("id"), data.get("turns"), data.get("main")
     if not isinstance(tree, str) or not isinstance(turns, list):
         raise RecordError("a recorded tree must have an id and a list of turns")
-    return tree, [_read(number, turn) for number, turn in enumerate(turns)]
+    if main is not None and (type(main) is not int or not -1 <= main < len(turns)):
+        raise RecordError(f"main must be the id of a turn, -1 or None, got {main!r:.50}")
+    return tree, [_read(number, turn) for number, turn in enumerate(turns)], main
 
 
 def plain_copy(value: Any) -> Any:

@@ -55,7 +55,7 @@ class Trajectory:
     agent: str | None = None
     """Name of the agent, or of the node of a graph, that made the branch; None if unknown. Ignored by `==`."""
     main: bool = False
-    """Whether this is the branch in which the agent of the task finished. Ignored by `==`."""
+    """Whether this is the branch that gave the episode's answer (`TokenTree.main_leaf`). Ignored by `==`."""
     images: tuple[ImageSpan, ...] = ()
     """Images in order; positions count from the first token, and `token_ids` has a placeholder for each position."""
     kept: KeptSets | None = None

@@ -44,6 +44,9 @@ class TokenTree:
 
     def __init__(self, id: str | None = None) -> None:
         self.id = uuid.uuid4().hex if id is None else id
+        self.main: int | None = None
+        """Id of a turn of the main branch, which gave the episode's answer; -1: none is certain; None: not determined,
+        and then the only branch is the main one."""
         self._turns: list[Turn] = []
         self._children: dict[int, list[int]] = {}
         self._rejected: set[int] = set()
@@ -290,14 +293,19 @@ class TokenTree:
         return trajectories
 
     def main_leaf(self) -> Turn | None:
-        """Return the last turn of the main branch, or None if no turn counts.
+        """Return the last turn of the main branch, or None if none is certain: that of `main`, else the only one.
 
-        The main branch is the last one made by an agent of the task itself; only if there is none, the last one made by
-        an agent that a tool called.
+        Branches that a tool call started are none of these unless `main` is in one. Of a turn that does not count, the
+        last one before it that counts is taken; of several branches that share a turn, the first, which trains it.
         """
         ends = self.branches()
-        own = [end for end in ends if self.path(end)[0].caller is None]
-        return max(own or ends, key=lambda end: end.id, default=None)
+        if self.main is None:
+            ends = [end for end in ends if self.path(end)[0].caller is None]
+            return ends[0] if len(ends) == 1 else None
+        counted = selected_turns(self.turns, TurnPurpose.EPISODE, rejected=False)
+        path = [] if self.main < 0 else self.path(self[self.main])
+        last = next((turn for turn in reversed(path) if turn.id in counted), None)
+        return next((end for end in ends if last in self.path(end)), None)
 
     def trajectory(self, leaf: Turn) -> Trajectory:
         """Return one branch as if it were the only one: loss mask 1 on everything it sampled and did not reject."""
@@ -308,13 +316,14 @@ class TokenTree:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole tree as plain lists, numbers and strings, which `from_dict` reads back exactly."""
-        return record_of(self.id, self.turns)
+        return record_of(self.id, self.turns, self.main)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TokenTree:
         """Return the tree that `to_dict` wrote; RecordError if the format is unknown, or it is no tree."""
-        id, turns = read_record(data)
+        id, turns, main = read_record(data)
         tree = cls(id)
+        tree.main = main
         for turn in turns:
             try:
                 tree._add(turn)

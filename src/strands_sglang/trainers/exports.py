@@ -70,7 +70,7 @@ class PaddedBatch(dict[str, Any]):
     rewards          (rows,)   float32  of the episode; nan if it has none
     group_ids        (rows,)   int64    the same for rows of one task, from 0
     rollout_ids      (rows,)   int64    the same for rows of one episode, from 0
-    main             (rows,)   bool     whether it is the branch in which the task's agent finished
+    main             (rows,)   bool     whether it is the branch that gave the episode's answer
     advantages       (rows, L) float32  on tokens to train, else 0.0; only if requested
     kept_ids         (sum,)    int32    the kept sets of all tokens, one after the other; only if sampling has them
     kept_offsets     (rows, L+1) int64  where the kept set of each token begins in `kept_ids`, and where the last ends

@@ -16,7 +16,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from strands_sglang.errors import ConfigurationError
 from strands_sglang.ledger.reader import Ledger
+from strands_sglang.runs.end_reason import EndReason
 from strands_sglang.runs.episode import Episode
 from strands_sglang.runs.groups import RunResult
 from strands_sglang.runs.resume import restored
@@ -39,7 +41,7 @@ class Branches(str, Enum):
 
     MAIN = "main"
     ALL = "all"
-    """Every branch, the main one first. Tokens that several branches share are trained in one of them."""
+    """Every branch, the main one first if there is one. Tokens that several share are trained in one of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,18 +115,30 @@ class Row:
 
 
 def rows(episode: Episode, branches: Branches = Branches.MAIN) -> list[Row]:
-    """Return the rows of an episode in which something is trained; empty if nothing was sampled."""
+    """Return the rows of an episode in which something is trained; empty if nothing was sampled.
+
+    Raises:
+        ConfigurationError: The main branch is wanted, and the answer does not tell which one that is. If there is no
+            answer, because the episode ended early, the result is empty.
+    """
     tree = episode.tree
     main = tree.main_leaf()
-    if main is None:
+    if branches is Branches.MAIN and main is None:
+        if tree.branches() and episode.end_reason is EndReason.ANSWERED:
+            raise ConfigurationError(
+                f"the main branch of episode {episode.id} is unknown: several agents made branches, and its answer "
+                "cannot be told to be the result of one of them. Return that agent's result from the function "
+                "(`return await solver.invoke_async(...)`), or name the agent where it is built (`return run, solver`, "
+                "or `return graph, writer`); or train every branch: branches='all'"
+            )
         return []
-    if branches is Branches.MAIN:
+    if branches is Branches.MAIN and main is not None:
         # Not `tree.trajectory`: that would also train turns that were decoded under a grammar.
         counted = selected_turns(tree.turns, TurnPurpose.EPISODE, rejected=False)
         found = [Row.of(flatten_branch(tree.id, tree.path(main), counted, main=True))]
     else:
         trajectories = tree.trajectories()
-        found = [Row.of(one) for one in sorted(trajectories, key=lambda one: one.branch != main.id)]
+        found = [Row.of(one) for one in sorted(trajectories, key=lambda one: not one.main)]
     return [row for row in found if row is not None and row.loss_mask.any()]
 
 

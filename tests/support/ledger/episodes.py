@@ -234,6 +234,7 @@ class Recorder:
             "sampled_tokens": sum(len(turn.sampled) for turn in turns),
             "versions": list(dict.fromkeys(span.version for turn in turns for span in turn.versions)),
         }
+        self.tree.main = -1 if (main := self.tree.main_leaf()) is None else main.id
         data = {
             "end_reason": end_reason,
             "time": 1_800_000_000.0,
@@ -244,6 +245,7 @@ class Recorder:
             "messages": {"branch": None, "rest": "[]"},
             "rejected": [turn.id for turn in turns if turn.rejected],
             "trajectories": [trajectory_summary(trajectory) for trajectory in self.tree.trajectories()],
+            "main": self.tree.main,
         }
         return self.append(EventKind.END, data)
 
@@ -319,6 +321,7 @@ def rich_episode(sink: Sink, *, task: str = "rich", sample: int = 0) -> Recorder
     fresh = recorder.call(None, context=[50, 400, 401], sampled=[402], forked_from=closed.id)
     # decoded under a grammar: in the branch, not trained
     recorder.call(fresh, context=[403], sampled=[404, 405], purpose=TurnPurpose.CONSTRAINED)
+    recorder.tree.main = first.id
     recorder.call(fresh, context=[406], sampled=[], finish_reason="abort", finish_detail="aborted")
     recorder.reward(0.25)
     recorder.end("stopped")

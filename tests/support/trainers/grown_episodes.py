@@ -112,4 +112,5 @@ def grown(rng: random.Random, *, kept: bool = False, images: bool = False) -> To
         turn = tree.commit(prepared, sampled, logprobs, spans, detail=detail, kept=sets)
         if rng.random() < 0.12:
             tree.reject(turn)
+    tree.main = max((end.id for end in tree.branches()), default=None)
     return tree

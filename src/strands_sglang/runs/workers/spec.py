@@ -155,8 +155,9 @@ class ModelCache:
         return self._others[key]
 
 
-Built: TypeAlias = "Agent | MultiAgentBase | Callable[[], Any]"
-"""Return type of `build`: an agent, a graph or swarm, or a function without arguments that runs the episode."""
+Built: TypeAlias = "Agent | MultiAgentBase | Callable[[], Any] | tuple[MultiAgentBase | Callable[[], Any], Agent]"
+"""Return type of `build`: an agent; a graph or swarm, or a function without arguments that runs the episode, alone or
+with the agent whose branch is the main one."""
 
 Score: TypeAlias = float | Mapping[str, Any] | Sequence[Any] | Reward | None
 """What a reward function returns: a number; a dict with "reward"; one number per turn; a `Reward`; None: no reward."""

@@ -108,7 +108,7 @@ def samples_of(
     # A status for slime alone is set here: what follows decides by it what is trained.
     status = status_of(episode)
     removed = _removal_reason(status, episode)
-    given = rows(episode, Branches.MAIN if removed is not None else branches)
+    given = rows(episode, Branches.ALL)[:1] if removed is not None else rows(episode, branches)
     contents = [_content(row, episode, response_limit, off_policy or {}, bool(kept_sets)) for row in given]
     contents = [one for one in contents if any(one.mask)] or contents[:1]
     if not contents:
