@@ -10,7 +10,8 @@
     ├── TurnAbortedError                      the engine aborted the turn, and the policy is not to continue it
     ├── TreeError                             a turn that cannot be part of this tree
     │   └── RecordError                       a recorded tree or trajectory that cannot be read
-    ├── SandboxUnavailableError               this machine cannot sandbox model-written code
+    ├── ToolUnavailableError                  a tool cannot work now; raised by any tool, it ends the episode
+    │   └── SandboxUnavailableError           this machine cannot sandbox model-written code
     ├── LedgerError                           a ledger that cannot be read or written
     ├── RunStoppedError                       the first episodes of a run all failed for the same reason
     ├── DivergedError                         a replayed agent deviated from its record
@@ -146,8 +147,21 @@ class LedgerError(StrandsSGLangError):
     """A ledger on disk that cannot be read or written; the message names the file and the position."""
 
 
-class SandboxUnavailableError(StrandsSGLangError):
-    """This machine cannot sandbox model-written code; no code was run."""
+class ToolUnavailableError(StrandsSGLangError):
+    """A tool cannot work now, whatever it is asked: an outage, which the model must not see as a result.
+
+    Raise it in your own tools. The episode ends as `EndReason.TOOL_UNAVAILABLE`: unscored, untrained and resumable.
+
+    Example:
+        try:
+            page = await browser.open(url)
+        except ConnectionError as error:
+            raise ToolUnavailableError(f"the browser does not answer: {error}") from error
+    """
+
+
+class SandboxUnavailableError(ToolUnavailableError):
+    """This machine cannot sandbox model-written code; the call has no result."""
 
     def __init__(self, message: str, *, program: str = "", reason: str = "") -> None:
         super().__init__(message)

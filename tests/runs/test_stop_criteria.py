@@ -17,6 +17,7 @@ from strands_sglang.errors import (
     EngineUnreachableError,
     RequestRejectedError,
     RunStoppedError,
+    SandboxUnavailableError,
 )
 from strands_sglang.runs import EndReason, Task
 from strands_sglang.runs.episode import Failure
@@ -85,6 +86,12 @@ async def test_rejected_requests_stop_run_but_outages_do_not() -> None:
     rejecting = PromptEngine(lambda prompt, before: RequestRejectedError("temprature is no parameter", status=400))
     with pytest.raises(RunStoppedError, match="temprature is no parameter"):
         await run(lambda task, model: plain(model), TASKS, rejecting)
+
+    def without_sandbox(task: Task, model: SGLangModel) -> Any:
+        raise SandboxUnavailableError("bubblewrap is not installed")
+
+    with pytest.raises(RunStoppedError, match="bubblewrap is not installed"):  # it fails at once, unlike the engine
+        await run(without_sandbox, TASKS, PromptEngine(steps(1)))
     for error, ended in (
         (EngineUnreachableError("gone"), EndReason.ENGINE_ERROR),
         (ContextOverflowError("too long", limit_tokens=5), EndReason.CONTEXT_LENGTH),

@@ -15,6 +15,7 @@ from strands_sglang.errors import SandboxUnavailableError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.runs import EndReason, Limits, ReplayVerdict, Task, replay
 from strands_sglang.tools import PythonSandbox, python_sandbox
+from strands_sglang.tools.bubblewrap import find_bubblewrap
 from support.rollout.scripts import PromptEngine, assert_proved, record_of
 from support.rollout.scripts import run as run_episodes
 from support.scripted_engine import Answer, tool_call
@@ -91,6 +92,32 @@ async def test_slow_call_is_killed(tmp_path: Path) -> None:
         lambda task, model: Agent(model=model, tools=[python_sandbox(slow)], callback_handler=None), ["Well?"], engine
     )
     assert "timed out after 0.3 seconds" in episode.text
+
+
+async def test_bubblewrap_that_goes_away_ends_the_episode_until_it_is_back(tmp_path: Path) -> None:
+    """The episode is not scored as if the model had got the error as the output of its code."""
+    program = tmp_path / "bwrap"
+    program.symlink_to(find_bubblewrap())
+    tool = python_sandbox(PythonSandbox(bwrap=str(program), limits=limits(seconds=20)))
+
+    def with_tool(task: Task, model: Any) -> Agent:
+        return Agent(model=model, tools=[tool], callback_handler=None)
+
+    async def one() -> Any:
+        [episode] = await run_episodes(
+            with_tool, [Task("How much?", id="t")], engine, tmp_path / "run", reward=lambda episode: 1.0
+        )
+        return episode
+
+    engine = coder("print(615 * 17)")
+    program.unlink()
+    episode = await one()
+    assert (episode.end_reason, episode.reward) == (EndReason.TOOL_UNAVAILABLE, None) and len(engine.calls) == 1
+    assert episode.failure.kind == "SandboxUnavailableError" and "No such file" in episode.failure.message
+    program.symlink_to(find_bubblewrap())
+    episode = await one()
+    assert (episode.text, episode.reward) == ("It is 10455", 1.0) and len(engine.calls) == 2
+    assert_proved(tmp_path / "run")
 
 
 async def test_printed_control_tokens_stay_text() -> None:

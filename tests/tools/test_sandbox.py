@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import pickle
 import random
 import resource
+import signal
 import subprocess
 import sys
 import textwrap
@@ -278,7 +280,7 @@ async def test_process_group_is_killed_if_the_init_process_is_unknown(
 
     monkeypatch.setattr(InitProcess, "_read_pid", fail)
     brief = PythonSandbox(limits=limits(seconds=0.5))
-    with pytest.raises(OSError, match="no name"):
+    with pytest.raises(SandboxUnavailableError, match="no name"):
         await brief.run("import os, time; os.fork(); time.sleep(99)")
     await all_ended()
 
@@ -472,6 +474,44 @@ async def test_code_that_did_not_start_has_no_result(
     broken = sandbox_with_script(ends, tmp_path, limits=limits(seconds=1))
     with pytest.raises(SandboxUnavailableError, match="the sandbox failed to start"):
         await broken.run("1")
+
+
+def no_threads(*_: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def kills_what_has_started(call: process.SandboxCall, pid: int) -> None:
+    if call.stdout.seen:
+        os.kill(pid, signal.SIGKILL)
+
+
+def no_descriptors(*_: Any) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.parametrize("fault", ["removed", "not executable", "no descriptors", "no threads", "killed"])
+async def test_failure_of_the_machine_is_not_a_result(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = sandbox_with_script(f'exec {find_bubblewrap()} "$@"', tmp_path, limits=limits(seconds=20))
+    program = tmp_path / "bwrap"
+    code, match = "print(6 * 7)", "the sandbox failed"
+    if fault == "removed":
+        program.unlink()
+    elif fault == "not executable":
+        program.chmod(0o644)
+    elif fault == "no descriptors":
+        monkeypatch.setattr(module, "seccomp_pipe", no_descriptors)
+    elif fault == "no threads":
+        monkeypatch.setattr(process.SandboxCall, "_sample", no_threads)
+        code = "import time; time.sleep(15)"
+    else:
+        monkeypatch.setattr(process.SandboxCall, "_sample", kills_what_has_started)
+        code, match = "print('started', flush=True)\nwhile True: pass", "the sandbox was killed"
+    with pytest.raises(SandboxUnavailableError, match=match) as caught:
+        await broken.run(code)
+    assert caught.value.program == str(program)
+    await all_ended()
 
 
 async def test_slow_setup_does_not_count_toward_the_time_limit(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ WHY = {
     "not_needed": ("the run had enough episodes and stopped it", ()),
     "paused": ("it was paused and can be resumed", ()),
     "engine_error": ("the engine failed; the same rollout continues it", ()),
+    "tool_unavailable": ("a tool was unavailable; the same rollout continues it", ()),
     "agent_error": ("the agent's code, or build, raised; the same rollout continues it", ()),
     UNFINISHED: ("it has not ended: it is running, or its process was killed; the same rollout continues it", ()),
 }

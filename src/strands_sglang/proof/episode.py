@@ -31,7 +31,7 @@ from strands_sglang.proof.trajectories import (
     trainable_turns,
 )
 
-REOPENED = ("engine_error", "agent_error", "not_needed")
+REOPENED = ("engine_error", "tool_unavailable", "agent_error", "not_needed")
 """End reasons after which an episode may be resumed. The end event then no longer counts."""
 
 

@@ -32,6 +32,7 @@ from strands_sglang.provider.preparation import prepare
 from strands_sglang.provider.reply_tracking import track_reply
 from strands_sglang.provider.sampling import Sampler
 from strands_sglang.provider.stream_events import Event, LiveEvents, LiveText
+from strands_sglang.provider.tool_outage import raise_outages
 from strands_sglang.provider.turn import CommittedTurn, PreparedCall, TurnReply, TurnRequest
 
 logger = logging.getLogger(__name__)
@@ -115,8 +116,10 @@ class TurnRunner:
                 self._alarm.check(
                     committed.text, committed.parsed, request.conversation.preamble.schemas, settings.alarm_after
                 )
-            if episode.observer is not None and request.agent is not None:
+            if request.agent is not None and episode.observer is not None:
                 episode.observer.observe_agent(request.agent)
+            elif request.agent is not None:
+                raise_outages(request.agent)
             handle_failed_calls(committed)
             if request.is_tracked:
                 track_reply(request.agent, committed.call.tree, turn, committed.entry)

@@ -1,7 +1,7 @@
 """Builds and runs the agent of one episode (`EpisodeRun`), and determines how its run ended (`run_agent`).
 
 `workers/local.py` decides the end reasons that come from outside the agent: `timeout`, `paused`, `not_needed`, and
-`engine_error` if the agent ignored an error of the engine.
+`engine_error` or `tool_unavailable` if the agent did not let the outage pass.
 
 Invariant: whatever the agent does, an `AgentOutcome` is returned; only cancellation is raised. The episode scope and
 the recording of its tools are set only in the task that runs `EpisodeRun.run`.
@@ -34,6 +34,7 @@ from strands_sglang.errors import (
     EngineError,
     FailedCallError,
     TokenBudgetError,
+    ToolUnavailableError,
     TurnAbortedError,
 )
 from strands_sglang.model import SGLangModel
@@ -112,6 +113,7 @@ _END_REASONS: dict[type[BaseException], EndReason] = {
     FailedCallError: EndReason.FAILED_CALL,
     TurnAbortedError: EndReason.ENGINE_ERROR,
     EngineError: EndReason.ENGINE_ERROR,
+    ToolUnavailableError: EndReason.TOOL_UNAVAILABLE,
 }
 
 

@@ -41,6 +41,8 @@ class EndReason(str, Enum):
     """The episode was paused before its end and can be resumed: see `Episode.record`."""
     ENGINE_ERROR = "engine_error"
     """The engine failed permanently."""
+    TOOL_UNAVAILABLE = "tool_unavailable"
+    """A tool raised `ToolUnavailableError`, for example because no sandbox can be started."""
     AGENT_ERROR = "agent_error"
     """The agent's code, or `build`, raised an error."""
 
@@ -56,8 +58,8 @@ class EndReason(str, Enum):
 
     @property
     def failed(self) -> bool:
-        """Whether the engine or the agent's code failed; such an episode keeps the tokens it has."""
-        return self in (EndReason.ENGINE_ERROR, EndReason.AGENT_ERROR)
+        """Whether the engine, a tool or the agent's code failed; such an episode keeps the tokens it has."""
+        return self in (EndReason.ENGINE_ERROR, EndReason.TOOL_UNAVAILABLE, EndReason.AGENT_ERROR)
 
 
 class LimitReachedError(StrandsSGLangError):

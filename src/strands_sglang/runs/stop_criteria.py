@@ -82,7 +82,7 @@ def failure_line(failure: Failure) -> str:
 
 
 def _is_run_error(end_reason: EndReason, failure: Failure) -> bool:
-    """Return whether a failure is an error of the agent's code or a rejected request, not an engine outage."""
-    return end_reason is EndReason.AGENT_ERROR or (
+    """Return whether a failure is an error of the agent's code or tools or a rejected request, not an engine outage."""
+    return end_reason in (EndReason.AGENT_ERROR, EndReason.TOOL_UNAVAILABLE) or (
         end_reason is EndReason.ENGINE_ERROR and failure.kind == RequestRejectedError.__name__
     )

@@ -1,8 +1,8 @@
 """Runs one call as a process: writes its input, reads its output, enforces limits and kills it: `SandboxCall`.
 
 Invariants: when a call is over, for whatever reason including cancellation, its process and all processes it started
-have been killed. Memory for output is bounded by what is shown. A call whose code has started always has a result; if
-its code has not started, the failure is the machine's and not the code's.
+have been killed. Memory for output is bounded by what is shown. Nothing that the code does raises here: an error is the
+machine's.
 """
 
 from __future__ import annotations
@@ -218,6 +218,7 @@ class SandboxCall:
             await asyncio.wait({io, watch}, timeout=_DRAIN_SECONDS)
             io.cancel()
             _raise_error(io)
+            _raise_error(watch)
         return self._result(process.returncode or 0, time.monotonic() - began)
 
     async def _wait_for_start(self, others: set[asyncio.Future[None]]) -> None:

@@ -4,7 +4,8 @@ Each call is a fresh interpreter in a fresh sandbox. No state is kept between ca
 and episodes that share a sandbox are isolated from each other.
 
 Invariants: code never runs with less isolation than requested; if this machine cannot provide it, the constructor
-raises, not the first call of a model. The model always gets a text, and nothing that its code does raises in the agent.
+raises, not the first call of a model. The model gets a text whatever its code does, and only for what its code did: a
+failure of the machine is a `SandboxUnavailableError`, of which no model is told.
 """
 
 from __future__ import annotations
@@ -91,9 +92,9 @@ class PythonSandbox:
             _warn_once()
             self._program, self._paths = package_directories(python, self.packages)
         else:
-            self._bwrap = find_bubblewrap(bwrap)
+            self._program = find_bubblewrap(bwrap)
             self._interpreter = find_interpreter(python, self.packages)
-            self.privileges = probe_privileges(self._bwrap, self._interpreter, privileges)
+            self.privileges = probe_privileges(self._program, self._interpreter, privileges)
             """Privileges that bubblewrap is started with."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,8 +107,8 @@ class PythonSandbox:
         If the last statement is an expression, its value is printed. A cancelled call is killed with all its processes.
 
         Raises:
-            SandboxUnavailableError: The sandbox failed to start, for example because the machine ran out of namespaces.
-            OSError: No process can be started.
+            SandboxUnavailableError: The machine failed and not the code: the sandbox did not start, for example because
+                there are no namespaces or descriptors left, or it was ended from outside.
         """
         source = code.encode("utf-8", "surrogatepass")
         if len(source) > self.limits.code:
@@ -120,6 +121,11 @@ class PythonSandbox:
             if self.isolation is Isolation.NONE_RUNS_AS_ME:
                 return await self._run_without_isolation(source)
             return await self._run_in_bubblewrap(source)
+        except SandboxUnavailableError:
+            raise
+        except Exception as error:  # whatever it is, the code did not raise it: that is part of a result
+            message = f"the sandbox failed: {type(error).__name__}: {error}"
+            raise SandboxUnavailableError(message, program=self._program) from error
         finally:
             slots.release()
 
@@ -129,7 +135,7 @@ class PythonSandbox:
             reader = seccomp_pipe()
             pipes.callback(os.close, reader)
             command = bwrap_command(
-                self._bwrap,
+                self._program,
                 self._interpreter,
                 self.limits,
                 self.privileges,
@@ -140,13 +146,15 @@ class PythonSandbox:
             passed = (reader, init.descriptor, start.descriptor)
             settings = {"pass_fds": passed, "env": {}, "cwd": "/", **popen_user(self.privileges)}
             result = await SandboxCall(self.limits, WORKDIR, init, start).run(command, source, **settings)
-            if start.received():
+            started = start.received()
+            if started and (result.status is None or result.status >= 0):
                 return result
-        # The code did not start, so this is not a result of it.
+        # The code did not start, or bubblewrap was killed, which code inside cannot do: this is not a result of it.
+        what = "was killed" if started else "failed to start"
         reason = result.stderr.strip() or result.note or "bubblewrap exited without an error message"
         if result.end_reason is SandboxEndReason.TIMED_OUT:
             reason = f"it was not ready after {result.seconds:.0f} seconds"
-        raise SandboxUnavailableError(f"the sandbox failed to start: {reason}", program=self._bwrap)
+        raise SandboxUnavailableError(f"the sandbox {what}: {reason}", program=self._program)
 
     async def _run_without_isolation(self, source: bytes) -> SandboxResult:
         arguments = [f"path={path}" for path in self._paths]

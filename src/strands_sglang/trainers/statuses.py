@@ -9,7 +9,7 @@ status         trained  slime, Miles         stop reason      meaning
 COMPLETED      yes      `Status.COMPLETED`   "stop"           the agent ended the episode
 LIMIT_REACHED  yes      `Status.TRUNCATED`   "length"         a limit ended the episode
 ABORTED        no       `Status.ABORTED`     "abort"          the run ended the episode; it may continue later
-FAILED         no       `Status.FAILED`      "abort"          the engine or the agent's code failed
+FAILED         no       `Status.FAILED`      "abort"          the engine, a tool or the agent's code failed
 =============  =======  ===================  ===============  ====================================================
 
 SkyRL gets the stop reason, which its `zero_reward_on_non_stop` and `apply_overlong_filtering` act on.
@@ -77,6 +77,7 @@ STATUS_BY_END: Mapping[EndReason, TrainerStatus] = {
     EndReason.NOT_NEEDED: TrainerStatus.ABORTED,
     EndReason.PAUSED: TrainerStatus.ABORTED,
     EndReason.ENGINE_ERROR: TrainerStatus.FAILED,
+    EndReason.TOOL_UNAVAILABLE: TrainerStatus.FAILED,
     EndReason.AGENT_ERROR: TrainerStatus.FAILED,
 }
 

@@ -59,7 +59,7 @@ def test_episode_with_a_tool_call() -> None:
     assert (about["branch"], about["branches"], about["cut_tokens"], about["removed"]) == (2, 1, 0, None)
 
 
-@pytest.mark.parametrize("ended", [EndReason.ENGINE_ERROR, EndReason.AGENT_ERROR, EndReason.NOT_NEEDED])
+@pytest.mark.parametrize("ended", [ended for ended in EndReason if ended.failed or ended is EndReason.NOT_NEEDED])
 def test_untrained_sample_keeps_its_tokens(ended: EndReason) -> None:
     failure = Failure("ValueError", "broken")
     sample = one(episode_of(tool_tree(), ended, None, failure=failure), branches=Branches.ALL)

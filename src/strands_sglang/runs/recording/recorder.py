@@ -20,7 +20,7 @@ from typing import Any
 
 from strands_sglang.engine import Generation, TokenEngine
 from strands_sglang.engine.protocol import PromptImage, TokenIds
-from strands_sglang.errors import CallCancelledError, EngineError, StrandsSGLangError
+from strands_sglang.errors import CallCancelledError, EngineError, StrandsSGLangError, ToolUnavailableError
 from strands_sglang.ledger.encoding import HashChain, ids_digest
 from strands_sglang.ledger.event import Event, EventKind
 from strands_sglang.ledger.files import Put
@@ -45,6 +45,7 @@ from strands_sglang.runs.scheduler import LoopThrottle
 logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.05  # also delays an agent that ignores its cancellation and repeats its call
 _FIRST_POLLS = (0.0, 0.0, 0.002, 0.005, 0.01, 0.02)  # seconds before each of the first checks of a condition
+_STOP_SECONDS = 0.1  # for a tool call without a result to be cancelled with its episode
 _COMMIT_SECONDS = 0.5  # for answers to become turns, once the engine calls have ended
 
 within: ContextVar[tuple[str, ...]] = ContextVar("strands_sglang_within", default=())
@@ -99,8 +100,9 @@ class EpisodeRecorder(EventLog):
         """Engine calls that failed without tokens."""
         self.agent_limits = MultiAgentLimits()
         self._loop = asyncio.get_running_loop()
-        self.engine_failure: asyncio.Future[EngineError] = self._loop.create_future()
-        """Set when the episode must stop because the engine failed inside a tool call, which has no result then."""
+        self.outage: asyncio.Future[EngineError | ToolUnavailableError] = self._loop.create_future()
+        """Set when the episode must stop because a tool call has no result: the tool is unavailable, or the engine
+        failed inside it."""
         self._undelivered = 0  # answers not returned to the model yet
         self.partial_turns: list[PartialTurn] = []
         """Turns that were interrupted because the episode was paused."""
@@ -154,21 +156,22 @@ class EpisodeRecorder(EventLog):
         """Return whether the engine responds."""
         return await self._engine_monitor.alive()
 
-    async def stop_on_engine_failure(self, error: EngineError) -> None:
-        """Stop the episode because the engine failed; never returns.
+    async def stop_on_outage(self, error: EngineError | ToolUnavailableError) -> None:
+        """Stop the episode because a tool call has no result; never returns.
 
         Raises:
-            asyncio.CancelledError: When the episode is cancelled; at once if called on another event loop.
+            asyncio.CancelledError: When the episode is cancelled, or a moment later; at once on another event loop.
         """
 
         def fail() -> None:
-            if not self.engine_failure.done():
-                self.engine_failure.set_result(error)
+            if not self.outage.done():
+                self.outage.set_result(error)
 
         self._loop.call_soon_threadsafe(fail)
+        self.close()  # an agent that is not cancelled, in a graph or in another thread, makes no more turns
         if asyncio.get_running_loop() is self._loop:
-            await self._loop.create_future()  # until it is cancelled
-        raise asyncio.CancelledError("the engine failed")
+            await asyncio.sleep(_STOP_SECONDS)
+        raise asyncio.CancelledError("the tool call has no result")
 
     async def wait_for_slot(self) -> None:
         """Wait until the fair scheduler lets this episode compute."""

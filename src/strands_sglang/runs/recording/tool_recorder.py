@@ -5,7 +5,7 @@ again when an episode is resumed.
 
 Invariant: the agent sees a tool's result only after it is recorded, and a recorded result unchanged. A tool that made
 turns inside it is run again on resume, because its turns belong to the episode; no other tool is. Once a call has its
-result, no part of it that still runs makes turns.
+result, no part of it that still runs makes turns. A call of a tool that is unavailable has no result: the episode ends.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from strands.middleware import ToolResultEvent
 from strands_sglang._strands_compat.middleware import Next, add_tool_middleware, leave_running
 from strands_sglang.errors import EngineUnreachableError
 from strands_sglang.ledger.event import Event, EventKind, ToolData
+from strands_sglang.provider.tool_outage import outage_in
 from strands_sglang.runs.recording.clock import wait_in_time
 from strands_sglang.runs.recording.event_data import (
     ToolArguments,
@@ -89,7 +90,7 @@ class ToolRecorder:
             await recorder.wait_while_paused()
         if (error := recorder.lost_calls.inside_of(call_id)) is not None:
             if not recorder.replays:
-                await recorder.stop_on_engine_failure(error)
+                await recorder.stop_on_outage(error)
             yield ToolResultEvent(
                 _error_result(call_id, f"there is no result: the engine failed inside the tool call, {error}")
             )
@@ -139,7 +140,7 @@ class ToolRecorder:
                     await wait_in_time({task}, clock, self.seconds, self.recorder.alive)
             ended = task.done()
         except EngineUnreachableError as error:
-            await self.recorder.stop_on_engine_failure(error)
+            await self.recorder.stop_on_outage(error)
         finally:
             self.recorder.tool_ended(call_id)
             if not task.done():
@@ -151,6 +152,9 @@ class ToolRecorder:
         if task.cancelled():  # by the tool itself
             return ToolOutcome.RESULT, [_raised_result(call_id, asyncio.CancelledError())]
         task.result()
+        outages = (outage_in(event.exception) for event in events if isinstance(event, ToolResultEvent))
+        if not self.recorder.replays and (outage := next(filter(None, outages), None)) is not None:
+            await self.recorder.stop_on_outage(outage)
         return ToolOutcome.RESULT, events
 
     async def _wait_for_turns(self, task: asyncio.Task[None], call_id: str, calls: int) -> None:

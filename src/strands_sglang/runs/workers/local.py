@@ -18,7 +18,7 @@ from typing import Any
 from strands_sglang._strands_compat.fast_agents import fast_agents
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine.protocol import CancelSignal
-from strands_sglang.errors import EngineError, EngineUnreachableError
+from strands_sglang.errors import EngineError, EngineUnreachableError, ToolUnavailableError
 from strands_sglang.ledger.encoding import HashChain
 from strands_sglang.ledger.event import BeginData, EventKind, ResumeData, data_of
 from strands_sglang.ledger.record import EpisodeRecord
@@ -127,10 +127,7 @@ class LocalWorker:
             else:
                 await _cancel_agent(episode_run.recorder, work)
                 outcome = AgentOutcome(EndReason.PAUSED if paused.done() else EndReason.TIMEOUT)
-            if (error := _engine_error(episode_run)) is not None and outcome.end_reason not in (
-                EndReason.ENGINE_ERROR,
-                EndReason.PAUSED,
-            ):
+            if (error := _outage(episode_run)) is not None and outcome.end_reason is not EndReason.PAUSED:
                 outcome = outcome_of(error, limits, episode_run.tokens)  # even if the agent handled the error
         except asyncio.CancelledError:
             await _cancel_agent(episode_run.recorder, work)
@@ -163,13 +160,13 @@ class LocalWorker:
             del self._pauses[spec.id]
 
     async def _wait(self, episode_run: EpisodeRun, limits: Limits, futures: set[asyncio.Future[Any]]) -> None:
-        """Wait until an episode ends, exceeds its time limit, is paused, or cannot continue without the engine."""
+        """Wait until an episode ends, exceeds its time limit, is paused, or cannot continue because of an outage."""
         recorder, seconds = episode_run.recorder, limits.episode_timeout
         with nullcontext() if seconds is None else self._engine_monitor.watching(recorder.clock):
             try:
-                await wait_in_time({*futures, recorder.engine_failure}, recorder.clock, seconds, recorder.alive)
+                await wait_in_time({*futures, recorder.outage}, recorder.clock, seconds, recorder.alive)
             except EngineUnreachableError as error:
-                recorder.engine_failure.set_result(error)
+                recorder.outage.set_result(error)
 
     async def _score(self, record: EpisodeRecord, stop: asyncio.Event | None) -> Episode:
         """Score an episode whose end is recorded; if the run stops it meanwhile, it is returned without a score."""
@@ -269,10 +266,10 @@ def _outcome(work: asyncio.Task[AgentOutcome], episode_run: EpisodeRun, limits: 
     return work.result() if error is None else outcome_of(error, limits, episode_run.tokens)
 
 
-def _engine_error(episode_run: EpisodeRun) -> EngineError | None:
-    """Return the error of the first engine call that failed permanently; None if there was none."""
+def _outage(episode_run: EpisodeRun) -> EngineError | ToolUnavailableError | None:
+    """Return the error of the first engine call that failed permanently, or of a tool that is unavailable, if any."""
     recorder = episode_run.recorder
-    return recorder.engine_failure.result() if recorder.engine_failure.done() else recorder.lost_calls.first
+    return recorder.outage.result() if recorder.outage.done() else recorder.lost_calls.first
 
 
 async def _cancel_agent(recorder: EpisodeRecorder, work: asyncio.Task[AgentOutcome]) -> None:
