@@ -243,9 +243,9 @@ class SGLangModel(StructuredOutputModel):
             schema=schema_of(structured_output_model),
         )
         try:
-            async with aclosing(self._runner.stream(request)) as events:
+            async with aclosing(cast(AsyncGenerator[StreamEvent, None], self._runner.stream(request))) as events:
                 async for event in events:
-                    yield cast(StreamEvent, event)
+                    yield event
         except CallCancelledError:
             # The stream ends without a message, and the agent's loop reports that the agent was cancelled.
             logger.debug("episode=<%s> | turn cancelled", request.episode.id)

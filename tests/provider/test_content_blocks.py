@@ -121,3 +121,10 @@ async def test_usage_and_metrics_reach_the_framework() -> None:
     reason, _, received_usage, received = await built(closing_events("tool_use", usage, metrics))
     assert (reason, received_usage) == ("tool_use", usage)
     assert received["sglang"] == {"turn": 3} and received["latencyMs"] == 5
+
+
+def test_only_a_call_has_a_start_event() -> None:
+    shown: list[Block] = [reasoning("hm"), {"text": "words"}, use(0)]
+    kinds = [list(event) for block in shown for event in block_events(block)]
+    text = [["contentBlockDelta"], ["contentBlockStop"]]
+    assert kinds == [*text, *text, ["contentBlockStart"], *text]

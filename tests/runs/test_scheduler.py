@@ -240,6 +240,19 @@ async def test_one_caller_continues_per_iteration_in_order() -> None:
     assert all(later - earlier >= 1 for (_, earlier), (_, later) in pairwise(continued))
 
 
+async def test_a_caller_with_nobody_before_it_continues_at_once() -> None:
+    throttle, waiting = LoopThrottle(), [asyncio.Event() for _ in range(2)]
+
+    async def episode(event: asyncio.Event) -> None:
+        await throttle.wait()
+        event.set()
+
+    tasks = [asyncio.ensure_future(episode(event)) for event in waiting]
+    await asyncio.sleep(0)
+    assert [event.is_set() for event in waiting] == [True, False]
+    await asyncio.gather(*tasks)
+
+
 async def test_timers_are_on_time_while_many_wait() -> None:
     scheduler, loop = LoopThrottle(), asyncio.get_running_loop()
     late: list[float] = []

@@ -129,12 +129,12 @@ def sources_in(messages: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
     for message in messages:
         content = message.get("content")
         for block in content if isinstance(content, (list, tuple)) else ():
-            if not isinstance(block, Mapping):
+            if not isinstance(block, (dict, Mapping)):
                 continue
             result = block.get("toolResult")
-            inside = result.get("content") if isinstance(result, Mapping) else None
+            inside = result.get("content") if isinstance(result, (dict, Mapping)) else None
             for part in (block, *(inside if isinstance(inside, (list, tuple)) else ())):
-                if isinstance(part, Mapping) and "image" in part:
+                if isinstance(part, (dict, Mapping)) and "image" in part:
                     with suppress(UnsupportedContentError):
                         yield image_bytes(part["image"])
 

@@ -262,12 +262,9 @@ class _PlainTextEncoder:
 
 
 def _encoded(backend: Any, text: str) -> list[int]:
-    if len(text) > _LONG_TEXT:
-        # A batch of one: only batch encoding releases the GIL.
-        batch = getattr(backend, "encode_batch_fast", backend.encode_batch)
-        ids: list[int] = batch([text], add_special_tokens=False)[0].ids
-    else:
-        ids = backend.encode(text, add_special_tokens=False).ids
+    # A batch of one: only batch encoding releases the GIL, and leaves out the offsets, which take a fifth of the time.
+    batch = getattr(backend, "encode_batch_fast", backend.encode_batch)
+    ids: list[int] = batch([text], add_special_tokens=False)[0].ids
     return ids
 
 

@@ -66,14 +66,15 @@ def blocks_of(
 
 def block_events(block: Block) -> list[Event]:
     """Return the events of one block."""
-    start: dict[str, Any] = {}
-    if "toolUse" in block:
-        use = block["toolUse"]
-        start = {"toolUse": {"toolUseId": use["toolUseId"], "name": use["name"]}}
-        delta: Event = {"contentBlockDelta": {"delta": {"toolUse": {"input": _encode(use["input"])}}}}
-    else:
-        delta = _delta(_kind(block), _text(block))
-    return [{"contentBlockStart": {"start": start}}, delta, {"contentBlockStop": {}}]
+    if "toolUse" not in block:
+        # Without a start, as Bedrock's: each event passes through every turn of the SDK's loop before it.
+        return [_delta(_kind(block), _text(block)), {"contentBlockStop": {}}]
+    use = block["toolUse"]
+    return [
+        {"contentBlockStart": {"start": {"toolUse": {"toolUseId": use["toolUseId"], "name": use["name"]}}}},
+        {"contentBlockDelta": {"delta": {"toolUse": {"input": _encode(use["input"])}}}},
+        {"contentBlockStop": {}},
+    ]
 
 
 def closing_events(stop_reason: str, usage: dict[str, int], metrics: dict[str, Any]) -> list[Event]:
@@ -237,7 +238,7 @@ class LiveEvents:
             return []
         events: list[Event] = [{"contentBlockStop": {}}] if self._open is not None else []
         self._open = kind
-        return [*events, {"contentBlockStart": {"start": {}}}]
+        return events
 
 
 def _kind(block: Block) -> str:

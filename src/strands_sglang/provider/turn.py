@@ -20,7 +20,6 @@ from strands_sglang.chat.conversation import Conversation
 from strands_sglang.chat.conversation_index import ConversationIndex, IndexedTurn
 from strands_sglang.chat.image_files import ImageFile
 from strands_sglang.engine import Generation
-from strands_sglang.errors import CallCancelledError
 from strands_sglang.provider.config import Settings
 from strands_sglang.provider.episode import EpisodeTokens
 from strands_sglang.provider.planning import Plan
@@ -161,12 +160,6 @@ class TurnReply:
             for block in self.blocks:
                 events += block_events(block)
         return events + closing_events(self.stop_reason, self.usage, self.metrics)
-
-    def check_not_cancelled(self) -> None:
-        """Raise CallCancelledError if the call was cancelled before the framework has received the whole turn."""
-        signal = self.committed.call.request.cancel_signal
-        if signal is not None and signal.is_set():
-            raise CallCancelledError("the call was cancelled while its events were sent to the framework")
 
     def __enter__(self) -> TurnReply:
         return self

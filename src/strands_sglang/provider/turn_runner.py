@@ -22,7 +22,7 @@ from strands.hooks import AfterToolsEvent, BeforeToolCallEvent
 
 from strands_sglang.chat.failed_call import ends_agent, failed_call_error
 from strands_sglang.engine import FinishReason, Generation, TokenEngine
-from strands_sglang.errors import ConfigurationError, FailedCallError, TurnAbortedError
+from strands_sglang.errors import CallCancelledError, ConfigurationError, FailedCallError, TurnAbortedError
 from strands_sglang.provider.audit import Auditor, ParserAlarm
 from strands_sglang.provider.commit import commit_turn
 from strands_sglang.provider.config import FailedCallPolicy
@@ -56,17 +56,6 @@ class TurnRunner:
 
     async def stream(self, request: TurnRequest) -> AsyncGenerator[Event, None]:
         """Run one turn and yield its events, while it is sampled if that is set and the engine can."""
-        async with aclosing(self._run(request)) as items:
-            async for item in items:
-                if not isinstance(item, TurnReply):
-                    yield item
-                    continue
-                with item as reply:
-                    for event in reply.events():
-                        reply.check_not_cancelled()
-                        yield event
-
-    async def _run(self, request: TurnRequest) -> AsyncGenerator[Event | TurnReply, None]:
         call = await self._prepare(request)
         live: LiveEvents | None = None
         if self.sampler.streams(request):
@@ -84,7 +73,11 @@ class TurnRunner:
             if generation is None:
                 raise TurnAbortedError("the engine's stream ended before the turn was complete")
             committed = commit_turn(self.planner, call, generation, live)
-        yield self._finish(committed)
+        with self._finish(committed) as reply:
+            for event in reply.events():
+                if request.cancel_signal is not None and request.cancel_signal.is_set():
+                    raise CallCancelledError("the call was cancelled while its events were sent to the framework")
+                yield event
 
     async def _prepare(self, request: TurnRequest) -> PreparedCall:
         if self._problem and request.conversation.preamble.tools and request.schema is None:

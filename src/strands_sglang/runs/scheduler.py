@@ -9,7 +9,8 @@ agents before anything else: timers, other answers, the trainer's tasks.
 
 Invariant: every sample of every task is run once, unless the run collects enough groups first. An episode that fails is
 a result; only an error of the run's own code stops the run, and then no episode is left running. At most one waiting
-episode continues per iteration of the event loop, in the order in which they started to wait.
+episode continues per iteration of the event loop, in the order in which they started to wait, and at most one does not
+have to wait.
 """
 
 from __future__ import annotations
@@ -212,11 +213,12 @@ class LoopThrottle:
             self._waiting.clear()
         if self._loop is not loop:
             return  # a sub-agent in a thread, on its own loop: there is nothing else to wait for
-        mine = loop.create_future()
-        self._waiting.append(mine)
-        if not self._scheduled:
+        if not self._scheduled:  # nobody else continues
             self._scheduled = True
             loop.call_soon(self._release)
+            return
+        mine = loop.create_future()
+        self._waiting.append(mine)
         await mine
 
     def _release(self) -> None:

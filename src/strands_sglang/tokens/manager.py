@@ -23,33 +23,27 @@ class TokenManager:
     """
 
     def __init__(self, tree: TokenTree | None = None) -> None:
-        self._tree = TokenTree() if tree is None else tree
-        self._followed: Turn | None = None
-
-    @property
-    def tree(self) -> TokenTree:
+        self.tree = TokenTree() if tree is None else tree
         """The tree whose branch is shown."""
-        return self._tree
+        self._followed: Turn | None = None
 
     @property
     def leaf(self) -> Turn | None:
         """Last turn of the branch: the one followed, else the last kept turn of the episode; None without turns."""
         if self._followed is not None:
             return self._followed
-        kept = (
-            turn for turn in reversed(self._tree.turns) if turn.purpose is TurnPurpose.EPISODE and not turn.rejected
-        )
+        kept = (turn for turn in reversed(self.tree.turns) if turn.purpose is TurnPurpose.EPISODE and not turn.rejected)
         return next(kept, None)
 
     def follow(self, turn: Turn | None) -> None:
         """Show the branch that ends with `turn`, whatever is committed later; None: the episode's last branch again."""
         if turn is not None:
-            self._tree.path(turn)
+            self.tree.path(turn)
         self._followed = turn
 
     def reset(self) -> None:
         """Start a new, empty tree. The old tree is not changed."""
-        self._tree = TokenTree()
+        self.tree = TokenTree()
         self._followed = None
 
     def __len__(self) -> int:
@@ -60,7 +54,7 @@ class TokenManager:
     def token_ids(self) -> list[int]:
         """The ids of the branch."""
         leaf = self.leaf
-        return [] if leaf is None else self._tree.ids(leaf).tolist()
+        return [] if leaf is None else self.tree.ids(leaf).tolist()
 
     @property
     def loss_mask(self) -> list[int]:
@@ -78,7 +72,7 @@ class TokenManager:
     def segments(self) -> list[Segment]:
         """The branch in runs of one origin, without empty ones; `segments[0]` is the prompt: system, tools and user."""
         leaf = self.leaf
-        path = [] if leaf is None else self._tree.path(leaf)
+        path = [] if leaf is None else self.tree.path(leaf)
         return [segment for turn in path for segment in turn.segments()]
 
     @property
@@ -89,4 +83,4 @@ class TokenManager:
     def trajectory(self) -> Trajectory:
         """Return the branch as a trajectory; without a turn it is empty and its `branch` is -1."""
         leaf = self.leaf
-        return flatten_branch(self._tree.id, [], ()) if leaf is None else self._tree.trajectory(leaf)
+        return flatten_branch(self.tree.id, [], ()) if leaf is None else self.tree.trajectory(leaf)

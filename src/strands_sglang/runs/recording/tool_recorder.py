@@ -200,10 +200,9 @@ def record_tools(agent: Any) -> None:
         add_tool_middleware(agent, _middleware)
 
 
-async def _middleware(context: Any, next_fn: Next) -> AsyncGenerator[Any, None]:
+def _middleware(context: Any, next_fn: Next) -> AsyncGenerator[Any, None]:
     tool_recorder = current_tool_recorder.get()
-    async for event in next_fn(context) if tool_recorder is None else tool_recorder.run(context, next_fn):
-        yield event
+    return next_fn(context) if tool_recorder is None else tool_recorder.run(context, next_fn)
 
 
 async def _cancel(task: asyncio.Task[None], context: Any) -> None:
