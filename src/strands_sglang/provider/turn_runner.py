@@ -66,6 +66,14 @@ class TurnRunner:
                         reply.check_not_cancelled()
                         yield event
 
+    async def reply(self, request: TurnRequest) -> TurnReply:
+        """Run one turn that is not streamed; return its reply."""
+        async with aclosing(self._run(request)) as items:
+            async for item in items:
+                if isinstance(item, TurnReply):
+                    return item
+        raise TurnAbortedError("the engine's stream ended before the turn was complete")
+
     async def _run(self, request: TurnRequest) -> AsyncGenerator[Event | TurnReply, None]:
         call = await self._prepare(request)
         live: LiveEvents | None = None
