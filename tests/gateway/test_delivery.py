@@ -125,8 +125,12 @@ async def test_a_disconnect_aborts_the_turn(streams: bool) -> None:
 
 
 async def test_side_calls_are_recorded_and_not_trained() -> None:
-    async with opened(["A title", CALL, "Done."], options={"is_side": lambda call: not call.tools}) as it:
-        title = it.agent("chat", model="small")
+    async with opened(["A title", CALL, "Done."]) as it:
+        wrong = it.agent("chat", model="gpt")
+        wrong.say("Hello.")
+        with pytest.raises(WireError, match="model must be 'policy', got 'gpt'"):
+            await wrong.ask()
+        title = it.agent("chat", model="small", more={"tools": []})
         title.say("Write a title.")
         await title.ask()
         agent = it.agent("chat")

@@ -62,7 +62,7 @@ class AgentProcess:
     """Directory to run it in; None: that of this process."""
     network: Network = Network.HOST
     name: str = "policy"
-    """Name of the model that it is told. Calls of other models are recorded and not trained."""
+    """Name of the model that it is told. Calls of other models are recorded and not trained; with tools, refused."""
     is_side: IsSide | None = None
     """Returns whether a call is not its own work, such as a title: recorded, not trained; None: none is."""
     on_changed_echo: RewritePolicy = RewritePolicy.KEEP

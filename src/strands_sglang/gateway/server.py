@@ -141,7 +141,8 @@ class Gateway:
         Args:
             model: Samples the turns.
             episode: The episode that the turns belong to; None: the model's current one.
-            name: Name of the model that agents ask for. Calls of other names are recorded and not trained.
+            name: Name of the model that agents ask for. Calls of other names are recorded and not
+                trained, and refused if they have tools.
             is_side: Returns whether a call is not the agent's own work; such turns are not trained either. None: none.
             on_changed_echo: What to do if the agent's copy of a reply differs from it, but is still its echo.
         """

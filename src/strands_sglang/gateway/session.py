@@ -126,7 +126,7 @@ class Session:
     model: SGLangModel
     episode: EpisodeTokens
     name: str = "policy"
-    """Name of the model to ask for. Calls of other models are side turns."""
+    """Name of the model to ask for. Calls of other models are side turns, and refused if they have tools."""
     is_side: IsSide | None = None
     on_changed_echo: RewritePolicy = RewritePolicy.KEEP
     """What to do with an echo that is not exact: continue after the recorded reply, fork, or refuse the call."""
@@ -206,8 +206,8 @@ class Session:
         self._exchanges.clear()
 
     async def _run(self, protocol: Protocol, call: Call) -> _Turn:
-        side = call.model not in ("", self.name) or (self.is_side is not None and self.is_side(call))
         try:
+            side = self._check_side(call)
             conversation, echoes = self._conversation(call)
             for number in echoes:  # the agent has received what it sends back
                 self._keep(self._turns[number])
@@ -237,6 +237,20 @@ class Session:
         self._settle(turn, conversation, echoes)
         self.items.update(protocol.items_of(turn.answer))
         return turn
+
+    def _check_side(self, call: Call) -> bool:
+        """Return whether a call is a side call; `Refusal` if it seems to be the agent's own, and asks another model."""
+        if self.is_side is not None and self.is_side(call):
+            return True
+        other = call.model not in ("", self.name)
+        if other and call.tools:
+            # A title, for example, has no tools. If this were a side turn, nothing of the agent would be trained.
+            raise Refusal(
+                Fault.INVALID,
+                f"model must be {self.name!r}, got {call.model!r}: set it in the agent, or pass name={call.model!r} for "
+                "the session; calls that are not to be trained are chosen with is_side=",
+            )
+        return other
 
     def _conversation(self, call: Call) -> tuple[Conversation, dict[int, frozenset[Echo]]]:
         """Return the conversation of a call with recorded replies in place of their echoes, and the echoes by turn."""
