@@ -247,8 +247,8 @@ class Session:
             # A title, for example, has no tools. If this were a side turn, nothing of the agent would be trained.
             raise Refusal(
                 Fault.INVALID,
-                f"model must be {self.name!r}, got {call.model!r}: set it in the agent, or pass name={call.model!r} for "
-                "the session; calls that are not to be trained are chosen with is_side=",
+                f"model must be {self.name!r}, got {call.model!r}: set it in the agent, or pass name={call.model!r}; "
+                "calls that are not to be trained are chosen with is_side=",
             )
         return other
 
