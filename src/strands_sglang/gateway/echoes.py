@@ -30,7 +30,7 @@ class Echo(str, Enum):
     """An object in the arguments has more keys, such as the defaults of the agent's own schema."""
     REASONING_DROPPED = "reasoning_dropped"
     TRIMMED = "trimmed"
-    """White space at the ends of the text or the reasoning is missing or added."""
+    """The text or the reasoning has other white space at its ends than what was sent."""
 
 
 def echo_of(reply: Blocks, copy: Blocks) -> frozenset[Echo] | None:
@@ -46,7 +46,7 @@ def echo_of(reply: Blocks, copy: Blocks) -> frozenset[Echo] | None:
             return None
     for texts_of, may_lack in ((_texts, False), (_reasoning, True)):
         own, theirs = texts_of(reply), texts_of(copy)
-        if own == theirs:
+        if theirs in (own, own.strip()):  # answers are sent without white space at the ends
             continue
         if own.strip() == theirs.strip():
             found.add(Echo.TRIMMED)
