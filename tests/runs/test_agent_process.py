@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from strands_sglang.gateway import AgentProcess, Network
 from strands_sglang.proof import verify
 from strands_sglang.runs import EndReason, Limits, RunResult
 from support.families import tokenizer
-from support.scripted_engine import ScriptedEngine, thought, tool_call
+from support.scripted_engine import Reply, ScriptedEngine, thought, tool_call
 
 PROGRAM = str(Path(__file__).parents[1] / "support" / "gateway" / "calculator.py")
 CALL = thought("Compute.", tool_call("calculator", expression="6 * 7"))
@@ -29,9 +30,14 @@ def script(prompt: str) -> str:
 
 
 async def run(
-    *arguments: str, network: Network = Network.HOST, limits: Limits | None = None, tasks: int = 1, **settings: Any
+    *arguments: str,
+    network: Network = Network.HOST,
+    limits: Limits | None = None,
+    tasks: int = 1,
+    answers: Any = script,
+    **settings: Any,
 ) -> tuple[RunResult, ScriptedEngine]:
-    engine = ScriptedEngine(tokenizer("qwen3"), script)
+    engine = ScriptedEngine(tokenizer("qwen3"), answers)
 
     def build(task: Any, model: Any) -> AgentProcess:
         return AgentProcess([sys.executable, PROGRAM, task.prompt, *arguments], network=network)
@@ -103,3 +109,47 @@ async def test_an_edited_reply_is_not_trained() -> None:
 def test_a_command_is_a_list() -> None:
     with pytest.raises(ConfigurationError, match="must be a list of texts"):
         AgentProcess("echo hello")
+
+
+@pytest.mark.parametrize("done", [0, 1])
+async def test_a_resumed_run_answers_the_same_calls_from_its_record(done: int, tmp_path: Path) -> None:
+    """The run dies in its next turn; the agent, which is started again, is not told."""
+    stopped, made = asyncio.Event(), list[Any]()
+
+    def interrupted(prompt: str) -> Reply:
+        made.append(prompt)
+        if len(made) <= done:
+            return Reply(script(prompt))
+        stopped.set()
+        return Reply(hangs=True)
+
+    first = asyncio.ensure_future(run(directory=tmp_path, answers=interrupted))
+    await stopped.wait()
+    first.cancel()
+    await asyncio.wait({first})
+    result, engine = await run(directory=tmp_path)
+    (episode,) = result
+    assert (len(engine.calls), len(episode.tree), episode.text) == (2 - done, 2, "It is 42.")
+    certificate = verify(tmp_path)
+    assert certificate.proved
+    assert certificate.tokens.trained == sum(len(turn.sampled) for turn in episode.tree)
+    assert certificate.tokens.rolled_back == 0
+
+
+async def test_a_resumed_agent_that_asks_something_else_continues_on_the_engine(tmp_path: Path) -> None:
+    stopped, made = asyncio.Event(), list[Any]()
+
+    def interrupted(prompt: str) -> Reply:
+        made.append(prompt)
+        if len(made) == 1:
+            return Reply(script(prompt))
+        stopped.set()
+        return Reply(hangs=True)
+
+    first = asyncio.ensure_future(run(directory=tmp_path, answers=interrupted))
+    await stopped.wait()
+    first.cancel()
+    await asyncio.wait({first})
+    result, _ = await run("--after-turn", "1", "edit", directory=tmp_path, answers=script)
+    assert next(iter(result)).end_reason is EndReason.ANSWERED
+    assert verify(tmp_path).proved
