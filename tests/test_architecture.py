@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "strands_sglang"
 LAYERS = [
-    {"_public"}, {"cli"}, {"doctor", "drift"}, {"trainers"}, {"viewer"}, {"runs", "rollout"}, {"tools"}, {"proof"},
-    {"ledger"}, {"model", "tool_limits", "published"}, {"provider"}, {"engine"}, {"chat"}, {"tool_parsers"},
+    {"_public"}, {"cli"}, {"doctor", "drift"}, {"trainers"}, {"viewer"}, {"runs", "rollout"}, {"gateway"}, {"tools"},
+    {"proof"}, {"ledger"}, {"model", "tool_limits", "published"}, {"provider"}, {"engine"}, {"chat"}, {"tool_parsers"},
     {"tokens"}, {"_strands_compat"}, {"_checks", "_files", "_slime_args"}, {"errors"},
     {"_async", "_json", "_terminal"},
 ]  # fmt: skip

@@ -12,6 +12,7 @@
     │   └── RecordError                       a recorded tree or trajectory that cannot be read
     ├── ToolUnavailableError                  a tool cannot work now; raised by any tool, it ends the episode
     │   └── SandboxUnavailableError           this machine cannot sandbox model-written code
+    ├── AgentProcessError                     the process of an agent ended with an error
     ├── LedgerError                           a ledger that cannot be read or written
     ├── RunStoppedError                       the first episodes of a run all failed for the same reason
     ├── DivergedError                         a replayed agent deviated from its record
@@ -141,6 +142,15 @@ class TreeError(StrandsSGLangError):
 
 class RecordError(TreeError):
     """A recorded tree or trajectory of an unknown format, or with inconsistent content."""
+
+
+class AgentProcessError(StrandsSGLangError):
+    """The process of an agent ended with an error; the message has the end of its error output."""
+
+    def __init__(self, message: str = "", *, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        """Above 128: 128 plus the number of the signal that ended it. None if unknown."""
 
 
 class LedgerError(StrandsSGLangError):

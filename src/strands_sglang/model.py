@@ -132,6 +132,16 @@ class SGLangModel(StructuredOutputModel):
         return self._runner.planner.soundness
 
     @property
+    def runner(self) -> TurnRunner:
+        """Runs turns."""
+        return self._runner
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of its turns, with every default."""
+        return self._settings
+
+    @property
     def planner(self) -> Planner:
         """Finds branches and builds prompts."""
         return self._runner.planner

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from strands_sglang import SGLangModel
+from strands_sglang.gateway.process import Gateways
 from strands_sglang.runs import Limits
 from strands_sglang.runs.agent_runner import EpisodeRun
 from strands_sglang.runs.end_reason import EndReason
@@ -99,7 +100,7 @@ def episode_run_on(engine: PromptEngine, id: str = "t/0") -> EpisodeRun:
 
 
 async def run_episode(episode_run: EpisodeRun, build: Any, model: SGLangModel, limits: Limits = LIMITS) -> Any:
-    return await asyncio.ensure_future(episode_run.run(build, model, limits, frozenset()))
+    return await asyncio.ensure_future(episode_run.run(build, model, limits, frozenset(), Gateways()))
 
 
 async def test_each_episode_runs_in_its_own_scope() -> None:

@@ -79,15 +79,18 @@ class IndexedTurn:
         """Return whether a conversation starts with this turn's, including its reply."""
         return self.is_replied_in(conversation) and conversation.canonical(self.prompt_count) == self.reply
 
+    def answers_part_of(self, conversation: Conversation) -> bool:
+        """Return whether a conversation starts with the messages that this turn replied to."""
+        return (
+            len(conversation.messages) >= self.prompt_count
+            and conversation.preamble == self.preamble
+            and self._equals(conversation.messages, self.prompt_count, 0)
+        )
+
     def is_replied_in(self, conversation: Conversation) -> bool:
         """Return whether a conversation starts with this turn's, and then has a reply, which may be another."""
         at, messages = self.prompt_count, conversation.messages
-        return (
-            len(messages) > at
-            and conversation.preamble == self.preamble
-            and self._equals(messages, at, 0)
-            and messages[at]["role"] == "assistant"
-        )
+        return len(messages) > at and self.answers_part_of(conversation) and messages[at]["role"] == "assistant"
 
     def matches_trimmed(self, conversation: Conversation, reply_at: int) -> bool:
         """Return whether a conversation is this turn's without its oldest messages, with its reply at `reply_at`."""
@@ -140,6 +143,8 @@ class ConversationIndex:
         self._by_call: dict[str, IndexedTurn] = {}
         self._nodes: dict[tuple[int, Any], int] = {}
         self._ending_at: dict[int, list[IndexedTurn]] = {}
+        self._replying_at: dict[int, list[IndexedTurn]] = {}
+        """Turns by the node of the last message of their prompt."""
         self._node_of: dict[int, int] = {}
         self._calls: set[str] = set()
         self.call_ids: dict[str, str] = {}
@@ -166,6 +171,30 @@ class ConversationIndex:
                     if found is not None and status(found.turn):
                         return found, at + 1
         return None
+
+    def with_replies(
+        self,
+        preamble: Preamble,
+        messages: Sequence[Message],
+        replace: Callable[[Sequence[IndexedTurn], Message], tuple[IndexedTurn, Message] | None],
+    ) -> list[Message]:
+        """Return messages with the assistant messages that `replace` recognises replaced by recorded replies.
+
+        `replace` gets the turns that reply to the messages before an assistant message, and that message. It returns
+        the turn whose reply stands there, and the reply; None: the message is none of these replies.
+        """
+        made: list[Message] = []
+        node = self._nodes.get((-1, preamble.key))
+        for message in messages:
+            if node is not None and message["role"] == "assistant":
+                found = replace(self._replying_at.get(node, ()), message)
+                if found is not None:
+                    node = self._node_of[found[0].turn]
+                    made.append(found[1])
+                    continue
+            node = None if node is None else self._nodes.get((node, canonical(message)))
+            made.append(message)
+        return made
 
     def lineage(
         self,
@@ -303,6 +332,7 @@ class ConversationIndex:
             node, start = self._node_of[before.turn], before.count
         for message in turn.history[start : turn.prompt_count]:
             node = self._node(node, canonical(message))
+        self._replying_at.setdefault(node, []).append(turn)
         node = self._node(node, turn.reply)
         self._node_of[turn.turn] = node
         self._ending_at.setdefault(node, []).append(turn)

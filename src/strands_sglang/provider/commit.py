@@ -138,6 +138,7 @@ def _detail(generation: Generation, parsed: ParsedTurn, request: TurnRequest, la
         "prompt_tokens": generation.prompt_tokens,
         "cached_tokens": generation.cached_tokens,
         "latency_ms": latency_ms,
+        **request.detail,
     }
     if request.agent is not None and (agent := name_of(request.agent)) is not None:
         detail["agent"] = agent

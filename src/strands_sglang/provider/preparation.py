@@ -45,7 +45,9 @@ async def prepare(planner: Planner, images: ImageSupport, request: TurnRequest) 
                 raise
             raise images.refusal(error) from error
         parent, origin = plan.lineage.parent, plan.lineage.rewritten_from
-        caller = episode.caller(conversation.question, last, side=request.is_side) if parent is None else None
+        caller = None
+        if parent is None:
+            caller = request.caller or episode.caller(conversation.question, last, side=request.is_side)
     if planner.bridge.is_slow(plan.prompt):
         extension = await in_thread(planner.bridge.encode, plan.prompt)
     else:

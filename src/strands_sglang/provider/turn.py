@@ -46,6 +46,10 @@ class TurnRequest:
     schema: str | None = None
     side: bool = False
     """A side turn regardless of `state`."""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+    """Further facts to record with the turn."""
+    caller: tuple[int, str | None] | None = None
+    """The turn and the tool call that started the conversation; None: derived from the context of the call."""
     started: float = field(default_factory=time.monotonic)
 
     @property

@@ -79,6 +79,16 @@ class TurnRunner:
                     raise CallCancelledError("the call was cancelled while its events were sent to the framework")
                 yield event
 
+    async def reply(self, request: TurnRequest) -> TurnReply:
+        """Run one turn that is not streamed; return its reply."""
+        call = await self._prepare(request)
+        with request.episode.reserve(request.settings.max_episode_tokens) as hold:
+            async with aclosing(self.sampler.sample(call, None, hold)) as sampling:
+                generation = await anext(sampling)  # nothing is emitted before it
+            assert isinstance(generation, Generation)
+            committed = commit_turn(self.planner, call, generation)
+        return self._finish(committed)
+
     async def _prepare(self, request: TurnRequest) -> PreparedCall:
         if self._problem and request.conversation.preamble.tools and request.schema is None:
             raise ConfigurationError(f"tool_parser='auto' cannot determine the format of tool calls: {self._problem}")

@@ -14,6 +14,7 @@ import inspect
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from strands.types.exceptions import (
@@ -37,6 +38,8 @@ from strands_sglang.errors import (
     ToolUnavailableError,
     TurnAbortedError,
 )
+from strands_sglang.gateway.process import AgentProcess, Gateways
+from strands_sglang.gateway.session import Session
 from strands_sglang.model import SGLangModel
 from strands_sglang.provider.episode import EpisodeTokens as EpisodeTokens
 from strands_sglang.runs.end_reason import EndReason, LimitReachedError
@@ -174,6 +177,8 @@ class EpisodeRun:
     """The agent, graph, swarm or function that `build` returned; None: not built yet."""
     main_agent: Any = None
     """The agent that `build` returned, or named beside a graph, a swarm or a function; None: neither."""
+    session: Session | None = None
+    """The session of an agent that is a process; None for other agents."""
     agents: list[Any] = field(default_factory=list)
     """Agents that made turns, in the order of their first turns, without agents inside tools."""
 
@@ -187,7 +192,12 @@ class EpisodeRun:
             self.agents.append(agent)
 
     async def run(
-        self, build: Callable[..., Any], model: SGLangModel, limits: Limits, rerun_tools: frozenset[str]
+        self,
+        build: Callable[..., Any],
+        model: SGLangModel,
+        limits: Limits,
+        rerun_tools: frozenset[str],
+        gateways: Gateways,
     ) -> AgentOutcome:
         """Build the agent and run it. Must run in its own task: context variables are set here."""
         await self.recorder.wait_for_slot()
@@ -196,6 +206,8 @@ class EpisodeRun:
             try:
                 agent = build(self.task, model)
                 agent, self.main_agent = _check_built(await agent if inspect.isawaitable(agent) else agent)
+                if isinstance(agent, AgentProcess):
+                    agent = partial(self._run_process, agent, model, gateways)
                 self.agent = agent
                 name_nodes(agent)
                 if not (hasattr(agent, "invoke_async") and hasattr(agent, "messages")):
@@ -205,6 +217,10 @@ class EpisodeRun:
             except (Exception, SystemExit) as error:
                 return outcome_of(error, limits, self.tokens)
             return await run_agent(agent, self.task, limits, self.tokens)
+
+    async def _run_process(self, process: AgentProcess, model: SGLangModel, gateways: Gateways) -> str:
+        async with gateways.session(process, model, self.tokens) as (self.session, gateway):
+            return await process.run(self.session, gateway.base_url(self.session), gateway.socket)
 
     @property
     def tree(self) -> TokenTree:
@@ -231,6 +247,8 @@ class EpisodeRun:
     @property
     def messages(self) -> list[Any]:
         """The agent's messages; for a graph, a swarm or a function, those of all its agents, concatenated."""
+        if self.session is not None:
+            return self.session.messages
         if hasattr(self.agent, "messages"):
             return list(self.agent.messages)
         return [message for agent in self.agents for message in getattr(agent, "messages", ())]
@@ -242,9 +260,11 @@ def _check_built(built: Any) -> tuple[Any, Any]:
         return _check_built(built[0])[0], built[1]
     if built is None:
         raise ConfigurationError("build(task, model) must return an agent, got None: does it end with `return agent`?")
-    if isinstance(built, type) or not (hasattr(built, "invoke_async") or callable(built)):
+    if isinstance(built, type) or not (
+        hasattr(built, "invoke_async") or callable(built) or isinstance(built, AgentProcess)
+    ):
         raise ConfigurationError(
-            "build(task, model) must return a Strands agent, a graph, a swarm, a function without arguments, or one of "
-            f"these and its main agent, got {built!r:.100}"
+            "build(task, model) must return a Strands agent, a graph, a swarm, a function without arguments, one of "
+            f"these and its main agent, or an AgentProcess, got {built!r:.100}"
         )
     return built, built if hasattr(built, "messages") else None

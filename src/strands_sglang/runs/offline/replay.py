@@ -24,6 +24,7 @@ import numpy as np
 from strands_sglang.chat.canonical import canonical
 from strands_sglang.engine import Capability, Generation
 from strands_sglang.errors import ConfigurationError, DivergedError
+from strands_sglang.gateway.process import Gateways
 from strands_sglang.ledger.event import CallArrays, CallData, EndData, Event, EventKind, arrays_of, data_of
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
@@ -259,6 +260,7 @@ async def replay(
     run_spec = RunSpec(build, None, tokenizer, NoEngine(), limits or Limits(), dict(model_options))
     model, loop_throttle, gate = run_spec.model(), LoopThrottle(), asyncio.Semaphore(concurrency)
     under_way: list[asyncio.Task[ReplayResult]] = []
+    gateways = Gateways()
     quiet_logs()
 
     async def one(record: EpisodeRecord) -> ReplayResult:
@@ -274,7 +276,7 @@ async def replay(
             episode_run = EpisodeRun(record.id, task_of(record), recorder)
             # The time limits of the recording do not apply: an episode that ended by one ends with its record.
             untimed = replace(run_spec.limits, tool_timeout=None, episode_timeout=None)
-            work = asyncio.ensure_future(episode_run.run(build, model, untimed, frozenset()))
+            work = asyncio.ensure_future(episode_run.run(build, model, untimed, frozenset(), gateways))
             try:
                 await _wait_until_ended(work, record, recorder)
             finally:
@@ -291,6 +293,7 @@ async def replay(
     finally:
         for task in under_way:
             task.cancel()
+        await gateways.close()
     missing = sorted(set(episodes or ()) - {one.id for one in replayed})
     if missing:
         raise ConfigurationError(f"episodes must be ids of the ledger in {directory}, got {', '.join(missing[:10])}")

@@ -19,6 +19,7 @@ from strands_sglang._strands_compat.fast_agents import fast_agents
 from strands_sglang.chat.tokenization import load_tokenizer
 from strands_sglang.engine.protocol import CancelSignal
 from strands_sglang.errors import EngineError, EngineUnreachableError, ToolUnavailableError
+from strands_sglang.gateway.process import Gateways
 from strands_sglang.ledger.encoding import HashChain
 from strands_sglang.ledger.event import BeginData, EventKind, ResumeData, data_of
 from strands_sglang.ledger.record import EpisodeRecord
@@ -58,6 +59,7 @@ class LocalWorker:
         scorer = None if run_spec.reward is None else RewardRunner(run_spec.reward, timeout=run_spec.reward_timeout)
         self._finalizer = EpisodeFinalizer(scorer, self._writer)
         self._pauses: dict[str, asyncio.Future[float]] = {}  # by episode; the result is the seconds to wait
+        self._gateways = Gateways()
         quiet_logs()
 
     @property
@@ -113,7 +115,7 @@ class LocalWorker:
             episode_run.recorder.on_turn = lambda turn: on_turn(TurnCounts.of(turn))
         began, episode_run.recorder.clock = time.monotonic(), EpisodeClock()
         work = asyncio.ensure_future(
-            episode_run.run(run_spec.build, self.models.of(spec), limits, run_spec.rerun_tools)
+            episode_run.run(run_spec.build, self.models.of(spec), limits, run_spec.rerun_tools, self._gateways)
         )
         paused = self._pauses[spec.id] = asyncio.get_running_loop().create_future()
         try:
@@ -187,6 +189,7 @@ class LocalWorker:
 
     async def close(self) -> None:
         """Write the remaining events and close the ledger shard."""
+        await self._gateways.close()
         if self._writer is not None:
             await self._writer.flushed()
             self._writer.close()

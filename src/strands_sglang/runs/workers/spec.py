@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from strands import Agent
     from strands.multiagent.base import MultiAgentBase
 
+    from strands_sglang.gateway.process import AgentProcess
+
 
 @dataclass(slots=True)
 class EpisodeSpec:
@@ -155,9 +157,11 @@ class ModelCache:
         return self._others[key]
 
 
-Built: TypeAlias = "Agent | MultiAgentBase | Callable[[], Any] | tuple[MultiAgentBase | Callable[[], Any], Agent]"
-"""Return type of `build`: an agent; a graph or swarm, or a function without arguments that runs the episode, alone or
-with the agent whose branch is the main one."""
+Built: TypeAlias = (
+    "Agent | AgentProcess | MultiAgentBase | Callable[[], Any] | tuple[MultiAgentBase | Callable[[], Any], Agent]"
+)
+"""Return type of `build`: an agent, here or as a process; a graph or swarm, or a function without arguments that runs
+the episode, alone or with the agent whose branch is the main one."""
 
 Score: TypeAlias = float | Mapping[str, Any] | Sequence[Any] | Reward | None
 """What a reward function returns: a number; a dict with "reward"; one number per turn; a `Reward`; None: no reward."""

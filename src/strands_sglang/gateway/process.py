@@ -1,0 +1,202 @@
+"""Runs an agent as a process that calls a session: `AgentProcess`, which `build` may return, and `Gateways`.
+
+Invariant: when `run` returns or raises, no process of the agent is left. If this process dies, they end, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from strands_sglang.errors import AgentProcessError, ConfigurationError
+from strands_sglang.gateway.server import Gateway
+from strands_sglang.gateway.session import IsSide, Session
+from strands_sglang.model import SGLangModel
+from strands_sglang.provider.config import RewritePolicy
+from strands_sglang.provider.episode import EpisodeTokens
+from strands_sglang.tools.bubblewrap import find_bubblewrap
+from strands_sglang.tools.process import BoundedOutput
+
+_SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
+_OUTPUT = 1 << 20  # bytes of each stream that are kept: half of them the first, half the last
+_SHOWN = 2000  # characters of the error output in an error
+_GRACE_SECONDS = 10.0  # that a process has to end by itself after its session has ended
+_PORT = 8000  # in a network namespace of its own, where every port is free
+
+
+class Network(str, Enum):
+    """What an agent's process can reach."""
+
+    HOST = "host"
+    """Everything that this process can."""
+    GATEWAY_ONLY = "gateway_only"
+    """Nothing but its session: it runs in a network namespace of its own (Linux, needs bubblewrap)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentProcess:
+    """An agent that is a program of its own.
+
+    It finds its session in `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL`, or in the same for `ANTHROPIC_`.
+
+    Example:
+        def build(task, model):
+            return AgentProcess(["claude", "-p", task.prompt], network=Network.GATEWAY_ONLY)
+    """
+
+    command: Sequence[str]
+    prompt: str | None = None
+    """Text for its standard input; None: the input is empty."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables beside those of this process, which it inherits, and those of the session."""
+    cwd: str | Path | None = None
+    """Directory to run it in; None: that of this process."""
+    network: Network = Network.HOST
+    name: str = "policy"
+    """Name of the model that it is told. Calls of other models are recorded and not trained; with tools, refused."""
+    is_side: IsSide | None = None
+    """Returns whether a call is not its own work, such as a title: recorded, not trained; None: none is."""
+    on_changed_echo: RewritePolicy = RewritePolicy.KEEP
+    """What to do if its copy of a reply differs from the reply, but is still its echo."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.command, str) or not self.command or not all(isinstance(one, str) for one in self.command):
+            raise ConfigurationError(
+                f"AgentProcess.command must be a list of texts, got {self.command!r:.80}; write a shell command as "
+                "['sh', '-c', '...']"
+            )
+
+    async def run(self, session: Session, base_url: str, socket: Path | None) -> str:
+        """Run it to its end; return its output.
+
+        Args:
+            session: Answers its calls.
+            base_url: Address of the session.
+            socket: Unix socket on which the session is served; None: it is served on a port.
+
+        Raises:
+            AgentProcessError: It ended with an error.
+            StrandsSGLangError: What ended the session, such as a limit of the episode.
+        """
+        reader, writer = os.pipe()
+        with os.fdopen(writer, "wb", buffering=0) as alive:  # the supervisor ends everything when it is closed
+            try:
+                process = await self._start(session, base_url, socket, reader)
+            finally:
+                os.close(reader)
+            output, errors = BoundedOutput(_OUTPUT), BoundedOutput(_OUTPUT)
+            work = asyncio.ensure_future(_communicate(process, self.prompt, output, errors))
+            ended = asyncio.ensure_future(session.ended.wait())
+            try:
+                await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    await asyncio.wait({work}, timeout=_GRACE_SECONDS)
+            finally:
+                ended.cancel()
+                alive.close()
+                await asyncio.wait({work})
+        if session.error is not None and (session.ended.is_set() or process.returncode):
+            raise session.error
+        if process.returncode:
+            raise AgentProcessError(
+                f"the agent's process ended with exit code {process.returncode}: {errors.text()[-_SHOWN:].strip()}",
+                exit_code=process.returncode,
+            )
+        return output.text().strip()
+
+    async def _start(
+        self, session: Session, base_url: str, socket: Path | None, life: int
+    ) -> asyncio.subprocess.Process:
+        where = None if socket is None else str(socket)
+        given = {"command": [*self.command], "life": life, "socket": where, "port": _PORT}
+        command = [sys.executable, "-I", _SUPERVISOR, json.dumps(given)]
+        if socket is not None:
+            # The files are the host's: this takes away the network, and nothing else.
+            command = [find_bubblewrap(), "--dev-bind", "/", "/", "--unshare-net", "--die-with-parent", "--", *command]
+            base_url = f"http://127.0.0.1:{_PORT}{urlsplit(base_url).path}"
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **_variables(session, base_url), **self.env},
+            cwd=self.cwd,
+            pass_fds=(life,),
+            start_new_session=True,
+        )
+
+
+def _variables(session: Session, base_url: str) -> dict[str, str]:
+    variables = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
+    for protocol, address in (("OPENAI", f"{base_url}/v1"), ("ANTHROPIC", base_url)):
+        variables[f"{protocol}_BASE_URL"] = address
+        variables[f"{protocol}_API_KEY"] = session.token
+        variables[f"{protocol}_MODEL"] = session.name
+    return variables
+
+
+async def _communicate(
+    process: asyncio.subprocess.Process, prompt: str | None, output: BoundedOutput, errors: BoundedOutput
+) -> None:
+    """Write the input of a process and keep its output until it has ended."""
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    reading = [asyncio.ensure_future(_keep(*one)) for one in ((process.stdout, output), (process.stderr, errors))]
+    with suppress(BrokenPipeError, ConnectionResetError):  # it does not read its input
+        process.stdin.write((prompt or "").encode())
+        await process.stdin.drain()
+    process.stdin.close()
+    await asyncio.wait(reading)
+    await process.wait()
+
+
+async def _keep(stream: asyncio.StreamReader, output: BoundedOutput) -> None:
+    while data := await stream.read(65536):
+        output.feed(data)
+
+
+class Gateways:
+    """The gateways of one worker: each is opened when the first agent needs it, and serves all later ones."""
+
+    def __init__(self) -> None:
+        self._open: dict[Network, Gateway] = {}
+        self._opening = asyncio.Lock()
+        self._stack = AsyncExitStack()
+
+    @asynccontextmanager
+    async def session(
+        self, process: AgentProcess, model: SGLangModel, episode: EpisodeTokens
+    ) -> AsyncIterator[tuple[Session, Gateway]]:
+        """Open a session for an agent's process."""
+        gateway = await self._gateway(process.network)
+        async with gateway.session(
+            model,
+            episode,
+            name=process.name,
+            is_side=process.is_side,
+            on_changed_echo=process.on_changed_echo,
+        ) as session:
+            yield session, gateway
+
+    async def _gateway(self, network: Network) -> Gateway:
+        async with self._opening:
+            if network not in self._open:
+                socket = None
+                if network is Network.GATEWAY_ONLY:
+                    folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="strands-sglang-"))
+                    socket = Path(folder) / "gateway.sock"
+                self._open[network] = await self._stack.enter_async_context(Gateway(socket=socket))
+            return self._open[network]
+
+    async def close(self) -> None:
+        """Close all gateways."""
+        self._open.clear()
+        await self._stack.aclose()

@@ -1,0 +1,297 @@
+"""The HTTP server of the gateway: `Gateway`. It finds the session of a request and its protocol, and sends the answer.
+
+    {base}/s/{token}/v1/chat/completions      OpenAI Chat Completions
+    {base}/s/{token}/v1/responses             OpenAI Responses
+    {base}/s/{token}/v1/messages              Anthropic Messages, and /count_tokens below it
+    {base}/s/{token}/v1/models                the model of the session
+    {base}/v1/...                             the same; the token is the API key (`Authorization` or `x-api-key`)
+
+Invariants: only a token gives access to a session, and to nothing but that session. A request is bounded in size and
+time before it is read, and every error has the form of its protocol. A request that a browser sends for another site is
+refused, and so is one under a host name that is not this machine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from strands_sglang.errors import ConfigurationError, StrandsSGLangError
+from strands_sglang.gateway.anthropic_messages import AnthropicMessages
+from strands_sglang.gateway.call import Call, Fault, Protocol, Refusal
+from strands_sglang.gateway.chat_completions import ChatCompletions
+from strands_sglang.gateway.responses import Responses
+from strands_sglang.gateway.session import Exchange, IsSide, Session, refusal_of
+from strands_sglang.model import SGLangModel
+from strands_sglang.provider.config import RewritePolicy
+from strands_sglang.provider.episode import EpisodeTokens
+
+logger = logging.getLogger(__name__)
+
+PROTOCOLS: tuple[Protocol, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
+MAX_BODY = 16 << 20
+_READ_SECONDS = 60.0  # for a body to arrive
+_KEEP_ALIVE_SECONDS = 10.0  # between two signs of life in a stream
+_CLOSE_SECONDS = 5.0  # for open connections to end
+_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+_SESSION = web.RequestKey("session", Session)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Gateway:
+    """Serves sessions over HTTP, on a loopback port or a Unix socket.
+
+    Example:
+        async with Gateway() as gateway:
+            async with gateway.session(model) as session:
+                print(gateway.base_url(session))  # OPENAI_BASE_URL is this with /v1 appended
+    """
+
+    def __init__(
+        self, *, host: str = "127.0.0.1", port: int = 0, socket: str | Path | None = None, hosts: tuple[str, ...] = ()
+    ) -> None:
+        """Create a gateway; it serves inside its `async with` block.
+
+        Args:
+            port: Port to listen on; 0: any free one.
+            socket: Path of a Unix socket to listen on instead of a port; None: a port.
+            hosts: Further host names under which agents may call it, such as that of a balancer.
+        """
+        self.host, self.port, self.socket = host, port, None if socket is None else Path(socket)
+        self._hosts = _HOSTS | {host, *hosts}
+        self._sessions: dict[str, Session] = {}
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Gateway:
+        # Requests are not decompressed: a body's size is known before it is read.
+        runner = web.AppRunner(
+            self._app(),
+            handler_cancellation=True,
+            auto_decompress=False,
+            access_log=None,
+            shutdown_timeout=_CLOSE_SECONDS,
+        )
+        await runner.setup()
+        site: web.BaseSite
+        if self.socket is not None:
+            self.socket.unlink(missing_ok=True)
+            site = web.UnixSite(runner, str(self.socket))
+        else:
+            site = web.TCPSite(runner, self.host, self.port)
+        try:
+            if self.socket is not None:
+                mask = os.umask(0o177)  # the socket is its owner's alone from the start
+                try:
+                    await site.start()
+                finally:
+                    os.umask(mask)
+            else:
+                await site.start()
+                self.port = runner.addresses[0][1]
+        except OSError as error:
+            await runner.cleanup()
+            where = self.socket or f"{self.host}:{self.port}"
+            raise ConfigurationError(
+                f"the gateway cannot listen on {where}: {error}; choose another address"
+            ) from error
+        self._runner = runner
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for session in list(self._sessions.values()):
+            await session.close()
+        self._sessions.clear()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self.socket is not None:
+            self.socket.unlink(missing_ok=True)
+
+    @property
+    def address(self) -> str:
+        """Address of the server; over a Unix socket, the host name means nothing."""
+        return "http://localhost" if self.socket is not None else f"http://{self.host}:{self.port}"
+
+    def base_url(self, session: Session) -> str:
+        """Return the address of a session: for Anthropic's protocol as it is, for OpenAI's with /v1 appended."""
+        return f"{self.address}/s/{session.token}"
+
+    @asynccontextmanager
+    async def session(
+        self,
+        model: SGLangModel,
+        episode: EpisodeTokens | None = None,
+        *,
+        name: str = "policy",
+        is_side: IsSide | None = None,
+        on_changed_echo: RewritePolicy | str = RewritePolicy.KEEP,
+    ) -> AsyncIterator[Session]:
+        """Open a session while the `async with` block runs; afterwards its address is unknown.
+
+        Args:
+            model: Samples the turns.
+            episode: The episode that the turns belong to; None: the model's current one.
+            name: Name of the model that agents ask for. Calls of other names are recorded and not
+                trained, and refused if they have tools.
+            is_side: Returns whether a call is not the agent's own work; such turns are not trained either. None: none.
+            on_changed_echo: What to do if the agent's copy of a reply differs from it, but is still its echo.
+        """
+        policy = RewritePolicy(on_changed_echo)
+        session = Session(model, episode or model.current_episode, name, is_side, policy)
+        self._sessions[session.token] = session
+        try:
+            yield session
+        finally:
+            del self._sessions[session.token]
+            await session.close()
+
+    def _app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
+        for prefix in ("/s/{token:[0-9a-f]{32}}", ""):
+            for protocol in PROTOCOLS:
+                app.router.add_post(prefix + protocol.path, self._handler(protocol))
+            app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._count_tokens)
+            app.router.add_get(f"{prefix}/v1/models", self._models)
+            app.router.add_route("HEAD", prefix or "/", self._alive)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse what no agent sends, find the session, and give every error the form of the protocol."""
+        protocol = next((one for one in PROTOCOLS if one.path in request.path), PROTOCOLS[0])
+        try:
+            if self.socket is None and _host(request.host) not in self._hosts:
+                raise Refusal(Fault.UNKNOWN_SESSION, "this host name is not the gateway's; pass it as hosts=")
+            if "Origin" in request.headers or request.headers.get("Sec-Fetch-Site", "none") != "none":
+                raise Refusal(Fault.UNKNOWN_SESSION, "the gateway does not answer web pages")
+            if request.headers.get("Content-Encoding", "identity") != "identity":
+                raise Refusal(Fault.INVALID, "Content-Encoding: send the body uncompressed")
+            request[_SESSION] = self._session_of(request)
+            return await handler(request)
+        except Refusal as refusal:
+            return _refused(protocol, refusal)
+        except web.HTTPRequestEntityTooLarge:
+            return _refused(protocol, Refusal(Fault.TOO_LARGE, f"the body must have at most {MAX_BODY >> 20} MiB"))
+        except web.HTTPException as error:
+            return _refused(
+                protocol, Refusal(Fault.UNKNOWN_SESSION, f"{request.method} {request.path}: {error.reason}")
+            )
+
+    def _session_of(self, request: web.Request) -> Session:
+        token = request.match_info.get("token") or _key(request)
+        # A look-up by a random token of 128 bits tells nothing about other tokens, however long it takes.
+        session = self._sessions.get(token)
+        if session is None:
+            raise Refusal(
+                Fault.UNKNOWN_SESSION, "there is no such session: it is closed, or its run was resumed with a new one"
+            )
+        return session
+
+    def _handler(self, protocol: Protocol) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            session = request[_SESSION]
+            data = await _read(request)
+            call = protocol.read(_decoded(data), request.headers, session.items)
+            key = hashlib.blake2b(call.agent.encode() + b"\0" + request.path.encode() + b"\0" + data).digest()
+            with session.ask(protocol, call, key) as exchange:
+                response, complete = await _answered(request, protocol, call, exchange)
+                if complete:
+                    session.delivered(exchange)
+                return response
+
+        return handle
+
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        session = request[_SESSION]
+        call = PROTOCOLS[2].read(_decoded(await _read(request)), request.headers, session.items)
+        try:
+            count = await session.count_tokens(call)
+        except StrandsSGLangError as error:
+            raise refusal_of(error) from error
+        return web.json_response({"input_tokens": count})
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        model = {"id": request[_SESSION].name, "object": "model", "created": 0, "owned_by": "strands-sglang"}
+        return web.json_response({"object": "list", "data": [model], "has_more": False})
+
+    async def _alive(self, request: web.Request) -> web.StreamResponse:
+        return web.Response()
+
+
+async def _answered(
+    request: web.Request, protocol: Protocol, call: Call, exchange: Exchange
+) -> tuple[web.StreamResponse, bool]:
+    """Send an answer; return the response, and whether it is the answer and not an error in a stream that had begun."""
+    if not call.streams:
+        answer = await exchange.answer()
+        assert answer is not None
+        response = web.Response(body=orjson.dumps(protocol.body(answer)), content_type="application/json")
+        await response.prepare(request)
+        await response.write_eof()
+        return response, True
+    # The stream begins with the answer or the first sign of life: an error before that has a status of its own.
+    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    events: bytes | None = None
+    while events is None:
+        try:
+            answer = await exchange.answer(_KEEP_ALIVE_SECONDS)
+            events = None if answer is None else b"".join(protocol.events(answer))
+        except Refusal as refusal:
+            if not stream.prepared:
+                raise
+            await stream.write(protocol.error_event(refusal))
+            await stream.write_eof()
+            return stream, False
+        if not stream.prepared:
+            await stream.prepare(request)
+        await stream.write(protocol.keep_alive if events is None else events)
+    await stream.write_eof()
+    return stream, True
+
+
+async def _read(request: web.Request) -> bytes:
+    try:
+        return await asyncio.wait_for(request.read(), _READ_SECONDS)
+    except asyncio.TimeoutError:
+        raise Refusal(Fault.INVALID, f"the body did not arrive within {_READ_SECONDS:g} s") from None
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(Fault.INVALID, f"the body must be JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise Refusal(Fault.INVALID, "the body must be a JSON object")
+    return body
+
+
+def _refused(protocol: Protocol, refusal: Refusal) -> web.Response:
+    status, body = protocol.error(refusal)
+    # The SDKs of OpenAI and Anthropic do not retry with "false"; without it they retry 408, 409, 429 and 5xx.
+    headers = {"x-should-retry": "true" if refusal.fault is Fault.UNAVAILABLE else "false"}
+    if refusal.fault is Fault.UNAVAILABLE:
+        headers["Retry-After"] = "2"
+    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json", headers=headers)
+
+
+def _key(request: web.Request) -> str:
+    """Return the API key of a request; "" if it has none. Both headers are read for every protocol."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+def _host(given: str) -> str:
+    """Return the name in a Host header, without port and brackets."""
+    name = given.rpartition(":")[0] if given.rpartition(":")[2].isdigit() else given
+    return name.strip("[]").lower()

@@ -1,0 +1,93 @@
+"""Runs an agent's command as a child, and leaves nothing of it behind: a program of its own, with the standard library.
+
+    python -I supervisor.py '{"command": [...], "life": FD, "socket": PATH or null, "port": PORT}'
+
+It ends all processes that the command started when the command ends, and when the pipe `life` is closed: the run that
+holds its other end closes it, or died. With `socket`, it listens on a port of the loopback interface and forwards every
+connection to that Unix socket, which a network namespace without other interfaces can reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def children() -> list[int]:
+    """Return the ids of this process's children: with a subreaper, all processes whose parents have ended, too."""
+    found: list[int] = []
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as file:
+            found += map(int, file.read().split())
+    return found
+
+
+def end_all() -> None:
+    """Kill every process that descends from this one: those that lose their parent become children of this one."""
+    while pids := children():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+
+
+def watch(life: int) -> None:
+    """End everything once the other end of the pipe is closed."""
+    while os.read(life, 1):
+        pass
+    end_all()
+    os._exit(1)
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    """Forward one direction of a connection."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+def forward(listener: socket.socket, path: str) -> None:
+    """Forward every connection to a Unix socket."""
+    while True:
+        near, _ = listener.accept()
+        far = socket.socket(socket.AF_UNIX)
+        try:
+            far.connect(path)
+        except OSError:
+            near.close()
+            continue
+        for pair in ((near, far), (far, near)):
+            threading.Thread(target=copy, args=pair, daemon=True).start()
+
+
+def main() -> int:
+    """Run the command; return its exit code, which is negative for a signal."""
+    given = json.loads(sys.argv[1])
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    threading.Thread(target=watch, args=(given["life"],), daemon=True).start()
+    if given["socket"] is not None:
+        listener = socket.create_server(("127.0.0.1", given["port"]))
+        threading.Thread(target=forward, args=(listener, given["socket"]), daemon=True).start()
+    try:
+        code = subprocess.Popen(given["command"]).wait()
+    except OSError as error:
+        print(f"{given['command'][0]}: {error.strerror}", file=sys.stderr)
+        code = 127
+    end_all()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    os._exit(main())  # threads that forward may be waiting

@@ -1,0 +1,224 @@
+"""What is trained depends on what the agent received: the same request twice, disconnects, closed sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from strands_sglang.gateway import server
+from strands_sglang.tokens import TurnPurpose
+from support.gateway.agents import PATHS, WireAgent, WireError
+from support.gateway.opened import Opened, opened
+from support.scripted_engine import Reply, assert_exact, thought, tool_call
+
+CALL = thought("Look.", tool_call("run", command="ls"))
+
+
+class Gate:
+    """Lets engine calls wait until they are let through."""
+
+    def __init__(self) -> None:
+        self.entered, self.open = asyncio.Event(), asyncio.Event()
+        self.cancelled = False
+
+    async def __call__(self) -> None:
+        self.entered.set()
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+
+
+async def test_a_request_under_way_is_joined_by_the_same_request() -> None:
+    gate = Gate()
+    async with opened([Reply("one", before=gate)]) as it:
+        agents = [it.agent(protocol) for protocol in ("chat", "chat", "chat")]
+        for agent in agents:
+            agent.say("Hello.")
+        asking = [asyncio.ensure_future(agent.ask()) for agent in agents]
+        await gate.entered.wait()
+        await asyncio.sleep(0.05)
+        gate.open.set()
+        replies = await asyncio.gather(*asking)
+        assert replies[0] == replies[1] == replies[2]
+        assert len(it.episode.tree) == 1
+        assert not it.episode.tree.rejected
+
+
+async def test_an_answer_that_was_lost_is_sent_again_and_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened([CALL, "Done."]) as it:
+        broken = True
+        answered = server._answered
+
+        async def lose(*arguments: Any) -> Any:
+            response, complete = await answered(*arguments)
+            return response, complete and not broken
+
+        monkeypatch.setattr(server, "_answered", lose)
+        agent = it.agent("chat")
+        agent.say("Hello.")
+        await agent.ask()
+        assert it.episode.tree.rejected == {0}
+        broken = False
+        calls, _ = agent.add(await agent.ask())
+        assert len(it.episode.tree) == 1
+        assert not it.episode.tree.rejected
+        agent.result(calls[0]["id"], "a")
+        await agent.ask()
+        assert it.joins == ["root", "proved"]
+        assert not it.episode.tree.rejected
+        assert_exact(it.engine, it.episode)
+
+
+async def test_an_answer_in_the_history_was_received_whatever_the_connection_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened([CALL, "Done."]) as it:
+        answered = server._answered
+
+        async def lose(*arguments: Any) -> Any:
+            return (await answered(*arguments))[0], False
+
+        monkeypatch.setattr(server, "_answered", lose)
+        agent = it.agent("messages")
+        await agent.run("Hello.")
+        assert it.episode.tree.rejected == {1}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_second_sample_is_trained_in_place_of_the_first(first: int) -> None:
+    async with opened([CALL, thought("No.", tool_call("run", command="pwd")), "Done."]) as it:
+        agents = [it.agent("chat"), it.agent("chat")]
+        found = []
+        for agent in agents:
+            agent.say("Hello.")
+            found.append(agent.add(await agent.ask())[0])
+        assert it.episode.tree.rejected == {0}
+        agents[first].result(found[first][0]["id"], "a")
+        await agents[first].ask()
+        assert it.joins == ["root", "root", "proved"]
+        assert it.episode.tree.rejected == {1 - first}
+        assert_exact(it.engine, it.episode)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_disconnect_aborts_the_turn(streams: bool) -> None:
+    gate = Gate()
+    async with opened([Reply("never", before=gate), "again"]) as it:
+        agent = it.agent("responses", streams=streams)
+        agent.say("Hello.")
+        asking = asyncio.ensure_future(agent.ask())
+        await gate.entered.wait()
+        asking.cancel()
+        for _ in range(100):
+            if gate.cancelled:
+                break
+            await asyncio.sleep(0.01)
+        assert gate.cancelled
+        assert len(it.episode.tree) == 0
+        await agent.ask()
+        assert len(it.episode.tree) == 1
+
+
+async def test_side_calls_are_recorded_and_not_trained() -> None:
+    async with opened(["A title", CALL, "Done."]) as it:
+        wrong = it.agent("chat", model="gpt")
+        wrong.say("Hello.")
+        with pytest.raises(WireError, match="model must be 'policy', got 'gpt'"):
+            await wrong.ask()
+        title = it.agent("chat", model="small", more={"tools": []})
+        title.say("Write a title.")
+        await title.ask()
+        agent = it.agent("chat")
+        await agent.run("Hello.")
+        assert [turn.purpose for turn in it.episode.tree] == [
+            TurnPurpose.SIDE,
+            TurnPurpose.EPISODE,
+            TurnPurpose.EPISODE,
+        ]
+        assert_exact(it.engine, it.episode)
+
+
+async def test_what_cannot_be_honoured_is_recorded_once() -> None:
+    async with opened([CALL, "Done."]) as it:
+        agent = it.agent("chat", more={"temperature": 0.1, "n": 2, "tool_choice": "required", "max_tokens": 70})
+        await agent.run("Hello.")
+        details = [turn.detail.get("ignored") for turn in it.episode.tree]
+        assert details == [["n=2", "temperature=0.1", "tool_choice=required"], None]
+        assert [call.sampling["max_new_tokens"] for call in it.engine.calls] == [70, 70]
+
+
+async def test_sub_agents_get_the_call_that_started_them() -> None:
+    start = tool_call("run", command="Find the file.")
+    async with opened([start, "Found it.", "Done."]) as it:
+        agent = it.agent("messages")
+        agent.say("Hello.")
+        calls, _ = agent.add(await agent.ask())
+        helper = it.agent("messages", headers={"x-claude-code-agent-id": "a1"})
+        helper.say("Find the file.")
+        await helper.ask()
+        agent.result(calls[0]["id"], "Found it.")
+        await agent.ask()
+        assert it.episode.tree[1].caller == (0, calls[0]["id"])
+        assert it.episode.tree[1].detail["agent"] == "a1"
+        assert not it.episode.tree.rejected
+
+
+@pytest.mark.parametrize("protocol", list(PATHS))
+async def test_errors_have_the_form_of_their_protocol(protocol: str) -> None:
+    async with opened(["one"]) as it:
+        agent = it.agent(protocol)
+        with pytest.raises(WireError) as error:
+            await agent.ask()
+        assert error.value.status == 400
+        kind = error.value.body["error"]["type"]
+        assert kind == "invalid_request_error"
+        await it.session.close()
+        agent.say("Hello.")
+        with pytest.raises(WireError, match="ended"):
+            await agent.ask()
+
+
+async def refused(it: Opened, path: str, **request: Any) -> int:
+    async with it.http.post(it.gateway.address + path, **request) as response:
+        return response.status
+
+
+async def test_nothing_but_an_agent_is_answered() -> None:
+    async with opened(["one"]) as it:
+        own = f"/s/{it.session.token}/v1/chat/completions"
+        body = {"messages": [{"role": "user", "content": "Hello."}], "model": "policy"}
+        assert await refused(it, own, json=body, headers={"Host": "evil.example"}) == 404
+        assert await refused(it, own, json=body, headers={"Origin": "http://evil.example"}) == 404
+        assert await refused(it, own, json=body, headers={"Content-Encoding": "gzip"}) == 400
+        assert await refused(it, own, data=b"[" * 100_000) == 400
+        assert await refused(it, own, data=b"x" * (server.MAX_BODY + 1)) == 413
+        assert await refused(it, own.replace(it.session.token, it.session.token.upper()), json=body) == 404
+        assert await refused(it, own + "/", json=body) == 404
+
+
+async def test_two_sessions_share_nothing() -> None:
+    async with opened([CALL, "one", "two"]) as it, it.gateway.session(it.session.model) as other:
+        agent = it.agent("responses")
+        agent.say("Hello.")
+        agent.add(await agent.ask())
+        foreign = WireAgent(it.http, it.gateway.base_url(other), "responses")
+        foreign.history = [{"type": "item_reference", "id": agent.history[-1]["id"]}]
+        with pytest.raises(WireError, match="no item of this session"):
+            await foreign.ask()
+        assert len(other.episode.tree) == 0
+
+
+async def test_a_unix_socket_serves_as_well(tmp_path: Any) -> None:
+    async with opened(["one"]) as it:
+        path = tmp_path / "gateway.sock"
+        async with server.Gateway(socket=path) as gateway, gateway.session(it.session.model, it.episode) as session:
+            assert path.stat().st_mode & 0o077 == 0
+            async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as http:
+                agent = WireAgent(http, gateway.base_url(session), "chat")
+                assert await agent.run("Hello.") == "one"
+        assert not path.exists()

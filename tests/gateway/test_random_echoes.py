@@ -1,0 +1,137 @@
+"""Random conversations whose replies come back changed: an echo continues its branch, anything else forks."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from strands_sglang import SGLangModel
+from strands_sglang.gateway.chat_completions import ChatCompletions
+from strands_sglang.gateway.session import Session
+from strands_sglang.provider.episode import EpisodeTokens
+from strands_sglang.tokens import Join
+from support.examples import SOAK
+from support.families import tokenizer
+from support.scripted_engine import ScriptedEngine, assert_exact, thought, tool_call
+
+FUNCTION = {"name": "run", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+PROTOCOL = ChatCompletions()
+WORDS = ("fix", "the", "bug", "é", "<|im_end|>", "\n", "1", "it's")
+
+
+def reply(rng: random.Random) -> str:
+    """Return a random turn: reasoning or none, text or none, calls or none."""
+    text = " ".join(rng.choices(WORDS[:4], k=rng.randint(1, 4))) if rng.random() < 0.6 else ""
+    calls = [
+        tool_call("run", command=" ".join(rng.choices(WORDS, k=2)), times=rng.choice([1, 1.0, 2.5]), deep={"a": [1.0]})
+        for _ in range(rng.randint(0, 2))
+    ]
+    body = "\n".join(filter(None, [text or ("" if calls else "done"), *calls]))
+    return thought(f"Think {rng.random()}.", body) if rng.random() < 0.7 else body
+
+
+def echoed(message: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Return a copy that is still an echo."""
+    copy: dict[str, Any] = json.loads(json.dumps(message))
+    if rng.random() < 0.5:
+        copy.pop("reasoning_content", None)
+    if copy.get("content") and rng.random() < 0.5:
+        copy["content"] = f" {copy['content']}\n"
+    for call in copy.get("tool_calls") or ():
+        arguments = json.loads(call["function"]["arguments"])
+        if rng.random() < 0.5:
+            arguments = dict(reversed(arguments.items()))
+        if rng.random() < 0.5:
+            arguments = {"cwd": None, **arguments, "deep": {**arguments["deep"], "b": []}}
+        if rng.random() < 0.5 and arguments["times"] == int(arguments["times"]):
+            arguments["times"] = int(arguments["times"])
+        call["function"]["arguments"] = json.dumps(arguments, indent=rng.choice([None, 2]))
+    return copy
+
+
+def edited(message: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Return a copy in which one thing is another: a character, an argument, an id, a call."""
+    copy: dict[str, Any] = json.loads(json.dumps(message))
+    edits = []
+    if copy.get("content"):
+        at = rng.randrange(len(copy["content"]))
+        edits.append(lambda: copy.update(content=f"{copy['content'][:at]}x{copy['content'][at:]}"))
+    if copy.get("reasoning_content"):
+        edits.append(lambda: copy.update(reasoning_content=f"{copy['reasoning_content']}x"))
+    for call in copy.get("tool_calls") or ():
+        arguments = json.loads(call["function"]["arguments"])
+
+        def change(call: Any = call, **new: Any) -> None:
+            call["function"]["arguments"] = json.dumps(new)
+
+        less = {key: value for key, value in arguments.items() if key != "times"}
+        edits += [
+            lambda c=call: c.update(id=f"{c['id'][:-1]}{'a' if c['id'][-1] != 'a' else 'b'}"),
+            lambda c=call, a=arguments: change(c, **{**a, "command": f"{a['command']}x"}),
+            lambda c=call, a=arguments: change(c, **{**a, "times": a["times"] + 1}),
+            lambda c=call, a=arguments: change(c, **{**a, "times": str(a["times"])}),
+            lambda c=call, a=less: change(c, **a),
+            lambda c=call: c["function"].update(name="other"),
+        ]
+    if len(copy.get("tool_calls") or ()) == 2:
+        edits += [lambda: copy["tool_calls"].pop(), lambda: copy["tool_calls"].reverse()]
+    rng.choice(edits)()
+    return copy
+
+
+async def converse(seed: int) -> None:
+    """Play one conversation; check each turn."""
+    rng = random.Random(seed)
+    engine = ScriptedEngine(tokenizer("qwen3"), [reply(rng) for _ in range(8)])
+    model = SGLangModel(tokenizer=tokenizer("qwen3"), client=engine)
+    session = Session(model, EpisodeTokens(f"t/{seed}"))
+    tree = session.episode.tree
+    history: list[Any] = [{"role": "user", "content": "Go."}]
+    turns: list[tuple[int, int, dict[str, Any]]] = []  # id, place in the history, message as it was sent
+    kept = set[int]()
+    for number in range(rng.randint(3, 7)):
+        sent, fork = json.loads(json.dumps(history)), None
+        for _, at, message in turns:
+            sent[at] = echoed(message, rng)
+        if turns and rng.random() < 0.3:
+            fork = rng.randrange(len(turns))
+            sent[turns[fork][1]] = edited(turns[fork][2], rng)
+        body = {"model": "policy", "messages": sent, "tools": TOOLS}
+        with session.ask(PROTOCOL, PROTOCOL.read(body, {}, {}), (number,)) as exchange:
+            answer = await exchange.answer()
+            assert answer is not None
+            session.delivered(exchange)
+        turn = tree[answer.number]
+        if fork is not None:
+            # Nothing of the edited reply is continued from: the branch begins anew, or leaves before that turn.
+            before = {one for one, _, _ in turns[:fork]}
+            assert {one.id for one in tree.path(turn)} <= before | {turn.id}
+            if fork == len(turns) - 1:
+                kept.discard(turns[fork][0])
+            return check(engine, session, kept | {turn.id})
+        if turns:
+            assert turn.parent == turns[-1][0]
+            assert turn.join in (Join.PROVED, Join.KEPT)
+        kept.add(turn.id)
+        message = PROTOCOL.body(answer)["choices"][0]["message"]
+        turns.append((turn.id, len(history), message))
+        history.append(message)
+        calls = message.get("tool_calls") or ()
+        history += [{"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in calls]
+        history += [] if calls else [{"role": "user", "content": "More."}]
+    check(engine, session, kept)
+
+
+def check(engine: ScriptedEngine, session: Session, kept: set[int]) -> None:
+    assert_exact(engine, session.episode)
+    assert {turn.id for turn in session.episode.tree if not turn.rejected} == kept
+
+
+@pytest.mark.parametrize("start", range(0, 10_000 if SOAK else 200, 100))
+async def test_an_echo_continues_and_an_edit_forks(start: int) -> None:
+    for seed in range(start, start + 100):
+        await converse(seed)

@@ -1,0 +1,116 @@
+"""A session answers agents in three protocols, with turns of one episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from strands_sglang.tokens import Join
+from support.gateway.agents import PATHS, WireAgent, WireError
+from support.gateway.opened import opened
+from support.scripted_engine import assert_exact, thought, tool_call
+
+PROTOCOLS = list(PATHS)
+
+
+def a_script() -> list[Any]:
+    return [
+        thought("Look first.", "Let me look.\n" + tool_call("run", command="ls", times=1.0)),
+        thought("Now two.", tool_call("run", command="cat a", times=2) + "\n" + tool_call("run", command="cat b")),
+        thought("Done.", "It is fixed. "),
+    ]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_an_agent_gets_one_branch_and_each_token_is_trained(protocol: str, streams: bool) -> None:
+    async with opened(a_script()) as it:
+        agent = it.agent(protocol, streams=streams)
+        assert await agent.run("Fix the bug.") == "It is fixed."
+        assert it.joins == ["root", "proved", "proved"]
+        assert_exact(it.engine, it.episode)
+        (trajectory,) = it.episode.trajectories()
+        assert int(trajectory.loss_mask.sum()) == sum(len(turn.sampled) for turn in it.episode.tree)
+        assert [turn.detail.get("echoes") for turn in it.episode.tree] == [None, ["exact"], ["exact"]]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_key_is_as_good_as_an_address(protocol: str) -> None:
+    async with opened(["one", "two"]) as it:
+        for headers in ({"Authorization": f"Bearer {it.session.token}"}, {"x-api-key": it.session.token}):
+            agent = WireAgent(it.http, it.gateway.address, protocol, headers=headers)
+            agent.say("Hello.")
+            await agent.ask()
+        agent = WireAgent(it.http, it.gateway.address, protocol, headers={"x-api-key": "0" * 32})
+        agent.say("Hello.")
+        with pytest.raises(WireError) as error:
+            await agent.ask()
+        assert error.value.status == 404
+        assert error.value.headers["x-should-retry"] == "false"
+
+
+def dropped_reasoning(history: list[Any]) -> list[Any]:
+    for message in history:
+        message.pop("reasoning_content", None)
+    return history
+
+
+def written_again(history: list[Any]) -> list[Any]:
+    for message in history:
+        for call in message.get("tool_calls") or ():
+            function = call["function"]
+            function["arguments"] = (
+                function["arguments"].replace("1.0", "1").replace("}", ' , "cwd" : null }').replace(":", " : ")
+            )
+    return history
+
+
+@pytest.mark.parametrize(
+    ("edit", "echoes"),
+    [
+        (dropped_reasoning, ["reasoning_dropped"]),
+        (written_again, ["added_keys", "numbers"]),
+        (lambda history: [{**one, "content": f"{one['content']} \n"} if one.get("content") else one for one in history],
+         ["trimmed"]),
+    ],
+    ids=["reasoning", "arguments", "trimmed"],
+)  # fmt: skip
+@pytest.mark.parametrize("policy", ["keep", "fork", "refuse"])
+async def test_a_changed_echo_is_kept_forked_or_refused(
+    edit: Callable[[list[Any]], list[Any]], echoes: list[str], policy: str
+) -> None:
+    async with opened(a_script(), options={"on_changed_echo": policy}) as it:
+        agent = it.agent("chat")
+        agent.say("Fix the bug.")
+        calls, _ = agent.add(await agent.ask())
+        agent.result(calls[0]["id"], "a b")
+        changed = [*edit(agent.history[:2])[1:2]]
+        agent.history[1:2] = changed
+        if policy == "refuse":
+            with pytest.raises(WireError, match="on_changed_echo"):
+                await agent.ask()
+            return
+        await agent.ask()
+        assert_exact(it.engine, it.episode)
+        if policy == "keep":
+            assert it.joins == ["root", "proved"]
+            assert it.episode.tree[1].detail["echoes"] == echoes
+            assert not it.episode.tree.rejected
+        else:
+            assert it.joins == ["root", "forked"]
+            assert it.episode.tree.rejected == {0}
+
+
+async def test_an_edited_reply_forks_and_is_not_trained() -> None:
+    async with opened(a_script()) as it:
+        agent = it.agent("chat")
+        agent.say("Fix the bug.")
+        calls, _ = agent.add(await agent.ask())
+        agent.result(calls[0]["id"], "a b")
+        agent.history[1]["content"] = "Let me look!"
+        await agent.ask()
+        assert it.episode.tree[1].join is Join.FORKED
+        assert it.episode.tree.rejected == {0}
+        assert_exact(it.engine, it.episode)
