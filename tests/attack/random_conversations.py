@@ -144,18 +144,28 @@ class RandomConversation:
         return made if self.system is None else [{"role": "system", "content": self.system}, *made]
 
     def run(self, turns: int) -> None:
-        """Run until the turns are used up, or something cannot be compared with a rendering."""
+        """Run until the turns are used up, or something cannot be compared with a rendering; then audit it.
+
+        What differs is `standing` if its own audit does not withdraw it: before its episode ends, and is exported.
+        """
+        counts, differs = self.found.counts, False
         for number in range(turns):
             try:
                 plan = self._plan()
                 whole = self.subject.official(self._rendered(), self.tools)
             except TemplateRefusedError:
-                self.found.counts["refused"] += 1
+                counts["refused"] += 1
                 break
-            if not self._check(plan, whole) or not self._turn(number, plan):
+            known = counts["differences"]
+            if not self._check(plan, whole):
+                if differs := counts["differences"] > known:
+                    self._turn(number, plan, answers=True)  # as it would be sampled, and then audited
                 break
-        if self.entry is not None and self.subject.auditor.audit(self.entry) is not None:
-            self.found.counts["found by the audit"] += 1
+            if not self._turn(number, plan):
+                break
+        withdrawn = self.entry is not None and self.subject.auditor.audit(self.entry) is not None
+        counts["found by the audit"] += withdrawn
+        counts["standing"] += differs and not withdrawn
 
     def _plan(self) -> Plan:
         conversation = self._conversation()
@@ -189,10 +199,10 @@ class RandomConversation:
             )
         return same
 
-    def _turn(self, number: int, plan: Plan) -> bool:
-        """Sample a canonical turn, index it and answer it; return whether there is one."""
+    def _turn(self, number: int, plan: Plan, *, answers: bool = False) -> bool:
+        """Sample a canonical turn (`answers`: without calls), index it and answer it; return whether there is one."""
         rng, bridge = self.rng, self.subject.bridge
-        calls = rng.choice((0, 1, 1, 2, 4)) if bridge.template.writes_calls and self.specs else 0
+        calls = rng.choice((0, 1, 1, 2, 4)) if bridge.template.writes_calls and self.specs and not answers else 0
         mark, ending = f"Fin{number}Q", "" if calls else rng.choice(_ENDS)
         blocks: list[dict[str, Any]] = []
         if self.reasoning_share == "always" or (self.reasoning_share == "some" and rng.random() < 0.5):

@@ -154,3 +154,9 @@ def test_logprobs_of_half_precision_are_not_reported() -> None:
     assert facts([-8.01], [-8.0], 1.0) is None
     assert facts([-8.1], [-8.0], 1.0) is not None
     assert facts([-0.01], [-0.001], 1.0) is not None
+
+
+def test_kept_set_with_an_id_below_zero_is_reported() -> None:
+    ids, offsets = np.array([5, 6, 7, -3], np.int32), np.array([0, 2, 4], np.int32)
+    found = KeptFacts(ids, offsets, np.array([-0.1, -0.1])).problem(np.array([5, 7], np.int32), np.array([-0.5, -0.5]))
+    assert found == (1, "its kept set has -3, which is not a token id")

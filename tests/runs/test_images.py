@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import pickle
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
-from strands import Agent, tool
-from strands.agent.conversation_manager import NullConversationManager
 from strands.hooks import BeforeToolCallEvent
 
 from strands_sglang import SGLangModel
@@ -31,52 +28,9 @@ from strands_sglang.runs.workers.local import LocalWorker
 from strands_sglang.runs.workers.ray_pool import RayWorker
 from strands_sglang.runs.workers.spec import EpisodeSpec, RunSpec
 from strands_sglang.trainers.exports import read_jsonl, write_jsonl
-from support.pictures import PROCESSOR, image_block, png
-from support.rollout.scripts import PromptEngine, assert_proved, assert_same, crashed, record_of, run, summaries
-from support.scripted_engine import Answer
-
-OPTIONS: dict[str, Any] = {"image_processor": PROCESSOR, "enable_thinking": False}
-CALL = "<tool_call>\n<function=look>\n<parameter=place>\n{}\n</parameter>\n</function>\n</tool_call>"
-TASKS = [Task([image_block(png(140, 84, 1)), {"text": "What is it?"}], id="a"), Task([{"text": "Look twice."}], id="b")]
-SEEN: list[int] = []
-
-
-@tool
-def look(place: int) -> dict[str, Any]:
-    """Look somewhere.
-
-    Args:
-        place: Where to look.
-    """
-    SEEN.append(place)
-    return {"status": "success", "content": [{"text": f"view {place}"}, image_block(png(64, 96, place))]}
-
-
-def build(task: Task, model: SGLangModel) -> Any:
-    return Agent(model=model, tools=[look], callback_handler=None, conversation_manager=NullConversationManager())
-
-
-def looks(prompt: str, before: int) -> Answer:
-    done = len(re.findall(r"view \d", prompt))
-    return CALL.format(done + 1) if done < 2 else "I have seen it."
-
-
-class ImageEngine(PromptEngine):
-    """An engine that checks the images it is sent."""
-
-    def __reduce__(self) -> Any:
-        return ImageEngine, (self.by_prompt, self.family, self.context)
-
-    async def generate(self, input_ids: Any, sampling_params: Any = None, **asked: Any) -> Generation:
-        images = asked.get("images", ())
-        pad = self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-        assert sum(image.positions for image in images) == list(input_ids).count(pad)
-        assert all(file_digest(image.png) == image.digest for image in images)
-        return await super().generate(input_ids, sampling_params, **asked)
-
-
-def engine() -> ImageEngine:
-    return ImageEngine(looks, "qwen3.5")
+from support.pictures import image_block, png
+from support.rollout.looking import OPTIONS, SEEN, TASKS, build, engine
+from support.rollout.scripts import assert_proved, assert_same, crashed, record_of, run, summaries
 
 
 async def recorded(directory: Path, **settings: Any) -> Any:

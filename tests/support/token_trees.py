@@ -21,7 +21,8 @@ def grow(
 ) -> Turn:
     """Prepare and commit a turn; the logprob of token t is -t / 10."""
     join = more.pop("join", Join.ROOT if parent is None else Join.PROVED)
-    prepared = tree.prepare(parent, context=context, closing=closing, purpose=purpose, join=join)
+    caller = more.pop("caller", None)
+    prepared = tree.prepare(parent, context=context, closing=closing, purpose=purpose, join=join, caller=caller)
     return tree.commit(prepared, sampled, [-token / 10 for token in sampled], versions, **more)
 
 

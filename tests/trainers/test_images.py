@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from runs.test_images import OPTIONS, TASKS, build, engine
 from strands_sglang.engine import BaseEngine
 from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.runs import Episode, Task
 from strands_sglang.tokens import ImageSpan
 from strands_sglang.trainers.images import ImageFeatures, images_within, pictures_of
 from strands_sglang.trainers.slime.samples import samples_of
+from support.rollout.looking import OPTIONS, TASKS, build, engine
 from support.rollout.scripts import run
 from support.trainers.slime_mirror import Sample
 

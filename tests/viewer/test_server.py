@@ -14,7 +14,6 @@ import pytest
 from aiohttp import ClientTimeout
 from aiohttp.test_utils import TestClient, TestServer
 
-from runs.test_images import OPTIONS, TASKS, build, engine
 from strands_sglang.errors import ConfigurationError, LedgerError, StrandsSGLangError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.files import file_digest
@@ -30,6 +29,7 @@ from strands_sglang.viewer.worker import EpisodeWorker
 from support.families import tokenizer
 from support.ledger.episodes import Recorder
 from support.pictures import png
+from support.rollout.looking import OPTIONS, TASKS, build, engine
 from support.rollout.scripts import run
 from support.viewer.recorded_run import FAMILY, TOKENIZER
 from support.viewer.tampered import odd_run

@@ -70,6 +70,9 @@ class KeptFacts(NamedTuple):
         """
         sizes = np.diff(self.offsets)
         owner = np.repeat(np.arange(len(sampled)), sizes)
+        if len(self.token_ids) and self.token_ids.min() < 0:
+            at = int(self.token_ids.argmin())
+            return int(owner[at]), f"its kept set has {self.token_ids[at]}, which is not a token id"
         inside = np.zeros(len(sampled), bool)
         inside[owner[self.token_ids == sampled[owner]]] = True
         if not inside.all():
@@ -203,6 +206,9 @@ def read_call(event: Event) -> CallFacts:
         facts.images = read_images(data["images"], facts.context)
     if facts.purpose not in PURPOSES:
         raise LedgerError(f"purpose must be one of {', '.join(PURPOSES)}, got {facts.purpose!r:.50}")
+    temperature = facts.detail.get("temperature")
+    if temperature is not None and not (type(temperature) in (int, float) and temperature >= 0.0):
+        raise LedgerError(f"detail.temperature must be a number >= 0, got {temperature!r:.50}")
     _text(data, "finish_reason")
     _check_experts(event, facts.end)
     return facts
@@ -387,7 +393,18 @@ def read_images(values: Any, context: npt.NDArray[np.int32]) -> tuple[ImageFacts
             raise LedgerError(f"a grid of {grid} patches cannot take {positions} positions")
         found.append(ImageFacts(start, positions, digest, (grid[0], grid[1], grid[2])))
         end = start + positions
+    _check_beside(found, context)
     return tuple(found)
+
+
+def _check_beside(images: Sequence[ImageFacts], context: npt.NDArray[np.int32]) -> None:
+    """Raise LedgerError if a placeholder beside an image belongs to no image."""
+    ends = [0, *(image.start + image.positions for image in images)]
+    starts = [*(image.start for image in images), len(context)]
+    for number, image in enumerate(images):
+        before, after = context[ends[number] : image.start], context[ends[number + 1] : starts[number + 1]]
+        if context[image.start] in (*before[-1:], *after[:1]):
+            raise LedgerError(f"the image at {image.start} does not take all placeholders there, got {image.positions}")
 
 
 def _version_spans(spans: Any, count: int) -> tuple[tuple[str | None, int], ...]:

@@ -102,6 +102,7 @@ class _EventChecker:
         self.states: list[Any] = []  # for each turn, the hash state of its branch including its sampled tokens
         self.images: list[bytes] = []  # for each turn, the digests of all images of its branch
         self.partial_calls = PartialCalls()
+        self.teacher: tuple[ChainEntry, set[int]] | None = None  # the scores that count, and the turns that have them
         self.after_wrong_prompt: set[int] = set()  # turns after a wrong prompt: their prompts are not reported again
 
     def check(self, entry: ChainEntry, run: Mapping[str, Any]) -> bool:
@@ -126,7 +127,7 @@ class _EventChecker:
             elif event.kind is EventKind.ROLLBACK:
                 self._roll_back(event)
             elif event.kind is EventKind.RESUME:
-                proof.reward = None  # a resumed episode is scored again
+                proof.reward = self.teacher = None  # a resumed episode is scored again
             elif event.kind is EventKind.TEACHER:
                 self._check_teacher(entry, read_teacher(event))
             elif event.kind is not EventKind.END:
@@ -165,6 +166,7 @@ class _EventChecker:
                 entry.finding(FindingKind.SAMPLED, why, turn=turn) for turn, why in self.partial_calls.errors()
             ]
             proof.findings += _check_end(entry, proof.turns, proof.trajectories)
+            proof.findings += self._unscored_turns()
 
     def _check_call(self, entry: ChainEntry, facts: CallFacts) -> bool:
         proof, turns = self.proof, self.proof.turns
@@ -210,6 +212,16 @@ class _EventChecker:
             self.proof.findings.append(entry.finding(FindingKind.TEACHER, problem[1], turn=problem[0]))
         else:
             self.proof.teacher_tokens = len(facts.logprobs)
+            self.teacher = entry, {turn for turn, _ in facts.turns}
+
+    def _unscored_turns(self) -> Iterator[Finding]:
+        """Yield a finding for each turn of a trajectory that the teacher did not score although it scored others."""
+        if self.teacher is None:
+            return
+        entry, scored = self.teacher
+        for id in sorted({id for flat in self.proof.trajectories for id in flat.turn_ids} - scored):
+            if len(self.proof.turns[id].sampled):
+                yield entry.finding(FindingKind.TEACHER, "the teacher did not score this turn of a trajectory", turn=id)
 
     def _prompt_digest(self, state: Any, facts: CallFacts) -> str:
         """Return the digest of a prompt: its ids, then the digests of all images of its branch."""

@@ -1,8 +1,9 @@
 """Checks of teacher events: `read_teacher`, `TeacherFacts`.
 
 Invariant: a teacher event is accepted only if it has one logprob for every sampled token of the turns it names, the
-branches that were sent are the recorded ones, and the logprobs of each token fit together: the likeliest ids are in
-order, none occurs twice, and the sampled token is among them with its own logprob, or is less likely than all of them.
+branches that were sent are the recorded ones and contain these turns, and the logprobs of each token fit together: the
+likeliest ids are in order, none occurs twice, and the sampled token is among them with its own logprob, or is less
+likely than all of them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import Event
 from strands_sglang.proof.call import MAX_LOGPROB, CallFacts
+from strands_sglang.proof.trajectories import path_to
 
 _ROUNDING = 1e-4
 """Largest difference of two equal probabilities: the engine computes the logprob of the sampled token and those of the
@@ -52,9 +54,14 @@ class TeacherFacts:
                     branch,
                     f"the {tokens} tokens that the teacher scored are not those of branch {branch}",
                 )
+        sent = {
+            call.turn for branch, tokens, _ in self.branches for call in path_to(calls, branch) if call.end <= tokens
+        }
         sampled = []
         for turn, count in self.turns:
-            if turn >= len(calls) or len(calls[turn].sampled) != count:
+            if turn not in sent:
+                return turn, f"the teacher scored turn {turn}, which is in no branch that it was sent"
+            if len(calls[turn].sampled) != count:
                 return turn, f"the teacher scored {count} tokens of turn {turn}, which has another number"
             sampled.append(calls[turn].sampled)
         ids = np.concatenate(sampled) if sampled else np.empty(0, np.int32)
@@ -80,7 +87,8 @@ class TeacherFacts:
         inside = self.top_ids == ids[:, None]
         own = np.where(inside, values, -np.inf).max(axis=1)
         known = inside.any(axis=1)
-        wrong |= known & (np.abs(own - self.logprobs) > _ROUNDING)
+        with np.errstate(invalid="ignore"):  # of two infinities; such a logprob is wrong already
+            wrong |= known & (np.abs(own - self.logprobs) > _ROUNDING)
         wrong |= ~known & (self.logprobs > values[:, -1] + _ROUNDING)
         return wrong
 
@@ -126,13 +134,8 @@ def read_teacher(event: Event) -> TeacherFacts:
 
 def _branch_digest(calls: Sequence[CallFacts], branch: int, tokens: int) -> str:
     """Return the digest of the first tokens of a branch, as they are sent: ids, then the digests of their images."""
-    path: list[CallFacts] = []
-    at: int | None = branch
-    while at is not None:
-        path.append(calls[at])
-        at = calls[at].parent
     state, left, images = hashlib.blake2b(digest_size=16), tokens, list[str]()
-    for call in reversed(path):
+    for call in path_to(calls, branch):
         images += [image.digest for image in call.images if call.start + len(call.closing) + image.start < tokens]
         for part in (call.closing, call.context, call.sampled):
             state.update(np.ascontiguousarray(part[: max(left, 0)], "<i4").data)

@@ -1,7 +1,8 @@
 """Tampering with a ledger in memory: `LedgerEditor` and the changes in `CHANGES`.
 
 `plain` encodes the edited events with their old digests. `forged` recomputes every digest, number and takeover, as an
-attacker who knows the format would. Neither changes what is stored apart from the events, such as a seal.
+attacker who knows the format would; `rewritten` also the trajectories that end events declare. None changes what is
+stored apart from the events, such as a seal.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import pickle
 import random
 from array import array
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from strands_sglang.ledger.encoding import decoded, encoded, first_link, link
+from strands_sglang.ledger.encoding import decoded, encoded, first_link, link, trajectory_summary
 from strands_sglang.ledger.event import Event, EventKind
+from strands_sglang.ledger.record import EpisodeRecord
 
 Change = Callable[["LedgerEditor", random.Random], bool]
 """Changes the events of an editor; returns False if there is nothing to change."""
@@ -81,6 +84,15 @@ class LedgerEditor:
                 event.data |= {"from_event": before.event.number, "head": before.event.digest.hex()}
             raws.append(encoded(event, first_link(event.episode) if before is None else before.event.digest))
         return raws
+
+    def rewritten(self) -> list[bytes]:
+        """Return the encoded events with every digest recomputed but those of prompts, which say what was sent."""
+        for end in (entry.event for entry in self.of(EventKind.END)):
+            events = tuple(entry.event for entry in self.events if entry.event.episode == end.episode)
+            with suppress(Exception):  # of what is no tree, the trajectories stay as they were
+                tree = EpisodeRecord(end.episode, events).tree()
+                end.data["trajectories"] = [dict(trajectory_summary(one)) for one in tree.trajectories()]
+        return self.forged()
 
 
 def token(editor: LedgerEditor, rng: random.Random) -> bool:
