@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +28,7 @@ from strands_sglang.viewer.search import search_run
 from strands_sglang.viewer.server import HEADERS, RunViewer, create_app, serve
 from strands_sglang.viewer.verdict import RunVerdict, episode_verdict, run_state, shortened_certificate
 from strands_sglang.viewer.worker import EpisodeWorker
+from support.chat.tokenizers_with_code import tokenizer_with_code
 from support.families import tokenizer
 from support.ledger.episodes import Recorder
 from support.pictures import png
@@ -317,6 +319,19 @@ async def test_a_worker_that_dies_is_replaced(recorded_run: Path) -> None:
     await worker.close()
     with pytest.raises(LedgerError, match="closed"):
         await worker.ask({"do": "load"})
+
+
+async def test_bytes_of_a_ledger_answer_no_question(recorded_run: Path, tmp_path: Path) -> None:
+    """A run can name a tokenizer with code, and transformers asks on the standard input whether to run it."""
+    mark = tokenizer_with_code(tmp_path / "own")
+    async with serving(RunViewer(recorded_run, tmp_path / "own")) as client:
+        shown = await answer(client, "/api/episode?id=algebra-601/0&wait=1", timeout=ClientTimeout(60))
+    assert "It is not executed" in shown["tokenizer_error"] and not shown["decoded"] and not mark.exists()
+    worker = EpisodeWorker(str(tmp_path / "own"))
+    await worker.ask({"do": "load"})
+    assert worker._process is not None
+    assert [os.readlink(f"/proc/{worker._process.pid}/fd/{number}") for number in (0, 1)] == ["/dev/null"] * 2
+    await worker.close()
 
 
 VISION_FAMILY = "qwen3.5"

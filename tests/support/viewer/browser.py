@@ -26,7 +26,7 @@ def gated_worker(gate: Path) -> str:
     from strands_sglang.viewer import worker
 
     wait = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.02)\n"
-    return worker._PROGRAM.replace("work(sys.argv[1])", f"{wait}work(sys.argv[1])")
+    return worker._PROGRAM.replace("\nwork(", f"\n{wait}work(")
 
 
 @contextmanager
