@@ -118,6 +118,15 @@ def test_no_module_reads_frames_of_its_callers() -> None:
     assert not [path for path in PACKAGE.rglob("*.py") if reaches_into_sdk(path) & frames]
 
 
+def test_no_load_from_a_hub_runs_code() -> None:
+    loads = [
+        (name, load)
+        for name, path in MODULES.items()
+        for load in re.findall(r"\.from_pretrained\((?!\.\.\.).*", path.read_text())
+    ]
+    assert loads and [load for load in loads if "trust_remote_code=False" not in load[1]] == []
+
+
 def test_internals_of_the_sdk_are_recognised() -> None:
     folder = PACKAGE / "_strands_compat"
     seen = {path.stem for path in folder.glob("*.py") if reaches_into_sdk(path)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from array import array
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +15,10 @@ from tokenizers import AddedToken, Tokenizer, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from strands_sglang.chat.control_tokens import Escapes
-from strands_sglang.chat.tokenization import Encoder
+from strands_sglang.chat.tokenization import Encoder, load_tokenizer
 from strands_sglang.errors import ConfigurationError
 from support.chat.sentencepiece_tokenizers import sentencepiece
+from support.chat.tokenizers_with_code import tokenizer_with_code
 from support.families import FAMILIES, tokenizer
 
 ODD = (
@@ -217,6 +220,15 @@ def test_digest_differs_between_tokenizers() -> None:
     assert Encoder(fast(backend)).digest == Encoder(fast(copied())).digest
     backend.add_special_tokens(["<new>"])
     assert Encoder(fast(backend)).digest != Encoder(fast(copied())).digest
+
+
+def test_code_of_a_tokenizer_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does transformers ask on the standard input, where anything may answer."""
+    mark = tokenizer_with_code(tmp_path / "own")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\n"))
+    with pytest.raises(ConfigurationError, match=r"contains custom code .* It is not executed\. .* pass the object"):
+        load_tokenizer(tmp_path / "own")
+    assert not mark.exists()
 
 
 def test_invalid_tokenizer_is_refused() -> None:

@@ -36,7 +36,9 @@ def test_export(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_the_page_is_served_until_ctrl_c(folder: Path, as_json: bool) -> None:
+def test_the_page_is_served_until_ctrl_c(folder: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if as_json:
+        monkeypatch.setenv("STRANDS_SGLANG_VIEWER_TOKEN", "a-token-for-scripts")
     words = [sys.executable, "-m", "strands_sglang.cli", "view", str(folder), "--no-browser"]
     words += ["--json"] if as_json else []
     process = subprocess.Popen(
@@ -47,7 +49,9 @@ def test_the_page_is_served_until_ctrl_c(folder: Path, as_json: bool) -> None:
         line = process.stdout.readline()
         address = json.loads(line)["address"] if as_json else re.findall(r"is shown at (\S+)", line)[0]
         assert address.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(f"{address}api/rows?since=0", timeout=PATIENCE) as answer:
+        page, token = address.split("?token=")
+        assert token == "a-token-for-scripts" if as_json else len(token) == 32
+        with urllib.request.urlopen(f"{page}api/rows?since=0&token={token}", timeout=PATIENCE) as answer:
             assert {row["id"] for row in json.load(answer)["rows"]} <= {"add/0", "add/1"}
         process.send_signal(2)
         _, errors = process.communicate(timeout=PATIENCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import textwrap
@@ -118,6 +119,22 @@ async def test_calls_do_not_see_each_other(host: Host) -> None:
     second = await place.run("import os; print(os.listdir('/tmp'), os.environ.get('A'), 'a' in dir(__builtins__))")
     assert first.end_reason is SandboxEndReason.FINISHED
     assert second.text == "['main.py'] None False"
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+async def test_null_device_is_not_shared(setup: str) -> None:
+    """Locks and timestamps of a device node would pass messages between calls, and to the host."""
+    with open("/dev/null", "r+b") as null:
+        fcntl.lockf(null, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 4242)
+        before = os.stat(null.fileno()).st_mtime_ns
+        outcome = await sandbox(setup).run(
+            "import fcntl, os, subprocess, sys\n"
+            "fcntl.lockf(open(os.devnull, 'r+b', 0), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 4242)\n"
+            "subprocess.run([sys.executable, '-c', 'print(1)'], stdout=subprocess.DEVNULL)\n"
+            "os.utime(os.devnull); print(open('/tmp/main.py').readline(), os.listdir('/dev'))"
+        )
+        assert outcome.text == "import fcntl, os, subprocess, sys\n ['shm', 'null']", outcome.text
+        assert os.stat(null.fileno()).st_mtime_ns == before
 
 
 def test_number_of_attempts() -> None:

@@ -501,7 +501,7 @@ async def test_failure_of_the_machine_is_not_a_result(
     elif fault == "not executable":
         program.chmod(0o644)
     elif fault == "no descriptors":
-        monkeypatch.setattr(module, "seccomp_pipe", no_descriptors)
+        monkeypatch.setattr(module, "input_descriptors", no_descriptors)
     elif fault == "no threads":
         monkeypatch.setattr(process.SandboxCall, "_sample", no_threads)
         code = "import time; time.sleep(15)"

@@ -96,6 +96,13 @@ def test_run_shows_figures_charts_and_rows(opened: Any) -> None:
     page.wait_for_selector("#top .verdict-proved")
 
 
+def test_the_token_leaves_the_address(opened: Any) -> None:
+    page = opened("#g=hostile-1")
+    assert page.evaluate("location.search") == "" and page.evaluate("location.hash").startswith("#g=hostile-1")
+    page.reload()
+    page.wait_for_selector(".group")
+
+
 def test_histogram_and_end_reasons_filter(opened: Any) -> None:
     page = opened()
     page.locator(".bar-row", has_text="agent error").click()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import random
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 import orjson
 import pytest
@@ -26,6 +30,7 @@ from strands_sglang.viewer.search import search_run
 from strands_sglang.viewer.server import HEADERS, RunViewer, create_app, serve
 from strands_sglang.viewer.verdict import RunVerdict, episode_verdict, run_state, shortened_certificate
 from strands_sglang.viewer.worker import EpisodeWorker
+from support.chat.tokenizers_with_code import tokenizer_with_code
 from support.families import tokenizer
 from support.ledger.episodes import Recorder
 from support.pictures import png
@@ -35,8 +40,12 @@ from support.viewer.recorded_run import FAMILY, TOKENIZER
 from support.viewer.tampered import odd_run
 
 
-def serving(viewer: RunViewer) -> TestClient[Any, Any]:
-    return TestClient(TestServer(create_app(viewer), host="127.0.0.1"))
+@asynccontextmanager
+async def serving(viewer: RunViewer) -> AsyncIterator[TestClient[Any, Any]]:
+    """Serve a run to a client that has opened its page."""
+    async with TestClient(TestServer(create_app(viewer), host="127.0.0.1")) as client:
+        assert await status(client, f"/?token={viewer.token}") == 200
+        yield client
 
 
 async def answer(client: TestClient[Any, Any], path: str, **options: Any) -> Any:
@@ -93,6 +102,28 @@ async def test_other_hosts_are_refused(client: TestClient[Any, Any], host: str) 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:4000", "localhost:1", "[::1]:9", "[::1]"])
 async def test_this_machine_is_served(client: TestClient[Any, Any], host: str) -> None:
     assert await status(client, "/api/run", headers={"Host": host}) == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/static/main.js", "/api/run", "/api/events?id=algebra-601/0"])
+@pytest.mark.parametrize("given", ["", "another-token-of-a-run", "é"])
+async def test_nobody_reads_the_run_without_its_token(recorded_run: Path, path: str, given: str) -> None:
+    viewer = RunViewer(recorded_run, token="a-token-for-scripts")
+    cookie = "strands-sglang-" + hashlib.sha256(viewer.token.encode()).hexdigest()[:8]
+    async with TestClient(TestServer(create_app(viewer), host="127.0.0.1")) as client:
+        headers = {"Cookie": f"{cookie}={quote(given)}"}
+        async with client.get(path, params={"token": given}, headers=headers) as refused:
+            assert refused.status == 401 and "Set-Cookie" not in refused.headers
+            assert "the whole address that the command printed" in (await refused.json())["error"]
+        async with client.get(path, params={"token": viewer.token}) as first, client.get(path) as second:
+            assert (first.status, second.status) == (200, 200), "the cookie is enough"
+            assert [first.cookies[cookie][name] for name in ("httponly", "samesite", "path")] == [True, "Strict", "/"]
+
+
+def test_tokens_are_random_and_long(recorded_run: Path) -> None:
+    assert len({RunViewer(recorded_run).token for _ in range(3)}) == 3
+    for token in ("", "short", "a" * 15, "a/" * 16):
+        with pytest.raises(ConfigurationError, match="token must be at least 16"):
+            RunViewer(recorded_run, token=token)
 
 
 async def test_requests_of_other_sites_are_refused(client: TestClient[Any, Any]) -> None:
@@ -201,9 +232,9 @@ async def test_serve_listens_on_this_machine_only(recorded_run: Path) -> None:
     viewer = RunViewer(recorded_run)
     task = asyncio.create_task(serve(viewer, ready=ready.set_result, stop=stop))
     address = await ready
-    assert address.startswith("http://127.0.0.1:")
+    assert address.startswith("http://127.0.0.1:") and address.endswith(f"/?token={viewer.token}")
     with pytest.raises(ConfigurationError, match="port must be free"):
-        await serve(RunViewer(recorded_run), port=int(address.rstrip("/").rpartition(":")[2]))
+        await serve(RunViewer(recorded_run), port=urlsplit(address).port or 0)
     stop.set()
     await task
 
@@ -317,6 +348,19 @@ async def test_a_worker_that_dies_is_replaced(recorded_run: Path) -> None:
     await worker.close()
     with pytest.raises(LedgerError, match="closed"):
         await worker.ask({"do": "load"})
+
+
+async def test_bytes_of_a_ledger_answer_no_question(recorded_run: Path, tmp_path: Path) -> None:
+    """A run can name a tokenizer with code, and transformers asks on the standard input whether to run it."""
+    mark = tokenizer_with_code(tmp_path / "own")
+    async with serving(RunViewer(recorded_run, tmp_path / "own")) as client:
+        shown = await answer(client, "/api/episode?id=algebra-601/0&wait=1", timeout=ClientTimeout(60))
+    assert "It is not executed" in shown["tokenizer_error"] and not shown["decoded"] and not mark.exists()
+    worker = EpisodeWorker(str(tmp_path / "own"))
+    await worker.ask({"do": "load"})
+    assert worker._process is not None
+    assert [os.readlink(f"/proc/{worker._process.pid}/fd/{number}") for number in (0, 1)] == ["/dev/null"] * 2
+    await worker.close()
 
 
 VISION_FAMILY = "qwen3.5"

@@ -175,7 +175,11 @@ class Encoder:
 
 
 def load_tokenizer(tokenizer: Any) -> Any:
-    """Return `tokenizer`, or load it with `AutoTokenizer` if it is a name or path (once per process)."""
+    """Return `tokenizer`, or load it with `AutoTokenizer` if it is a name or path (once per process).
+
+    Code that comes with a tokenizer is never run, and nobody is asked whether to run it: a recorded run can name any
+    tokenizer. ConfigurationError if it needs such code, or cannot be loaded.
+    """
     return _load(str(tokenizer)) if isinstance(tokenizer, (str, os.PathLike)) else tokenizer
 
 
@@ -184,9 +188,14 @@ def _load(path: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds: no such folder, no network, a broken file
         reason = str(error).strip().partition("\n")[0]
+        if "trust_remote_code" in str(error):
+            reason += (
+                " It is not executed. If you trust it, load the tokenizer with AutoTokenizer.from_pretrained(..., "
+                "trust_remote_code=True) and pass the object"
+            )
         raise ConfigurationError(
             f"tokenizer must be a transformers tokenizer, or a name or path to load one from; loading {path!r} failed: "
             f"{reason}"

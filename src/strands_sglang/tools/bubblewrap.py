@@ -1,8 +1,9 @@
 """Command lines for bubblewrap, and a probe of what this machine allows: `bwrap_command`, `probe_privileges`.
 
 Invariants: whatever the command line does not grant is absent in the sandbox: no network, no host files except the
-interpreter's, no environment variables, no capabilities, no terminal. `probe_privileges` returns only privileges with
-which a sandbox has just run code correctly; it never falls back to less isolation.
+interpreter's, no file that another call can change, no environment variables, no capabilities, no terminal.
+`probe_privileges` returns only privileges with which a sandbox has just run code correctly; it never falls back to less
+isolation.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import secrets
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -55,13 +57,15 @@ def bwrap_command(
     limits: SandboxLimits,
     privileges: Privileges,
     filter_fd: int,
+    null_fd: int,
     info_fd: int | None = None,
     arguments: Sequence[str] = (),
 ) -> list[str]:
     """Return the command line of one call.
 
-    `filter_fd`: descriptor from which bubblewrap reads the seccomp filter. `info_fd`: descriptor to which bubblewrap
-    writes the id of the sandbox's init process; None: not written.
+    `filter_fd`: descriptor from which bubblewrap reads the seccomp filter. `null_fd`: one that reads as empty, which
+    becomes the content of /dev/null. `info_fd`: descriptor to which bubblewrap writes the id of the sandbox's init
+    process; None: not written.
     """
     arguments = [*arguments, *[f"path={PACKAGES}"] * bool(interpreter.packages)]
     command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -88,8 +92,9 @@ def bwrap_command(
     for place in interpreter.hidden:
         command += ["--size", "4096", "--tmpfs", place, "--remount-ro", place]
     command += ["--perms", "1777", "--size", str(limits.disk), "--tmpfs", WORKDIR]
-    for device in ("null", "urandom"):
-        command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    # A file, not the device: a device node is the same inode for the host and all calls, which could exchange messages
+    # with its locks and timestamps, and a user namespace cannot have nodes of its own.
+    command += ["--perms", "0666", "--bind-data", str(null_fd), "/dev/null"]
     # Shared memory is in the same file system as files, so that one limit covers both. Everything else, including /,
     # is read-only. There is no /proc: it is not needed, and a container that masks parts of its own cannot mount one.
     command += ["--symlink", WORKDIR, "/dev/shm", "--remount-ro", "/", "--chdir", WORKDIR]
@@ -130,12 +135,14 @@ def popen_user(privileges: Privileges) -> dict[str, object]:
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
 
 
-def seccomp_pipe() -> int:
-    """Return a descriptor from which bubblewrap reads the seccomp filter; the caller closes it."""
+@contextmanager
+def input_descriptors() -> Iterator[tuple[int, int]]:
+    """Open `filter_fd` and `null_fd` of `bwrap_command` for one call."""
     reader, writer = os.pipe()
-    with open(writer, "wb") as file:
-        file.write(seccomp_filter())  # a few kilobytes, which fit into the pipe
-    return reader
+    with open(reader, "rb") as pipe, open(os.devnull, "rb") as null:
+        with open(writer, "wb") as file:
+            file.write(seccomp_filter())  # a few kilobytes, which fit into the pipe
+        yield pipe.fileno(), null.fileno()
 
 
 def find_bubblewrap(bwrap: str = "bwrap") -> str:
@@ -176,23 +183,20 @@ def _candidates() -> tuple[Privileges, ...]:
 
 def _probe(bwrap: str, interpreter: Interpreter, privileges: Privileges) -> str | None:
     """Run a line of code in a sandbox; return an error, or None if the output is correct."""
-    reader = seccomp_pipe()
     try:
-        command = bwrap_command(bwrap, interpreter, SandboxLimits(seconds=_PROBE_SECONDS), privileges, reader)
-        answer = subprocess.run(
-            command,
-            input=b"print(6 * 7)",
-            capture_output=True,
-            timeout=_PROBE_SECONDS,
-            pass_fds=(reader,),
-            env={},
-            cwd="/",
-            **popen_user(privileges),  # type: ignore[call-overload]
-        )
+        with input_descriptors() as inputs:
+            answer = subprocess.run(
+                bwrap_command(bwrap, interpreter, SandboxLimits(seconds=_PROBE_SECONDS), privileges, *inputs),
+                input=b"print(6 * 7)",
+                capture_output=True,
+                timeout=_PROBE_SECONDS,
+                pass_fds=inputs,
+                env={},
+                cwd="/",
+                **popen_user(privileges),  # type: ignore[call-overload]
+            )
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
-    finally:
-        os.close(reader)
     if answer.stdout == b"42\n":
         return None
     lines = answer.stderr.decode("utf-8", "replace").strip().splitlines()

@@ -30,10 +30,10 @@ from strands_sglang.tools.bubblewrap import (
     WORKDIR,
     bwrap_command,
     find_bubblewrap,
+    input_descriptors,
     popen_user,
     probe_privileges,
     python_command,
-    seccomp_pipe,
 )
 from strands_sglang.tools.interpreter import find_interpreter, package_directories
 from strands_sglang.tools.process import InitProcess, SandboxCall, StartSignal
@@ -132,18 +132,17 @@ class PythonSandbox:
     async def _run_in_bubblewrap(self, source: bytes) -> SandboxResult:
         with ExitStack() as pipes:
             init, start = pipes.enter_context(closing(InitProcess())), pipes.enter_context(closing(StartSignal()))
-            reader = seccomp_pipe()
-            pipes.callback(os.close, reader)
+            inputs = pipes.enter_context(input_descriptors())
             command = bwrap_command(
                 self._program,
                 self._interpreter,
                 self.limits,
                 self.privileges,
-                reader,
+                *inputs,
                 init.descriptor,
                 [start.argument],
             )
-            passed = (reader, init.descriptor, start.descriptor)
+            passed = (*inputs, init.descriptor, start.descriptor)
             settings = {"pass_fds": passed, "env": {}, "cwd": "/", **popen_user(self.privileges)}
             result = await SandboxCall(self.limits, WORKDIR, init, start).run(command, source, **settings)
             started = start.received()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import platform
 import struct
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -34,7 +35,10 @@ _UNKNOWN = 0x00050000 | errno.ENOSYS
 
 _NEW_NAMESPACE = 0x7E020000  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET
 _AF_UNIX = 1
-_LOCK_QUERIES = (5, 36)  # F_GETLK, F_OFD_GETLK: reveal locks of other processes
+# F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW. The others
+# show what other calls do with the files that all share (locks, leases, notifications of reads, write-life hints), or
+# take memory that the sandbox limits do not count (the size of a pipe).
+_FCNTL_COMMANDS = (0, 1030, 1, 2, 3, 4, 6, 7, 37, 38)
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: inject input into a terminal
 
 
@@ -182,14 +186,14 @@ def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
-def _refuse_second_argument(number: int, values: tuple[int, int]) -> list[bytes]:
+def _by_argument(number: int, argument: int, values: Sequence[int], *, listed: int, others: int) -> list[bytes]:
+    """Return the steps for a system call whose action depends on whether an argument is among `values`."""
     return [
-        _step(_EQUAL, number, 0, 5),
-        _step(_LOAD, _SECOND),
-        _step(_EQUAL, values[0], 1, 0),
-        _step(_EQUAL, values[1], 0, 1),
-        _step(_RETURN, _REFUSE),
-        _step(_RETURN, _ALLOW),
+        _step(_EQUAL, number, 0, len(values) + 3),
+        _step(_LOAD, argument),
+        *(_step(_EQUAL, value, len(values) - place) for place, value in enumerate(values)),
+        _step(_RETURN, others),
+        _step(_RETURN, listed),
     ]
 
 
@@ -217,13 +221,9 @@ def seccomp_filter(machine: str = "") -> bytes:
         _step(_EQUAL, 0, 0, 1),
         _step(_RETURN, _ALLOW),
         _step(_RETURN, _REFUSE),
-        _step(_EQUAL, SOCKETPAIR[column], 0, 4),
-        _step(_LOAD, _FIRST),
-        _step(_EQUAL, _AF_UNIX, 0, 1),
-        _step(_RETURN, _ALLOW),
-        _step(_RETURN, _REFUSE),
-        *_refuse_second_argument(IOCTL[column], _TERMINAL_INPUT),
-        *_refuse_second_argument(FCNTL[column], _LOCK_QUERIES),
+        *_by_argument(SOCKETPAIR[column], _FIRST, (_AF_UNIX,), listed=_ALLOW, others=_REFUSE),
+        *_by_argument(IOCTL[column], _SECOND, _TERMINAL_INPUT, listed=_REFUSE, others=_ALLOW),
+        *_by_argument(FCNTL[column], _SECOND, _FCNTL_COMMANDS, listed=_ALLOW, others=_REFUSE),
         _step(_RETURN, _ALLOW),
     ]
     return b"".join(steps)

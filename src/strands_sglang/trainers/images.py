@@ -58,7 +58,7 @@ class ImageFeatures:
                 from transformers import AutoImageProcessor
             except ImportError as error:
                 raise ConfigurationError("images for a trainer need transformers and PyTorch") from error
-            source = AutoImageProcessor.from_pretrained(str(source))  # type: ignore[no-untyped-call]
+            source = AutoImageProcessor.from_pretrained(str(source), trust_remote_code=False)  # type: ignore[no-untyped-call]
         return getattr(source, "image_processor", source)
 
     def of(self, files: Mapping[str, bytes], images: Sequence[ImageSpan]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The viewer of recorded runs: a local web page, or one HTML file. `view` opens it, `export_html` writes the file.
 
-Invariant: the page is served on this machine only, until the caller stops it; the run is never changed.
+Invariant: the page is served on this machine only, to those who know its token, until the caller stops it; the run is
+never changed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def view(
     tokenizer: Any = None,
     port: int = 0,
     browser: bool = True,
+    token: str | None = None,
     ready: Callable[[str], None] | None = None,
 ) -> None:
     """Show a recorded run in the browser. Returns after Ctrl-C.
@@ -36,11 +38,12 @@ def view(
             a tokenizer, tokens are shown as ids.
         port: Port on 127.0.0.1; 0: any free one.
         browser: Whether to open the page in the default browser.
-        ready: Called with the address of the page once it can be opened; None: the address is printed.
+        token: What a request must present (`?token=`), at least 16 letters and digits; None: a random one.
+        ready: Called with the address of the page, with its token, once it can be opened; None: the address is printed.
 
     Raises:
         LedgerError: The directory contains no run.
-        ConfigurationError: The port is taken or not valid.
+        ConfigurationError: The port is taken, or the port or the token is not valid.
     """
     import webbrowser
 
@@ -48,7 +51,7 @@ def view(
 
     if type(port) is not int or not 0 <= port <= 65535:
         raise ConfigurationError(f"port must be an int from 0 to 65535 (0: any free port), got {port!r}")
-    viewer = RunViewer(directory, tokenizer)
+    viewer = RunViewer(directory, tokenizer, token=token)
 
     def announce(address: str) -> None:
         if ready is not None:

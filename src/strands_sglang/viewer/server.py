@@ -11,16 +11,21 @@
     /api/events?id=ID       the events of an episode as JSON
     /api/search?q=TEXT      ids of episodes that contain a text, one per line
 
-Invariants: the server listens on 127.0.0.1 only, answers only GET and HEAD, and changes nothing on disk. It rejects
-requests whose Host header names another machine (DNS rebinding) and requests that another site made. Every response
-forbids the browser to run or load anything that is not part of this package.
+Invariants: the server listens on 127.0.0.1 only, answers only GET and HEAD, and changes nothing on disk. Every user of
+the machine reaches its port, so each request must present its token: in the address (`?token=`), or in the cookie that
+the answer to such a request sets. It rejects requests whose Host header names another machine (DNS rebinding) and
+requests that another site made. Every response forbids the browser to run or load anything that is not part of this
+package.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import re
+import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -64,6 +69,9 @@ HEADERS = {
 _FOREVER = "private, max-age=31536000, immutable"
 HOSTS = ("127.0.0.1", "localhost", "[::1]")  # host names under which the page may be opened
 
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{16,}")
+_COOKIE_SECONDS = 3 * 24 * 3600  # after the last answer: cookies of viewers that have ended must not add up
+
 _STATIC_NAME = re.compile(r"[a-z_]+\.(?:html|js|css|svg)")
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
@@ -81,8 +89,17 @@ def static_file(name: str) -> bytes | None:
 class RunViewer:
     """Everything that the server knows about one run."""
 
-    def __init__(self, directory: Path | str, tokenizer: Any = None) -> None:
-        """Open a run; LedgerError if there is none. Tokenizer None: the one that run.json names, if any."""
+    def __init__(self, directory: Path | str, tokenizer: Any = None, *, token: str | None = None) -> None:
+        """Open a run; LedgerError if there is none.
+
+        `tokenizer` None: the one that run.json names, if any. `token`: what a request must present; None: a random one.
+        """
+        if token is not None and not _TOKEN.fullmatch(token):
+            raise ConfigurationError(
+                f"token must be at least 16 letters, digits, '_' or '-', got {len(token)} characters; omit it for a "
+                "random one"
+            )
+        self.token = token or secrets.token_hex(16)
         self.directory = Path(directory)
         if not self.directory.is_dir():
             raise LedgerError(f"{self.directory} must be the directory of a run, but does not exist")
@@ -170,6 +187,9 @@ class RunViewer:
             for head in sorted(heads, key=lambda head: (head.number, head.epoch))
         ]
         return dump_text(jsonable(plain)).encode()
+
+
+_VIEWER = web.AppKey("viewer", RunViewer)
 
 
 class _Handlers:
@@ -281,8 +301,9 @@ class _Handlers:
 
 
 def create_app(viewer: RunViewer) -> web.Application:
-    """Return the web application of a run."""
+    """Return the web application of a run, which answers requests with `viewer.token`."""
     app, handlers = web.Application(middlewares=[_guard]), _Handlers(viewer)
+    app[_VIEWER] = viewer
     app.add_routes(handlers.routes())
     app.on_startup.append(handlers.start)
     app.on_cleanup.append(handlers.stop)
@@ -296,7 +317,10 @@ async def serve(
     ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Serve a run on 127.0.0.1 (port 0: any) until `stop`; `ready` gets its address. ConfigurationError if taken."""
+    """Serve a run on 127.0.0.1 (port 0: any) until `stop`; `ready` gets its address, which contains the token.
+
+    ConfigurationError if the port is taken.
+    """
     runner = web.AppRunner(create_app(viewer), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
@@ -307,7 +331,7 @@ async def serve(
             raise ConfigurationError(f"port must be free on 127.0.0.1, got {port}: {error}; omit it for any") from error
         actual = runner.addresses[0][1]
         if ready is not None:
-            ready(f"http://127.0.0.1:{actual}/")
+            ready(f"http://127.0.0.1:{actual}/?token={viewer.token}")
         await (stop or asyncio.Event()).wait()
     finally:
         await runner.cleanup()
@@ -323,6 +347,11 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     opened = request.path == "/" and request.headers.get("Sec-Fetch-Mode") == "navigate"  # a link to the page
     if not opened and request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return _error(403, "requests of other sites are not answered")
+    token = request.app[_VIEWER].token
+    cookie = f"strands-sglang-{hashlib.sha256(token.encode()).hexdigest()[:8]}"  # cookies are the same for all ports
+    given = (request.query.get("token", ""), request.cookies.get(cookie, ""))
+    if not any(hmac.compare_digest(one.encode(errors="replace"), token.encode()) for one in given):
+        return _error(401, "open the viewer at the whole address that the command printed, with its token")
     try:
         response = await handler(request)
     except web.HTTPException as error:
@@ -337,6 +366,7 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if not response.prepared:
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
+        response.set_cookie(cookie, token, max_age=_COOKIE_SECONDS, httponly=True, samesite="Strict")
     return response
 
 

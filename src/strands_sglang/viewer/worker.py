@@ -6,18 +6,20 @@ it delays neither the table nor any other answer of the server.
     request:  size of the head (4 bytes), head (JSON), encoded events one after the other
     answer:   0 (done) or 1 (failed) as one byte, size (8 bytes), JSON or the text of the error
 
-Invariants: requests are answered one at a time, in order. The process receives the bytes of the ledger, reads no file
-of the run, and ends when its parent closes the pipe or dies. An episode is computed by `episode_view`, `drift_view` and
+Invariants: requests are answered one at a time, in order, on a socket that nothing else in the process knows of: the
+bytes of a ledger can answer no question that a library asks on its standard input. The process reads no file of the
+run, and ends when its parent closes the socket or dies. An episode is computed by `episode_view`, `drift_view` and
 `rendered_view`, as it is without a worker.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import socket
 import struct
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 import orjson
@@ -36,7 +38,7 @@ _PROGRAM = """
 import sys
 sys.path[:] = [folder for folder in sys.path if folder]
 from strands_sglang.viewer.worker import work
-work(sys.argv[1])
+work(sys.argv[1], int(sys.argv[2]))
 """
 
 
@@ -48,6 +50,7 @@ class EpisodeWorker:
         self.tokenizer = tokenizer
         self.loaded = False  # whether the process has loaded the tokenizer, or failed to: requests are answered at once
         self._process: asyncio.subprocess.Process | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._turn = asyncio.Lock()
         self._closed = False
 
@@ -62,40 +65,44 @@ class EpisodeWorker:
         where = [[place.shard, place.byte, len(place.data)] for place in places]
         encoded = orjson.dumps(jsonable({**head, "places": where}))
         async with self._turn:
-            process = await self._started()
-            assert process.stdin is not None and process.stdout is not None
+            process, reader, writer = await self._started()
             try:
-                process.stdin.write(_HEAD.pack(len(encoded)) + encoded)
+                writer.write(_HEAD.pack(len(encoded)) + encoded)
                 for place in places:
-                    process.stdin.write(place.data)
-                await process.stdin.drain()
-                failed, size = _ANSWER.unpack(await process.stdout.readexactly(_ANSWER.size))
-                content = await process.stdout.readexactly(size)
+                    writer.write(place.data)
+                await writer.drain()
+                failed, size = _ANSWER.unpack(await reader.readexactly(_ANSWER.size))
+                content = await reader.readexactly(size)
                 self.loaded = True
             except (OSError, asyncio.IncompleteReadError) as error:
                 self._process, self.loaded = None, False
+                writer.close()
                 await _end(process)
                 raise LedgerError("the process that reads episodes ended: open the episode again") from error
         if failed:
             raise LedgerError(content.decode(errors="replace"))
         return content
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _started(self) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
         if self._closed:
             raise LedgerError("the viewer is closed")
-        if self._process is None:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", _PROGRAM, self.tokenizer),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=1 << 24,
-            )
-        return self._process
+        if self._process is None or self._streams is None:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-c", _PROGRAM, self.tokenizer, str(theirs.fileno())),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                )
+            self._streams = await asyncio.open_connection(sock=ours, limit=1 << 24)
+        return self._process, *self._streams
 
     async def close(self) -> None:
         """End the process."""
         self._closed = True
-        if self._process is not None:
+        if self._process is not None and self._streams is not None:
+            self._streams[1].close()
             await _end(self._process)
 
 
@@ -111,28 +118,26 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 # --- in the process ---------------------------------------------------------------------------------------------------
 
 
-def work(tokenizer: str) -> None:
-    """Answer requests from the standard input until it ends; `tokenizer`: its name or path."""
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # libraries that print must not write into an answer
-    source, texts, error = sys.stdin.buffer, None, ""
+def work(tokenizer: str, descriptor: int) -> None:
+    """Answer requests from a socket until it ends; `tokenizer`: its name or path."""
+    texts, error = None, ""
     try:
         texts = TokenTexts(tokenizer)
     except StrandsSGLangError as problem:
         error = str(problem)
-    while size := source.read(_HEAD.size):
-        head = orjson.loads(_exactly(source, _HEAD.unpack(size)[0]))
-        places = [Placed(_exactly(source, count), shard, byte) for shard, byte, count in head["places"]]
-        try:
-            failed, content = 0, orjson.dumps(answer(head, places, texts, error))
-        except Exception as problem:  # anything that a damaged record causes is an answer
-            told = str(problem) if isinstance(problem, StrandsSGLangError) else f"{type(problem).__name__}: {problem}"
-            failed, content = 1, told.encode(errors="replace")
-        try:
-            output.write(_ANSWER.pack(failed, len(content)) + content)
-            output.flush()
-        except BrokenPipeError:
-            os._exit(0)  # the parent ended
+    requests = socket.socket(fileno=descriptor)
+    with requests, requests.makefile("rb") as source, suppress(ConnectionError):  # the parent ended
+        while size := source.read(_HEAD.size):
+            head = orjson.loads(_exactly(source, _HEAD.unpack(size)[0]))
+            places = [Placed(_exactly(source, count), shard, byte) for shard, byte, count in head["places"]]
+            try:
+                failed, content = 0, orjson.dumps(answer(head, places, texts, error))
+            except Exception as problem:  # anything that a damaged record causes is an answer
+                told = (
+                    str(problem) if isinstance(problem, StrandsSGLangError) else f"{type(problem).__name__}: {problem}"
+                )
+                failed, content = 1, told.encode(errors="replace")
+            requests.sendall(_ANSWER.pack(failed, len(content)) + content)
 
 
 def answer(head: Mapping[str, Any], places: Sequence[Placed], texts: TokenTexts | None, error: str) -> Any:

@@ -27,7 +27,7 @@ from strands_sglang.ledger.shard import ShardReader
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.runs import EndReason, Episode, Limits, RunMetrics, RunOptions, Task, rollout
 from strands_sglang.runs.workers import ray_pool
-from strands_sglang.runs.workers.ray_pool import recorded_by
+from strands_sglang.runs.workers.ray_pool import RayPool, recorded_by
 from strands_sglang.runs.workers.spec import EpisodeSpec
 from strands_sglang.tokens import TokenTree
 from support.families import tokenizer
@@ -132,7 +132,13 @@ async def test_engine_outage_of_workers_is_in_metrics() -> None:
             await work
 
 
-async def test_episodes_of_dead_worker_continue_on_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_episodes_of_dead_worker_continue_on_others(
+    tmp_path: Path, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a worker that is stopped, which answers nothing."""
+    monkeypatch.setattr(ray_pool, "_MAX_SILENCE", 5.0)
+    monkeypatch.setattr(ray_pool, "_UNLIMITED", 0.0)
     notes = tmp_path / "notes"
 
     def noting(task: Task, model: SGLangModel) -> Agent:
@@ -147,7 +153,7 @@ async def test_episodes_of_dead_worker_continue_on_others(tmp_path: Path) -> Non
         while not notes.exists() or len(notes.read_text().splitlines()) < 30:
             await asyncio.sleep(0.01)
         pid = int(notes.read_text().split()[0])
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, how)
         return pid
 
     killer = asyncio.ensure_future(kill())
@@ -163,6 +169,34 @@ async def test_episodes_of_dead_worker_continue_on_others(tmp_path: Path) -> Non
     # Recorded tool calls were not run again; at most those that were running when the worker died.
     assert 96 <= len(lines) <= 96 + 12
     assert {int(line[0]) for line in lines} - {pid}
+
+
+async def test_a_cancelled_run_does_not_wait_for_a_stopped_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes, pools, poll_workers = tmp_path / "notes", list[RayPool](), RayPool._poll_workers
+
+    async def remembered(pool: RayPool) -> None:
+        pools.append(pool)
+        await poll_workers(pool)
+
+    monkeypatch.setattr(ray_pool, "_CLOSE_SILENCE", 1.0)
+    monkeypatch.setattr(RayPool, "_poll_workers", remembered)
+
+    def noting(task: Task, model: SGLangModel) -> Agent:
+        os.environ["NOTES"] = str(notes)
+        return plain(model, tools=[note])
+
+    engine = PromptEngine(lambda prompt, before: tool_call("note", number=last_step(prompt) + 1))
+    work = asyncio.ensure_future(run(noting, QUESTIONS, engine, tmp_path / "run", workers=2))
+    while not notes.exists() or not (lines := notes.read_text().splitlines()):
+        await asyncio.sleep(0.01)
+    os.kill(int(lines[0].split()[0]), signal.SIGSTOP)
+    while not any((actor.silent or 0.0) >= 1.0 for actor in pools[0]._actors):
+        await asyncio.sleep(0.01)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(work, 30)
 
 
 async def test_without_ledger_episodes_restart_and_errors_are_data(tmp_path: Path) -> None:
@@ -337,7 +371,7 @@ async def test_many_workers_are_polled_in_turn_and_a_silent_one_delays_none(monk
             return {}, float(self.number)
 
     pool = object.__new__(ray_pool.RayPool)
-    pool._ray, pool._on_turn = importlib.import_module("ray"), {}
+    pool._ray, pool._on_turn, pool._solo_busy = importlib.import_module("ray"), {}, set()
     pool._actors = [ray_pool._Actor(Handle(number), f"ray{number}") for number in range(7)]
     polling = asyncio.ensure_future(pool._poll_workers())
     while min(polled[:2] + polled[3:]) < 3:

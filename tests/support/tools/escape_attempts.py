@@ -82,6 +82,16 @@ ATTEMPTS = {
         file = open(sys.executable, 'rb')
         fcntl.fcntl(file, fcntl.F_GETLK, struct.pack('hhqqi4x', fcntl.F_WRLCK, 0, 0, 0, 0)); escaped = True""",
     "watch-what-all-calls-share": "call('inotify_init1', 0); escaped = True",
+    "watch-reads-of-what-all-calls-share": """
+        import fcntl
+        fcntl.fcntl(os.open(os.path.dirname(os.__file__), os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS)
+        escaped = True""",
+    "lease-on-what-all-calls-share": """
+        import fcntl
+        fcntl.fcntl(open(os.__file__), fcntl.F_SETLEASE, fcntl.F_RDLCK); escaped = True""",
+    "hint-on-what-all-calls-share": """
+        import fcntl
+        fcntl.fcntl(open(os.__file__), 1036, (2).to_bytes(8, 'little')); escaped = True""",
     "requests-of-the-whole-machine": """
         place = ctypes.c_ulong(0)
         call('io_setup', 60_000, ctypes.byref(place)); escaped = True""",

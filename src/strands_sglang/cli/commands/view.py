@@ -1,10 +1,11 @@
 """`strands-sglang view`: shows a recorded run in the browser, or writes chosen episodes as one HTML file.
 
-Invariant: the page is served on 127.0.0.1 only, and the run is never changed.
+Invariant: the page is served on 127.0.0.1 only, to those who know its token, and the run is never changed.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import click
 from strands_sglang._terminal import counted, escape_for_terminal
 from strands_sglang.cli import _command as cli
 from strands_sglang.errors import ConfigurationError
+
+VIEWER_TOKEN = "STRANDS_SGLANG_VIEWER_TOKEN"  # environment variable: an option would be visible to other users
 
 
 def run(
@@ -25,7 +28,9 @@ def run(
     as_json: bool,
 ) -> int:
     """Show a recorded run in the browser: a table of its episodes, and each episode token by token beside its messages.
-    The page is served on 127.0.0.1 until you press Ctrl-C; a run that is being written is followed.
+    The page is served on 127.0.0.1 until you press Ctrl-C; a run that is being written is followed. Its address
+    contains a random token, without which the run cannot be read; the environment variable STRANDS_SGLANG_VIEWER_TOKEN
+    sets it.
 
     With --export, chosen episodes are written as one HTML file instead, which works without a server. It contains
     everything that the tools of these episodes returned: treat it like the run itself.
@@ -50,7 +55,8 @@ def run(
             print(f"{escape_for_terminal(directory)} is shown at {address}", flush=True)
             print("press Ctrl-C to end the viewer", file=sys.stderr, flush=True)
 
-    view(directory, tokenizer=tokenizer, port=port, browser=not no_browser, ready=announce)
+    token = os.environ.get(VIEWER_TOKEN) or None
+    view(directory, tokenizer=tokenizer, port=port, browser=not no_browser, token=token, ready=announce)
     return 0
 
 

@@ -6,7 +6,8 @@ read.
 
 Invariant: an episode is the same as with a `LocalWorker`. An episode whose worker died continues on another worker from
 its last recorded event, and is reported once. If three workers die while they run it, and the third one runs nothing
-else, it fails: it is returned with the end reason `AGENT_ERROR`.
+else, it fails: it is returned with the end reason `AGENT_ERROR`. A worker that answers nothing for longer than its
+episodes may take is killed: a process that is stopped or blocked cannot enforce its limits.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ logger = logging.getLogger(__name__)
 _MAX_WORKER_DEATHS = 3  # an episode fails after this many workers died while they ran it
 _CLOSE_TIMEOUT = 60.0  # seconds that a worker has to write its remaining events
 _POLL_INTERVAL = 0.5  # seconds between two calls of `RayWorker.poll`; longer if there are many workers
+_MAX_SILENCE = 60.0  # seconds that a worker may answer nothing, beyond the time limit of its episodes
+_UNLIMITED = 600.0  # seconds that are taken as the time limit of episodes that have none, in this respect
+_CLOSE_SILENCE = 10.0  # a worker that has answered nothing for these seconds is not waited for at the end
 _MAX_POLLS = 100  # workers that are polled at a time: polling takes a few percent of a core, however many there are
 
 _Part = TypeVar("_Part")
@@ -139,6 +143,9 @@ class _Actor:
     recovery: asyncio.Future[dict[str, EpisodeRecord]] | None = None  # set once it died: its episodes' records, by id
     unreachable: float = 0.0  # seconds for which its engine has been unreachable; 0.0: it is reachable
     polling: asyncio.Future[None] | None = None  # the last call of `poll`
+    silent: float | None = (
+        None  # seconds since it answered `poll`; None: never, starting may take what the cluster needs
+    )
 
 
 class RayPool:
@@ -198,8 +205,8 @@ class RayPool:
         """Run an episode to its end on the worker with the fewest episodes; see `LocalWorker.run`."""
         if on_turn is not None:
             self._on_turn[spec.id] = on_turn
-            if self._polling is None:
-                self._polling = asyncio.ensure_future(self._poll_workers())
+        if self._polling is None:
+            self._polling = asyncio.ensure_future(self._poll_workers())
         try:
             for _ in range(_MAX_WORKER_DEATHS - 1):
                 actor = min(self._actors, key=lambda one: len(one.specs))
@@ -244,7 +251,11 @@ class RayPool:
             if actor.polling is not None:
                 actor.polling.cancel()
         closing = [asyncio.ensure_future(_awaited(actor.handle.close.remote())) for actor in actors]
-        await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT)
+        answering = [
+            closed for actor, closed in zip(actors, closing, strict=True) if (actor.silent or 0.0) < _CLOSE_SILENCE
+        ]
+        if answering:
+            await asyncio.wait(answering, timeout=_CLOSE_TIMEOUT)
         for actor, closed in zip(actors, closing, strict=True):
             if not closed.done() or closed.exception() is not None:
                 logger.warning(
@@ -361,19 +372,35 @@ class RayPool:
     async def _poll_workers(self) -> None:
         for start in itertools.count(step=_MAX_POLLS):
             await asyncio.sleep(_POLL_INTERVAL)
-            count = len(self._actors)
+            actors = [*self._actors, *self._solo_busy]
+            count = len(actors)
             for number in range(start, start + min(count, _MAX_POLLS)):
-                actor = self._actors[number % count]
+                actor = actors[number % count]
                 if actor.polling is None or actor.polling.done():  # a slow worker does not delay the others
                     actor.polling = asyncio.ensure_future(self._poll(actor))
+                elif actor.silent is not None:
+                    # Counted in polls and not by a clock: this process may have been suspended itself.
+                    actor.silent += _POLL_INTERVAL * max(1.0, count / _MAX_POLLS)
+                    if actor.specs and actor.silent > self._max_silence(actor):
+                        logger.warning(
+                            "worker=<%s>, seconds=<%.0f> | worker is unresponsive, killing it", actor.name, actor.silent
+                        )
+                        actor.silent = None
+                        self._ray.kill(actor.handle)  # its calls then fail as those of a worker that died
 
     async def _poll(self, actor: _Actor) -> None:
         try:
             turns, actor.unreachable = await actor.handle.poll.remote()
         except self._ray.exceptions.RayError:
             return
+        actor.silent = 0.0
         for id, counts in turns.items():
             self._report_turns(id, counts)
+
+    def _max_silence(self, actor: _Actor) -> float:
+        """Return the seconds after which nothing that a silent worker runs can still end within its limits."""
+        limits = [spec.limits or self._run_spec.limits for spec in actor.specs.values()]
+        return _MAX_SILENCE + max(_UNLIMITED if one.episode_timeout is None else one.episode_timeout for one in limits)
 
 
 def recorded_by(

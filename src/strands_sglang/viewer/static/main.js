@@ -300,6 +300,7 @@ async function startPage() {
     setTheme("system");
   }
   drawHelp();
+  if (location.search) history.replaceState(null, "", location.pathname + location.hash); // the token is in a cookie now
   readAddress();
   try {
     const [loadedAbout, rows] = await Promise.all([source.about(), source.rows(0)]);
