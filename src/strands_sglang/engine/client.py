@@ -36,6 +36,7 @@ from strands_sglang.engine.protocol import (
 from strands_sglang.engine.request import KNOWN, GenerateRequest, check_sampling_names, request_fields
 from strands_sglang.engine.retry import MAX_RETRIES, PATIENCE, Backoff, RetryPolicy, server_history
 from strands_sglang.engine.streaming import StreamingCall
+from strands_sglang.engine.worker_hosts import WorkerHosts
 from strands_sglang.errors import ConfigurationError, EngineError
 
 C = TypeVar("C", bound=Call)
@@ -72,6 +73,7 @@ class SGLangClient:
         headers: Mapping[str, str] | None = None,
         first_contact: float | None = 4.0,
         sampling_names: Collection[str] = (),
+        worker_hosts: Collection[str] | None = None,
     ) -> None:
         """Create the client; nothing is sent yet.
 
@@ -90,6 +92,9 @@ class SGLangClient:
             first_contact: Seconds a call waits for a server that has never answered this process, because the address
                 may be wrong; None: until `max_retries`.
             sampling_names: Sampling parameters that this server supports in addition to SGLang's; others are refused.
+            worker_hosts: Hosts (or patterns like "10.0.0.*") of the router's workers, besides the host of `base_url`.
+                Workers there receive the API key and headers, and nothing is sent to others. None: workers on other
+                hosts receive requests without the API key and headers.
         """
         self._settings = {key: value for key, value in locals().items() if key != "self"}
         for name in ("max_connections", "connect_timeout", "timeout", "deadline", "first_contact"):
@@ -119,7 +124,8 @@ class SGLangClient:
         if isinstance(sampling_names, str):
             raise ConfigurationError(f"sampling_names must be a list of names, got {sampling_names!r}")
         self.sampling_names = KNOWN.union(sampling_names)
-        self._directory = WorkerDirectory(self._url)
+        self._hosts = WorkerHosts(self._url, worker_hosts, self._headers)
+        self._directory = WorkerDirectory(self._url, self._hosts)
         self._pin = WorkerPin(self._url, self._directory)
         self._pools = Pools(self._make_pool)
 
@@ -129,8 +135,9 @@ class SGLangClient:
         return cls(**{"max_retries": MAX_RETRIES, **settings_from_slime_args(args), **settings})
 
     def at(self, base_url: str, **settings: Any) -> SGLangClient:
-        """Return a client of another address, such as one worker of a router, with the settings of this one."""
-        own = {**self._settings, "headers": self._headers, "api_key": None, "base_url": base_url}
+        """Return a client of one worker of a router, with the settings of this one and the headers it may receive."""
+        headers = self._hosts.headers_for(URL(base_url))
+        own = {**self._settings, "headers": headers, "api_key": None, "base_url": base_url}
         return type(self)(**{**own, **settings})
 
     @property
@@ -304,7 +311,7 @@ class SGLangClient:
         return kind(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin)
 
     def _make_pool(self) -> LoopPool:
-        pool = LoopPool(self._headers, self._settings["max_connections"], self._limits, self._server_history)
+        pool = LoopPool(self._hosts, self._settings["max_connections"], self._limits, self._server_history)
         Aborter(pool, self._directory)
         return pool
 
