@@ -86,7 +86,7 @@ async def call(url: str, worker_hosts: Collection[str] | None = None, stream: bo
 
 
 def samples(wire: Wire) -> Any:
-    sets = {"output_token_sampling_mask": [[7]], "output_token_sampling_logprobs": [0.0]}
+    sets: dict[str, Any] = {"output_token_sampling_mask": [[7]], "output_token_sampling_logprobs": [0.0]}
     return wire.reply(orjson.dumps(answer(wire.received, [7], [0.0], **sets) | {"prompt_token_ids": [2]}))
 
 
