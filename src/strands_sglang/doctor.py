@@ -156,6 +156,7 @@ async def diagnose(
     dtype: str | None = None,
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
+    worker_hosts: Collection[str] | None = None,
     timeout: float = 20.0,
     only: Collection[str] | None = None,
     **model_options: Any,
@@ -175,6 +176,7 @@ async def diagnose(
         dtype: Number format in which your trainer computes logprobs, such as "bfloat16"; None: the checkpoint's.
         api_key: Sent to the server as a bearer token.
         headers: Further headers for every request.
+        worker_hosts: Hosts of the router's workers that may receive them, as for `SGLangClient`.
         timeout: Upper bound on the duration of each check, in seconds. Checks run at the same time.
         only: Names of the checks to make; None: all.
         **model_options: Arguments of `SGLangModel`: `tool_parser`, `chat_template`, `sampling_params`, ...
@@ -201,7 +203,9 @@ async def diagnose(
         if name not in CHECKS:
             hint = did_you_mean(name, CHECKS)
             raise ConfigurationError(f"only must name checks ({', '.join(CHECKS)}), got {name!r}{hint}")
-    client = SGLangClient(base_url, max_retries=0, api_key=api_key, headers=headers, max_connections=64)
+    client = SGLangClient(
+        base_url, max_retries=0, api_key=api_key, headers=headers, worker_hosts=worker_hosts, max_connections=64
+    )
     setup = Setup(
         client,
         tokenizer,

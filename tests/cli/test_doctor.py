@@ -60,6 +60,7 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
         (arguments("http://x", "--agent", "nowhere:build"), "cannot import 'nowhere'"),
         (arguments("http://x", "--agent", "nowhere"), "--agent must be MODULE:FUNCTION"),
         (arguments("http://x", "--model-options", '{"timeout": 1}'), "arguments of SGLangModel only, got 'timeout'"),
+        (arguments("http://x", "--worker-host", "http://y"), "worker_hosts must be a list of hosts"),
     ):
         assert main(given) == 2
         printed = capsys.readouterr()

@@ -206,7 +206,7 @@ class TestEndingEarly:
         waits: list[tuple[str, ScriptedServer, dict[str, Any]]] = [
             ("engine", in_turn(hang), {}),
             ("backoff", in_turn(refuses(503)), {"retry_delay": 50.0}),
-            ("retry-after", in_turn(refuses(503, **{"Retry-After": "50"})), {}),
+            ("retry-after", in_turn(refuses(503, **{"Retry-After": "50"})), {"max_retries": 60}),
         ]
         for name, server, settings in waits:
             with server:

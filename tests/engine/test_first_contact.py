@@ -10,17 +10,21 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from strands_sglang import SGLangClient
+from strands_sglang.engine import client as module
 from strands_sglang.engine import response as faults
 from strands_sglang.engine import retry
+from strands_sglang.engine.protocol import in_run
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.engine.retry import ServerHistory, server_history
 from strands_sglang.errors import ConfigurationError, ConnectionLostError, EngineFailingError, EngineUnreachableError
-from support.scripted import ScriptedServer, answers, encoded, in_turn, refuses, scripted
+from strands_sglang.published.clients import get_client
+from support.scripted import ScriptedServer, Wire, answers, encoded, in_turn, refuses, scripted
 
 QUICK: dict[str, Any] = {"retry_delay": 0.001, "max_retry_delay": 0.002}
 BUDGET = {"max_new_tokens": 4}
@@ -93,6 +97,70 @@ async def test_call_waits_for_server_that_answered_before(caplog: pytest.LogCapt
     about = [record.getMessage() for record in caplog.records if record.name.endswith("retry")]
     assert "retrying" in about[0] and "answers again" in about[-1]
     assert len(about) <= 4, about  # twenty calls, a hundred attempts: one line down, one line up
+
+
+SLIME = SimpleNamespace(sglang_router_ip="127.0.0.1", sglang_router_port=9, rollout_num_gpus=None)
+GONE = TransientFault(ConnectionLostError("gone"))
+
+
+@pytest.mark.parametrize(
+    ("client", "running", "fault", "attempts"),
+    [
+        (SGLangClient("http://127.0.0.1:9"), False, GONE, None),
+        (SGLangClient("http://127.0.0.1:9"), True, GONE, 61),
+        (SGLangClient("http://127.0.0.1:9", max_retries=60, retry_delay=1.0), False, GONE, 61),
+        (SGLangClient.from_slime_args(SLIME), False, GONE, 61),
+        (get_client("http://127.0.0.1:9"), False, GONE, 61),
+        (SGLangClient("http://127.0.0.1:9"), False, TransientFault(ConnectionLostError("busy"), retry_after=50.0), 1),
+    ],
+)
+async def test_call_outside_a_run_fails_within_a_minute(
+    client: SGLangClient, running: bool, fault: TransientFault, attempts: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+
+    async def passes(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(retry, "_sleep", passes)
+    server_history(client.base_url).record_answer()
+    token = in_run.set(running)
+    try:
+        waiting = retry.ServerRetries(client._policy, client._generate_url)
+    finally:
+        in_run.reset(token)
+    for _ in range(2):
+        await waiting.after(fault) if attempts != 1 else None
+        waiting.progressed()  # what was waited for is over
+        now[0] += 3000
+    began = now[0]
+    with pytest.raises(EngineUnreachableError) as caught:
+        while True:
+            await waiting.after(fault)
+    assert ("outside a run" in str(caught.value)) is (attempts != 61)
+    if attempts is None:
+        assert 40 < now[0] - began < 60 and caught.value.attempts > 2
+    else:
+        assert caught.value.attempts == attempts and (now[0] - began > 300 or attempts == 1)
+
+
+async def test_chat_whose_server_dies_in_mid_stream_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.3)
+    token = b"data: " + encoded(1, [1], finish_reason=None) + b"\n\n"
+
+    async def dies(wire: Wire) -> None:
+        await wire.send(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + token)
+        server.reset_on_accept = lambda number: True
+        await wire.reset()
+
+    seen: list[int] = []
+    with in_turn(dies) as server:
+        async with SGLangClient(server.url) as client:
+            with pytest.raises(EngineUnreachableError, match=r"outside a run.*max_retries="):
+                async for chunk in client.stream([1], BUDGET):
+                    seen += chunk.token_ids
+    assert seen == [1]
 
 
 async def test_first_contact_none_waits_for_starting_server() -> None:

@@ -12,6 +12,7 @@ import pytest
 from strands import tool
 
 from strands_sglang import SGLangClient, SGLangModel
+from strands_sglang.engine.protocol import in_run
 from strands_sglang.errors import EngineUnreachableError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
@@ -89,6 +90,27 @@ async def test_outage_longer_than_the_limit_is_not_counted(
     assert [episode.end_reason for episode in done] == [EndReason.ANSWERED] * len(TASKS)
     assert all(episode.metrics.seconds > 2 * LIMIT for episode in done)
     assert_proved(tmp_path)
+
+
+async def test_calls_of_a_run_wait_like_calls_of_a_run(tmp_path: Path) -> None:
+    """Those of tools and of a judge too, whichever client they use; not those of the program around it."""
+    seen: list[bool] = []
+
+    @tool
+    def step(number: int) -> str:
+        """Take a step."""
+        seen.append(in_run.get())
+        return "step 1"
+
+    def judge(episode: Any) -> float:
+        seen.append(in_run.get())
+        return 1.0
+
+    def script(prompt: str, before: int) -> Answer:
+        return "the end" if "<tool_response>" in prompt else tool_call("step", number=1)
+
+    await run(lambda task, model: plain(model, tools=[step]), TASKS[:1], PromptEngine(script), tmp_path, reward=judge)
+    assert seen == [True, True] and not in_run.get()
 
 
 async def test_permanent_outage_gives_unscored_episodes_that_are_resumed(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from strands.agent.conversation_manager import NullConversationManager
 from strands_sglang import SGLangClient, SGLangModel
 from strands_sglang.ledger.encoding import trajectory_summary
 from strands_sglang.runs import EndReason, Episode, Limits, RunMetrics, RunOptions, Task, rollout
+from strands_sglang.tools import PythonSandbox, SandboxLimits
 from support.lab_servers import LAB, task
 
 TOKENIZER = str(LAB / "tool_policy" / "canonical")
@@ -44,6 +45,8 @@ class Ways:
 
     tool_seconds: float = 0.0
     hold: Path | None = None
+    sandbox: PythonSandbox | None = None
+    """Where tools do their work; None: in this process."""
     die_in: str = ""
     """Where the process kills itself: "2" in the second call of a tool, "score" when an episode is scored."""
     calls: int = 0
@@ -67,7 +70,8 @@ async def calculator(expression: str) -> str:
         await asyncio.sleep(0.02)
     if die:
         os.kill(os.getpid(), signal.SIGKILL)
-    return task.calculate(expression)
+    answer = task.calculate(expression)
+    return answer if WAYS.sandbox is None else (await WAYS.sandbox.run(f"print({answer!r})")).text
 
 
 def tasks(count: int, seed: int = 0, questions: int = 1) -> list[Task]:
@@ -128,6 +132,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tool-seconds", type=float, default=0.0, help="what a tool call takes on average")
     parser.add_argument("--seconds", type=float, help="what an episode may take")
     parser.add_argument("--hold", type=Path, help="while this file is there, no tool call comes back")
+    parser.add_argument("--bwrap", help="bubblewrap, for tools that work in a sandbox")
     parser.add_argument("--parent", type=int, help="process id of the parent, with which to end (Linux)")
     parser.add_argument("--die-in", default="", help="number of the tool call in which to die of SIGKILL, or 'score'")
     return parser.parse_args(arguments)
@@ -144,9 +149,11 @@ async def main(options: argparse.Namespace) -> None:
         if os.getppid() != options.parent:  # it ended before we asked
             sys.exit(143)
     WAYS.tool_seconds, WAYS.hold, WAYS.die_in = options.tool_seconds, options.hold, options.die_in
+    if options.bwrap is not None:
+        WAYS.sandbox = PythonSandbox(bwrap=options.bwrap, limits=SandboxLimits(seconds=60))
 
     def on_metrics(metrics: RunMetrics) -> None:
-        say(done=metrics.done, live=metrics.live, restored=metrics.restored, turns=metrics.turns)
+        say(done=metrics.done - metrics.failures, live=metrics.live, restored=metrics.restored, turns=metrics.turns)
 
     waits: Any = {"retry_delay": 0.2, "max_retry_delay": 2.0, "max_retries": 300}
     async with SGLangClient(options.url, first_contact=None, **waits) as client:  # it may begin in an outage
@@ -161,7 +168,7 @@ async def main(options: argparse.Namespace) -> None:
             limits=Limits(max_turns=TURNS * options.questions, episode_timeout=options.seconds),
             directory=options.directory,
             sampling_params={**SAMPLING, "temperature": options.temperature},
-            options=RunOptions(on_metrics=on_metrics, metrics_interval=0.2),
+            options=RunOptions(on_metrics=on_metrics, metrics_interval=0.2, stop_if_first_fail=None),
         )
     rids = [
         episode.tree[turn].detail["rid"]

@@ -121,7 +121,7 @@ def _rank(key: str, worker: Worker) -> bytes:
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
 _NO_LIMIT = nullcontext()
-_MIN_CONNECT_SECONDS = 0.5  # of an attempt that starts when the time for a first contact is nearly over
+_MIN_CONNECT_SECONDS = 0.5  # of an attempt that starts when the time is nearly over
 
 
 class Call:
@@ -267,12 +267,12 @@ class Call:
         return await with_sets(self._parsed(answer, rid), [] if sets is None else [sets])
 
     def _limits(self) -> aiohttp.ClientTimeout | None:
-        """Limits of an attempt to reach a server that never answered; None for those of the pool."""
-        first, usual = self._policy.first_contact, self._pool.session.timeout.sock_connect
-        if self._pool.server_history.answered or first is None or usual is None:
+        """Limits of an attempt for which little time is left; None for those of the pool."""
+        usual = self._pool.session.timeout.sock_connect
+        if usual is None or (self._retries is None and self._pool.server_history.answered):
             return None
-        left = self._began + first - time.monotonic()
-        return attempt_timeout(None, min(usual, max(left, _MIN_CONNECT_SECONDS)))
+        left = self.retries.seconds_left
+        return None if left is None else attempt_timeout(None, min(usual, max(left, _MIN_CONNECT_SECONDS)))
 
     def _expiry(self) -> float | None:
         """Return the loop time at which an attempt that starts now times out."""

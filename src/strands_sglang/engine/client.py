@@ -34,8 +34,9 @@ from strands_sglang.engine.protocol import (
     TokenIds,
 )
 from strands_sglang.engine.request import KNOWN, GenerateRequest, check_sampling_names, request_fields
-from strands_sglang.engine.retry import Backoff, RetryPolicy, server_history
+from strands_sglang.engine.retry import MAX_RETRIES, PATIENCE, Backoff, RetryPolicy, server_history
 from strands_sglang.engine.streaming import StreamingCall
+from strands_sglang.engine.worker_hosts import WorkerHosts
 from strands_sglang.errors import ConfigurationError, EngineError
 
 C = TypeVar("C", bound=Call)
@@ -63,7 +64,7 @@ class SGLangClient:
         *,
         max_connections: int = 1000,
         timeout: float | None = None,
-        max_retries: int = 60,
+        max_retries: int | None = None,
         retry_delay: float = 1.0,
         max_retry_delay: float = 30.0,
         deadline: float | None = None,
@@ -72,6 +73,7 @@ class SGLangClient:
         headers: Mapping[str, str] | None = None,
         first_contact: float | None = 4.0,
         sampling_names: Collection[str] = (),
+        worker_hosts: Collection[str] | None = None,
     ) -> None:
         """Create the client; nothing is sent yet.
 
@@ -80,28 +82,34 @@ class SGLangClient:
                 header and never shown.
             max_connections: Maximum concurrent requests per event loop; further calls wait.
             timeout: Seconds one attempt may take, not counting the wait for a free connection; None: no limit.
-            max_retries: Failures in a row that are followed by another attempt.
+            max_retries: Failures in a row that are followed by another attempt. None: 60 (about 15 minutes); but a call
+                outside a run fails within a minute, because a person may be waiting for it.
             retry_delay: Ceiling of the delay before the first retry, in seconds; it doubles with each failure.
             max_retry_delay: Ceiling of every delay, in seconds; only a server's Retry-After can exceed it.
             deadline: Seconds a whole call may take, including all waits and retries; None: no limit.
             connect_timeout: Seconds for establishing one connection.
             api_key: Sent as a bearer token.
             first_contact: Seconds a call waits for a server that has never answered this process, because the address
-                may be wrong; None: as long as for a server that has answered before.
+                may be wrong; None: until `max_retries`.
             sampling_names: Sampling parameters that this server supports in addition to SGLang's; others are refused.
+            worker_hosts: Hosts (or patterns like "10.0.0.*") of the router's workers, besides the host of `base_url`.
+                Workers there receive the API key and headers, and nothing is sent to others. None: workers on other
+                hosts receive requests without the API key and headers.
         """
         self._settings = {key: value for key, value in locals().items() if key != "self"}
         for name in ("max_connections", "connect_timeout", "timeout", "deadline", "first_contact"):
             if (value := self._settings[name]) is not None and value <= 0:
                 raise ConfigurationError(f"{name} must be above 0, got {value}")
         for name in ("max_retries", "retry_delay", "max_retry_delay"):
-            if (value := self._settings[name]) < 0:
+            if (value := self._settings[name]) is not None and value < 0:
                 raise ConfigurationError(f"{name} must be 0 or above, got {value}")
         self._url, credentials = _checked_url(base_url)
         self._generate_url = self._url / "generate"
         self._timeout = timeout
         self._limits = attempt_timeout(None, connect_timeout)
-        self._policy = RetryPolicy(max_retries, Backoff(retry_delay, max(retry_delay, max_retry_delay)), first_contact)
+        backoff = Backoff(retry_delay, max(retry_delay, max_retry_delay))
+        retries, patience = (MAX_RETRIES, PATIENCE) if max_retries is None else (max_retries, None)
+        self._policy = RetryPolicy(retries, backoff, first_contact, patience)
         self._server_history = server_history(self._url)
         self._deadline = deadline
         self._headers = dict(headers or {})
@@ -116,18 +124,20 @@ class SGLangClient:
         if isinstance(sampling_names, str):
             raise ConfigurationError(f"sampling_names must be a list of names, got {sampling_names!r}")
         self.sampling_names = KNOWN.union(sampling_names)
-        self._directory = WorkerDirectory(self._url)
+        self._hosts = WorkerHosts(self._url, worker_hosts, self._headers)
+        self._directory = WorkerDirectory(self._url, self._hosts)
         self._pin = WorkerPin(self._url, self._directory)
         self._pools = Pools(self._make_pool)
 
     @classmethod
     def from_slime_args(cls, args: Any, **settings: Any) -> SGLangClient:
         """Create a client for the router and the concurrency given by slime's parsed arguments."""
-        return cls(**{**settings_from_slime_args(args), **settings})
+        return cls(**{"max_retries": MAX_RETRIES, **settings_from_slime_args(args), **settings})
 
     def at(self, base_url: str, **settings: Any) -> SGLangClient:
-        """Return a client of another address, such as one worker of a router, with the settings of this one."""
-        own = {**self._settings, "headers": self._headers, "api_key": None, "base_url": base_url}
+        """Return a client of one worker of a router, with the settings of this one and the headers it may receive."""
+        headers = self._hosts.headers_for(URL(base_url))
+        own = {**self._settings, "headers": headers, "api_key": None, "base_url": base_url}
         return type(self)(**{**own, **settings})
 
     @property
@@ -301,7 +311,7 @@ class SGLangClient:
         return kind(pool, self._generate_url, request, routing_key, self._policy, self._timeout, on_abort, pin)
 
     def _make_pool(self) -> LoopPool:
-        pool = LoopPool(self._headers, self._settings["max_connections"], self._limits, self._server_history)
+        pool = LoopPool(self._hosts, self._settings["max_connections"], self._limits, self._server_history)
         Aborter(pool, self._directory)
         return pool
 

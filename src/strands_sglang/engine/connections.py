@@ -4,9 +4,9 @@ An HTTP session belongs to the loop in which it was created. Strands opens a new
 slime runs rollouts on the loop of another thread, and a forked child inherits a loop that it must not touch. So a
 client owns no session: it takes the pool of the running loop, which is created on first use.
 
-`exchange` and `exchange_json` do not retry, interpret tokens or follow redirects: the prompt and the headers are sent
-to the given address only. They return the whole body of a 200; otherwise they raise a `TransientFault` or the final
-error, never an exception of the HTTP library.
+`exchange` and `exchange_json` do not retry, interpret tokens or follow redirects: the prompt is sent to the given
+address only, with the headers that `WorkerHosts` allows there. They return the whole body of a 200; otherwise they
+raise a `TransientFault` or the final error, never an exception of the HTTP library.
 
 Invariant: a pool is used only by the loop and the process that created it.
 """
@@ -29,6 +29,7 @@ from strands_sglang.engine.cancellation import CancelPoller
 from strands_sglang.engine.redaction import Redactor
 from strands_sglang.engine.response import TransientFault, from_status
 from strands_sglang.engine.retry import ServerHistory
+from strands_sglang.engine.worker_hosts import WorkerHosts
 from strands_sglang.errors import (
     AttemptTimeoutError,
     ClientClosedError,
@@ -100,27 +101,22 @@ class LoopPool:
 
     def __init__(
         self,
-        headers: Mapping[str, str],
+        hosts: WorkerHosts,
         max_connections: int,
         limits: aiohttp.ClientTimeout,
         server_history: ServerHistory | None = None,
     ) -> None:
         self.server_history = ServerHistory("") if server_history is None else server_history
-        self.redactor = Redactor(headers)
+        self.hosts = hosts
+        self.redactor = Redactor(hosts.headers)
         self.loop = asyncio.get_running_loop()
         self.pid = os.getpid()
         # The connector's own limit is off because it counts waiting for a slot as connecting.
         self.slots = Slots(max_connections)
         self.cancel_poller = CancelPoller(self.loop)
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
-            timeout=limits,
-            headers={"Accept-Encoding": "identity", **headers},
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=_READ_BUFFER_BYTES,
-            trust_env=False,
-        )
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)  # closed with the first session
+        self.session = _session(connector, limits, hosts.headers)
+        self._without_headers = _session(connector, limits, {})
         self.in_flight: set[str] = set()
         self.closing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,6 +137,16 @@ class LoopPool:
             yield
         finally:
             await self._shutdown()
+
+    def session_for(self, url: URL) -> aiohttp.ClientSession:
+        """Return the session for a request, with the headers that its host receives; see `WorkerHosts.headers_for`."""
+        return self.session if self.hosts.headers_for(url) is self.hosts.headers else self._without_headers
+
+    def status_error(self, status: int, body: bytes, url: URL, headers: Mapping[str, str]) -> Exception:
+        """Return the exception for an HTTP error answer: a `TransientFault`, or the final error."""
+        keyless = self.hosts.advice([url])
+        hint = f" | the API key is not sent there: if this worker is yours, pass {keyless}" if keyless else ""
+        return self.redactor.error(from_status(status, body, str(url), headers, hint))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` in the background; it has to handle its own errors."""
@@ -173,6 +179,20 @@ class LoopPool:
             self.closing = True
             if not loop_ended:
                 await self.session.close()
+
+
+def _session(
+    connector: aiohttp.TCPConnector, limits: aiohttp.ClientTimeout, headers: Mapping[str, str]
+) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=limits,
+        headers={"Accept-Encoding": "identity", **headers},
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        read_bufsize=_READ_BUFFER_BYTES,
+        trust_env=False,
+    )
 
 
 class Pools:
@@ -243,7 +263,7 @@ async def exchange(
     if pool.closing:
         raise closed_error(url)
     try:
-        async with pool.session.request(
+        async with pool.session_for(url).request(
             method, url, data=data, headers=headers, allow_redirects=False, **options
         ) as response:
             content = await read(response, most)
@@ -251,7 +271,7 @@ async def exchange(
                 return content
     except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
         raise translate(error, url, pool, timeout) from error
-    raise pool.redactor.error(from_status(response.status, content, str(url), response.headers))
+    raise pool.status_error(response.status, content, url, response.headers)
 
 
 async def exchange_json(

@@ -4,8 +4,8 @@ The router forwards `/generate` but answers 404 to aborts, pauses and weight upd
 The failure of a worker is returned, not raised (`ControlResult.ok` is False): if one worker is lost, the others can
 still be updated.
 
-Invariant: listing never fails a call. If the router does not answer, the last known list is used; without such a list,
-the base URL itself.
+Invariant: listing never fails a call. If the router does not answer, or with a list that cannot be used, the last known
+list is used; without such a list, the base URL itself.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from yarl import URL
 from strands_sglang.engine.connections import JSON_HEADERS, LoopPool, Pools, attempt_timeout, exchange, exchange_json
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.engine.retry import Backoff, Retries, RetryPolicy
+from strands_sglang.engine.worker_hosts import WorkerHosts, checked_address
 from strands_sglang.errors import EngineError, EngineUnavailableError, MalformedResponseError, RequestRejectedError
 
 logger = logging.getLogger(__name__)
 
 _FRESH_SECONDS = 5.0
 _WORKERS_SECONDS = 5.0
+# A router that lists more is faulty: each control call is one request to every server.
+_MOST_WORKERS = 4096
 # The end of a batch can cancel thousands of calls at once; at most this many aborts are sent concurrently.
 _CONCURRENT_ABORTS = 64
 
@@ -46,8 +49,10 @@ class Worker:
 class WorkerDirectory:
     """The servers at a base URL."""
 
-    def __init__(self, base: URL) -> None:
+    def __init__(self, base: URL, hosts: WorkerHosts) -> None:
         self._base = base
+        self._hosts = hosts
+        self._advised = ""
         self._base_only = (Worker(str(base).rstrip("/")),)
         self._known: tuple[Worker, ...] | None = None
         self._known_at = float("-inf")
@@ -66,6 +71,7 @@ class WorkerDirectory:
         try:
             self._known = await self._list(pool)
             self._known_at, self._failing = now, False
+            self._advise(self._known)
         except (TransientFault, EngineError, KeyError, TypeError, AttributeError) as error:
             # A warning once per outage is enough: the calls that fail meanwhile log the rest.
             level = logging.DEBUG if self._failing else logging.WARNING
@@ -82,17 +88,25 @@ class WorkerDirectory:
                 raise
             return self._base_only  # not a router
         # The ranks of a data-parallel server are listed one by one, but the server takes a control call once for all.
-        listed = {_without_rank(entry["url"]): entry for entry in answer["workers"]}
+        listed = {checked_address(entry["url"]): entry for entry in answer["workers"]}
+        if len(listed) > _MOST_WORKERS:
+            raise MalformedResponseError(f"the router must list at most {_MOST_WORKERS} workers, got {len(listed)}")
         return tuple(
             Worker(url, bool(entry.get("is_healthy", True)), entry.get("worker_type", "regular") == "regular")
             for url, entry in listed.items()
         )
 
-
-def _without_rank(url: str) -> str:
-    """Remove the rank that a data-parallel router appends to a worker's URL (`http://host:1@0`)."""
-    head, at, rank = url.rpartition("@")
-    return head if at and rank.isdigit() else url
+    def _advise(self, workers: Iterable[Worker]) -> None:
+        """Log once if workers do not receive the headers of the client."""
+        advice = self._hosts.advice(URL(worker.url) for worker in workers)
+        if advice and not self._advised:
+            logger.warning(
+                "base_url=<%s> | the API key and headers are not sent to some of the router's workers; pass %s if they "
+                "are yours",
+                self._base,
+                advice,
+            )
+        self._advised = self._advised or advice
 
 
 class Aborter:

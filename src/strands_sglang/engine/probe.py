@@ -206,11 +206,20 @@ class Probe:
         pool = await self._pools.open()
         before = time.time()
         try:
-            async with pool.session.get(
-                URL(worker) / "model_info", allow_redirects=False, timeout=self._limits(_ROUTE_SECONDS)
+            url = URL(worker) / "model_info"
+            async with pool.session_for(url).get(
+                url, allow_redirects=False, timeout=self._limits(_ROUTE_SECONDS)
             ) as response:
                 sent = parsedate_to_datetime(response.headers["Date"]).timestamp()
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError, TypeError, KeyError) as error:
+        except (
+            aiohttp.ClientError,
+            asyncio.TimeoutError,
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+            EngineError,
+        ) as error:
             logger.debug("server=<%s>, error=<%s> | server sends no date", worker, pool.redactor.text(repr(error)))
             return None
         after = time.time()

@@ -277,6 +277,10 @@ pause_requested: ContextVar[Callable[[], bool] | None] = ContextVar("strands_sgl
 """Returns True once the calls of this context must not start further requests; requests in flight are left to finish.
 None: there is no such condition. A client checks it before every attempt."""
 
+in_run: ContextVar[bool] = ContextVar("strands_sglang_in_run", default=False)
+"""Whether the calls of this context belong to an episode of a run, which waits for a server that is down. A person does
+not: see `SGLangClient(max_retries=...)`."""
+
 
 class OutageWatch(Protocol):
     """Receives the failed attempts of one call, so that time limits of its caller can exclude outages."""

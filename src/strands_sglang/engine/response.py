@@ -308,11 +308,16 @@ def is_transient(status: int) -> bool:
     return status in _TRANSIENT or status >= 500
 
 
-def from_status(status: int, body: bytes, url: str, headers: Mapping[str, str] | None = None) -> Exception:
-    """Return the exception for an HTTP error answer: a `TransientFault`, or the final error."""
+def from_status(
+    status: int, body: bytes, url: str, headers: Mapping[str, str] | None = None, keyless: str = ""
+) -> Exception:
+    """Return the exception for an HTTP error answer: a `TransientFault`, or the final error.
+
+    `keyless`: what to do if the server wants a key, in place of the usual advice.
+    """
     if 300 <= status < 400:
         return _redirected(status, url, headers)
-    error = from_message(status, server_message(body), url)
+    error = from_message(status, server_message(body), url, keyless)
     if isinstance(error, TransientFault):
         error.retry_after = _retry_after(headers)
         error.in_flight = status in _GATEWAY
@@ -333,7 +338,7 @@ def _redirected(status: int, url: str, headers: Mapping[str, str] | None) -> Req
     )
 
 
-def from_message(status: int | None, message: str, url: str) -> Exception:
+def from_message(status: int | None, message: str, url: str, keyless: str = "") -> Exception:
     """Return the exception for a status (None: unknown) and the server's own message."""
     if status is not None and is_transient(status):
         text = f"{url} answered {status}: {message or '(no text)'}"
@@ -348,13 +353,14 @@ def from_message(status: int | None, message: str, url: str) -> Exception:
                 requested_tokens=_number(groups.get("requested")),
                 limit_tokens=_number(groups.get("limit")),
             )
-    hint = _HINTS.get(status, "")
+    hint = keyless if keyless and status in _NO_ACCESS else _HINTS.get(status, "")
     code = "" if status is None else f" with {status}"
     return RequestRejectedError(
         f"{url} refused the request{code}: {message or '(no text)'}{hint}", status=status, server_message=message
     )
 
 
+_NO_ACCESS = frozenset({401, 403})
 _HINTS: dict[int | None, str] = {
     401: " | pass api_key= to the client",
     403: " | pass api_key= to the client, or check what this key is allowed to do",

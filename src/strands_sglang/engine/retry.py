@@ -2,13 +2,13 @@
 
 `Retries` counts the failures in a row of one call; `ServerRetries` also uses what this process knows about the server
 (`ServerHistory`): an address that never answered is probably wrong, so a call to it fails early; a server that did
-answer is down, and the call waits for it.
+answer is down, and the call waits for it: for minutes in a run (`in_run`), for less elsewhere, where a person waits.
 
-The defaults are arguments of `SGLangClient`, which `published/clients.py` repeats. Control requests (`control.py`),
+The settings are arguments of `SGLangClient`, which `published/clients.py` repeats. Control requests (`control.py`),
 calls of paused episodes (`runs/recording/pausable_engine.py`) and other engines (`base.py`) have their own.
 
-Invariant: a call to a server that is known to work fails after `max_retries` failures in a row and no sooner; progress
-resets the count.
+Invariant: in a run, or with `max_retries` from the user, a call to a server that is known to work fails after so many
+failures in a row and no sooner; progress resets the count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from yarl import URL
 
-from strands_sglang.engine.protocol import outages, pause_requested
+from strands_sglang.engine.protocol import in_run, outages, pause_requested
 from strands_sglang.engine.response import TransientFault
 from strands_sglang.errors import (
     ConnectionLostError,
@@ -43,6 +43,9 @@ _BUSY = frozenset({429, 503})
 _NO_UPSTREAM = frozenset({502, 503, 504})
 # How often a server that never served a request may answer 500 with the same body before a call fails.
 _SAME_ERRORS = 5
+MAX_RETRIES = 60  # about 15 minutes with the default delays
+# With one last connect timeout, less than a minute.
+PATIENCE = 45.0
 _POLL_SECONDS = 0.05  # between two checks of `pause_requested` during a delay
 _LOG_SECONDS = 30.0  # between two warnings about one outage
 
@@ -81,6 +84,8 @@ class RetryPolicy:
     backoff: Backoff
     first_contact: float | None = None
     """Seconds a call waits for a server that never answered this process; None: no limit of its own."""
+    patience: float | None = None
+    """Seconds of failures in a row after which a call outside a run fails; None: no limit of its own."""
 
 
 class ServerHistory:
@@ -208,30 +213,41 @@ class ServerRetries(Retries):
         self._known = server_history(url.parent) if known is None else known
         began = time.monotonic() if began is None else began
         self._first_contact_until = None if policy.first_contact is None else began + policy.first_contact
+        self._patience = None if in_run.get() else policy.patience
+        self._patience_until: float | None = None
         self._in_flight_losses = 0
         self._same_errors = 0
         self._last_body = ""
 
+    def progressed(self, since: float | None = None) -> None:
+        """Reset the count of failures; see `Retries.progressed`."""
+        super().progressed(since)
+        self._patience_until = None
+
     def _record(self, fault: TransientFault) -> None:
         self._in_flight_losses += fault.in_flight
         self._known.record_failure(fault)
+        if self._known.answered and self._patience is not None and self._patience_until is None:
+            self._patience_until = time.monotonic() + self._patience
 
     def _exhausted(self, fault: TransientFault) -> bool:
-        left = self._first_contact_left()
-        return super()._exhausted(fault) or (left is not None and left <= 0) or self._repeats_itself(fault)
+        left = self.seconds_left
+        # A delay that the server requests is not shortened.
+        spent = left is not None and left <= (fault.retry_after or 0.0)
+        return super()._exhausted(fault) or spent or self._repeats_itself(fault)
 
     def _delay(self, fault: TransientFault) -> float:
         delay = super()._delay(fault)
-        if (left := self._first_contact_left()) is not None:
+        if (left := self.seconds_left) is not None:
             delay = max(0.0, min(delay, left))  # leaves one last attempt at the end of that time
         self._known.log_retry(fault, delay)
         return delay
 
-    def _first_contact_left(self) -> float | None:
-        """Seconds left to wait for a first answer; None if that limit does not apply."""
-        if self._first_contact_until is None or self._known.answered:
-            return None
-        return self._first_contact_until - time.monotonic()
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds left to wait for the server, a first answer or the next one; None: no limit."""
+        until = self._patience_until if self._known.answered else self._first_contact_until
+        return None if until is None else until - time.monotonic()
 
     def _repeats_itself(self, fault: TransientFault) -> bool:
         """Return whether a server that never served a request keeps answering 500 with the same body."""
@@ -244,10 +260,14 @@ class ServerRetries(Retries):
 
     def _message(self, fault: TransientFault) -> str:
         message = super()._message(fault)
-        if self._failures <= self._policy.max_retries and self._known.answered:
+        if self._known.answered and not self._known.served and self._same_errors >= _SAME_ERRORS:
             return (
                 f"{message} | the server has not served any request of this process and repeats the same error: check "
                 "what is sent (sampling parameters, token ids) and the server's log"
+            )
+        if self._patience_until is not None and self._failures <= self._policy.max_retries:
+            message += (
+                f" (outside a run a call waits {self._patience:.0f} s; SGLangClient(max_retries=60) waits longer)"
             )
         if isinstance(fault.error, ConnectionLostError):
             if not fault.in_flight and not self._known.answered:

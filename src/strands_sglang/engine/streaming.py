@@ -31,7 +31,7 @@ from strands_sglang.engine.connections import (
 from strands_sglang.engine.continuation import is_interrupted, no_progress
 from strands_sglang.engine.kept_sets import SetsText, check_missing, cut_sets, loads_with_sets, with_sets
 from strands_sglang.engine.protocol import Generation, GenerationChunk
-from strands_sglang.engine.response import TransientFault, from_message, from_status, loads
+from strands_sglang.engine.response import TransientFault, from_message, loads
 from strands_sglang.errors import (
     AttemptTimeoutError,
     ConnectionLostError,
@@ -123,12 +123,12 @@ class StreamingCall(Call):
                 if pool.closing:
                     raise closed_error(url)
                 limits = self._limits() or pool.session.timeout
-                http = await pool.session.post(
+                http = await pool.session_for(url).post(
                     url, data=body, headers=self._headers, allow_redirects=False, timeout=limits
                 )
                 if http.status != 200:
                     content = await read(http, MAX_ANSWER_BYTES)
-                    fault = pool.redactor.error(from_status(http.status, content, str(url), http.headers))
+                    fault = pool.status_error(http.status, content, url, http.headers)
                     ended = not (isinstance(fault, TransientFault) and fault.in_flight)
                     if not isinstance(fault, TransientFault):
                         pool.server_history.record_answer(served=False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +41,22 @@ def new_weights(routed: Routed, version: str) -> None:
     asyncio.run(update())
 
 
+def have_sampled(routed: Routed, turns: int, tokens: int) -> bool:
+    """Return whether so many turns run on the engine and have sampled so many tokens, which this waits for."""
+
+    def answer(url: str, body: dict[str, Any] | None = None) -> Any:
+        data, headers = (None if body is None else json.dumps(body).encode()), {"Content-Type": "application/json"}
+        return json.load(urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60))
+
+    loads = [load for one in routed.workers for load in answer(f"{one.url}/v1/loads")["loads"]]
+    if sum(load["num_running_reqs"] for load in loads) < turns:
+        return False
+    for worker in routed.workers:  # each step of a worker samples one token of every turn it runs
+        sampling = {"max_new_tokens": tokens, "ignore_eos": True}
+        answer(f"{worker.url}/generate", {"input_ids": [5], "sampling_params": sampling})
+    return True
+
+
 def buffered_in(world: SlimeWorld) -> dict[int, Any]:
     return {one.index: one for one in leaves(world.source.buffer)}
 
@@ -54,16 +72,24 @@ def test_turns_over_three_weight_versions(world: SlimeWorld, routed: Routed, mas
     flags += ["--prompt-data", prompts, *(["--mask-offpolicy-in-partial-rollout"] if masked else [])]
     args = world.configure(generate, *flags, groups=2, samples=2)
     kept: list[dict[int, Any]] = []
+    sampled = False
 
     def held(request: Request) -> bool:
-        """Hold long turns until the last episode that slime waits for, because their tokens are limited."""
-        last = {call["session"] for call in seen.given if call["metadata"].get("long") or call["index"] % 4 == 3}
-        return seen.long and request.key in last and len(seen.results) < others_done and world.aborted_at < began
+        """Hold long turns, whose tokens are limited, until one other episode is left; hold that until they sampled."""
+        nonlocal sampled
+        if not seen.long or world.aborted_at >= began:
+            return False
+        long = {call["session"] for call in seen.given if call["metadata"].get("long")}
+        last = {call["session"] for call in seen.given if call["index"] % 4 == 3} - long
+        if len(seen.results) < others_done:
+            return request.key in long | last
+        sampled = sampled or (request.key in last and have_sampled(routed, turns=4, tokens=16))
+        return request.key in last and not sampled
 
     world.wire.hold = held
     for number, version in enumerate(("one", "two")):
         new_weights(routed, version)
-        others_done, began = len(seen.results) + 3, time.monotonic()
+        others_done, began, sampled = len(seen.results) + 3, time.monotonic(), False
         batch = checked_step(world, rollouts=4, number=number)
         buffered = buffered_in(world)
         kept.append({index: (list(one.tokens), list(one.rollout_log_probs)) for index, one in buffered.items()})

@@ -30,6 +30,7 @@ def run(
     concurrency: int,
     workers: int,
     dtype: str | None,
+    worker_host: tuple[str, ...],
     timeout: float,
     only: tuple[str, ...],
     as_json: bool,
@@ -58,6 +59,7 @@ def run(
             workers=workers,
             dtype=dtype,
             api_key=os.environ.get(API_KEY) or None,
+            worker_hosts=worker_host or None,
             timeout=timeout,
             only=only or None,
             **model_arguments(given, diagnose),
@@ -87,6 +89,12 @@ command = cli.Command(
             "--dtype",
             "number format in which your trainer computes logprobs, such as bfloat16 (default: the checkpoint's)",
             metavar="NAME",
+        ),
+        cli.option(
+            "--worker-host",
+            "host of the router's workers that may receive the API key; can be repeated",
+            metavar="HOST",
+            multiple=True,
         ),
         cli.option("--timeout", "seconds of each check", float, default=20.0),
         cli.option(

@@ -257,8 +257,9 @@ async def _places(
     """Return how many routing keys stayed on one worker, and which policy that suggests; None if it is unclear."""
     if not 2 <= len(reports) <= _MOST_ASKED:
         return None
-    clients = [setup.client.at(report.url, max_connections=16) for report in reports]
+    clients: list[ServerEngine] = []
     try:
+        clients += [setup.client.at(report.url, max_connections=16) for report in reports]
         asked = [[_worker_of(clients, prompt) for prompt in group] for group in prompts]
         found = [await asyncio.gather(*group) for group in asked]
     except EngineError:

@@ -17,7 +17,7 @@ from typing import Any
 
 from strands_sglang._strands_compat.fast_agents import fast_agents
 from strands_sglang.chat.tokenization import load_tokenizer
-from strands_sglang.engine.protocol import CancelSignal
+from strands_sglang.engine.protocol import CancelSignal, in_run
 from strands_sglang.errors import EngineError, EngineUnreachableError, ToolUnavailableError
 from strands_sglang.gateway.process import Gateways
 from strands_sglang.ledger.encoding import HashChain
@@ -85,15 +85,19 @@ class LocalWorker:
             pause: Once it is set, the episode makes no further engine calls; the caller that sets it must call `pause`
                 soon after. None: there is no such signal.
         """
-        if spec.unscored and spec.record is not None:
-            return await self._score(spec.record, stop)
-        run, trace = self.run_spec.run, self.run_spec.trace
-        # For each episode: workers of a trainer are never closed, and the SDK must not stay changed for their sake.
-        agents = fast_agents() if self.run_spec.fast_agents else nullcontext()
-        with agents, episode_span(spec.id, task=spec.task.id, sample=spec.sample, run=run, parent=trace) as span:
-            episode = await self._run(spec, on_turn, stop, pause)
-            episode_ended(span, episode)
-        return episode
+        token = in_run.set(True)  # also for a judge that the reward asks
+        try:
+            if spec.unscored and spec.record is not None:
+                return await self._score(spec.record, stop)
+            run, trace = self.run_spec.run, self.run_spec.trace
+            # For each episode: workers of a trainer are never closed, and the SDK must not stay changed for their sake.
+            agents = fast_agents() if self.run_spec.fast_agents else nullcontext()
+            with agents, episode_span(spec.id, task=spec.task.id, sample=spec.sample, run=run, parent=trace) as span:
+                episode = await self._run(spec, on_turn, stop, pause)
+                episode_ended(span, episode)
+            return episode
+        finally:
+            in_run.reset(token)
 
     def pause(self, id: str, seconds: float = ABORT_TIMEOUT) -> bool:
         """Pause an episode: it ends as `PAUSED`, with the record to resume it from; return whether it was running.
