@@ -187,7 +187,7 @@ def read_previous_run(directory: Path) -> PreviousRun:
     for record in Ledger(directory).episodes():
         for problem in record.problems:
             logger.warning("episode=<%s> | damaged record: %s", record.id, problem)
-        if record.finished:
+        if record.finished and record.begin is not None:
             episode = previous.finished[record.id] = restored(record)
             if episode.end_reason.resumable:
                 previous.unfinished[record.id] = record
