@@ -1,25 +1,18 @@
 """Reading files that may not be trusted, and writing files atomically.
 
-Invariants: only regular files are opened, so a read never blocks on a pipe or a device. JSON is decoded only up to the
-nesting depth that can also be written. A file written through `replace_file` exists complete, or not at all.
+Invariants: only regular files are opened, so a read never blocks on a pipe or a device. A file written through
+`replace_file` exists complete, or not at all.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import orjson
-
-DEEPEST = 254  # largest nesting depth of JSON that can be written and is read
-
-_TOKENS = re.compile(rb'"[^"]*"?|[\[{]|[\]}]')
+from typing import BinaryIO
 
 
 def open_file(path: Path, buffering: int = 1 << 17) -> BinaryIO:
@@ -63,22 +56,3 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def loads(data: bytes) -> Any:
-    """Decode JSON; ValueError if the data is not JSON, or is nested deeper than `DEEPEST`."""
-    if data.count(b"[") + data.count(b"{") > DEEPEST and _depth(data) > DEEPEST:
-        raise ValueError(f"JSON is nested deeper than {DEEPEST} levels")
-    return orjson.loads(data)
-
-
-def _depth(data: bytes) -> int:
-    deepest = depth = 0
-    for token in _TOKENS.finditer(data.replace(b"\\\\", b"").replace(b'\\"', b"")):
-        first = token[0][0]
-        if first in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif first in b"]}":
-            depth -= 1
-    return deepest

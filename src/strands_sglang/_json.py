@@ -1,4 +1,6 @@
-"""Arbitrary Python values as JSON, for the ledger, for cache keys and for digests.
+"""Arbitrary Python values as JSON, for the ledger, for cache keys and for digests; and JSON that may not be trusted.
+
+`loads` decodes JSON only up to the nesting depth that can also be written, and up to `MOST_VALUES` values.
 
 Invariant: for equal plain data the bytes are equal; values that JSON cannot hold are written as their `repr`, and bytes
 as a short description. Values that must come back exactly are not written with this module.
@@ -6,6 +8,7 @@ as a short description. Values that must come back exactly are not written with 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 from collections.abc import Mapping
@@ -14,6 +17,16 @@ from enum import Enum
 from typing import Any
 
 import orjson
+
+DEEPEST = 254  # largest nesting depth of JSON that can be written and is read
+MOST_VALUES = 1 << 22
+"""Maximum number of values in one JSON text; keys and containers count too. Each takes up to 80 bytes of memory."""
+
+_PIECE = 1 << 18  # bytes of JSON
+_EXACT = 4096  # above so many marks, those in strings are left out
+_COMMA, _QUOTE = 2, 3  # a bracket that opens is 1, one that closes -1
+_MARKS = bytes.maketrans(b'[{]},:"', bytes((1, 1, 255, 255, _COMMA, _COMMA, _QUOTE)))
+_TEXT = bytes(set(range(256)) - set(b'[{]},:"'))
 
 
 def dump_bytes(value: Any, *, sort_keys: bool = False, non_str_keys: bool = False) -> bytes:
@@ -40,16 +53,17 @@ def dump_text(value: Any) -> str:
 
 
 def load_text(text: Any) -> Any:
-    """Return the value that `dump_text` wrote, or None if `text` is not JSON text."""
+    """Return the value that `dump_text` wrote, or None if `text` is not JSON text, or has too many values to read."""
     if not isinstance(text, str):
         return None
     try:
-        return orjson.loads(text)
-    except ValueError:  # orjson refuses lone surrogates and large ints
+        check_values(text.encode(errors="surrogatepass"))
         try:
+            return orjson.loads(text)
+        except ValueError:  # orjson refuses lone surrogates and large ints
             return json.loads(text)
-        except (ValueError, RecursionError):
-            return None
+    except (ValueError, RecursionError):
+        return None
 
 
 def jsonable(value: Any) -> Any:
@@ -94,3 +108,55 @@ def described(value: Any) -> str:
         data = bytes(value)
         return f"<{type(value).__name__}: {len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()}>"
     return repr(value)
+
+
+def loads(data: bytes, most: int = MOST_VALUES) -> Any:
+    """Decode JSON; ValueError if it is not JSON, deeper than `DEEPEST`, or has more than `most` values."""
+    check_json(data, most)
+    if len(data) < _PIECE or not gc.isenabled():
+        return orjson.loads(data)
+    gc.disable()  # each collection would visit again all lists that were decoded so far
+    try:
+        return orjson.loads(data)
+    finally:
+        gc.enable()
+
+
+def check_json(data: bytes, most: int = MOST_VALUES) -> None:
+    """Raise ValueError if JSON is nested deeper than `DEEPEST`, or has more than `most` values."""
+    check_values(data, most)
+    if data.count(b"[") + data.count(b"{") > DEEPEST and _shape(data)[1] > DEEPEST:
+        raise ValueError(f"JSON is nested deeper than {DEEPEST} levels")
+
+
+def check_values(data: bytes, most: int = MOST_VALUES) -> None:
+    """Raise ValueError if JSON has more than `most` values."""
+    if len(data) > most and _marks(data) > most and (values := _shape(data)[0]) > most:
+        raise ValueError(f"JSON must have at most {most} values, got {values}")
+
+
+def count_values(data: bytes) -> int:
+    """Return the number of values in JSON; keys and containers count too. A small number may be too large."""
+    count = _marks(data)
+    return count if count <= _EXACT else _shape(data)[0]
+
+
+def _marks(data: bytes) -> int:
+    return sum(map(data.count, (b",", b":", b"[", b"{")))
+
+
+def _shape(data: bytes) -> tuple[int, int]:
+    """Return the number of values in JSON and its depth. Text in strings does not count."""
+    import numpy as np  # not at the top: it takes as long to import as the command line to start
+
+    marks = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_MARKS, _TEXT)
+    values = depth = deepest = 0
+    quoted = False
+    for at in range(0, len(marks), _PIECE):
+        piece = np.frombuffer(marks, np.int8, min(_PIECE, len(marks) - at), at)
+        inside = np.logical_xor.accumulate(piece == _QUOTE) ^ quoted
+        steps = np.where(inside | (abs(piece) > 1), np.int8(0), piece)
+        levels = np.cumsum(steps, dtype=np.int32) + depth
+        values += int(np.count_nonzero(steps > 0)) + int(np.count_nonzero((piece == _COMMA) & ~inside))
+        quoted, depth, deepest = bool(inside[-1]), int(levels[-1]), max(deepest, int(levels.max()))
+    return values, deepest

@@ -44,11 +44,26 @@ async def test_only_beginning_of_error_body_is_read(streaming: bool) -> None:
     assert len(caught.value.server_message) <= 2000
 
 
-def test_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response, "_MOST_VALUES", 2**16)
-    body = b'{"output_ids":[' + b"[]," * 2**23 + b"0]}"
-    with pytest.raises(MalformedResponseError, match="values"):
+@pytest.mark.parametrize("value", [b"[],", b'{"":0},', b"0,"])
+def test_too_many_values_are_refused_before_they_are_decoded(value: bytes) -> None:
+    body = b'{"output_ids":[' + value * 2**22 + b"0]}"
+    began = time.process_time()
+    with pytest.raises(MalformedResponseError, match="at most 4194304 values"):
         response.loads(body)
+    assert time.process_time() - began < 3
+
+
+def test_text_is_no_value() -> None:
+    assert response.loads(b'{"text":"%s"}' % (b"[,{:" * 2**21))["text"].startswith("[,{:")
+
+
+@pytest.mark.parametrize("name", ["completion_tokens", "prompt_tokens"])
+@pytest.mark.parametrize("value", [b"true", b"-1", b"1.0", b'"1"'])
+def test_a_count_must_be_a_number(name: str, value: bytes) -> None:
+    answer = orjson.loads(encoded(1))
+    answer["meta_info"][name] = orjson.loads(value)
+    with pytest.raises(MalformedResponseError, match=f"{name} must be a number of tokens, got"):
+        response.parse(response.loads(orjson.dumps(answer)), 1)
 
 
 def test_deeply_nested_body_is_refused_with_message() -> None:

@@ -1,15 +1,17 @@
-"""Summary rows: what a run writes equals what is computed from its ledger, and damage is harmless."""
+"""Summary rows: each follows from the events of its episode."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Any
 
 import orjson
+import pytest
 
 from strands_sglang.ledger.encoding import decoded, decoded_head
-from strands_sglang.ledger.summary import SummaryBuilder, checked_row, read_rows, row_line
+from strands_sglang.ledger.summary import SummaryBuilder, checked_row, row_line, run_rows
 from strands_sglang.ledger.writer import LedgerWriter
-from strands_sglang.proof.verify import verify
 from support.ledger.episodes import made_by, plain_episode, reopened_episode, resumed_episode, rich_episode
 
 
@@ -60,50 +62,38 @@ def test_reopened_episode_has_its_last_reward() -> None:
     assert row["end_reason"] is None and row["reward"] is None
 
 
-def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    good = row_line(checked_row("a/0", {"turns": 3, "versions": ["1", 2, None], "reward": "high"}))
-    path.write_bytes(b"\xff\n{}\n[1]\n" + good + b'{"id": 3}\n' + b'{"id": "b/0", "tur')
-    rows, offset = read_rows(path)
-    assert [row["id"] for row in rows] == ["a/0"]
-    assert rows[0]["turns"] == 3 and rows[0]["versions"] == ["1", None] and rows[0]["reward"] is None
-    path.write_bytes(path.read_bytes() + b'ns": 7}\n')
-    more, _ = read_rows(path, offset)
-    assert [(row["id"], row["turns"]) for row in more] == [("b/0", 7)]
+def test_an_edited_index_changes_nothing(tmp_path: Path) -> None:
+    """Rows come from the events alone, whatever else is in the directory."""
+    with LedgerWriter(tmp_path) as writer:
+        plain_episode(writer.write)
+    rows = run_rows(tmp_path)
+    (tmp_path / "index").mkdir()
+    for path in (tmp_path / "ledger").iterdir():
+        line = row_line(checked_row("add/0", {**rows[0], "reward": 99.0, "text": "forged"}))
+        (tmp_path / "index" / f"{path.stem}.jsonl").write_bytes(line)
+    assert run_rows(tmp_path) == rows and rows[0]["reward"] == 1.0
 
 
-def test_lines_too_long_for_a_row_are_skipped_without_being_kept(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    whole = row_line(checked_row("a/0", {"reward": 1.0})) + b"[" * 300_000 + b"\n" + row_line(checked_row("a/1", {}))
-    path.write_bytes(whole + b'{"id":"a/2"')
-    rows, end = read_rows(path)
-    assert [row["id"] for row in rows] == ["a/0", "a/1"] and end == len(whole), "an incomplete line is read later"
-    path.write_bytes(whole + b'{"id":"a/2"}\n')
-    assert [row["id"] for row in read_rows(path, end)[0]] == ["a/2"]
-
-
-def test_missing_file_has_no_rows(tmp_path: Path) -> None:
-    assert read_rows(tmp_path / "none.jsonl") == ([], 0)
+@pytest.mark.parametrize("episode", [plain_episode, rich_episode, resumed_episode, reopened_episode])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_do_not_depend_on_what_is_kept_after_the_end(episode: Any, seed: int, tmp_path: Path) -> None:
+    """In any order of shards, and however often rows are asked for in between."""
+    events, _ = made_by(episode)
+    half = random.Random(seed).randrange(len(events) + 1)
+    events = [*events[half:], *events[:half]]
+    id = decoded_head(events[0]).episode
+    short, whole = SummaryBuilder(id), SummaryBuilder(id, keep=True)
+    for raw in events:
+        short.add_encoded(raw)
+        whole.add_encoded(raw)
+        assert short.outdated or short.row() == whole.row()
+    for name, part in (("0", events[: len(events) - half]), ("1", events[len(events) - half :])):
+        with LedgerWriter(tmp_path, worker=name) as writer:
+            for raw in part:
+                writer.write(raw)
+    assert run_rows(tmp_path) == [whole.row()]
 
 
 def test_a_lone_surrogate_is_written() -> None:
     line = row_line(checked_row("a/0", {"text": "\ud800"}))
     assert orjson.loads(line)["text"] == "\\ud800"
-
-
-def test_rows_do_not_change_the_verdict(tmp_path: Path) -> None:
-    with LedgerWriter(tmp_path) as writer:
-        plain_episode(writer.write)
-        writer.write_summary(checked_row("add/0", {}))
-    before = verify(tmp_path).to_dict()
-    assert len(list((tmp_path / "index").iterdir())) == 1
-    (tmp_path / "index" / "other.jsonl").write_text("nonsense")
-    assert verify(tmp_path).to_dict() == before
-
-
-def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    (tmp_path / "index").write_text("a file where the folder should be")
-    with LedgerWriter(tmp_path) as writer:
-        plain_episode(writer.write)
-        writer.write_summary(checked_row("add/0", {}))
-    assert sum(verify(tmp_path).episodes.values()) == 1

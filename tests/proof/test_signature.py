@@ -39,6 +39,7 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
     key = Ed25519PrivateKey.generate()
     private, public = tmp_path / "key.pem", tmp_path / "public.pem"
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    private.chmod(0o600)
     public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     return private, public
 
@@ -131,8 +132,31 @@ def test_invalid_keys(run: Path, tmp_path: Path) -> None:
         verify(run, public_key=tmp_path / "missing")
     curve = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     (tmp_path / "curve").write_bytes(curve)
+    (tmp_path / "curve").chmod(0o600)
     for name in ("bad", "missing", "curve"):
         assert main(["sign", str(run), "--key", str(tmp_path / name)]) == 2
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_key_that_others_may_read_signs_nothing(
+    run: Path, keys: tuple[Path, Path], mode: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys[0].chmod(mode)
+    assert main(["sign", str(run), "--key", str(keys[0])]) == 2
+    assert f"got mode {mode:o}" in (message := capsys.readouterr().err) and "chmod 600" in message
+    assert not (run / "signature.json").exists()
+
+
+def test_the_report_names_the_signature(run: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    def reported(public_key: Path | None = None) -> tuple[str, str]:
+        certificate = verify(run, public_key=public_key)
+        return certificate.to_dict()["signature"], certificate.text().partition("  signature    ")[2].partition("\n")[0]
+
+    assert reported() == ("none", "none")
+    assert reported(public_key=keys[1]) == ("invalid", "INVALID")
+    assert main(["sign", str(run), "--key", str(keys[0])]) == 0
+    assert reported() == ("unchecked", "not checked: no public key was given")
+    assert reported(public_key=keys[1]) == ("valid", "valid")
 
 
 def test_only_a_proved_run_is_signed(tmp_path: Path, keys: tuple[Path, Path]) -> None:

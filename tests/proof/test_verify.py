@@ -44,8 +44,9 @@ from support.proof.tampering import LedgerEditor
 PROOF = Path(__file__).resolve().parents[2] / "src" / "strands_sglang" / "proof"
 OURS = {path.stem for path in PROOF.glob("*.py")} - {"__init__", "rescore"}
 """Modules that verify. `rescore` is excluded because it needs an engine client."""
-READING = {"encoding", "event", "shard", "run_dir"}
-"""Modules of the ledger that they may use: decoding of bytes."""
+READING = {"encoding", "event", "shard", "run_dir", "grouping"}
+"""Modules of the ledger that they may use: decoding of bytes, and which of them belong together."""
+HELPERS = {"errors", "_checks", "_files", "_json", "_terminal"}
 SHARED = {
     "strands_sglang.ledger.encoding": {"decoded", "episode_of", "first_link", "link"},
     "strands_sglang.ledger.event": {"AFTER_END", "Event", "EventKind"},
@@ -115,7 +116,7 @@ def test_proof_imports_nothing_of_the_code_that_records() -> None:
             if isinstance(node, ast.Import):
                 assert not any(alias.name.startswith("strands") for alias in node.names)
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("strands"):
-                if node.module in ("strands_sglang.errors", "strands_sglang._checks", "strands_sglang._terminal"):
+                if node.module in {f"strands_sglang.{one}" for one in HELPERS}:
                     continue
                 known = {f"strands_sglang.proof.{one}" for one in OURS}
                 known |= {f"strands_sglang.ledger.{one}" for one in READING}

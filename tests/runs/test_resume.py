@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_sglang import SGLangModel
-from strands_sglang.errors import ConfigurationError
+from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.shard import OpenShard
@@ -457,6 +457,71 @@ async def test_lock_of_another_process(tmp_path: Path) -> None:
         holder.wait(20)
         assert holder.stdout is not None
         holder.stdout.close()
+
+
+FORKS = """
+import os, sys, time
+from pathlib import Path
+from strands_sglang.errors import ConfigurationError
+from strands_sglang.runs.resume import directory_lock
+ready, done = os.pipe()
+with directory_lock(Path(sys.argv[1])):
+    if not os.fork():
+        os.close(ready)
+        try:
+            with directory_lock(Path(sys.argv[1])):
+                outcome = b"locked twice"
+        except ConfigurationError:
+            outcome = b"refused"
+        os.write(done, outcome)
+        time.sleep(60)
+    os.close(done)
+    print(os.read(ready, 100).decode(), flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:
+    """The lock ends with the process that took it, though a tool of the run left a child behind."""
+    command = [sys.executable, "-c", FORKS, str(tmp_path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "refused\n"
+        holder.wait(20)
+        with directory_lock(tmp_path):
+            pass
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)  # the child
+        assert holder.stdout is not None
+        holder.stdout.close()
+
+
+async def test_a_ledger_without_its_run_file_is_not_continued(tmp_path: Path) -> None:
+    await run(build, [TASK], PromptEngine(steps(3)), tmp_path)
+    (tmp_path / "run.json").unlink()
+    before = contents(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"has a ledger but no run\.json.*restore run\.json"):
+        await run(build, [TASK], PromptEngine(steps(3)), tmp_path)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
+async def test_a_run_that_does_not_match_its_seal_is_not_continued(tmp_path: Path, damage: str) -> None:
+    await run(build, [TASK], PromptEngine(steps(3)), tmp_path)
+    [shard] = (tmp_path / "ledger").iterdir()
+    content = shard.read_bytes()
+    if damage == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(content[: len(content) // 2] + (b"" if damage == "cut" else b"x" * (len(content) // 2)))
+    before = contents(tmp_path)
+    with pytest.raises(LedgerError, match=r"neither continued nor sealed again.*restore the file from a copy"):
+        await run(build, [TASK], PromptEngine(steps(3)), tmp_path)
+    assert contents(tmp_path) == before
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_two_runs_of_one_process(tmp_path: Path) -> None:

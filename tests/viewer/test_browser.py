@@ -457,8 +457,9 @@ def test_first_table_of_ten_thousand_episodes(browser: Any, large_run: Path) -> 
             watched.page.goto(address, wait_until="commit")
             watched.page.wait_for_selector(ROW)
             taken.append(time.monotonic() - started)
-            count = watched.page.locator(".count").inner_text()
-            assert count.startswith("10,003 episodes"), "all rows are there, not only the first"
+            wait_until_read(watched.page)
+            assert watched.page.locator(".count").inner_text().startswith("10,003 episodes")
+            print(f"all rows: {time.monotonic() - started:.2f} s")
     assert best("first table of 10,003 episodes", "s", taken) <= FIRST_TABLE_SECONDS
 
 

@@ -1,4 +1,4 @@
-"""The table of a run: from side rows, from the ledger alone, and while the run grows."""
+"""The table of a run: from its ledger, and while the run grows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import decoded_head
+from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.shard import ShardReader
-from strands_sglang.ledger.summary import checked_row, row_line, run_rows
+from strands_sglang.ledger.summary import run_rows
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.viewer.index import RunIndex
-from support.ledger.episodes import plain_episode, rich_episode
+from support.ledger.episodes import made_by, plain_episode, reopened_episode, rich_episode
 from support.viewer.generated_run import EpisodeGenerator, write_generated_run
 
 
@@ -24,67 +25,18 @@ def rows_of(index: RunIndex, since: int = 0) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in map(orjson.loads, index.rows_since(since)[1])}
 
 
-def test_side_rows_are_there_before_the_ledger_is_read(tmp_path: Path) -> None:
-    write_generated_run(tmp_path, 12, tokens=40)
-    index = RunIndex(tmp_path)
-    assert len(rows_of(index)) == 12 and not index.complete.is_set()
-    before = index.version
-    index.refresh()
-    assert index.version == before, "the ledger agrees with the side rows"
-
-
-def test_rows_are_computed_without_side_rows(tmp_path: Path) -> None:
-    write_generated_run(tmp_path, 12, tokens=40)
-    with_rows = rows_of(RunIndex(tmp_path))
-    for path in (tmp_path / "index").iterdir():
-        path.unlink()
+def test_rows_are_those_of_the_command_line(tmp_path: Path) -> None:
+    write_generated_run(tmp_path, 6, tokens=40)
     index = RunIndex(tmp_path)
     assert rows_of(index) == {}
     index.refresh()
-    assert rows_of(index) == with_rows
-
-
-def test_a_row_that_disagrees_with_the_ledger_is_computed_again(tmp_path: Path) -> None:
-    write_generated_run(tmp_path, 3, tokens=40)
-    known = rows_of(RunIndex(tmp_path))
-    lie = checked_row("task-00000/1", {**known["task-00000/1"], "reward": 99.0, "events": 3, "epoch": 5})
-    ghost = checked_row("ghost/0", {"events": 4})
-    (tmp_path / "index" / "lies.jsonl").write_bytes(row_line(lie) + row_line(ghost))
-    index = RunIndex(tmp_path)
-    assert rows_of(index)["task-00000/1"]["reward"] == 99.0
-    version = index.version
+    assert rows_of(index) == {row["id"]: row for row in run_rows(tmp_path)} and index.version == 6
     index.refresh()
-    changed = rows_of(index, version)
-    assert changed["task-00000/1"]["reward"] == known["task-00000/1"]["reward"]
-    assert changed["ghost/0"] == {"id": "ghost/0", "gone": True}
-    assert set(changed) == {"task-00000/1", "ghost/0"}
-
-
-def test_rows_are_those_of_the_command_line(tmp_path: Path) -> None:
-    """`RunIndex` and `run_rows` decide in the same way which row of an episode counts."""
-    write_generated_run(tmp_path, 6, tokens=40)
-    known = rows_of(RunIndex(tmp_path))
-    lines = []
-    for number, (id, row) in enumerate(known.items()):
-        marked = {**row, "text": f"marked {number}"}
-        if number == 1:  # the same events, written later: replaces the row before it
-            lines.append(row_line(checked_row(id, marked)))
-        elif number == 2:  # covers more than the ledger has
-            lines.append(row_line(checked_row(id, {**marked, "events": 99})))
-        elif number == 3:  # covers less than another row
-            lines.append(row_line(checked_row(id, {**marked, "events": 2})))
-    lines.append(row_line(checked_row("ghost/0", {"events": 4})))
-    (tmp_path / "index" / "zz.jsonl").write_bytes(b"".join(lines))
-    index = RunIndex(tmp_path)
-    index.refresh()
-    expected = {row["id"]: row for row in run_rows(tmp_path)}
-    assert {id: row for id, row in rows_of(index).items() if "gone" not in row} == expected
-    texts = [row["text"] for row in expected.values()]
-    assert texts[1] == "marked 1" and not any(text.startswith("marked") for text in (*texts[:1], *texts[2:]))
+    assert index.version == 6, "nothing is sent twice"
 
 
 def test_events_that_cannot_be_decoded_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_generated_run(tmp_path, 2, tokens=40, index=False)
+    write_generated_run(tmp_path, 2, tokens=40)
 
     def damaged(raw: bytes) -> Any:
         head = decoded_head(raw)
@@ -99,31 +51,34 @@ def test_events_that_cannot_be_decoded_are_counted(tmp_path: Path, monkeypatch: 
     assert {row["events"] for row in rows_of(index).values()} == {7}
 
 
-def test_a_row_that_is_computed_again_counts_every_event_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events written between two looks at the ledger are added when they are read, not before."""
-    generator = EpisodeGenerator(tmp_path)
-    turns = generator.turns(0, tokens=40)
-    next(turns)
-    wait_for_writer(generator.writer)
-    lie = checked_row("task-00000/0", {"events": 9})
-    (tmp_path / "index").mkdir(exist_ok=True)
-    (tmp_path / "index" / "lies.jsonl").write_bytes(row_line(lie))
-    index = RunIndex(tmp_path)
-    real = index._rebuilt
+def test_an_episode_that_is_resumed_after_its_end_counts_every_event_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events written while its row is computed again are added when they are read, not before."""
+    events, _ = made_by(reopened_episode)
+    resumed = next(at for at, raw in enumerate(events) if decoded_head(raw).kind is EventKind.RESUME)
+    with LedgerWriter(tmp_path) as writer:
 
-    def slowly(*arguments: Any) -> Any:
-        next(turns)
-        wait_for_writer(generator.writer)
-        return real(*arguments)
+        def written(part: list[bytes]) -> None:
+            for raw in part:
+                writer.write(raw)
+            asyncio.run(writer.flushed())
 
-    monkeypatch.setattr(index, "_rebuilt", slowly)
-    index.refresh()
-    assert rows_of(index)["task-00000/0"]["turns"] == 1
-    index.refresh()
-    assert rows_of(index)["task-00000/0"]["turns"] == 2
-    assert list(turns) == [2, 3]
-    generator.close()
-    index.refresh()
+        index = RunIndex(tmp_path)
+        written(events[:resumed])
+        index.refresh()
+        assert rows_of(index)["reopened/0"]["end_reason"] is not None
+        real = index._rebuilt
+
+        def slowly(*arguments: Any) -> Any:
+            written(events[resumed + 1 :])
+            return real(*arguments)
+
+        monkeypatch.setattr(index, "_rebuilt", slowly)
+        written(events[resumed : resumed + 1])
+        index.refresh()
+        assert rows_of(index)["reopened/0"]["events"] == resumed + 1
+        index.refresh()
     assert rows_of(index) == {row["id"]: row for row in run_rows(tmp_path)}
 
 
@@ -147,7 +102,7 @@ def test_a_growing_run_is_followed(tmp_path: Path) -> None:
 
 def test_many_sections_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_sglang.ledger.shard.SECTION_BYTES", 400)
-    generator = EpisodeGenerator(tmp_path, index=False)
+    generator = EpisodeGenerator(tmp_path)
     index = RunIndex(tmp_path)
     for number in range(8):
         generator.write(number, tokens=200)
@@ -181,6 +136,7 @@ def test_an_episode_is_found_before_the_whole_ledger_was_read(tmp_path: Path) ->
     for block in ShardReader(path):
         for raw in block.events:
             index._add(raw, path.name, block.section)
+    index._publish()
     assert not index.complete.is_set()
     assert len(index.record("task-00000/3").events) == 7
     with pytest.raises(LedgerError, match="no episode"):

@@ -18,7 +18,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
 
-from strands_sglang._files import loads, open_file
+from strands_sglang._files import open_file
+from strands_sglang._json import loads
 from strands_sglang.chat.bridge import Bridge
 from strands_sglang.chat.differences import split_end_of_turn
 from strands_sglang.chat.messages import TemplateMessage, template_messages, template_tools

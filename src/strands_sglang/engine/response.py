@@ -26,6 +26,7 @@ from typing import Any
 import orjson
 from yarl import URL
 
+from strands_sglang._json import check_values
 from strands_sglang.engine.protocol import DETAIL_KEYS, FinishReason, Generation, RoutedExperts, SpecInfo
 from strands_sglang.errors import (
     ContextOverflowError,
@@ -39,8 +40,6 @@ from strands_sglang.tokens.arrays import VersionSpan
 
 _KEY = b'"output_token_logprobs":[['
 _END = b"null]]"
-_LARGE_BODY_BYTES = 2**24
-_MOST_VALUES = 2**24
 # Keys of meta_info that become fields of Generation, or repeat them.
 _TAKEN = (
     "id",
@@ -70,8 +69,10 @@ class RefusedInside(Exception):
 
 def loads(body: bytes) -> Any:
     """Decode an answer; the logprobs of the output become one flat list."""
-    if len(body) > _LARGE_BODY_BYTES and body.count(b",") > _MOST_VALUES:
-        raise MalformedResponseError(f"the answer must have at most {_MOST_VALUES} values")  # each takes about 60 bytes
+    try:
+        check_values(body)
+    except ValueError as error:
+        raise MalformedResponseError(f"the answer has too many values: {error}") from error
     at = body.find(_KEY)
     if at < 0:
         return orjson.loads(body)
@@ -111,8 +112,8 @@ def parse(
     reason, detail = _finish(meta.get("finish_reason"), partial)
     ids, logprobs = _tokens(answer, meta)
     count = len(ids)
-    counted = meta.get("prompt_tokens")
-    if not counts_images and isinstance(counted, int):
+    counted = _count(meta, "prompt_tokens")
+    if not counts_images and counted is not None:
         sent_tokens = counted
     if computed_ids is not None and (count or reason is not FinishReason.ABORT):
         _check_computed(answer.get("prompt_token_ids"), computed_ids)
@@ -139,7 +140,7 @@ def parse(
         detail,
         versions,
         sent_tokens,
-        cached if isinstance(cached, int) and cached >= 0 else None,
+        cached if type(cached) is int and cached >= 0 else None,
         rid,
         requests,
         0,
@@ -178,7 +179,7 @@ def _tokens(answer: dict[str, Any], meta: dict[str, Any]) -> tuple[list[Any], li
     entries = meta.get("output_token_logprobs")
     ids = answer.get("output_ids")
     if not isinstance(entries, list):
-        if ids == [] or (ids is None and meta.get("completion_tokens") == 0):
+        if ids == [] or (ids is None and _count(meta, "completion_tokens") == 0):
             return [], []  # ended before the first token
         raise CountMismatchError("the engine returned no logprobs for its output")
     if entries and isinstance(entries[0], list):
@@ -197,10 +198,17 @@ def _tokens(answer: dict[str, Any], meta: dict[str, Any]) -> tuple[list[Any], li
             raise CountMismatchError(f"{shown} output ids but {len(logprob_ids)} logprobs")
         at = next(i for i, (a, b) in enumerate(zip(ids, logprob_ids, strict=True)) if a != b)
         raise CountMismatchError(f"output id {at} is {ids[at]}, but its logprob is that of id {logprob_ids[at]}")
-    counted = meta.get("completion_tokens")
+    counted = _count(meta, "completion_tokens")
     if counted != len(ids) and counted is not None:
         raise CountMismatchError(f"the engine counted {counted} completion tokens but returned {len(ids)}")
     return ids, logprobs
+
+
+def _count(meta: dict[str, Any], name: str) -> int | None:
+    """Return a count of the engine; None if it reports none."""
+    if (count := meta.get(name)) is not None and (type(count) is not int or count < 0):
+        raise MalformedResponseError(f"{name} must be a number of tokens, got {_short(count)}")
+    return count
 
 
 def _check_computed(reported: Any, expected: array[int]) -> None:

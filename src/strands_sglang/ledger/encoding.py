@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from strands_sglang._files import loads
+from strands_sglang._json import MOST_VALUES, check_json, count_values, loads
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import Event, EventKind, TrajectorySummary
 from strands_sglang.tokens import Trajectory
@@ -155,8 +155,15 @@ def _joined(planes: npt.NDArray[np.uint8], code: str, width: int) -> bytes:
 
 DIGEST_BYTES = 16
 """Size of a digest (BLAKE2b) in bytes."""
+LARGEST_HEAD = 1 << 26
+"""Maximum size of the JSON of an event in bytes. Its arrays are not part of it."""
+MOST_EVENT_VALUES = 1 << 19
+"""Maximum number of values in the JSON of an event; keys and containers count too, text in strings does not."""
+LARGEST_EPISODE = 1 << 29
+"""Maximum size of the decoded events of an episode in bytes, as `decoded_size` estimates it."""
 
 _SIZES = struct.Struct("<II")
+_EVENT_OVERHEAD = 150  # bytes of memory per event in addition to its encoded size
 _EPISODE = re.compile(rb'\[("[^"\\]*(?:\\.[^"\\]*)*"),')
 
 
@@ -232,12 +239,21 @@ def first_link(episode: str) -> bytes:
 
 
 def encoded(event: Event, previous: bytes) -> bytes:
-    """Set the digest of an event that follows `previous` and return the bytes to be written."""
+    """Set the digest of an event that follows `previous` and return the bytes to be written.
+
+    Raises:
+        LedgerError: Its data is larger than what is read.
+    """
     blob, shapes = packed(event.arrays)
     head = orjson.dumps(
         [event.episode, event.epoch, event.number, event.kind.value, event.data, shapes],
         option=orjson.OPT_NON_STR_KEYS,
     )
+    try:
+        _check_size(len(head))
+        check_json(head, MOST_EVENT_VALUES)
+    except ValueError as error:
+        raise LedgerError(f"an event of episode {event.episode} cannot be recorded: {error}") from error
     body = _SIZES.pack(len(head), len(blob)) + head + blob
     event.digest = hashlib.blake2b(previous + body, digest_size=DIGEST_BYTES).digest()
     return body + event.digest
@@ -258,13 +274,14 @@ def decoded(data: bytes | memoryview, at: int = 0) -> tuple[Event, bytes, int]:
     """
     try:
         head_size, blob_size = _SIZES.unpack_from(data, at)
+        _check_size(head_size)
         begin = at + _SIZES.size
         end = begin + head_size + blob_size
         if end + DIGEST_BYTES > len(data):
             raise LedgerError(
                 f"an event of {end + DIGEST_BYTES - at} bytes must fit in the {len(data) - at} bytes left"
             )
-        episode, epoch, number, kind, values, shapes = loads(bytes(data[begin : begin + head_size]))
+        episode, epoch, number, kind, values, shapes = loads(bytes(data[begin : begin + head_size]), MOST_EVENT_VALUES)
         arrays = unpacked(bytes(data[begin + head_size : end]), shapes)
         event = Event(episode, epoch, number, EventKind(kind), values, arrays, bytes(data[end : end + DIGEST_BYTES]))
     except LedgerError:
@@ -294,13 +311,28 @@ def decoded_head(event: bytes) -> EventHead:
     """
     try:
         head_size, _ = _SIZES.unpack_from(event)
-        episode, epoch, number, kind, data, shapes = loads(event[_SIZES.size : _SIZES.size + head_size])
+        _check_size(head_size)
+        episode, epoch, number, kind, data, shapes = loads(
+            event[_SIZES.size : _SIZES.size + head_size], MOST_EVENT_VALUES
+        )
         if type(episode) is not str or type(epoch) is not int or type(number) is not int or type(data) is not dict:
             raise ValueError("its head must be an id, two numbers, a kind and an object")
         counts = {name: count for name, _, count in shapes if type(name) is str and type(count) is int}
         return EventHead(episode, epoch, number, EventKind(kind), data, counts)
     except (struct.error, ValueError, TypeError) as error:
         raise LedgerError(f"not an event: {error}") from error
+
+
+def decoded_size(event: bytes) -> int:
+    """Return about how many bytes of memory an encoded event takes once it is decoded, at least its own size."""
+    head_size = _SIZES.unpack_from(event)[0] if len(event) >= _SIZES.size else 0
+    values = count_values(event[_SIZES.size : _SIZES.size + min(head_size, LARGEST_HEAD)])
+    return len(event) + _EVENT_OVERHEAD + values * (LARGEST_EPISODE // MOST_VALUES)
+
+
+def _check_size(head_size: int) -> None:
+    if head_size > LARGEST_HEAD:
+        raise ValueError(f"the JSON of an event must have at most {LARGEST_HEAD} bytes, got {head_size}")
 
 
 def frames(data: bytes) -> list[bytes]:

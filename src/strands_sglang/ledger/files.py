@@ -24,13 +24,13 @@ from typing import Any
 
 from strands_sglang._files import open_file, replace_file, sync_folder
 from strands_sglang.errors import LedgerError
+from strands_sglang.ledger.run_dir import LARGEST_FILE
 
 FOLDER = "files"
 """Name of the folder in a run directory."""
 FILE_KEY, BYTES_KEY = "__file__", "__bytes__"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _DIGEST = re.compile("[0-9a-f]{64}")
-_LARGEST = 1 << 28
 
 Put = Callable[[bytes], str]
 """Stores a file and returns its digest."""
@@ -73,10 +73,10 @@ class FileStore:
             raise LedgerError(f"{self.folder} has no file with digest {digest:.80}")
         try:
             with open_file(path) as file:
-                data = file.read(_LARGEST + 1)
+                data = file.read(LARGEST_FILE + 1)
         except OSError as error:
             raise LedgerError(f"{path} cannot be read: {error}") from error
-        if len(data) > _LARGEST or file_digest(data) != digest:
+        if len(data) > LARGEST_FILE or file_digest(data) != digest:
             raise LedgerError(f"{path} was changed: its content has another digest than its name")
         return data
 

@@ -1,7 +1,8 @@
 """Reading a ledger: `Ledger` reads the shards of a run, `resolved` builds the record of an episode from its events.
 
 `Ledger` reads the files twice: first to index the events, then to yield each episode as soon as all its events have
-been read. Memory holds the episodes that are not complete yet, and a few numbers for each of the others.
+been read (`grouping.py`). Memory holds the episodes that are not complete yet, and a few numbers for each of the
+others.
 
 Invariants: a `Ledger` is a snapshot from its first use; events that are written later are not in it. Damaged files and
 events are reported as values and do not raise. An event is accepted only if its digest links to an accepted event. Of
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from strands_sglang.errors import LedgerError
-from strands_sglang.ledger.encoding import decoded, episode_of, first_link, link
+from strands_sglang.ledger.encoding import LARGEST_EPISODE, decoded, decoded_size, episode_of, first_link, link
 from strands_sglang.ledger.event import Event, EventKind, ResumeData, data_of
 from strands_sglang.ledger.files import FileStore
+from strands_sglang.ledger.grouping import TOO_LARGE, complete_episodes
 from strands_sglang.ledger.record import ChainFault, ChainProblem, EpisodeRecord
 from strands_sglang.ledger.run_dir import check_format, read_run, shard_paths
 from strands_sglang.ledger.shard import ShardReader, ShardState
@@ -79,16 +81,18 @@ class Ledger:
 
     def episodes(self) -> Iterator[EpisodeRecord]:
         """Yield all episodes, each as soon as all its events have been read."""
-        left = {id: episode.events for id, episode in self._index.items()}
-        held: dict[str, list[Placed]] = {}
-        for state in self._states:
-            for id, place in self._events(ShardReader(state.path, stop=state.bytes)):
-                held.setdefault(id, []).append(place)
-                left[id] = left.get(id, 0) - 1
-                if left[id] == 0:
-                    yield self._resolved(id, held.pop(id))
-        for id, places in held.items():  # the files changed since they were indexed
-            yield self._resolved(id, places)
+
+        def read() -> Iterator[tuple[str, bytes, Placed]]:
+            for state in self._states:
+                for id, place in self._events(ShardReader(state.path, stop=state.bytes)):
+                    yield id, place.data, place
+
+        for episode in complete_episodes(read, {id: one.events for id, one in self._index.items()}):
+            if episode.too_large:
+                problem = ChainProblem(ChainFault.UNREADABLE, episode.id, None, "", 0, TOO_LARGE)
+                yield EpisodeRecord(episode.id, (), [problem], files=FileStore(self.directory))
+            else:
+                yield self._resolved(episode.id, episode.events)
 
     def episode(self, id: str) -> EpisodeRecord:
         """Read one episode. Only the sections that hold its events are read again.
@@ -105,14 +109,6 @@ class Ledger:
         record.files = FileStore(self.directory)
         return record
 
-    def event_count(self, id: str) -> int:
-        """Return the number of events of an episode, with those that are not accepted; 0 if there is no such episode.
-
-        Args:
-            id: Id of the episode.
-        """
-        return self._index[id].events if id in self._index else 0
-
     def events(self, ids: Collection[str]) -> Iterator[tuple[str, Placed]]:
         """Yield the encoded events of some episodes. Only the sections that hold them are read.
 
@@ -128,24 +124,38 @@ class Ledger:
             reader = ShardReader(state.path, start=section, stop=state.bytes)
             yield from (found for found in self._events(reader) if found[0] in wanted)
 
-    @cached_property
-    def _index(self) -> dict[str, _Episode]:
-        index: dict[str, _Episode] = {}
+    def read_through(self) -> Iterator[tuple[str, Placed]]:
+        """Yield all encoded events while the ledger is read for the first time; a second call is an error.
+
+        Yields:
+            The id of the episode and the event, in the order of the shards.
+        """
+        assert "_index" not in self.__dict__
         check_format(self.directory)
+        index: dict[str, _Episode] = {}
         for path in shard_paths(self.directory):
             reader = ShardReader(path)
             for block in reader:
                 for event in block.events:
                     try:
-                        episode = index.setdefault(episode_of(event), _Episode())
+                        id = episode_of(event)
                     except LedgerError as error:
                         problem = ChainProblem(ChainFault.UNREADABLE, "", None, path.name, block.at, str(error))
                         self._problems.append(problem)
                         continue
+                    episode = index.setdefault(id, _Episode())
                     episode.events += 1
                     episode.sections[len(self._states), block.section] = None
+                    yield id, Placed(event, path.name, block.at)
             self._states.append(reader.state)
-        return index
+        self._index = index
+
+    @cached_property
+    def _index(self) -> dict[str, _Episode]:
+        for _ in self.read_through():
+            pass
+        found: dict[str, _Episode] = self.__dict__["_index"]
+        return found
 
     def _events(self, reader: ShardReader) -> Iterator[tuple[str, Placed]]:
         name = reader.path.name
@@ -218,7 +228,12 @@ def _read(id: str, places: Iterable[Placed], problems: list[ChainProblem]) -> It
     """Decode the events; report those that are unreadable, duplicated or out of order."""
     seen: dict[bytes, Placed] = {}
     last: dict[tuple[str, int], int] = {}
+    size = 0
     for place in places:
+        size += decoded_size(place.data)
+        if size > LARGEST_EPISODE:
+            problems.append(ChainProblem(ChainFault.UNREADABLE, id, None, place.shard, place.byte, TOO_LARGE))
+            return
         try:
             event, body, end = decoded(place.data)
             if end != len(place.data) or (event.episode, type(event.data)) != (id, dict):

@@ -3,7 +3,6 @@
     run.json           written once, when the run begins
     ledger/*.ledger    shards: the events of one process each (`shard.py`)
     files/*/*          images and other files that events refer to (`files.py`)
-    index/*.jsonl      summary rows of ended episodes: derived, may be deleted (`summary.py`)
     seal.json          written when the run ends (`seal.py`)
 
 Invariants: a JSON file in this directory exists complete, or not at all. A directory of another format version is
@@ -16,15 +15,18 @@ import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
-from strands_sglang._files import loads, open_file, replace_file
+from strands_sglang._files import open_file, replace_file
+from strands_sglang._json import loads
 from strands_sglang.errors import LedgerError
 
-_MAX_JSON_BYTES = 1 << 28  # a seal takes about 40 bytes for each MiB of the ledger
+_MAX_JSON_BYTES = 1 << 26  # a seal takes about 40 bytes for each MiB of the ledger
 
+LARGEST_FILE = 1 << 28
+"""Maximum size of an image, or of another file that events refer to, in bytes."""
 FORMAT = 2
 """Format version of everything in a run directory. A directory of another version is refused."""
 MAGIC = b"strands-sglang ledger %d\n" % FORMAT
@@ -66,7 +68,7 @@ def check_format(directory: Path | str) -> None:
     folder = Path(directory)
     try:
         with open_file(folder / "run.json") as file:
-            values = loads(file.read(_MAX_JSON_BYTES))
+            values = _json_in(file)
         for path in shard_paths(folder)[:1]:
             with open_file(path) as file:
                 if file.read(len(MAGIC)) == MAGIC:
@@ -109,6 +111,14 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         raise LedgerError(f"{path} cannot be written: {error}") from error
 
 
+def _json_in(file: BinaryIO) -> Any:
+    """Return the JSON of a file; ValueError if it is too large, or is not JSON."""
+    if (size := file.seek(0, 2)) > _MAX_JSON_BYTES:
+        raise ValueError(f"it must have at most {_MAX_JSON_BYTES} bytes, got {size}")
+    file.seek(0)
+    return loads(file.read(_MAX_JSON_BYTES))
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the content of a JSON file, or None if the file does not exist.
 
@@ -117,10 +127,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """
     try:
         with open_file(path) as file:
-            content = file.read(_MAX_JSON_BYTES + 1)
-        if len(content) > _MAX_JSON_BYTES:
-            raise ValueError(f"the file has more than {_MAX_JSON_BYTES} bytes")
-        values = loads(content)
+            values = _json_in(file)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -126,8 +126,12 @@ def check_seal(directory: Path | str) -> list[SealFinding]:
             findings.append(
                 SealFinding(SealFault.NEW, name, None, "the file is not in the seal: the run was continued")
             )
-        elif finding := _compared(paths[name], sealed["shards"][name]):
-            findings.append(finding)
+        else:
+            try:
+                finding = _compared(paths[name], sealed["shards"][name])
+            except (KeyError, TypeError) as error:
+                raise LedgerError(f"{folder / 'seal.json'} does not state size and digests of {name}") from error
+            findings += [finding] if finding is not None else []
     return findings
 
 

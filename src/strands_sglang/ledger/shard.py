@@ -10,11 +10,13 @@ A block is its size, the CRC-32 of its content, its kind, the CRC-32 of these th
 
 Invariants: a block holds whole events, and can be read once everything up to its end is written. A section can be read
 without the sections before it. A block that fails its checks is never decoded, nor is the rest of its section; reading
-continues at the next section, and `ShardState` reports what was lost.
+continues at the next section, and `ShardState` reports what was lost. What a shard takes in memory is bounded by what
+it takes on disk: a block has at most `LARGEST_RATIO` times its compressed size, and holes in a file are not read.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
@@ -27,7 +29,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
-from strands_sglang._files import loads, open_file, sync_folder
+from strands_sglang._files import open_file, sync_folder
+from strands_sglang._json import loads
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import first_size, frames
 from strands_sglang.ledger.run_dir import FORMAT, MAGIC
@@ -36,15 +39,23 @@ MARK = bytes.fromhex("e3d1a07f5b92c4188e6a35f9d20b7c46")
 """Start of each section: 16 bytes that are unlikely to occur anywhere else."""
 SECTION_BYTES = 4 << 20
 """Size of a section on disk in bytes; the next block starts a new section."""
-LARGEST_BLOCK = 1 << 29
+LARGEST_BLOCK = 1 << 28
 """Maximum size of a block in bytes, before compression."""
 SEVERAL_EVENTS = 1 << 24
 """Maximum size in bytes of a block with more than one event, before compression. Writers stay far below."""
+
+LARGEST_SHARD = 3 * LARGEST_BLOCK
+"""Maximum size of a shard on disk in bytes. Writers start the next shard before."""
+LARGEST_RATIO = 64
+"""Maximum size of a block before compression, as a multiple of its compressed size. What compresses better is stored
+uncompressed."""
 
 BLOCK_HEAD = struct.Struct("<IIBI")
 """Head of a block: size, CRC-32 of the content, kind, CRC-32 of these three fields."""
 _LEVEL = 1  # level 6 takes 40 % more CPU time and saves 4 % of the bytes
 _CHUNK = 1 << 20  # bytes read at a time
+_SMALL = 1 << 16  # size in bytes up to which the ratio of a block does not matter
+_LARGEST_ABOUT = 1 << 20  # bytes of a block that is not of events
 
 
 class BlockKind(int, Enum):
@@ -90,7 +101,11 @@ class OpenShard:
         mark = b""
         if self._left <= 0:
             self._stream, self._left, mark = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15), SECTION_BYTES, MARK
-        block = _block(BlockKind.EVENTS, self._stream.compress(data) + self._stream.flush(zlib.Z_SYNC_FLUSH))
+        content = self._stream.compress(data) + self._stream.flush(zlib.Z_SYNC_FLUSH)
+        if len(data) > _SMALL + LARGEST_RATIO * len(content):  # as a section of its own, which does not compress
+            self._stream, self._left, mark = zlib.compressobj(0, zlib.DEFLATED, -15), 0, MARK
+            content = self._stream.compress(data) + self._stream.flush(zlib.Z_SYNC_FLUSH)
+        block = _block(BlockKind.EVENTS, content)
         self._left -= len(block)
         self._events += count
         self._write(mark + block)
@@ -218,6 +233,10 @@ class ShardReader:
         with opened as file:
             there = file.seek(0, 2)
             self._size = there if self._stop is None else min(there, self._stop)
+            if self._size > LARGEST_SHARD:
+                message = f"a shard must have at most {LARGEST_SHARD} bytes, got {self._size}"
+                self._note(ShardVerdict.DAMAGED, 0, self._size, message)
+                return
             at = self._start
             while at < self._size:
                 try:
@@ -253,6 +272,9 @@ class ShardReader:
             torn = self._zeros(file, at + len(MARK))  # after the head or mark that was cut off
             raise _BrokenError(_torn_if(torn), "the head of a block fails its checksum")
         end = at + BLOCK_HEAD.size + size
+        most = LARGEST_BLOCK + (LARGEST_BLOCK >> 8) if kind == BlockKind.EVENTS else _LARGEST_ABOUT
+        if size > most:
+            raise _BrokenError(ShardVerdict.DAMAGED, f"a block must have at most {most} bytes, got {size}")
         if end > self._size:
             raise _BrokenError(ShardVerdict.TORN, f"the file ends {end - self._size} bytes before the end of a block")
         file.seek(at + BLOCK_HEAD.size)
@@ -280,12 +302,13 @@ class ShardReader:
             return None
         if self._stream is None:
             raise LedgerError("events before the first section")
-        data = self._stream.decompress(content, SEVERAL_EVENTS)
+        most = _SMALL + LARGEST_RATIO * len(content) + 1
+        data = self._stream.decompress(content, min(SEVERAL_EVENTS, most))
         if self._stream.unconsumed_tail:
-            left = min(first_size(data), LARGEST_BLOCK) - len(data)  # a larger block must be a single event
+            left = min(first_size(data), LARGEST_BLOCK, most) - len(data)  # a larger block must be a single event
             data += self._stream.decompress(self._stream.unconsumed_tail, max(left, 0) + 1)
         if self._stream.unconsumed_tail or self._stream.eof:
-            raise LedgerError("the compressed stream does not end with its block")
+            raise LedgerError("the compressed stream does not end with its block, or its data is too large")
         events = frames(data)
         self._events += len(events)
         return events
@@ -305,24 +328,37 @@ class ShardReader:
         self._messages.append(f"byte {at}: {message}, {end - at} bytes are lost")
 
     def _next_mark(self, file: BinaryIO, at: int) -> int:
-        file.seek(at)
+        at = _data_from(file, at)
         tail = b""
-        while chunk := file.read(min(_CHUNK, self._size - at)):
+        while chunk := file.read(max(0, min(_CHUNK, self._size - at))):
             found = (tail + chunk).find(MARK)
             if found >= 0:
                 return at - len(tail) + found
             at += len(chunk)
             tail = (tail + chunk)[1 - len(MARK) :]
+            if not any(tail):
+                at, tail = _data_from(file, at), b""
         return self._size
 
     def _zeros(self, file: BinaryIO, at: int) -> bool:
         """Return whether only zeros, or nothing, follow: what a file may end with after a power failure."""
-        file.seek(at)
+        at = _data_from(file, at)
         while chunk := file.read(max(0, min(_CHUNK, self._size - at))):
             if chunk.count(0) != len(chunk):
                 return False
-            at += len(chunk)
+            at = _data_from(file, at + len(chunk))
         return True
+
+
+def _data_from(file: BinaryIO, at: int) -> int:
+    """Seek to an offset, or past the hole that is there, and return the new offset. A hole reads as zeros."""
+    with suppress(AttributeError):  # the platform does not know holes
+        try:
+            return file.seek(os.lseek(file.fileno(), at, os.SEEK_DATA))
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole is left
+                return file.seek(0, 2)
+    return file.seek(at)
 
 
 class _BrokenError(Exception):

@@ -1,40 +1,27 @@
 """One summary row per episode, for tables of a run: `SummaryRow`; `run_rows` returns those of a run.
 
-`SummaryBuilder` computes a row from the events of an episode. `IndexRows`, `supersedes` and `is_current` say which of
-several rows of an episode counts; the viewer, which follows a run that is being written, uses the same.
+`SummaryBuilder` computes a row from the events of an episode, also while the run is being written.
 
-    RUN/index/<shard name>.jsonl     one JSON object per line: the row of an episode that ended
-
-The process that writes the end of an episode also appends its row to a file in `index/`, next to `ledger/`. With it, a
-table of 10,000 episodes is read in a fraction of a second, without reading 50 million tokens.
-
-Invariants: rows are derived data. They are not part of the proof, `verify` ignores them, and the folder may be deleted
-at any time: a reader computes missing rows from the ledger. A row states how many events it covers, so a reader that
-has counted the events of an episode knows whether its row is current. A row written before a column was added has the
-column's default. Reading never raises on damaged lines.
+Invariants: a row states nothing that is not in the events of its episode. Reading never raises on damaged events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, TypedDict
 
 import orjson
 
-from strands_sglang._files import loads, open_file
 from strands_sglang._json import as_dict, as_list, jsonable
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import EventHead, decoded_head
 from strands_sglang.ledger.event import AFTER_END, EventKind
 from strands_sglang.ledger.reader import Ledger
 
-INDEX_FOLDER = "index"
-"""Name of the folder in a run directory that holds the rows."""
 TEXT_CHARACTERS = 200
 """Maximum length of `prompt`, `text` and `failure` in a row, in characters."""
 
-_MAX_LINE_BYTES = 1 << 16
 _MAX_VERSIONS = 64
 
 
@@ -105,40 +92,6 @@ _COLUMNS = {
 }
 
 
-def finished_row(
-    id: str,
-    begin: Mapping[str, Any],
-    end: Mapping[str, Any],
-    reward: Mapping[str, Any] | None,
-    *,
-    epoch: int,
-    events: int,
-) -> SummaryRow:
-    """Return the row of an episode that ended.
-
-    Args:
-        id: Id of the episode.
-        begin: Data of its `BEGIN` event.
-        end: Data of its `END` event.
-        reward: Data of its newest `REWARD` event; None if it has none.
-        epoch: How many times it was resumed.
-        events: Number of its events.
-    """
-    failure = end.get("failure")
-    values = {
-        **as_dict(end.get("metrics")),  # its names are those of the columns
-        **_begin_values(id, begin),
-        **_reward_values(reward),
-        "end_reason": end.get("end_reason"),
-        "failure": _short(f"{failure.get('kind')}: {failure.get('message')}") if isinstance(failure, dict) else None,
-        "end_time": end.get("time"),
-        "text": _short(end.get("text")),
-        "epoch": epoch,
-        "events": events,
-    }
-    return checked_row(id, values)
-
-
 def checked_row(id: str, values: Mapping[str, Any]) -> SummaryRow:
     """Return a row with every column; values of a wrong type are replaced by the column's default."""
     row: dict[str, Any] = {"id": id}
@@ -151,61 +104,15 @@ def checked_row(id: str, values: Mapping[str, Any]) -> SummaryRow:
 
 
 def row_line(row: SummaryRow) -> bytes:
-    """Return a row as one line of an index file."""
+    """Return a row as one line of JSON."""
     try:
         return orjson.dumps(row) + b"\n"
     except TypeError:  # a lone surrogate
         return orjson.dumps(jsonable(row)) + b"\n"
 
 
-def read_rows(path: Path, start: int = 0) -> tuple[list[SummaryRow], int]:
-    """Read the rows of an index file from a byte offset on; damaged lines are skipped.
-
-    Args:
-        path: The file.
-        start: Offset of the first line to read, in bytes.
-
-    Returns:
-        The rows in the order of the file, and the offset after the last complete line.
-    """
-    rows: list[SummaryRow] = []
-    try:
-        with open_file(path) as file:
-            file.seek(start)
-            for size, line in _lines(file):
-                start += size
-                if line is not None and (row := _row(line)) is not None:
-                    rows.append(row)
-    except OSError:
-        pass  # deleted, or not a regular file: the rows are computed from the ledger
-    return rows, start
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Yield the size and the content of every complete line; content is None if the line is too long for a row."""
-    size = 0  # of the line so far
-    while part := file.readline(_MAX_LINE_BYTES):
-        size += len(part)
-        if part.endswith(b"\n"):
-            yield size, part if size == len(part) else None
-            size = 0
-
-
-def _row(line: bytes) -> SummaryRow | None:
-    try:
-        values = loads(line)
-    except ValueError:
-        return None
-    if not isinstance(values, dict) or not isinstance(values.get("id"), str):
-        return None
-    return checked_row(values["id"], values)
-
-
 def run_rows(directory: Path | str) -> list[SummaryRow]:
     """Return the row of every episode of a run, in the order of their first events.
-
-    Rows that are missing, or that do not cover all events, are computed from the ledger; only the sections that hold
-    these episodes are decoded.
 
     Args:
         directory: Directory of the run.
@@ -215,74 +122,20 @@ def run_rows(directory: Path | str) -> list[SummaryRow]:
         bad = [row["id"] for row in run_rows("runs/first") if row["reward"] == 0]
         ```
     """
-    index = IndexRows(Path(directory))
-    index.read()  # before the ledger, which is then newer
-    ledger = Ledger(directory)
-    ids = ledger.ids()
-    missing = [id for id in ids if not is_current(index.rows.get(id), ledger.event_count(id))]
-    builders = {id: SummaryBuilder(id) for id in missing}
-    for id, place in ledger.events(missing):
-        builders[id].add_encoded(place.data)
-    return [builders[id].row() if id in builders else index.rows[id] for id in ids]
-
-
-class IndexRows:
-    """The newest row of each episode in the index files of a run, read on from where the last reading ended.
-
-    Example:
-        ```python
-        index = IndexRows(Path("runs/first"))
-        changed = index.read()
-        ```
-    """
-
-    def __init__(self, directory: Path) -> None:
-        """Prepare; nothing is read yet.
-
-        Args:
-            directory: Directory of the run.
-        """
-        self.rows: dict[str, SummaryRow] = {}
-        """The newest row of each episode, by id."""
-        self._folder = directory / INDEX_FOLDER
-        self._offsets: dict[Path, int] = {}
-
-    def read(self) -> list[SummaryRow]:
-        """Read what was written since the last call; return the rows that became the newest of their episode."""
-        changed: dict[str, SummaryRow] = {}
-        for path in sorted(self._folder.glob("*.jsonl")):
-            rows, self._offsets[path] = read_rows(path, self._offsets.get(path, 0))
-            for row in rows:
-                if supersedes(row, self.rows.get(row["id"])):
-                    self.rows[row["id"]] = changed[row["id"]] = row
-        return list(changed.values())
-
-
-def supersedes(row: SummaryRow, known: SummaryRow | None) -> bool:
-    """Return whether a row that was read later replaces a known one: it does unless it covers less.
-
-    Args:
-        row: The row.
-        known: The known row of the same episode; None: there is none.
-    """
-    return known is None or (row["epoch"], row["events"]) >= (known["epoch"], known["events"])
-
-
-def is_current(row: SummaryRow | None, events: int) -> bool:
-    """Return whether a row covers all events that the ledger has of its episode; a row that does not is computed again.
-
-    Args:
-        row: The row; None: there is none.
-        events: Number of events in the ledger, orphans and damaged ones included.
-    """
-    return row is not None and row["events"] == events
+    builders: dict[str, SummaryBuilder] = {}
+    for id, place in (ledger := Ledger(directory)).read_through():
+        builders.setdefault(id, SummaryBuilder(id)).add_encoded(place.data)
+    if again := {id: SummaryBuilder(id, keep=True) for id, builder in builders.items() if builder.outdated}:
+        for id, place in ledger.events(again):
+            again[id].add_encoded(place.data)
+    return [(again.get(id) or builder).row() for id, builder in builders.items()]
 
 
 class SummaryBuilder:
     """Computes the row of one episode from its events, added in any order. Holds no tokens and no messages.
 
     Events are believed as they are: damaged chains and wrong digests are the business of `verify`. Events of a process
-    that lost the episode to another are left out.
+    that lost the episode to another are left out. After the end of the episode, little of it is kept.
 
     Example:
         ```python
@@ -293,17 +146,34 @@ class SummaryBuilder:
         ```
     """
 
-    __slots__ = ("_heads", "count", "id")
+    __slots__ = ("_end", "_heads", "_keep", "_last", "count", "id", "outdated")
 
-    def __init__(self, id: str) -> None:
+    def __init__(self, id: str, *, keep: bool = False) -> None:
+        """Prepare; `keep`: keep everything, so that the row is right also if the episode is resumed after its end."""
         self.id = id
         self.count = 0
+        self.outdated = False
+        """Whether the episode was resumed after its end: all its events must be added to a builder that keeps them."""
+        self._keep = keep
         self._heads: list[EventHead] = []
+        self._last = (-1, -1)  # epoch and number of the last event, without scores
+        self._end: tuple[int, int] | None = None  # of the end, if what came before it is not kept
 
     def add(self, head: EventHead) -> None:
         """Add an event."""
         self.count += 1
+        at = head.epoch, head.number
+        if self._end is not None and head.kind not in AFTER_END:
+            self.outdated = self.outdated or at > self._end
+            if at < self._end and head.kind not in _NEEDED:
+                return
         self._heads.append(head._replace(data=_light(head)))
+        if head.kind in AFTER_END or at < self._last:
+            return
+        self._last = at
+        if head.kind is EventKind.END and not self._keep:
+            self._end = at
+            self._heads = [one for one in self._heads if one.kind in _NEEDED]
 
     def add_encoded(self, data: bytes) -> None:
         """Add an event as the ledger has it. One that cannot be decoded is counted; `verify` reports it."""
@@ -316,44 +186,60 @@ class SummaryBuilder:
         """Return the row of the events so far. `events` counts all added events, orphans and damaged ones included."""
         heads = list(_winning(self._heads))
         begin = next((head.data for head in heads if head.kind is EventKind.BEGIN), {})
-        epoch = max((head.epoch for head in self._heads), default=0)
-        reward = _newest_reward(heads)
         last = next((head for head in reversed(heads) if head.kind not in AFTER_END), None)
-        if last is not None and last.kind is EventKind.END:
-            return finished_row(self.id, begin, last.data, reward, epoch=epoch, events=self.count)
-        values = {**_running_values(heads), **_begin_values(self.id, begin), "epoch": epoch, "events": self.count}
-        return checked_row(self.id, values | _reward_values(reward))
+        ended = last is not None and last.kind is EventKind.END
+        values = {
+            **(last.data if ended and last is not None else _running_values(heads)),
+            **_begin_values(self.id, begin),
+            **_reward_values(_newest_reward(heads)),
+            "epoch": max((head.epoch for head in self._heads), default=0),
+            "events": self.count,
+        }
+        return checked_row(self.id, values)
+
+
+_NEEDED = (EventKind.BEGIN, EventKind.RESUME, EventKind.END, *AFTER_END)  # for the row of an episode that ended
+
+
+def _end_values(end: Mapping[str, Any]) -> dict[str, Any]:
+    failure, metrics = end.get("failure"), as_dict(end.get("metrics"))  # the names of metrics are those of columns
+    return {
+        **{name: value for name in _COLUMNS if type(value := metrics.get(name)) in (int, float)},
+        "versions": as_list(metrics.get("versions"))[:_MAX_VERSIONS],
+        "end_reason": _scalar(end.get("end_reason")),
+        "failure": _short(f"{failure.get('kind')}: {failure.get('message')}") if isinstance(failure, dict) else None,
+        "end_time": _scalar(end.get("time")),
+        "text": _short(end.get("text")),
+    }
 
 
 def _light(head: EventHead) -> dict[str, Any]:
     """Return the data of an event without messages, results and trajectories."""
     data = head.data
     if head.kind is EventKind.END:
-        return {name: data.get(name) for name in ("end_reason", "time", "failure", "metrics")} | {
-            "text": _short(data.get("text"))
-        }
+        return _end_values(data)
     if head.kind is EventKind.BEGIN:
         return {
-            "task": {"id": as_dict(data.get("task")).get("id"), "prompt": _prompt(data)},
-            "sample": data.get("sample"),
+            "task": {"id": _scalar(as_dict(data.get("task")).get("id")), "prompt": _prompt(data)},
+            "sample": _scalar(data.get("sample")),
         }
     if head.kind is EventKind.TOOL:
         result = data.get("result")
         failed = isinstance(result, dict) and result.get("status") == "error"
-        return {"seconds": data.get("seconds"), "failed": failed}
+        return {"seconds": _number(data.get("seconds")), "failed": failed}
     if head.kind is EventKind.CALL:
         detail = as_dict(data.get("detail"))
         return {
-            "turn": data.get("turn"),
-            "prompt_tokens": data.get("prompt_tokens"),
-            "versions": [span[0] for span in as_list(data.get("versions")) if _is_span(span)],
-            "cached": detail.get("cached_tokens"),
-            "latency": detail.get("latency_ms"),
+            "turn": _number(data.get("turn")),
+            "prompt_tokens": _number(data.get("prompt_tokens")),
+            "versions": [span[0] for span in as_list(data.get("versions"))[:_MAX_VERSIONS] if _is_span(span)],
+            "cached": _number(detail.get("cached_tokens")),
+            "latency": _number(detail.get("latency_ms")),
             "failed": len(as_list(detail.get("failed_calls"))),
         }
     if head.kind is EventKind.REWARD:
-        return {"value": data.get("value"), "error": data.get("error")}
-    return {"turns": data.get("turns")} if head.kind is EventKind.ROLLBACK else {}
+        return {"value": _scalar(data.get("value")), "error": _short(data.get("error"))}
+    return {"turns": _number(data.get("turns"))} if head.kind is EventKind.ROLLBACK else {}
 
 
 def _winning(heads: Iterable[EventHead]) -> list[EventHead]:
@@ -390,20 +276,20 @@ def _running_values(heads: Iterable[EventHead]) -> dict[str, Any]:
         elif head.kind is EventKind.TOOL:
             tools.append(head)
         elif head.kind is EventKind.ROLLBACK:
-            calls = [call for call in calls if _number(call.data["turn"]) < _number(head.data["turns"])]
+            calls = [call for call in calls if call.data["turn"] < head.data["turns"]]
     sampled = sum(call.counts.get("sampled", 0) for call in calls)
     return {
         "turns": len(calls),
         "tokens": sampled + sum(call.counts.get(name, 0) for call in calls for name in ("closing", "context")),
         "sampled_tokens": sampled,
-        "prompt_tokens": int(sum(_number(call.data["prompt_tokens"]) for call in calls)),
-        "cached_tokens": int(sum(_number(call.data["cached"]) for call in calls)),
+        "prompt_tokens": int(sum(call.data["prompt_tokens"] for call in calls)),
+        "cached_tokens": int(sum(call.data["cached"] for call in calls)),
         "tool_calls": len(tools),
         "tool_errors": sum(tool.data["failed"] for tool in tools),
         "failed_calls": sum(call.data["failed"] for call in calls),
         "versions": list(dict.fromkeys(one for call in calls for one in call.data["versions"])),
-        "engine_seconds": float(sum(_number(call.data["latency"]) for call in calls) / 1000),
-        "tool_seconds": float(sum(_number(tool.data["seconds"]) for tool in tools)),
+        "engine_seconds": float(sum(call.data["latency"] for call in calls) / 1000),
+        "tool_seconds": float(sum(tool.data["seconds"] for tool in tools)),
     }
 
 
@@ -434,6 +320,11 @@ def _short(text: Any) -> str:
 
 def _is_span(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and (value[0] is None or isinstance(value[0], str))
+
+
+def _scalar(value: Any) -> Any:
+    """Return a value that holds no others; None for a list or a dict, which may be of any size."""
+    return None if isinstance(value, (list, dict)) else value
 
 
 def _number(value: Any) -> float:

@@ -5,8 +5,7 @@ a few times a second, or immediately when a caller waits in `flushed`.
 
 Invariants: events confirmed by `flushed` are in the file even if this process dies. Events are in the file in the order
 of `write`. No two processes write to the same file, not even after a fork. A file that events refer to is written
-before them. A summary row is written after the events it covers; a row that cannot be written is dropped, because rows
-are derived data (`summary.py`).
+before them.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from strands_sglang.errors import ConfigurationError, LedgerError
 from strands_sglang.ledger.files import FileStore, file_digest
 from strands_sglang.ledger.run_dir import FORMAT
 from strands_sglang.ledger.shard import LARGEST_BLOCK, OpenShard
-from strands_sglang.ledger.summary import INDEX_FOLDER, SummaryRow, row_line
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +89,6 @@ class LedgerWriter:
         self._pending: list[bytes] = []
         self._files: list[tuple[str, bytes]] = []  # to be written before the pending events
         self._known_files: set[str] = set()
-        self._rows: list[bytes] = []  # summary rows to be written after the pending events
-        self._rows_fail = False
         self._written = self._done = 0  # events accepted, and events written to the file
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []  # event count to wait for, and its future
         self._filled, self._hurry = threading.Event(), threading.Event()
@@ -127,14 +123,6 @@ class LedgerWriter:
                 self._known_files.add(digest)
                 self._files.append((digest, data))
         return digest
-
-    def write_summary(self, row: SummaryRow) -> None:
-        """Accept the summary row of an episode whose events were written. Thread-safe; never raises, never waits."""
-        line = row_line(row)
-        with self._lock:
-            if not (self._failure or self._closed or self._rows_fail) and self._thread is not None:
-                self._rows.append(line)
-                self._filled.set()
 
     async def flushed(self) -> None:
         """Wait until everything written so far is as durable as `durability` requires. Works in any event loop.
@@ -183,7 +171,6 @@ class LedgerWriter:
             with self._lock:
                 events, self._pending = self._pending, []
                 files, self._files = self._files, []
-                rows, self._rows = self._rows, []
                 self._filled.clear()
                 self._hurry.clear()
                 last = self._closed
@@ -192,7 +179,6 @@ class LedgerWriter:
                 for digest, data in files:
                     self._store.write(digest, data, sync=self._durability is Durability.MACHINE)
                 self._put(events)
-                self._put_rows(rows)
                 if last and self._shard is not None:
                     self._shard.close()
             except Exception as error:  # any failure must reach the waiting callers
@@ -219,19 +205,6 @@ class LedgerWriter:
             at = end
         if events and self._durability is Durability.MACHINE and self._shard is not None:
             self._shard.sync()
-
-    def _put_rows(self, rows: list[bytes]) -> None:
-        """Append summary rows to the index file of the current shard; a failure is logged once and ignored."""
-        if not rows or not self.paths:
-            return
-        folder = self._directory.parent / INDEX_FOLDER
-        try:
-            folder.mkdir(exist_ok=True)
-            with (folder / f"{self.paths[-1].stem}.jsonl").open("ab", buffering=0) as file:
-                file.write(b"".join(rows))
-        except OSError as error:
-            self._rows_fail = True
-            logger.warning("directory=<%s>, error=<%s> | summary rows cannot be written", folder, error)
 
     def _next_shard(self) -> OpenShard:
         if self._shard is not None:

@@ -31,6 +31,17 @@ class SealState(str, Enum):
     """There is a seal; it was not checked because only some episodes were verified."""
 
 
+class SignatureState(str, Enum):
+    """Whether the run is signed, and by the given key."""
+
+    NONE = "none"
+    VALID = "valid"
+    INVALID = "invalid"
+    """It is missing although a key was given, or does not match the run and the key."""
+    UNCHECKED = "unchecked"
+    """There is a signature; no key was given."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileState:
     """One file of the ledger, as it was read."""
@@ -41,7 +52,7 @@ class FileState:
     state: str
     """State of its bytes: "whole", "torn" (ends within a block) or "damaged"."""
     digest: str
-    """BLAKE2b-16 digest of its bytes, in hex."""
+    """BLAKE2b-16 digest of its bytes, in hex; "" if too much of it cannot be read."""
 
 
 @dataclass(slots=True)
@@ -96,6 +107,7 @@ class Certificate:
     """Images and other files that events refer to, each compared with its digest."""
     teacher_tokens: int = 0
     seal: SealState = SealState.NONE
+    signature: SignatureState = SignatureState.NONE
     exported: ExportedState | None = None
     """Result of comparing an export; None if none was given."""
     findings: list[Finding] = field(default_factory=list)
@@ -126,6 +138,7 @@ class Certificate:
             "run": self.run,
             "root": self.root,
             "seal": self.seal.value,
+            "signature": self.signature.value,
             "episodes": {verdict.value: self.episodes[verdict] for verdict in Verdict},
             "turns": self.turns,
             "trajectories": self.trajectories,
@@ -168,6 +181,7 @@ class Certificate:
             ("images", f"{counted(self.content_files, 'file')}" if self.content_files else ""),
             ("teacher", f"{counted(self.teacher_tokens, 'sampled token')} scored" if self.teacher_tokens else ""),
             ("seal", _SEALS[self.seal]),
+            ("signature", _SIGNATURES[self.signature]),
             ("exported", "" if self.exported is None else self.exported.text()),
             ("orphans", f"{orphans} from processes that lost their episode to another" if self.orphans else ""),
             ("root", self.root or "none"),
@@ -197,6 +211,13 @@ _SEALS = {
     SealState.AGREES: "agrees",
     SealState.DIFFERS: "DIFFERS",
     SealState.UNCHECKED: "not checked: only some episodes were verified",
+}
+
+_SIGNATURES = {
+    SignatureState.NONE: "none",
+    SignatureState.VALID: "valid",
+    SignatureState.INVALID: "INVALID",
+    SignatureState.UNCHECKED: "not checked: no public key was given",
 }
 
 

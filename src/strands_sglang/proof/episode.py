@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from strands_sglang._json import check_values
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.event import AFTER_END, Event, EventKind
 from strands_sglang.proof.call import CallFacts, PartialCalls, read_call
@@ -267,6 +268,7 @@ def _files_of(event: Event) -> Iterator[str]:
 def _list_in(text: str) -> list[Any]:
     """Return a list that an event has as JSON text; empty if it is something else."""
     try:
+        check_values(text.encode(errors="surrogatepass"))
         found = json.loads(text)
     except (ValueError, RecursionError):
         return []

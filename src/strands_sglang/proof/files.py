@@ -11,6 +11,7 @@ itself.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,15 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from strands_sglang._checks import install
+from strands_sglang._files import open_file
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import episode_of
-from strands_sglang.ledger.run_dir import FORMAT, check_format, read_json, shard_paths
+from strands_sglang.ledger.run_dir import FORMAT, LARGEST_FILE, check_format, read_json, shard_paths
 from strands_sglang.ledger.shard import ShardReader, ShardState, ShardVerdict
 from strands_sglang.proof.certificate import FileState, SealState
 from strands_sglang.proof.chain import RawEvent
 from strands_sglang.proof.finding import Finding, FindingKind
 
 _SHA256 = re.compile("[0-9a-f]{64}")
+_LARGEST_LOSS = 1 << 26  # bytes that cannot be read, up to which a shard is compared with its seal
 _PIECE = 1 << 20  # a seal contains the digest of each MiB of a file
 
 
@@ -109,6 +112,10 @@ class RunFiles:
                 except LedgerError as error:
                     self._add(FindingKind.FORM, path.name, block.at, str(error))
         state = reader.state
+        if sum(end - start for start, end in state.lost) > _LARGEST_LOSS:
+            self.states.append(FileState(path.name, state.bytes, state.verdict.value, ""))
+            self._add(FindingKind.FILE_DAMAGED, path.name, state.at, state.message)
+            return
         digest, pieces = _digests(path, state.bytes)
         self.states.append(FileState(path.name, state.bytes, state.verdict.value, digest))
         sealed = self.seal.get("shards") if self.seal is not None else None
@@ -174,7 +181,10 @@ def check_content(directory: Path, referenced: Mapping[str, str]) -> Iterator[Fi
             continue
         whole = hashlib.sha256()
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
+                if file.seek(0, 2) > LARGEST_FILE:
+                    raise OSError(f"it must have at most {LARGEST_FILE} bytes")
+                file.seek(0)
                 while piece := file.read(_PIECE):
                     whole.update(piece)
         except OSError as error:
@@ -238,7 +248,7 @@ def sign_root(private_key: Path, run: str | None, root: str) -> dict[str, Any]:
         root: Root digest of the run.
 
     Raises:
-        LedgerError: The key cannot be read, or `cryptography` is not installed.
+        LedgerError: The key cannot be read, others may read it, or `cryptography` is not installed.
     """
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -246,6 +256,12 @@ def sign_root(private_key: Path, run: str | None, root: str) -> dict[str, Any]:
     except ImportError as error:
         raise LedgerError(_INSTALL) from error
     try:
+        mode = private_key.stat().st_mode & 0o777
+        if os.name == "posix" and mode & 0o077:
+            raise LedgerError(
+                f"{private_key} must be readable by its owner only, got mode {mode:o}: anyone who read it can sign in "
+                f"your name. Run `chmod 600 {private_key}`, or use a new key if others may have read this one"
+            )
         key = load_pem_private_key(private_key.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
         raise LedgerError(f"{private_key} is not an Ed25519 key in PEM format without a password: {error}") from error

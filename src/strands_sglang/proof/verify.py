@@ -4,8 +4,8 @@ The ledger is read twice: once to count the events of each episode, and again to
 events were read.
 
 Invariants: nothing here imports the code that samples, records or flattens; every result follows from the bytes.
-Memory is bounded by `MAX_BUFFERED_BYTES` for the events of incomplete episodes (whatever a few compressed bytes
-decompress to), plus one digest per episode and one request id per turn.
+Memory is bounded by `LARGEST_EPISODE` for the events of incomplete episodes (`ledger/grouping.py`), plus one digest per
+episode and one request id per turn.
 """
 
 from __future__ import annotations
@@ -13,23 +13,21 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import episode_of
 from strands_sglang.ledger.event import EventKind
+from strands_sglang.ledger.grouping import TOO_LARGE, complete_episodes
 from strands_sglang.proof.call import RequestIds
-from strands_sglang.proof.certificate import FINDINGS_KEPT, Certificate, ExportedState, SealState
+from strands_sglang.proof.certificate import FINDINGS_KEPT, Certificate, ExportedState, SealState, SignatureState
 from strands_sglang.proof.chain import RawEvent, build_chain
 from strands_sglang.proof.episode import EpisodeProof, prove_episode
 from strands_sglang.proof.export import ExportComparison
 from strands_sglang.proof.files import SIGNATURE, RunFiles, check_content, read_public_key, signature_error
 from strands_sglang.proof.finding import Finding, FindingKind
-
-MAX_BUFFERED_BYTES = 1 << 29
-"""Maximum size of buffered events, and of the events of one episode. Episodes that do not fit are read again later."""
-_EVENT_OVERHEAD = 150  # bytes of memory per event in addition to its encoded size
 
 
 def verify(
@@ -82,8 +80,14 @@ def verify(
     if root is not None and root.strip().lower() != certificate.root:
         message = f"the expected root digest is {root.strip()!r:.50}; the ledger's is {certificate.root}"
         certificate.add(Finding(FindingKind.SEAL, message))
-    if key is not None and (wrong := signature_error(Path(directory), key, certificate.run, certificate.root)):
+    if key is None:
+        there = (Path(directory) / SIGNATURE).exists()
+        certificate.signature = SignatureState.UNCHECKED if there else SignatureState.NONE
+    elif wrong := signature_error(Path(directory), key, certificate.run, certificate.root):
+        certificate.signature = SignatureState.INVALID
         certificate.add(Finding(FindingKind.SEAL, wrong, file=SIGNATURE))
+    else:
+        certificate.signature = SignatureState.VALID
     return certificate
 
 
@@ -277,59 +281,15 @@ def prove_episodes(
         wanted: Ids of the episodes to verify; None: all.
         files_lost: Whether files, or ends of files, are known to be missing.
     """
-    remaining = {id: count for id, count in source.counts.items() if wanted is None or id in wanted}
-    while remaining:
-        buffer = _EventBuffer(remaining)
-        for one in source:
-            try:
-                id = episode_of(one.raw)
-            except LedgerError:
-                continue
-            if (complete := buffer.add(id, one)) is not None:
-                yield prove_episode(id, build_chain(complete, files_lost=files_lost), run)
-        for id in buffer.too_large:
-            why = f"the events have more than {MAX_BUFFERED_BYTES} bytes, the maximum for one episode"
-            yield EpisodeProof(id, findings=[Finding(FindingKind.FORM, why, id)])
-        remaining = buffer.postponed
+    counts = {id: count for id, count in source.counts.items() if wanted is None or id in wanted}
+    for episode in complete_episodes(lambda: _by_episode(source), counts):
+        if episode.too_large:
+            yield EpisodeProof(episode.id, findings=[Finding(FindingKind.FORM, TOO_LARGE, episode.id)])
+        else:
+            yield prove_episode(episode.id, build_chain(episode.events, files_lost=files_lost), run)
 
 
-class _EventBuffer:
-    """Buffers the events of incomplete episodes within `MAX_BUFFERED_BYTES`."""
-
-    def __init__(self, counts: Mapping[str, int]) -> None:
-        self._counts, self._left = counts, Counter(counts)
-        self._events: dict[str, list[RawEvent]] = {}
-        self._sizes: dict[str, int] = {}
-        self._total = 0
-        self.postponed: dict[str, int] = {}
-        """Episodes that did not fit, with their number of events: to be read again."""
-        self.too_large: list[str] = []
-        """Episodes that alone exceed the maximum."""
-
-    def add(self, id: str, one: RawEvent) -> list[RawEvent] | None:
-        """Add an event; return all events of its episode if it completes the episode."""
-        if id not in self._left or id in self.postponed:
-            return None
-        size = len(one.raw) + _EVENT_OVERHEAD
-        self._events.setdefault(id, []).append(one)
-        self._sizes[id] = self._sizes.get(id, 0) + size
-        self._total += size
-        self._left[id] -= 1
-        if self._sizes[id] > MAX_BUFFERED_BYTES:
-            self._remove(id)
-            self.too_large.append(id)
-            del self._left[id]
-        elif not self._left[id]:
-            complete = self._events[id]
-            self._remove(id)
-            del self._left[id]
-            return complete
-        while self._total > MAX_BUFFERED_BYTES:  # postpone the newest: episodes that begin first are complete first
-            last = next(reversed(self._events))
-            self._remove(last)
-            self.postponed[last] = self._counts[last]
-        return None
-
-    def _remove(self, id: str) -> None:
-        self._total -= self._sizes.pop(id)
-        del self._events[id]
+def _by_episode(source: EventSource) -> Iterator[tuple[str, bytes, RawEvent]]:
+    for one in source:
+        with suppress(LedgerError):  # reported when the source was read
+            yield episode_of(one.raw), one.raw, one

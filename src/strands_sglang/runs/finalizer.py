@@ -24,18 +24,15 @@ from strands_sglang.engine import RoutedExperts
 from strands_sglang.errors import ConfigurationError, CountMismatchError
 from strands_sglang.ledger.encoding import HashChain, decoded, trajectory_summary
 from strands_sglang.ledger.event import (
-    BeginData,
     EndData,
     EventKind,
     FailureData,
     RewardData,
     RollbackCause,
     RollbackData,
-    data_of,
 )
 from strands_sglang.ledger.files import Put, with_references
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.summary import finished_row
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.provider.episode import conversations
 from strands_sglang.runs.agent_runner import AgentOutcome, EpisodeRun
@@ -164,16 +161,11 @@ def append_after_end(
     data: Any,
     arrays: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write an event (a kind of `AFTER_END`) after the end of a recorded episode, and the episode's new index row."""
-    assert record.begin is not None and record.end is not None
+    """Write an event (a kind of `AFTER_END`) after the end of a recorded episode."""
     # No other process writes events of this episode any more, so the epoch stays the same.
     epoch = record.events[-1].epoch
     chain = HashChain(writer.write, record.id, epoch=epoch, number=record.next_number, head=record.head)
     chain.append(kind, data, arrays)
-    known = None if record.reward is None else data_of(record.reward, RewardData)
-    begin, end = data_of(record.begin, BeginData), data_of(record.end, EndData)
-    reward = data if kind is EventKind.REWARD else known
-    writer.write_summary(finished_row(record.id, begin, end, reward, epoch=epoch, events=chain.number))
 
 
 class EpisodeFinalizer:
@@ -299,12 +291,6 @@ class EpisodeFinalizer:
             "main": -1 if episode.tree.main is None else episode.tree.main,
         }
         recorder.write(EventKind.END, end)
-        prompt = episode.task.prompt if put is None else with_references(episode.task.prompt, put)
-        task = {"id": episode.task.id, "prompt": prompt}
-        epoch, events = recorder.position
-        scored = episode.reward_detail.to_dict()
-        begin = {"task": task, "sample": episode.sample}
-        self._writer.write_summary(finished_row(episode.id, begin, end, scored, epoch=epoch, events=events))
         await self._flush()
 
     async def _flush(self) -> None:

@@ -9,9 +9,9 @@ Invariants:
   should have one, is scored from its record and not run.
 - Role and content of messages are restored exactly, as far as they are plain data; further keys that the framework adds
   are not stored. Writing and reading messages never fails.
-- The lock is released when the process that holds it ends, however it ends.
-- Appending to a finished run changes and removes no recorded event. A ledger that no longer matches its seal is not
-  sealed again; one that does is sealed with the new events, also if appending failed.
+- The lock is released when the process that holds it ends, however it ends, and whatever children it forked.
+- A ledger that no longer matches its seal is neither continued nor sealed again. Appending to a finished run changes
+  and removes no recorded event; the run is sealed with the new events, also if appending failed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import asyncio
 import logging
 import math
 import os
+import threading
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from strands_sglang.ledger.event import BeginData, EndData, MessagesData, Reward
 from strands_sglang.ledger.files import FileStore, with_images
 from strands_sglang.ledger.reader import Ledger
 from strands_sglang.ledger.record import EpisodeRecord
-from strands_sglang.ledger.run_dir import read_run
+from strands_sglang.ledger.run_dir import read_run, shard_paths
 from strands_sglang.ledger.seal import SealFault, check_seal, read_seal, seal
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.provider.episode import read_conversations
@@ -166,15 +167,27 @@ def _check_task(spec: EpisodeSpec, recorded: Task) -> None:
 
 
 def read_previous_run(directory: Path) -> PreviousRun:
-    """Return the recorded episodes of a run directory; without episodes if there is no run in it."""
+    """Return the recorded episodes of a run directory; without episodes if there is no run in it.
+
+    Raises:
+        ConfigurationError: The directory has a ledger without run.json.
+        LedgerError: Its files do not match its seal, or cannot be read.
+    """
     run = read_run(directory)
     if run is None:
+        if shard_paths(directory):
+            raise ConfigurationError(
+                f"{directory} has a ledger but no run.json, so that its run cannot be resumed: restore run.json from a "
+                "copy, or use another directory"
+            )
         return PreviousRun({})
+    if read_seal(directory) is not None:
+        _added_since_seal(directory)
     previous = PreviousRun(run)
     for record in Ledger(directory).episodes():
         for problem in record.problems:
             logger.warning("episode=<%s> | damaged record: %s", record.id, problem)
-        if record.finished:
+        if record.finished and record.begin is not None:
             episode = previous.finished[record.id] = restored(record)
             if episode.end_reason.resumable:
                 previous.unfinished[record.id] = record
@@ -226,6 +239,23 @@ except ImportError:  # Windows: directories are not locked
     fcntl = None  # type: ignore[assignment]
 
 
+# A lock of `flock` belongs to every process that has the file open, so a forked child closes its copy. A record lock
+# (`lockf`) has one owner, but is lost as soon as the process closes the file once more, such as when it copies the
+# directory. No process is forked between opening a file and noting it.
+_locked_files: set[int] = set()
+_forking = threading.Lock()
+
+
+def _close_in_child() -> None:
+    _forking.release()
+    while _locked_files:
+        os.close(_locked_files.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child)
+
+
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
     """Lock a directory while the `with` block runs; creates the directory. No lock on a file system without locks.
@@ -236,9 +266,12 @@ def directory_lock(directory: Path) -> Iterator[None]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        with _forking:
+            handle = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+            _locked_files.add(handle)
     except OSError as error:
         raise LedgerError(f"the directory {directory} cannot be written to: {error}") from error
+    owner = os.getpid()
     try:
         if fcntl is not None:
             try:
@@ -251,7 +284,10 @@ def directory_lock(directory: Path) -> Iterator[None]:
                 pass  # a file system without locks
         yield
     finally:
-        os.close(handle)
+        if os.getpid() == owner:
+            with _forking:
+                _locked_files.discard(handle)
+                os.close(handle)
 
 
 _WORKERS = ("score", "teacher")
@@ -285,14 +321,19 @@ def _must_seal(folder: Path) -> bool:
     """Return whether the run must be sealed afterwards; raise LedgerError if its files do not match its seal."""
     if read_seal(folder) is None:
         return False
-    faults = check_seal(folder)
-    new = [fault for fault in faults if fault.kind is SealFault.NEW]
-    if len(new) == len(faults):
-        # New files of a resumed run are sealed by that run. New files of an interrupted call of ours are sealed now.
-        return all(fault.shard.startswith(tuple(f"{name}-" for name in _WORKERS)) for fault in new)
-    if faults := [fault for fault in faults if fault not in new]:
-        raise LedgerError(
-            f"{faults[0].shard}: {faults[0].message}. The run in {folder} does not match its seal and is not sealed "
-            f"again: run `strands-sglang verify {folder}` for details"
-        )
-    return True
+    # New files of a resumed run are sealed by that run. New files of an interrupted call of ours are sealed now.
+    return all(name.startswith(tuple(f"{worker}-" for worker in _WORKERS)) for name in _added_since_seal(folder))
+
+
+def _added_since_seal(folder: Path) -> list[str]:
+    """Return the names of the shards that are not in the seal; raise LedgerError if the others do not match it."""
+    added = []
+    for fault in check_seal(folder):
+        if fault.kind is not SealFault.NEW:
+            raise LedgerError(
+                f"{fault.shard}: {fault.message}. The run in {folder} does not match its seal, so it is neither "
+                f"continued nor sealed again: run `strands-sglang verify {folder}` for details, then restore the file "
+                "from a copy, or use another directory"
+            )
+        added.append(fault.shard)
+    return added

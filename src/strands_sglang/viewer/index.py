@@ -1,12 +1,10 @@
 """The table of a run, kept up to date while the run is being written: `RunIndex`.
 
-The rows come from `RUN/index/` first (`ledger/summary.py`), which takes a fraction of a second for 10,000 episodes. A
-background thread then reads the ledger: it counts the events of each episode and where they are, computes rows that are
-missing or outdated, and follows files that grow.
+A background thread reads the ledger: it computes the row of each episode, notes where its events are, and follows files
+that grow. Rows appear as they are computed, thousands a second.
 
-Invariants: nothing is written. Which row of an episode counts is decided as in `run_rows` (`ledger/summary.py`): the
-newest, if it covers all events of the ledger; any other is computed again. Every change of a row increases `version`,
-so a page that knows a version asks only for what changed.
+Invariants: nothing is written. Every row is computed from the events of its episode, as in `run_rows`. Every change of
+a row increases `version`, so a page that knows a version asks only for what changed.
 """
 
 from __future__ import annotations
@@ -25,21 +23,20 @@ from strands_sglang.ledger.reader import Placed, resolved
 from strands_sglang.ledger.record import EpisodeRecord
 from strands_sglang.ledger.run_dir import shard_paths
 from strands_sglang.ledger.shard import Block, ShardReader
-from strands_sglang.ledger.summary import IndexRows, SummaryBuilder, SummaryRow, is_current, row_line, supersedes
+from strands_sglang.ledger.summary import SummaryBuilder, SummaryRow, row_line
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0  # seconds between two looks at the files of a run
+_FIRST_SECONDS = 0.5  # how long the first table waits until the ledger was read
 _PUBLISH_SECONDS = 0.25  # how often rows that are computed in a long pass appear
 _KEPT_SECONDS = 5.0  # how long the events of an episode are kept: the page asks for them three times
-_FIRST_DELAY = 1.5  # seconds that the ledger waits for the first table to be delivered
 
 
 @dataclass(slots=True)
 class _Entry:
-    events: int = 0
+    builder: SummaryBuilder
     sections: dict[tuple[str, int], None] = field(default_factory=dict)  # shard name and section offset, in order
-    builder: SummaryBuilder | None = None  # while the episode has no row that covers its events
 
 
 @dataclass(slots=True)
@@ -70,21 +67,18 @@ class RunIndex:
     """Rows and locations of the episodes of a run. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
-        """Read the rows in `index/`; the ledger is read after `start`."""
+        """Prepare; the ledger is read after `start`."""
         self.directory = directory
         self.complete = threading.Event()  # set once the whole ledger was read once
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self.served = threading.Event()  # set once a table was delivered, or an episode was asked for
         self._thread: threading.Thread | None = None
         self._rows: dict[str, SummaryRow] = {}
         self._changes: list[str] = []  # ids of changed rows; the version is its length
         self._entries: dict[str, _Entry] = {}
         self._followers: dict[str, _Follower] = {}
-        self._index_rows = IndexRows(directory)
         self._touched: set[str] = set()
         self._last: tuple[tuple[str, int], float, list[Placed]] | None = None  # id and events, until when, the events
-        self._read_index_rows()
 
     # --- what the page asks for ---------------------------------------------------------------------------------------
 
@@ -96,17 +90,17 @@ class RunIndex:
     @property
     def events(self) -> int:
         """Number of events that were read from the ledger so far."""
-        return sum(entry.events for entry in list(self._entries.values()))
+        return sum(entry.builder.count for entry in list(self._entries.values()))
 
     def rows_since(self, version: int) -> tuple[int, list[bytes]]:
-        """Return the current version, and the rows changed since as JSON; `{"id": ..., "gone": true}`: it is lost."""
+        """Return the current version, and the rows changed since as JSON. The first table waits for a small run."""
+        if version == 0 and self._thread is not None:
+            self.complete.wait(_FIRST_SECONDS)
         with self._lock:
             now = len(self._changes)
             changed = dict.fromkeys(self._changes[version:] if 0 <= version <= now else self._rows)
-            rows = [(id, self._rows.get(id)) for id in changed]
-        self.served.set()
-        lines = [row_line(row or {"id": id, "gone": True}).rstrip() for id, row in rows]  # type: ignore[arg-type]
-        return now, lines
+            rows = [self._rows[id] for id in changed]
+        return now, [row_line(row).rstrip() for row in rows]
 
     def row(self, id: str) -> SummaryRow | None:
         """Return the row of an episode; None if it is unknown."""
@@ -124,14 +118,13 @@ class RunIndex:
         Events that were read in the last seconds are returned again, unless there are more by now. `timeout`: seconds.
         LedgerError if the ledger has no such episode.
         """
-        self.served.set()
         until = time.monotonic() + timeout
         while not (self.complete.wait(0.02) or self._found(id) or time.monotonic() > until):
             pass
         with self._lock:
             entry = self._entries.get(id)
             sections = [] if entry is None else list(entry.sections)
-            key = (id, 0 if entry is None else entry.events)
+            key = (id, 0 if entry is None else entry.builder.count)
             if self._last is not None and self._last[0] == key and time.monotonic() < self._last[1]:
                 return self._last[2]
         if not sections:
@@ -141,10 +134,9 @@ class RunIndex:
         return places
 
     def _found(self, id: str) -> bool:
-        """Return whether as many events were read as the row of the episode covers."""
+        """Return whether the end of the episode was read."""
         with self._lock:
-            row, entry = self._rows.get(id), self._entries.get(id)
-            return row is not None and entry is not None and 0 < row["events"] <= entry.events
+            return id in self._rows and self._rows[id]["end_reason"] is not None
 
     def record(self, id: str) -> EpisodeRecord:
         """Return the record of an episode, from its events (see `places`); LedgerError if there is none."""
@@ -160,13 +152,11 @@ class RunIndex:
     def stop(self) -> None:
         """Stop the background thread."""
         self._stop.set()
-        self.served.set()
         if self._thread is not None:
             self._thread.join(timeout=10)
 
     def refresh(self) -> None:
         """Read everything that is new on disk, in this thread."""
-        self._read_index_rows()
         published = time.monotonic()
         for path in shard_paths(self.directory):
             follower = self._followers.setdefault(path.name, _Follower(path))
@@ -177,14 +167,12 @@ class RunIndex:
                     if self._stop.is_set():
                         return
                     if time.monotonic() - published > _PUBLISH_SECONDS:
-                        self._publish(final=False)
+                        self._publish()
                         published = time.monotonic()
-        self._publish(final=True)
+        self._publish()
         self.complete.set()
 
     def _run(self) -> None:
-        if self._rows:
-            self.served.wait(_FIRST_DELAY)
         while not self._stop.is_set():
             try:
                 self.refresh()
@@ -193,56 +181,35 @@ class RunIndex:
                 self.complete.set()
             self._stop.wait(POLL_SECONDS)
 
-    def _read_index_rows(self) -> None:
-        rows = self._index_rows.read()
-        with self._lock:
-            for row in rows:
-                if supersedes(row, self._rows.get(row["id"])):
-                    self._set(row)
-
     def _add(self, raw: bytes, shard: str, section: int) -> None:
         try:
             id = episode_of(raw)
         except LedgerError:
             return  # reported by `verify`
         entry = self._entries.get(id)
-        if entry is None:
-            with self._lock:
-                entry = self._entries[id] = _Entry()
-            if id not in self._rows:
-                entry.builder = SummaryBuilder(id)
         with self._lock:
-            entry.events += 1
+            if entry is None:
+                entry = self._entries[id] = _Entry(SummaryBuilder(id))
             entry.sections[shard, section] = None
         self._touched.add(id)
-        if entry.builder is not None:
-            entry.builder.add_encoded(raw)
+        entry.builder.add_encoded(raw)
 
-    def _publish(self, *, final: bool) -> None:
-        """Make the rows of episodes that were read public; `final`: all events were read, so check other rows."""
-        for id in list(self._touched):
-            entry, known = self._entries[id], self._rows.get(id)
-            if entry.builder is not None:
-                row = entry.builder.row()
-                if row["end_reason"] is not None:
-                    entry.builder = None
-            elif not final or is_current(known, entry.events):
-                continue
-            else:
+    def _publish(self) -> None:
+        """Make the rows of episodes that were read public."""
+        for id in self._touched:
+            entry = self._entries[id]
+            if entry.builder.outdated:
                 entry.builder = self._rebuilt(id, entry)
-                row = entry.builder.row()
+            row = entry.builder.row()
             with self._lock:
-                self._set(row)
-        if final:
-            with self._lock:
-                for id in [id for id in self._rows if id not in self._entries]:
-                    del self._rows[id]
+                if self._rows.get(id) != row:
+                    self._rows[id] = row
                     self._changes.append(id)
-            self._touched.clear()
+        self._touched.clear()
 
     def _rebuilt(self, id: str, entry: _Entry) -> SummaryBuilder:
         """Return a builder with the events that were read; those written since then are added when they are read."""
-        builder = SummaryBuilder(id)
+        builder = SummaryBuilder(id, keep=True)
         for place in self._places(id, list(entry.sections)):
             if place.byte <= self._followers[place.shard].last:
                 builder.add_encoded(place.data)
@@ -256,8 +223,3 @@ class RunIndex:
                     with suppress(LedgerError):
                         if episode_of(raw) == id:
                             yield Placed(raw, shard, block.at)
-
-    def _set(self, row: SummaryRow) -> None:
-        if self._rows.get(row["id"]) != row:
-            self._rows[row["id"]] = row
-            self._changes.append(row["id"])

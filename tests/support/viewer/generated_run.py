@@ -18,7 +18,6 @@ import numpy as np
 from strands_sglang.ledger.encoding import HashChain, ids_digest, trajectory_summary
 from strands_sglang.ledger.event import EventKind
 from strands_sglang.ledger.run_dir import write_run
-from strands_sglang.ledger.summary import finished_row
 from strands_sglang.ledger.writer import LedgerWriter
 from strands_sglang.tokens import Join, TokenTree, VersionSpan
 
@@ -29,12 +28,10 @@ ENDS = ("answered", "answered", "answered", "answered", "turn_limit", "token_lim
 class EpisodeGenerator:
     """Writes generated episodes of a run."""
 
-    def __init__(
-        self, directory: Path, *, pool: Sequence[int] | None = None, seed: int = 0, index: bool = True
-    ) -> None:
+    def __init__(self, directory: Path, *, pool: Sequence[int] | None = None, seed: int = 0) -> None:
         """Create the run."""
         self.rng = random.Random(seed)
-        self.directory, self.index = directory, index
+        self.directory = directory
         if not (directory / "run.json").exists():
             write_run(directory, {"run": RUN, "samples_per_task": 8, "fingerprint": {"template": "t", "parser": "p"}})
         self.writer = LedgerWriter(directory)
@@ -128,8 +125,6 @@ class EpisodeGenerator:
             "trajectories": [trajectory_summary(trajectory) for trajectory in tree.trajectories()],
         }
         chain.append(EventKind.END, end)
-        if self.index:
-            self.writer.write_summary(finished_row(id, begin, end, reward, epoch=0, events=chain.number))
 
     def close(self) -> None:
         self.writer.close()
@@ -141,10 +136,9 @@ def write_generated_run(
     *,
     tokens: int = 5000,
     pool: Sequence[int] | None = None,
-    index: bool = True,
 ) -> Path:
     """Write a run: by default 10,000 episodes and 50 million tokens."""
-    generator = EpisodeGenerator(directory, pool=pool, index=index)
+    generator = EpisodeGenerator(directory, pool=pool)
     for number in range(episodes):
         generator.write(number, tokens=tokens)
     generator.close()

@@ -69,11 +69,6 @@ class EventLog:
         self.on_turn: Callable[[Turn], None] | None = None
         """Called with every turn that was sampled in this run, not with recorded ones; None: nothing is called."""
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """Epoch of the events, and number of the next one; (0, 0) if events are not written."""
-        return (0, 0) if self._chain is None else (self._chain.epoch, self._chain.number)
-
     def close(self) -> None:
         """Close the log; later writes raise, except those that end the episode."""
         with self.lock:

@@ -19,10 +19,6 @@ export class RowStore {
   merge({ version, complete, rows }) {
     const changed = rows.length > 0 || complete !== this.complete;
     for (const row of rows) {
-      if (row.gone) {
-        this.byId.delete(row.id);
-        continue;
-      }
       const known = this.byId.get(row.id);
       row.order = known ? known.order : this.order++;
       row.folded = `${row.id}\n${row.prompt}\n${row.text}\n${row.failure || ""}\n${row.reward_error || ""}`.toLowerCase();
