@@ -114,6 +114,11 @@ class Certificate:
 
     def add(self, finding: Finding) -> None:
         """Add a finding."""
+    @property
+    def mixed(self) -> dict[str, dict[str, int]]:
+        """The parts of the experiment of which episodes have several values; empty: the run is one experiment."""
+        return {name: dict(values.most_common()) for name, values in self.experiment.items() if len(values) > 1}
+
         self.found[finding.kind] += 1
         if self.found[finding.kind] <= FINDINGS_KEPT:
             self.findings.append(finding)
@@ -193,6 +198,7 @@ _MEANING = {
     Verdict.BROKEN: "the record contradicts itself: it was changed, or written incorrectly",
 }
 _SEALS = {
+    Verdict.EMPTY: "the record is complete and consistent, and has no token to train",
     SealState.NONE: "none: without a seal, missing episodes are undetectable",
     SealState.AGREES: "agrees",
     SealState.DIFFERS: "DIFFERS",

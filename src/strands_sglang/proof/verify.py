@@ -158,6 +158,8 @@ class RunVerifier:
                 certificate.add(finding)
             state = self._export
             certificate.exported = ExportedState(state.name, state.rows, state.agreed, state.left_out)
+        if certificate.proved and not certificate.tokens.trained:
+            certificate.add(Finding(FindingKind.NOTHING_TRAINED, "no sampled token is trained"))
 
     def _add_episode(self, proof: EpisodeProof) -> None:
         certificate = self.certificate

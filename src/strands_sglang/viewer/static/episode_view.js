@@ -578,6 +578,7 @@ function afterPaint(run) {
 const VERDICT_WORDS = {
   proved: "Every prompt equals the recorded branch; every trained token was sampled at its position.",
   unfinished: "The record is consistent so far; the end is not written yet.",
+  empty: "The record is complete and consistent, and has no token to train.",
   data_lost: "A file or the end of a file is missing; the rest is consistent.",
   broken: "The record contradicts itself: it was changed, or written incorrectly.",
 };
