@@ -27,6 +27,7 @@ from strands_sglang._json import as_dict, as_list, jsonable
 from strands_sglang.errors import LedgerError
 from strands_sglang.ledger.encoding import EventHead, decoded_head
 from strands_sglang.ledger.event import AFTER_END, EventKind
+from strands_sglang.ledger.fingerprint import experiment_id, fingerprint_in
 from strands_sglang.ledger.reader import Ledger
 
 INDEX_FOLDER = "index"
@@ -86,6 +87,8 @@ class SummaryRow(TypedDict):
     """First `TEXT_CHARACTERS` characters of the final text."""
     epoch: int
     """How many times it was resumed."""
+    experiment: str
+    """Digest of its fingerprint: rows with another one were run as another experiment; "": unknown."""
     events: int
     """Number of events that the row covers."""
 
@@ -111,6 +114,7 @@ def finished_row(
     end: Mapping[str, Any],
     reward: Mapping[str, Any] | None,
     *,
+    fingerprint: Mapping[str, str],
     epoch: int,
     events: int,
 ) -> SummaryRow:
@@ -121,6 +125,7 @@ def finished_row(
         begin: Data of its `BEGIN` event.
         end: Data of its `END` event.
         reward: Data of its newest `REWARD` event; None if it has none.
+        fingerprint: The experiment it was run as (`fingerprint_in`).
         epoch: How many times it was resumed.
         events: Number of its events.
     """
@@ -133,6 +138,7 @@ def finished_row(
         "failure": _short(f"{failure.get('kind')}: {failure.get('message')}") if isinstance(failure, dict) else None,
         "end_time": end.get("time"),
         "text": _short(end.get("text")),
+        "experiment": experiment_id(fingerprint),
         "epoch": epoch,
         "events": events,
     }
@@ -317,11 +323,14 @@ class SummaryBuilder:
         heads = list(_winning(self._heads))
         begin = next((head.data for head in heads if head.kind is EventKind.BEGIN), {})
         epoch = max((head.epoch for head in self._heads), default=0)
-        reward = _newest_reward(heads)
+        reward, fingerprint = _newest_reward(heads), fingerprint_in(heads)
         last = next((head for head in reversed(heads) if head.kind not in AFTER_END), None)
         if last is not None and last.kind is EventKind.END:
-            return finished_row(self.id, begin, last.data, reward, epoch=epoch, events=self.count)
+            return finished_row(
+                self.id, begin, last.data, reward, fingerprint=fingerprint, epoch=epoch, events=self.count
+            )
         values = {**_running_values(heads), **_begin_values(self.id, begin), "epoch": epoch, "events": self.count}
+        values["experiment"] = experiment_id(fingerprint)
         return checked_row(self.id, values | _reward_values(reward))
 
 
@@ -336,7 +345,10 @@ def _light(head: EventHead) -> dict[str, Any]:
         return {
             "task": {"id": as_dict(data.get("task")).get("id"), "prompt": _prompt(data)},
             "sample": data.get("sample"),
+            "fingerprint": data.get("fingerprint"),
         }
+    if head.kind is EventKind.RESUME:
+        return {"fingerprint": data.get("fingerprint")}
     if head.kind is EventKind.TOOL:
         result = data.get("result")
         failed = isinstance(result, dict) and result.get("status") == "error"
@@ -352,7 +364,7 @@ def _light(head: EventHead) -> dict[str, Any]:
             "failed": len(as_list(detail.get("failed_calls"))),
         }
     if head.kind is EventKind.REWARD:
-        return {"value": data.get("value"), "error": data.get("error")}
+        return {"value": data.get("value"), "error": data.get("error"), "by": data.get("by")}
     return {"turns": data.get("turns")} if head.kind is EventKind.ROLLBACK else {}
 
 

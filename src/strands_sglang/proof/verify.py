@@ -175,6 +175,8 @@ class RunVerifier:
         certificate.versions.update(proof.versions)
         certificate.audits += proof.audits
         certificate.teacher_tokens += proof.teacher_tokens
+        for part, value in proof.fingerprint.items():
+            certificate.experiment.setdefault(part, Counter())[value] += 1
         certificate.audit_differences += proof.audit_differences
         certificate.events.update({kind.value: count for kind, count in proof.events.items()})
         for finding in proof.findings:

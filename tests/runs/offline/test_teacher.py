@@ -24,7 +24,7 @@ from strands_sglang.runs import teacher_logprobs
 from strands_sglang.runs.resume import restored
 from strands_sglang.tokens import Origin, Turn
 from strands_sglang.trainers import padded_batch, read_jsonl, write_jsonl
-from strands_sglang.trainers.rows import branches_of, rows
+from strands_sglang.trainers.rows import Branches, branches_of, rows
 from support.ledger.episodes import Recorder, written_run
 from support.proof.in_memory import verify_events
 from support.proof.tampering import LedgerEditor
@@ -154,7 +154,7 @@ async def test_episodes_in_memory(folder: Path) -> None:
             )
     assert report.episodes == EPISODES and seen == list(range(1, EPISODES + 1))
     for episode in episodes:
-        row = rows(episode)[0]
+        row = rows(episode, Branches.ALL)[0]
         assert row.teacher is not None and len(row.teacher) == len(row.response_ids) and row.teacher.top == 2
     assert all(record.teacher is None for record in Ledger(folder).episodes())  # nothing is written
 

@@ -129,7 +129,9 @@ class EpisodeGenerator:
         }
         chain.append(EventKind.END, end)
         if self.index:
-            self.writer.write_summary(finished_row(id, begin, end, reward, epoch=0, events=chain.number))
+            self.writer.write_summary(
+                finished_row(id, begin, end, reward, fingerprint={}, epoch=0, events=chain.number)
+            )
 
     def close(self) -> None:
         self.writer.close()
