@@ -130,7 +130,7 @@ class EpisodeGenerator:
         chain.append(EventKind.END, end)
         if self.index:
             self.writer.write_summary(
-                finished_row(id, begin, end, reward, fingerprint={}, epoch=0, events=chain.number)
+                finished_row(id, begin, end, reward, fingerprint=begin["fingerprint"], epoch=0, events=chain.number)
             )
 
     def close(self) -> None:
